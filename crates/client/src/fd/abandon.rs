@@ -22,6 +22,6 @@ pub(crate) fn leave_all_to_kernel(
         }
         file.set(FileBits::COMMON);
     });
-    // Free slots are of no use any more, and those of files at rest hold these open.
+    // Free slots are of no use any more, and those of parked files hold these open.
     slots.shed(|_, _| {});
 }

@@ -3,8 +3,8 @@
 //! A *master* is the library's own descriptor of a slot. A program's descriptor is a copy of it,
 //! hence shares its file position. While the file is open the slot is taken; after the last close
 //! it is free again, unless a copy may have got away (fork, exec, a message to another process):
-//! then the master is closed and the slot belongs to whoever holds the copies. The slot of a file
-//! at rest stays bound to it, until the file is opened again or another needs the slot.
+//! then the master is closed and the slot belongs to whoever holds the copies. The slot of a parked
+//! file stays bound to it, until the file is opened again or another needs the slot.
 //!
 //! # Invariants
 //!
@@ -29,7 +29,7 @@ use crate::kernel::reserved;
 use crate::kernel::thread;
 use crate::session::{Mark, Session, boxes};
 
-/// Slots per access mode: files open at a time, and at rest, that need no kernel trip. More use the
+/// Slots per access mode: files open at a time, and parked, that need no kernel trip. More use the
 /// kernel path.
 pub(crate) const SLOTS_PER_MODE: usize = 512;
 /// Access modes: read, write, both.
@@ -56,8 +56,8 @@ const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 /// Being made or unmade by one thread.
 const CHANGING: u32 = 3;
-/// Bound to a file at rest: see `rights::handles`.
-const RESTING: u32 = 4;
+/// Bound to a parked file: see `rights::handles`.
+const PARKED: u32 = 4;
 
 /// One place. Zero is empty.
 pub(crate) struct Slot {
@@ -181,21 +181,21 @@ impl SlotPool {
         Ok(taken)
     }
 
-    /// The places of a session's files at rest, of a mode.
-    pub(crate) fn rested(
+    /// The places of a session's parked files, of a mode.
+    pub(crate) fn parked(
         &'static self,
         session: &'static Session,
         mode: usize,
     ) -> impl Iterator<Item = usize> {
         let ours = |slot: &Slot| slot.session.load(Ordering::Relaxed) == session.number;
         let places = (mode * SLOTS_PER_MODE..).zip(self.used(mode));
-        places.filter(move |(_, slot)| slot.is(RESTING) && ours(slot)).map(|(place, _)| place)
+        places.filter(move |(_, slot)| slot.is(PARKED) && ours(slot)).map(|(place, _)| place)
     }
 
-    /// Takes the slot at a place, where a file rests, from it.
-    pub(crate) fn take_rested(&'static self, place: usize) -> Option<Taken> {
+    /// Takes the slot at a place, where a file is parked, from it.
+    pub(crate) fn take_parked(&'static self, place: usize) -> Option<Taken> {
         let slot = self.get(place as u32)?;
-        slot.turn(RESTING, TAKEN).then(|| Taken::new(place as u32, slot))
+        slot.turn(PARKED, TAKEN).then(|| Taken::new(place as u32, slot))
     }
 
     /// Waits until every close that was posted is answered.
@@ -292,15 +292,15 @@ impl SlotPool {
         true
     }
 
-    /// Closes the masters of all free slots, and of files at rest: the program ran out of
-    /// descriptors. `close` has the file at rest at a place closed, which is of the session of that
+    /// Closes the masters of all free slots, and of parked files: the program ran out of
+    /// descriptors. `close` has the parked file at a place closed, which is of the session of that
     /// number. Whether there were any.
     pub(crate) fn shed(&'static self, close: impl Fn(usize, u32)) -> bool {
         let mut any = false;
         for (index, slot) in self.all() {
-            let rested = slot.turn(RESTING, CHANGING);
-            if rested || slot.turn(FREE, CHANGING) {
-                if rested {
+            let parked = slot.turn(PARKED, CHANGING);
+            if parked || slot.turn(FREE, CHANGING) {
+                if parked {
                     close(index, slot.session.load(Ordering::Relaxed));
                 }
                 slot.unmake();
@@ -317,23 +317,23 @@ impl SlotPool {
         }
     }
 
-    /// Takes the slot of a file at rest, at a place in the pool. False: another thread did.
-    pub(crate) fn get_up(&'static self, session: &Session, place: usize) -> bool {
+    /// Takes the slot of a parked file, at a place in the pool. False: another thread did.
+    pub(crate) fn unpark(&'static self, session: &Session, place: usize) -> bool {
         self.get(place as u32).is_some_and(|slot| {
             let ours = slot.session.load(Ordering::Relaxed) == session.number;
-            ours && slot.turn(RESTING, TAKEN)
+            ours && slot.turn(PARKED, TAKEN)
         })
     }
 
-    /// The file of a taken slot rests, with it.
-    pub(crate) fn lie_down(&'static self, place: usize) {
+    /// The file of a taken slot is parked, with it.
+    pub(crate) fn park(&'static self, place: usize) {
         if let Some(slot) = self.get(place as u32) {
-            slot.state.store(RESTING, Ordering::Release);
+            slot.state.store(PARKED, Ordering::Release);
         }
     }
 
-    /// Has the file of a taken slot rest no longer: the slot is free.
-    pub(crate) fn free_rested(&'static self, place: usize, closed: Option<Mark>) {
+    /// The file of a taken slot is parked no longer: the slot is free.
+    pub(crate) fn free_parked(&'static self, place: usize, closed: Option<Mark>) {
         self.release(place as u32, closed);
     }
 }
@@ -378,7 +378,7 @@ impl Slot {
     /// Takes the place of a free slot of a session that is over.
     fn reclaim(&self, session: u32) -> bool {
         let old = self.session.load(Ordering::Relaxed) != session;
-        if old && (self.turn(FREE, CHANGING) || self.turn(RESTING, CHANGING)) {
+        if old && (self.turn(FREE, CHANGING) || self.turn(PARKED, CHANGING)) {
             reserved::close(self.fd.load(Ordering::Relaxed));
             return true;
         }

@@ -30,19 +30,21 @@ bitflags::bitflags! {
         const FLAGGED = 32;
         /// It took locks that belong to the open file: its close is waited for.
         const LOCKED = 16;
-        /// It may rest after its close: see `rights::handles`.
-        const RESTS = 64;
-        /// Others may change its status flags, or take entries of the directory: the kernel is asked
-        /// for them. So it is with whatever was inherited or received, and with what was shared since
-        /// it was opened.
+        /// It may be parked after its close: see `rights::handles`.
+        const PARKABLE = 64;
+        /// Others may change its status flags, or take entries of the directory: the kernel is
+        /// asked for them. So it is with whatever was inherited or received, and with what was
+        /// shared since it was opened.
         const COMMON = 128;
         /// The private offset is where the file ends: it was made under a lease, and nothing but
         /// appends that were streamed has changed either since.
         const AT_END = 256;
-        /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
-        /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
+        /// It was made under a lease, and what is streamed about it may be missed by who meets it:
+        /// the service was asked to show it, or to let the kernel have pages of it, or is about to
+        /// be.
         const MET = 512;
-        /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
+        /// Its numbers are being given a descriptor of the file's own node, or were: see
+        /// `ops::own`.
         const MOVES = 1024;
     }
 }

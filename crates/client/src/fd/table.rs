@@ -86,7 +86,7 @@ impl FdTable {
     #[inline]
     pub(crate) fn get(&self, fd: RawFd) -> Entry {
         match self.entries.get(fd as usize) {
-            Some(entry) => Entry::from_word(at_rest(entry)),
+            Some(entry) => Entry::from_word(settled(entry)),
             None => Entry::Foreign,
         }
     }
@@ -95,7 +95,7 @@ impl FdTable {
     pub(crate) fn each_known(&self, index: u32, mut with: impl FnMut(RawFd)) {
         let word = Entry::Record(index).to_word();
         for (fd, place) in self.entries[..self.top() as usize].iter().enumerate() {
-            if at_rest(place) == word {
+            if settled(place) == word {
                 with(fd as RawFd);
             }
         }
@@ -107,7 +107,7 @@ impl FdTable {
         let word = Entry::Record(index).to_word();
         for (fd, place) in self.entries[..self.top() as usize].iter().enumerate() {
             let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
-            if at_rest(place) == word && place.compare_exchange(word, MOVING, done, else_).is_ok() {
+            if settled(place) == word && place.compare_exchange(word, MOVING, done, else_).is_ok() {
                 with(fd as RawFd);
                 place.store(word, Ordering::Release);
             }
@@ -120,7 +120,7 @@ impl FdTable {
         if entry != Entry::Unknown && self.top.load(Ordering::Relaxed) <= fd as u32 {
             self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         }
-        Entry::from_word(swap_at_rest(place, entry.to_word()))
+        Entry::from_word(swap_settled(place, entry.to_word()))
     }
 
     /// Sets what `fd` means if nothing was known. False when something was.
@@ -143,7 +143,7 @@ impl FdTable {
     /// what it meant, as [`swap`](Self::swap).
     pub(crate) fn closes(&self, fd: RawFd) -> Entry {
         let Some(place) = self.entries.get(fd as usize) else { return Entry::Unknown };
-        Entry::from_word(swap_at_rest(place, CLOSING))
+        Entry::from_word(swap_settled(place, CLOSING))
     }
 
     /// `fd` was closed. It may have been given out again since, and mean something.
@@ -198,7 +198,7 @@ impl FdTable {
 
 /// What an entry says, once it is not moving.
 #[inline]
-fn at_rest(place: &AtomicU32) -> u32 {
+fn settled(place: &AtomicU32) -> u32 {
     loop {
         match place.load(Ordering::Acquire) {
             MOVING => std::thread::yield_now(),
@@ -209,10 +209,10 @@ fn at_rest(place: &AtomicU32) -> u32 {
 
 /// Has an entry say `new`; what it said.
 #[inline]
-fn swap_at_rest(place: &AtomicU32, new: u32) -> u32 {
+fn swap_settled(place: &AtomicU32, new: u32) -> u32 {
     let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
     loop {
-        let old = at_rest(place);
+        let old = settled(place);
         if place.compare_exchange_weak(old, new, done, else_).is_ok() {
             return old;
         }

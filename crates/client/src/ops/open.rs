@@ -17,7 +17,7 @@ use crate::fd::table::Pin;
 use crate::kernel::FDS_MAX;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
-use crate::rights::handles::{self, Rested};
+use crate::rights::handles::{self, Evicted};
 use crate::rights::inline_data;
 use crate::rights::lease::{NewFile, Says};
 use crate::rights::lookup::Asked;
@@ -57,9 +57,9 @@ pub(crate) fn open(
     if let Some(fd) = asked.as_ref().and_then(|asked| reopen(state, session, asked, flags)) {
         return Ok(fd);
     }
-    let (file, rested) = prepare(state, session, flags)?;
+    let (file, evicted) = prepare(state, session, flags)?;
     // What the stream binds to the slot needs it free.
-    let rested = rested.filter(|_| flags & libc::O_CREAT == 0);
+    let evicted = evicted.filter(|_| flags & libc::O_CREAT == 0);
     let slot = file::slot(state, &file).ok_or(Detour::Kernel)?;
     let fd =
         copy(state, slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
@@ -79,7 +79,7 @@ pub(crate) fn open(
         None if flags & libc::O_DIRECTORY != 0 => {}
         None => state.get().leases.meets(session),
     }
-    match request(state, session, &at, &new, mode, asked.as_ref(), rested) {
+    match request(state, session, &at, &new, mode, asked.as_ref(), evicted) {
         Ok(()) => {
             share::share_late(state, &file);
             file::install(state, fd, file);
@@ -99,7 +99,7 @@ pub(crate) fn open(
     }
 }
 
-/// Has the service open a file and bind it to its slot. `rested`: what is to be closed before.
+/// Has the service open a file and bind it to its slot. `evicted`: what is to be closed before.
 fn request(
     state: &'static State,
     session: &'static Session,
@@ -107,7 +107,7 @@ fn request(
     new: &NewFile<'_>,
     mode: u32,
     asked: Option<&Asked<'_>>,
-    rested: Option<Rested>,
+    evicted: Option<Evicted>,
 ) -> Outcome<()> {
     let (fields, file) = (state.get(), new.file);
     let (handles, locks) = (fields.handles(), fields.has_locked.load(Ordering::Relaxed) != 0);
@@ -116,7 +116,7 @@ fn request(
     message.arg[0] = new.slot.into();
     message.arg[1] = inline_data::wish(session, new.flags);
     message.arg[2] = asked.map_or(0, |asked| handles.wish(asked, locks));
-    message.arg[3] = rested.map_or(0, Rested::into_handle);
+    message.arg[3] = evicted.map_or(0, Evicted::into_handle);
     let (reply, mark) = call::open(session, message, (at.dir, at.path))?;
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);
@@ -163,23 +163,23 @@ fn make_leased(
     }
 }
 
-/// A record that owns a slot, and the file that rested there and is to be closed before. It is
+/// A record that owns a slot, and the file that was parked there and is to be closed before. It is
 /// complete before the request is sent, so that a fork in another thread finds it.
 fn prepare(
     state: &'static State,
     session: &'static Session,
     flags: i32,
-) -> Outcome<(Pin, Option<Rested>)> {
+) -> Outcome<(Pin, Option<Evicted>)> {
     let fields = state.get();
     let slot = fields.handles().take_slot(session, flags)?;
     let file = fields.records().allocate().ok_or(Detour::Kernel)?;
     file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
-    let (index, rested) = slot.keep();
+    let (index, evicted) = slot.keep();
     file.slot.store(index + 1, Ordering::Release);
-    Ok((file, rested))
+    Ok((file, evicted))
 }
 
-/// Opens a file that rests. Where that cannot be done it rests again, and the ordinary way says
+/// Opens a parked file. Where that cannot be done it is parked again, and the ordinary way says
 /// why.
 fn reopen(
     state: &'static State,

@@ -46,7 +46,7 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
         }
     });
     if any && let Some(session) = fields.sessions.present() {
-        // The slots of files at rest are not to belong to copies.
+        // The slots of parked files are not to belong to copies.
         fields.handles().close_all(session);
     }
     if kept {
@@ -118,7 +118,7 @@ pub(crate) fn leave_session(state: &'static State) {
     }
     share_all(state);
     if let Some(fields) = state.started() {
-        // Free slots are of no use to the next session, and those of files at rest hold these open.
+        // Free slots are of no use to the next session, and those of parked files hold these open.
         fields.handles().shed(fields.sessions.present());
         fields.sessions.leave();
         fields.cwd.changed(fields.records());

@@ -147,8 +147,8 @@ fn start(state: &'static State) {
 fn finish(file: &Record) {
     let state = STATE.get();
     let locks = state.has_locked.load(Ordering::Relaxed) != 0;
-    let rests = !locks && !rings::any() && state.handles().lies_down(present(state), file);
-    if !rests {
+    let parked = !locks && !rings::any() && state.handles().park_last(present(state), file);
+    if !parked {
         closing::finish(&state.leases, present(state), &state.slots, file);
     }
 }

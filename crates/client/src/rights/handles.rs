@@ -1,23 +1,24 @@
-//! Files at rest: what a program opens again and again, without changing it, it closes and opens
+//! Cached handles: what a program opens again and again, without changing it, it closes and opens
 //! without a request.
 //!
 //! ```text
-//!   Op::Open, MAY_REST ──► in use ── last close ──► at rest ── open of the same path ──► in use
+//!   Op::Open, MAY_REST ──► in use ── last close ──► parked ── open of the same path ──► in use
 //!                             └─ mark broken ─► Op::Close └─ another needs the slot ─► Op::Close
 //! ```
 //!
-//! A file at rest keeps its handle, its slot and its view. It is opened again by a path as long as
+//! A parked file keeps its handle, its slot and its view. It is opened again by a path as long as
 //! the mark that came with its open holds (`rights::lookup`): the path leads to the same file in
-//! the same state, and this session may read it. The service takes a file at rest back when it lost
+//! the same state, and this session may read it. The service takes a parked file back when it lost
 //! its last name; a word in its view says whose it is. One that has to make room is closed by the
 //! open that takes its slot. `docs/design/client-cache.md`.
 //!
 //! # Invariants
 //!
-//! - The place of a file at rest is that of its slot, and belongs to the thread that has the slot.
-//! - A file lies down, or gets up, first; then its mark is looked at. Who removes its last name
-//!   raises the mark first, and then takes it back if it rests. So none rests without a name.
-//! - A process that takes POSIX locks has no file lie down: a close gives locks up.
+//! - The place of a parked file is that of its slot, and belongs to the thread that has the slot.
+//! - A file is parked, or reopened, first; then its mark is compared. Who removes its last name
+//!   raises the mark first, and then takes it back if it is parked. So none stays parked
+//!   without a name.
+//! - A process that takes POSIX locks parks no file: a close gives locks up.
 //!
 //! # Locking
 //!
@@ -38,8 +39,8 @@ use crate::rights::lookup::{Asked, PATH_WORDS, Question, sum_now, words};
 use crate::rights::view;
 use crate::session::{Mark, Session};
 
-/// Flags of opens that may rest, `O_RDONLY` too; those not in the question change nothing that
-/// lasts.
+/// Flags of opens whose files may be parked, `O_RDONLY` too; those not in the question change
+/// nothing that lasts.
 const FLAGS: i32 = libc::O_RDWR
     | libc::O_APPEND
     | libc::O_CLOEXEC
@@ -47,7 +48,7 @@ const FLAGS: i32 = libc::O_RDWR
     | libc::O_NONBLOCK
     | libc::O_NOCTTY
     | LARGEFILE as i32;
-/// What an open file has that does not rest.
+/// What keeps an open file from being parked.
 const BARRED: FileBits = FileBits::ESCAPED
     .union(FileBits::SHARED)
     .union(FileBits::LOCKED)
@@ -69,16 +70,16 @@ const SEEN: usize = 4096;
 /// One more slot is made for so many files that had to make room, if it is worth it.
 const CROWD: u32 = 8;
 
-/// A file that rests, or may. All zero: none.
+/// A file that cached, or may. All zero: none.
 #[repr(align(64))]
-struct Rest {
+struct CachedHandle {
     /// Bytes of the path, and the question.
     head: AtomicU64,
     dir: AtomicU64,
     places: AtomicU64,
     sum: AtomicU64,
     handle: AtomicU64,
-    /// Under which it may rest; 0: it may not.
+    /// Under which it may be parked; 0: it may not.
     number: AtomicU64,
     /// Number of its view.
     view: AtomicU32,
@@ -95,10 +96,10 @@ struct Rest {
 
 /// All of them, by the places of their slots. Zero is "none".
 pub(crate) struct CachedHandles {
-    rests: [Rest; SLOTS],
+    entries: [CachedHandle; SLOTS],
     /// Hashes of what was asked for them, side by side.
     hashes: [AtomicU64; SLOTS],
-    /// When they lay down, in files that did.
+    /// When they were parked: the count of files parked before.
     since: [AtomicU64; SLOTS],
     /// Upper halves of hashes of files that had to make room.
     missed: [AtomicU32; MISSED],
@@ -108,14 +109,14 @@ pub(crate) struct CachedHandles {
     worth: AtomicI32,
     /// Files that made room for others.
     gone: AtomicU32,
-    /// Files that lay down so far.
+    /// Files parked so far.
     count: AtomicU64,
 }
 
 impl CachedHandles {
     pub(crate) const fn new() -> Self {
         CachedHandles {
-            rests: [const { Rest::new() }; SLOTS],
+            entries: [const { CachedHandle::new() }; SLOTS],
             hashes: [const { AtomicU64::new(0) }; SLOTS],
             since: [const { AtomicU64::new(0) }; SLOTS],
             missed: [const { AtomicU32::new(0) }; MISSED],
@@ -153,7 +154,7 @@ impl CachedHandles {
         self.missed[hash as usize % MISSED].store(upper(hash), Ordering::Relaxed);
     }
 
-    /// Such an open found none at rest: had there been more room, it might have.
+    /// Such an open found none parked: had there been more room, it might have.
     fn count_missed(&self, hash: u64) {
         let missed = &self.missed[hash as usize % MISSED];
         if missed.load(Ordering::Relaxed) == upper(hash) {
@@ -175,9 +176,9 @@ fn upper(hash: u64) -> u32 {
     (hash >> 32) as u32 | 1
 }
 
-impl Rest {
+impl CachedHandle {
     const fn new() -> Self {
-        Rest {
+        CachedHandle {
             head: AtomicU64::new(0),
             dir: AtomicU64::new(0),
             places: AtomicU64::new(0),
@@ -199,32 +200,32 @@ impl Rest {
             && words(asked.path).zip(&self.path).all(|(a, b)| a == b.load(Ordering::Relaxed))
     }
 
-    /// Whether an open of the path would give this very file. To be asked after it lay down or got
-    /// up.
+    /// Whether an open of the path would give this very file. To be asked after it was parked or
+    /// reopened.
     fn holds(&self, session: &'static Session) -> bool {
         let places = self.places.load(Ordering::Relaxed);
         let age = seconds() - self.opened_at.load(Ordering::Relaxed);
         age < AGE_MAX && sum_now(session, places) == Some(self.sum.load(Ordering::Relaxed))
     }
 
-    fn lie_down(&self, session: &Session) -> bool {
+    fn park(&self, session: &Session) -> bool {
         let (view, number) = self.name(session);
         number != 0 && session.channel.views().is_some_and(|views| views.lie_down(view, number))
     }
 
-    fn get_up(&self, session: &Session) -> bool {
+    fn unpark(&self, session: &Session) -> bool {
         let (view, number) = self.name(session);
         number != 0 && session.channel.views().is_some_and(|views| views.get_up(view, number))
     }
 
-    /// Its view, and under which number it may rest; 0: not in this session.
+    /// Its view, and under which number it may be parked; 0: not in this session.
     fn name(&self, session: &Session) -> (u32, u64) {
         let ours = self.session.load(Ordering::Relaxed) == session.number;
         let number = if ours { self.number.load(Ordering::Relaxed) } else { 0 };
         (self.view.load(Ordering::Relaxed), number)
     }
 
-    /// Nothing may rest here any more.
+    /// Nothing is parked here any more.
     fn clear(&self) {
         self.number.store(0, Ordering::Relaxed);
     }
@@ -235,7 +236,7 @@ fn seconds() -> i64 {
     rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec
 }
 
-/// What an open asks that may rest; `None`: it may not.
+/// What an open asks whose file may be parked; `None`: it may not.
 #[inline]
 pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
     if flags & !FLAGS != 0 {
@@ -244,21 +245,21 @@ pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
     Asked::new(at, Question::Open { flags })
 }
 
-/// A file that rested and has to be closed. Dropped, it is closed by a request of its own, and
+/// A parked file that has to be closed. Dropped, it is closed by a request of its own, and
 /// waited for.
-pub(crate) struct Rested {
+pub(crate) struct Evicted {
     session: &'static Session,
     handle: u64,
 }
 
-impl Rested {
+impl Evicted {
     /// Its handle, for a request that closes it first.
     pub(crate) fn into_handle(self) -> u64 {
         std::mem::ManuallyDrop::new(self).handle
     }
 }
 
-impl Drop for Rested {
+impl Drop for Evicted {
     fn drop(&mut self) {
         // Without an answer the session is over.
         let _ = post(self.session, self.handle).map(|mark| self.session.wait_for(mark));
@@ -267,19 +268,19 @@ impl Drop for Rested {
 
 /// A slot taken for an open that is under way. Dropped, it is free again.
 pub(crate) struct TakenSlot {
-    /// The file that rested with it, still to be closed. Dropped first.
-    rested: Option<Rested>,
+    /// The file that was parked with it, still to be closed. Dropped first.
+    evicted: Option<Evicted>,
     taken: Taken,
 }
 
 impl TakenSlot {
     /// The slot stays taken; its place in the pool, and what is to be closed before it is bound.
-    pub(crate) fn keep(self) -> (u32, Option<Rested>) {
-        (self.taken.keep(), self.rested)
+    pub(crate) fn keep(self) -> (u32, Option<Evicted>) {
+        (self.taken.keep(), self.evicted)
     }
 }
 
-/// The cached handles of a process, with what else a file at rest takes up.
+/// The cached handles of a process, with what else a parked file takes up.
 #[derive(Clone, Copy)]
 pub(crate) struct HandleCache {
     pub(crate) cached: &'static CachedHandles,
@@ -288,8 +289,8 @@ pub(crate) struct HandleCache {
 }
 
 impl HandleCache {
-    /// `arg[2]` of an open: whether the file may rest, which is worth it from the second open on.
-    /// Not in a process that `locks`.
+    /// `arg[2]` of an open: whether the file may be parked, which is worth it from the second open
+    /// on. Not in a process that `locks`.
     pub(crate) fn wish(self, asked: &Asked<'_>, locks: bool) -> u64 {
         if !locks && self.cached.came_before(asked.hash) { MAY_REST } else { 0 }
     }
@@ -299,25 +300,25 @@ impl HandleCache {
         let [_, _, places, sum, number, view, ..] = reply.value;
         let Some(shown) = (view as u32).checked_sub(1) else { return };
         let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1);
-        let rest = self.cached.rests.get(place as usize);
-        let Some(rest) = rest.filter(|_| number != 0 && places & IS_MARK != 0) else { return };
+        let entry = self.cached.entries.get(place as usize);
+        let Some(entry) = entry.filter(|_| number != 0 && places & IS_MARK != 0) else { return };
         self.cached.hashes[place as usize].store(asked.hash, Ordering::Relaxed);
-        rest.head.store(asked.head(0), Ordering::Relaxed);
-        rest.dir.store(asked.dir, Ordering::Relaxed);
-        rest.places.store(places, Ordering::Relaxed);
-        rest.sum.store(sum, Ordering::Relaxed);
-        rest.handle.store(reply.handle, Ordering::Relaxed);
-        rest.number.store(number, Ordering::Relaxed);
-        rest.view.store(shown, Ordering::Relaxed);
-        rest.session.store(session.number, Ordering::Relaxed);
-        rest.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-        rest.opened_at.store(seconds(), Ordering::Relaxed);
-        words(asked.path).zip(&rest.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
+        entry.head.store(asked.head(0), Ordering::Relaxed);
+        entry.dir.store(asked.dir, Ordering::Relaxed);
+        entry.places.store(places, Ordering::Relaxed);
+        entry.sum.store(sum, Ordering::Relaxed);
+        entry.handle.store(reply.handle, Ordering::Relaxed);
+        entry.number.store(number, Ordering::Relaxed);
+        entry.view.store(shown, Ordering::Relaxed);
+        entry.session.store(session.number, Ordering::Relaxed);
+        entry.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        entry.opened_at.store(seconds(), Ordering::Relaxed);
+        words(asked.path).zip(&entry.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
         view::learn(session, file, SHOW_END, view);
-        file.set(FileBits::RESTS);
+        file.set(FileBits::PARKABLE);
     }
 
-    /// The file that rests and that an open of a path gives, in use again.
+    /// The parked file that an open of a path gives, in use again.
     #[inline]
     pub(crate) fn again(
         self,
@@ -329,79 +330,79 @@ impl HandleCache {
         let hashes = places.clone().zip(&self.cached.hashes[places]);
         let is_it = |hash: &AtomicU64| hash.load(Ordering::Relaxed) == asked.hash;
         let mut places = hashes.filter(|(_, hash)| is_it(hash)).map(|(place, _)| place);
-        let found = places.find_map(|place| self.get_up(session, place, asked));
+        let found = places.find_map(|place| self.unpark(session, place, asked));
         if found.is_none() {
             self.cached.count_missed(asked.hash);
         }
         found
     }
 
-    fn get_up(self, session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
-        let rest = &self.cached.rests[place];
-        if !self.slots.get_up(session, place) {
+    fn unpark(self, session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
+        let entry = &self.cached.entries[place];
+        if !self.slots.unpark(session, place) {
             return None;
         }
-        if !rest.is(asked) {
-            self.slots.lie_down(place);
+        if !entry.is(asked) {
+            self.slots.park(place);
             return None;
         }
-        if !rest.get_up(session) {
+        if !entry.unpark(session) {
             // The service took it back, and the slot with it.
-            rest.clear();
-            self.slots.free_rested(place, Some(Mark::NONE));
+            entry.clear();
+            self.slots.free_parked(place, Some(Mark::NONE));
             return None;
         }
-        if !rest.holds(session) {
-            self.slots.free_rested(place, post_close(session, rest));
+        if !entry.holds(session) {
+            self.slots.free_parked(place, post_close(session, entry));
             return None;
         }
         let Some(file) = self.records.allocate() else {
-            self.slots.free_rested(place, post_close(session, rest));
+            self.slots.free_parked(place, post_close(session, entry));
             return None;
         };
         self.cached.count_hit();
-        file.flags.store(rest.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-        file.handle.store(rest.handle.load(Ordering::Relaxed), Ordering::Relaxed);
-        file.view.store(rest.shown.load(Ordering::Relaxed), Ordering::Relaxed);
+        file.flags.store(entry.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        file.handle.store(entry.handle.load(Ordering::Relaxed), Ordering::Relaxed);
+        file.view.store(entry.shown.load(Ordering::Relaxed), Ordering::Relaxed);
         // Who opens it again reads it again: what it asks for is to be shown.
         file.asked.store(config::views(), Ordering::Relaxed);
         file.session.store(session.number, Ordering::Relaxed);
-        file.set(FileBits::RESTS);
+        file.set(FileBits::PARKABLE);
         file.slot.store(place as u32 + 1, Ordering::Release);
         Some(file)
     }
 
-    /// The last reference to an open file is gone. True: it rests, or was taken back meanwhile;
+    /// The last reference to an open file is gone. True: it cached, or was taken back meanwhile;
     /// false: it is to be closed. `present`: the session. Not for a process that takes POSIX locks,
     /// nor for one whose descriptors are used unseen.
-    pub(crate) fn lies_down(self, present: Option<&'static Session>, file: &Record) -> bool {
-        let may = file.is(FileBits::RESTS) && !file.is(BARRED);
-        may && present.is_some_and(|session| self.lie_down(session, file))
+    pub(crate) fn park_last(self, present: Option<&'static Session>, file: &Record) -> bool {
+        let may = file.is(FileBits::PARKABLE) && !file.is(BARRED);
+        may && present.is_some_and(|session| self.park(session, file))
     }
 
-    fn lie_down(self, session: &'static Session, file: &Record) -> bool {
+    fn park(self, session: &'static Session, file: &Record) -> bool {
         let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1) as usize;
-        let Some(rest) = self.cached.rests.get(place) else { return false };
+        let Some(entry) = self.cached.entries.get(place) else { return false };
         if file.session.load(Ordering::Relaxed) != session.number {
             return false;
         }
-        let same = file.flags.load(Ordering::Relaxed) == rest.flags.load(Ordering::Relaxed);
-        if !same || !rest.lie_down(session) {
+        let same = file.flags.load(Ordering::Relaxed) == entry.flags.load(Ordering::Relaxed);
+        if !same || !entry.park(session) {
             return false;
         }
-        if !rest.holds(session) {
-            if rest.get_up(session) {
+        if !entry.holds(session) {
+            if entry.unpark(session) {
                 return false;
             }
             // Its last name is gone, and it was taken back.
-            rest.clear();
-            self.slots.free_rested(place, Some(Mark::NONE));
+            entry.clear();
+            self.slots.free_parked(place, Some(Mark::NONE));
             return true;
         }
-        rest.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
+        entry.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
         let count = self.cached.count.fetch_add(1, Ordering::Relaxed);
         self.cached.since[place].store(count, Ordering::Relaxed);
-        self.slots.lie_down(place);
+        self.slots.park(place);
         true
     }
 
@@ -409,59 +410,59 @@ impl HandleCache {
     pub(crate) fn take_slot(self, session: &'static Session, flags: i32) -> Outcome<TakenSlot> {
         let mode = preopened::mode(flags)?;
         if let Some(taken) = self.slots.take_free(session, mode)? {
-            return Ok(TakenSlot { rested: None, taken });
+            return Ok(TakenSlot { evicted: None, taken });
         }
-        match self.take_rested(session, mode) {
+        match self.take_parked(session, mode) {
             Some(taken) => Ok(taken),
-            None => Ok(TakenSlot { rested: None, taken: self.slots.make(session, mode)? }),
+            None => Ok(TakenSlot { evicted: None, taken: self.slots.make(session, mode)? }),
         }
     }
 
-    /// The slot of the file that has rested longest, which is closed; now and then a new one, so
-    /// that more files may rest.
-    fn take_rested(self, session: &'static Session, mode: usize) -> Option<TakenSlot> {
-        // When a file lay down: smaller is earlier.
+    /// The slot of the file that was parked first, which is closed; now and then a new one, so
+    /// that more files may be parked.
+    fn take_parked(self, session: &'static Session, mode: usize) -> Option<TakenSlot> {
+        // When a file was parked: smaller is earlier.
         let since = |place: &usize| self.cached.since[*place].load(Ordering::Relaxed);
-        let place = self.slots.rested(session, mode).min_by_key(since)?;
+        let place = self.slots.parked(session, mode).min_by_key(since)?;
         if self.cached.is_crowded()
             && let Ok(taken) = self.slots.make_now(session, mode)
         {
-            return Some(TakenSlot { rested: None, taken });
+            return Some(TakenSlot { evicted: None, taken });
         }
-        let taken = self.slots.take_rested(place)?;
-        Some(TakenSlot { rested: self.evict(session, place), taken })
+        let taken = self.slots.take_parked(place)?;
+        Some(TakenSlot { evicted: self.evict(session, place), taken })
     }
 
-    /// Has the file that rests at a place whose slot the caller has make room. `None`: the service
-    /// took it back.
-    fn evict(self, session: &'static Session, place: usize) -> Option<Rested> {
+    /// Has the file that is parked at a place whose slot the caller has make room. `None`: the
+    /// service took it back.
+    fn evict(self, session: &'static Session, place: usize) -> Option<Evicted> {
         self.cached.makes_room(self.cached.hashes[place].load(Ordering::Relaxed));
-        let rest = &self.cached.rests[place];
-        let handle = rest.handle.load(Ordering::Relaxed);
-        let ours = rest.get_up(session);
-        rest.clear();
-        ours.then_some(Rested { session, handle })
+        let entry = &self.cached.entries[place];
+        let handle = entry.handle.load(Ordering::Relaxed);
+        let ours = entry.unpark(session);
+        entry.clear();
+        ours.then_some(Evicted { session, handle })
     }
 
-    /// Closes the file that rests at a place whose slot the caller has: the close, under way.
+    /// Closes the file that is parked at a place whose slot the caller has: the close, under way.
     /// `None`: the session is over.
     fn close(self, session: &'static Session, place: usize) -> Option<Mark> {
         self.cached.count_miss();
-        let rest = &self.cached.rests[place];
-        if rest.get_up(session) {
-            return post_close(session, rest);
+        let entry = &self.cached.entries[place];
+        if entry.unpark(session) {
+            return post_close(session, entry);
         }
         // The service took it back, and the slot with it.
-        rest.clear();
+        entry.clear();
         Some(Mark::NONE)
     }
 
-    /// Closes all files that rest, and waits until they are: their slots must not be bound.
+    /// Closes all parked files, and waits until they are: their slots must not be bound.
     pub(crate) fn close_all(self, session: &'static Session) {
         let mut any = false;
         for (place, _) in self.slots.all() {
-            if self.slots.get_up(session, place) {
-                self.slots.free_rested(place, self.close(session, place));
+            if self.slots.unpark(session, place) {
+                self.slots.free_parked(place, self.close(session, place));
                 any = true;
             }
         }
@@ -471,7 +472,7 @@ impl HandleCache {
         }
     }
 
-    /// Closes the library's descriptors of all free slots, and of files at rest, which are closed:
+    /// Closes the library's descriptors of all free slots, and of parked files, which are closed:
     /// the program ran out of descriptors. Whether there were any. `present`: the session.
     pub(crate) fn shed(self, present: Option<&'static Session>) -> bool {
         self.slots.shed(|place, number| {
@@ -483,9 +484,9 @@ impl HandleCache {
     }
 }
 
-fn post_close(session: &'static Session, rest: &Rest) -> Option<Mark> {
-    let handle = rest.handle.load(Ordering::Relaxed);
-    rest.clear();
+fn post_close(session: &'static Session, entry: &CachedHandle) -> Option<Mark> {
+    let handle = entry.handle.load(Ordering::Relaxed);
+    entry.clear();
     post(session, handle)
 }
 
@@ -499,40 +500,40 @@ mod tests {
 
     #[test]
     fn slots_are_made_while_files_are_opened_again() {
-        let rests = CachedHandles::new();
-        let made = || (0..64).filter(|_| rests.is_crowded()).count();
+        let cached = CachedHandles::new();
+        let made = || (0..64).filter(|_| cached.is_crowded()).count();
         assert_eq!(made(), 64 / CROWD as usize);
-        (0..WORTH_MAX).for_each(|_| rests.count_miss());
+        (0..WORTH_MAX).for_each(|_| cached.count_miss());
         assert_eq!(made(), 0);
-        rests.count_hit();
+        cached.count_hit();
         assert_eq!(made(), 64 / CROWD as usize);
     }
 
     #[test]
     fn two_opens_that_share_a_place_are_both_seen() {
-        let rests = CachedHandles::new();
+        let cached = CachedHandles::new();
         let hashes = [1 << 40, 2 << 40];
-        assert!(!hashes.iter().any(|hash| rests.came_before(*hash)));
-        (0..3).for_each(|_| assert!(hashes.iter().all(|hash| rests.came_before(*hash))));
-        assert!(!rests.came_before(3 << 40) && rests.came_before(2 << 40));
+        assert!(!hashes.iter().any(|hash| cached.came_before(*hash)));
+        (0..3).for_each(|_| assert!(hashes.iter().all(|hash| cached.came_before(*hash))));
+        assert!(!cached.came_before(3 << 40) && cached.came_before(2 << 40));
     }
 
     #[test]
     fn slots_are_made_while_files_that_made_room_are_missed() {
-        let rests = CachedHandles::new();
+        let cached = CachedHandles::new();
         let hash = |file: u64| file.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (0..WORTH_MAX).for_each(|_| rests.count_miss());
-        // More files than may rest, one after the other and again: each made room just before.
+        (0..WORTH_MAX).for_each(|_| cached.count_miss());
+        // More files than may entry, one after the other and again: each made room just before.
         for file in 0..100 {
-            rests.count_missed(hash(file));
-            rests.makes_room(hash(file));
+            cached.count_missed(hash(file));
+            cached.makes_room(hash(file));
         }
-        assert!(!(0..CROWD).any(|_| rests.is_crowded()), "nobody asked for them again");
+        assert!(!(0..CROWD).any(|_| cached.is_crowded()), "nobody asked for them again");
         for file in 0..100 {
-            rests.count_missed(hash(file));
+            cached.count_missed(hash(file));
         }
-        assert!((0..CROWD).any(|_| rests.is_crowded()));
-        rests.count_missed(hash(5));
-        assert_eq!(rests.worth.load(Ordering::Relaxed), 100 * HIT - WORTH_MAX, "counted once");
+        assert!((0..CROWD).any(|_| cached.is_crowded()));
+        cached.count_missed(hash(5));
+        assert_eq!(cached.worth.load(Ordering::Relaxed), 100 * HIT - WORTH_MAX, "counted once");
     }
 }
