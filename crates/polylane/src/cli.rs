@@ -76,6 +76,11 @@ pub(crate) struct RunArgs {
     /// Keep the lane's files in this directory of the host
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// Directory of the host that is seen under the lane's own files and never changed; repeatable,
+    /// the uppermost first. The lane is read-only if neither --volume, --dir nor --mem says where
+    /// changes go
+    #[arg(long, value_name = "SOURCE", conflicts_with = "kernel_fs")]
+    pub(crate) lower: Vec<PathBuf>,
     /// Mount path seen by COMMAND
     #[arg(long, value_name = "PATH", default_value = "/lane", conflicts_with = "root")]
     pub(crate) at: PathBuf,
@@ -406,6 +411,8 @@ pub(crate) struct ServiceArgs {
     pub(crate) witness: Option<i32>,
     #[arg(long)]
     pub(crate) dir: Option<i32>,
+    #[arg(long)]
+    pub(crate) lower: Vec<i32>,
     #[arg(long)]
     pub(crate) volume: Vec<i32>,
     #[arg(long)]

@@ -47,10 +47,12 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
             ));
         }
         (false, Some(dir), _) => Source::Dir(dir),
+        (false, None, None) if !arguments.lower.is_empty() => Source::Lowers,
         (false, None, volume) => Source::Volume(volume),
     };
     Ok(RunOptions {
         source,
+        lowers: arguments.lower,
         at: arguments.at,
         root: arguments.root,
         pool: arguments.pool,
@@ -88,6 +90,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         handover: arguments.handover,
         witness: arguments.witness,
         dir: arguments.dir,
+        lowers: arguments.lower.clone(),
         volume: arguments.volume.clone(),
         volume_plain: arguments.volume_plain.clone(),
         volume_lock: arguments.volume_lock.clone(),

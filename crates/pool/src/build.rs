@@ -14,6 +14,7 @@ use polylane_block::qos::governed::Hurry;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
+use polylane_union::{Layer, Union};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
@@ -59,6 +60,8 @@ const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Handed {
     /// The directory of a `--dir` lane.
     pub(crate) dir: Option<OwnedFd>,
+    /// The directories under it, the uppermost first.
+    pub(crate) lowers: Vec<OwnedFd>,
     /// The file of a volume, and those of its bases.
     pub(crate) volume: Vec<Files>,
     /// The pool file of a bypass volume, which is in use as long as this lives.
@@ -70,17 +73,18 @@ impl Handed {
     pub(crate) fn volume(stack: Stack) -> Result<Handed> {
         let Stack { files, pinned, .. } = stack;
         let bypass = pinned.map(|pinned| Ok::<_, Failure>((pinned.files()?, pinned)));
-        Ok(Handed { volume: files, bypass: bypass.transpose()?, dir: None })
+        Ok(Handed { volume: files, bypass: bypass.transpose()?, ..Handed::default() })
     }
 
     /// The descriptors with the service's options for them.
     pub(crate) fn options(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
         let dir = self.dir.iter().map(|dir| ("--dir", dir.as_fd()));
+        let lowers = self.lowers.iter().map(|dir| ("--lower", dir.as_fd()));
         let names = ["--volume", "--volume-plain", "--volume-lock"].into_iter().cycle();
         let bypass = self.bypass.iter().flat_map(|(files, _)| {
             [("--bypass-disk", files.disk.as_fd()), ("--bypass-pool", files.pool.as_fd())]
         });
-        dir.chain(names.zip(self.descriptors())).chain(bypass)
+        dir.chain(lowers).chain(names.zip(self.descriptors())).chain(bypass)
     }
 
     /// The descriptors of the volume, three for each of its files, its own first.
@@ -94,6 +98,8 @@ impl Handed {
 
 /// What a lane's files are on, in its service.
 pub(crate) enum Store {
+    /// Nothing: the lane is what is in its lowers.
+    Nothing,
     /// The service's own memory.
     Memory,
     /// A host directory.
@@ -122,7 +128,7 @@ pub(crate) struct Running {
 pub(crate) fn start(
     spec: &PoolSpec,
     (fuse, socket): (OwnedFd, OwnedFd),
-    store: Store,
+    (store, lowers): (Store, Vec<HostDir>),
     confined: Confined,
     (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
     (guards_links, witness): (bool, Option<Arc<Asker>>),
@@ -140,6 +146,7 @@ pub(crate) fn start(
         covered: spec.covered.clone(),
     };
     let (fs, disk) = libservice(spec, store, clock, handover.is_some())?;
+    let fs = over_lowers(spec, fs, lowers)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -171,7 +178,7 @@ fn libservice(
     store: Store,
     clock: Arc<dyn Clock>,
     goes_on: bool,
-) -> Result<(Arc<dyn FileSystem>, Option<Disk>)> {
+) -> Result<(Option<Arc<dyn FileSystem>>, Option<Disk>)> {
     let failed = |error| Failure::because("lane", "open its files", error);
     match (&spec.backing, store) {
         (&Backing::Mem { bytes_limit, inode_limit }, Store::Memory) => {
@@ -180,9 +187,10 @@ fn libservice(
             let owner = SetAttr { uid: Some(Uid(uid)), gid: Some(Gid(gid)), ..SetAttr::default() };
             let root = fs.root().map_err(failed)?;
             fs.setattr(root.ino, &owner).map_err(failed)?;
-            Ok((Arc::new(fs), None))
+            Ok((Some(Arc::new(fs)), None))
         }
-        (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
+        (Backing::Dir, Store::Host(host)) => Ok((Some(Arc::new(host)), None)),
+        (Backing::Lowers, Store::Nothing) => Ok((None, None)),
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = bypass::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
@@ -196,10 +204,30 @@ fn libservice(
                 ..polylane_ext4::Options::default()
             };
             let disk = Disk::open(label, parts, how, clock, &options)?;
-            Ok((disk.fs.clone(), Some(disk)))
+            Ok((Some(disk.fs.clone()), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),
     }
+}
+
+/// The lane's files: what it has of its own, over its lowers if it has any.
+fn over_lowers(
+    spec: &PoolSpec,
+    upper: Option<Arc<dyn FileSystem>>,
+    lowers: Vec<HostDir>,
+) -> Result<Arc<dyn FileSystem>> {
+    let upper = match upper {
+        Some(fs) if lowers.is_empty() => return Ok(fs),
+        upper => upper,
+    };
+    let mut layers = Vec::new();
+    for (label, lower) in spec.lowers.iter().zip(lowers) {
+        let layer = Layer::new(Arc::new(lower));
+        layers.push(layer.map_err(|error| Failure::because(label, "use it as a lower", error))?);
+    }
+    let union = Union::open(layers, upper);
+    let union = union.map_err(|error| Failure::failed(format!("lane: {error}")))?;
+    Ok(Arc::new(union))
 }
 
 /// How long what changed waits, in the cache and in the journal.

@@ -21,6 +21,7 @@ pub mod kernel_fs;
 mod limits;
 mod link;
 mod log;
+mod lower;
 mod mount_table;
 mod mounts;
 pub mod names;

@@ -39,7 +39,7 @@ use crate::volume::cache::CacheSpec;
 use crate::volume::translation::Translation;
 use crate::volume::{Kept, MediumKind, SetOptions};
 use crate::watchdog::Watchdog;
-use crate::{confine, log, preload, root, volume};
+use crate::{confine, log, lower, preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
@@ -66,6 +66,8 @@ pub enum Source {
     Dir(PathBuf),
     /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
     Volume(Option<PathBuf>),
+    /// Nothing: the lane is read-only, what is in its lowers.
+    Lowers,
 }
 
 /// What `polylane run` was asked for.
@@ -73,6 +75,8 @@ pub enum Source {
 pub struct RunOptions {
     /// The libservice under the lane.
     pub source: Source,
+    /// Directories of the host under it, read-only, the uppermost first.
+    pub lowers: Vec<PathBuf>,
     /// Mount path as COMMAND sees it; ignored with `root`.
     pub at: PathBuf,
     /// The lane is COMMAND's root file system.
@@ -147,7 +151,9 @@ fn run_with_service(
     let device = fuse_device::open_fuse()?;
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
+    let lowers = lower::open(&options)?;
     let (handed, label, kept) = open_source(&options, &name)?;
+    let handed = Handed { lowers, ..handed };
     options.weight = options.weight.or(kept.weight);
     let rights = rights(&options, kept.is_new, caller);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
@@ -313,6 +319,7 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
         return Err(Failure::usage("--size: a host directory has no size of its own"));
     }
+    lower::check(options)?;
     refuse_without_volume(options)?;
     check_write_back(options)?;
     if options.kernel_fs.is_some() {
@@ -437,6 +444,9 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             let kept = Kept { is_new: true, ..Kept::default() };
             return Ok((Handed::default(), String::new(), kept));
         }
+        Source::Lowers => {
+            return Ok((Handed::default(), String::new(), Kept::default()));
+        }
         Source::Dir(path) => {
             std::fs::create_dir_all(path)
                 .map_err(|error| Failure::path(path, "make the lane's directory", error))?;
@@ -519,6 +529,7 @@ fn specify(
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
+        Source::Lowers => Backing::Lowers,
         Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
@@ -526,6 +537,7 @@ fn specify(
     PoolSpec {
         name: name.as_str().to_string(),
         backing,
+        lowers: options.lowers.iter().map(|path| Shown::new(path).to_string()).collect(),
         mount_path: place.path().into_os_string().into_vec(),
         covered: covered.collect(),
         worker_cpus: cpus.worker_cpus(name.running_count()),

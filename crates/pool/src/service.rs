@@ -49,6 +49,8 @@ pub struct ServiceFds {
     pub witness: Option<RawFd>,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
+    /// The host directories below it, the uppermost first.
+    pub lowers: Vec<RawFd>,
     /// The files of the volume, its own and those of its bases, for data.
     pub volume: Vec<RawFd>,
     /// The same files, without O_DIRECT.
@@ -101,6 +103,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
     log::name("service", &spec.name);
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
+    let lower_dirs = fds.lowers.into_iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
     let mut volume = Vec::new();
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
@@ -116,7 +119,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     };
     make_room();
     let failed = |error| Failure::because("lane", "open its files", error);
-    let handover = take_over(&spec.backing, &kept).map_err(failed)?;
+    let handover = take_over(&spec, &kept).map_err(failed)?;
     let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
     let in_flight = Arc::new(InFlight::attach(&kept).map_err(failed)?);
     beat::watch(heart.clone(), beat::MAIN);
@@ -132,21 +135,34 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let volume_count = volume.len();
     let store = match host.map_err(failed)? {
         Some(host) => Store::Host(host),
+        None if spec.backing == Backing::Lowers => Store::Nothing,
         None if volume.is_empty() => Store::Memory,
         None => Store::Volume(volume, claim),
     };
+    let lowers = open_lowers(&spec, &lower_dirs)?;
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
     reserve_rings(ring_count(&spec, volume_count));
-    let confined = confine(dir.as_ref().map(AsFd::as_fd), spec.service_user)?;
-    drop(dir);
+    let confined = confine(dir.as_ref().map(AsFd::as_fd), &lower_dirs, spec.service_user)?;
+    drop((dir, lower_dirs));
     and_then();
     let handover = handover.map(|(store, records, lasting)| {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
     });
     let beside = (handover, heart, in_flight);
+    let store = (store, lowers);
     build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))
+}
+
+/// The lowers of a union. They open /proc, and must do so before nothing can be opened any more.
+fn open_lowers(spec: &PoolSpec, dirs: &[OwnedFd]) -> Result<Vec<HostDir>> {
+    let labels = spec.lowers.iter();
+    let opened = labels.zip(dirs).map(|(label, dir)| {
+        let host = dir.try_clone().map_err(Errno::from).and_then(HostDir::new);
+        host.map_err(|error| Failure::because(label, "open it as a lower", error))
+    });
+    opened.collect()
 }
 
 /// Threads of a service that read and write its volume, besides those that have a door.
@@ -167,11 +183,12 @@ type Former = (Arc<Kept>, Vec<Record>, bool);
 
 /// Takes what a former service left. A host directory is as that service left it, however it ended;
 /// a volume only when it closed it in order. What was in memory is gone.
-fn take_over(backing: &Backing, kept: &OwnedFd) -> polylane_base::Result<Option<Former>> {
+fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Former>> {
     let (store, records) = Kept::attach(kept)?;
     let orderly = store.was_left_orderly();
-    let lasting = match backing {
-        Backing::Mem { .. } => return Ok(None),
+    let lasting = match spec.backing {
+        _ if !spec.outlives_service() => return Ok(None),
+        Backing::Mem { .. } | Backing::Lowers => return Ok(None),
         Backing::Dir => true,
         Backing::Volume { .. } => orderly,
     };

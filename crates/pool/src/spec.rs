@@ -30,6 +30,8 @@ pub enum Backing {
     },
     /// In a host directory that the service is handed as a descriptor.
     Dir,
+    /// Nowhere: what is in the lowers is all there is.
+    Lowers,
     /// On a volume, whose file the service is handed as descriptors.
     Volume {
         /// What messages call it.
@@ -49,6 +51,7 @@ impl Backing {
         match self {
             Backing::Mem { .. } => "memory",
             Backing::Dir => "directory",
+            Backing::Lowers => "lowers",
             Backing::Volume { .. } => "volume",
         }
     }
@@ -98,6 +101,9 @@ pub struct PoolSpec {
     pub name: String,
     /// Where the files are.
     pub backing: Backing,
+    /// What messages call the lowers under them, the uppermost first.
+    #[serde(default)]
+    pub lowers: Vec<String>,
     /// Mount path as COMMAND sees it.
     pub mount_path: Vec<u8>,
     /// Directories of the lane that other mounts cover, relative to its root.
@@ -123,6 +129,11 @@ pub struct PoolSpec {
 }
 
 impl PoolSpec {
+    /// Whether a service can go on with what a former one's programs had open.
+    pub(crate) fn outlives_service(&self) -> bool {
+        !matches!(self.backing, Backing::Mem { .. }) && self.lowers.is_empty()
+    }
+
     /// The specification in a sealed memfd.
     pub(crate) fn to_fd(&self) -> Result<OwnedFd> {
         seal(self)
@@ -168,6 +179,7 @@ mod tests {
         let spec = PoolSpec {
             name: "one".to_string(),
             backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
+            lowers: vec!["below".to_string()],
             mount_path: b"/lane \xff".to_vec(),
             covered: vec![b"proc".to_vec()],
             cpus: "0-1".parse().expect("cpus"),

@@ -128,7 +128,7 @@ impl Supervisor {
         let (Some(socket), Some(fuse)) = (socket, fuse.or(opened)) else {
             return Err(Failure::failed("tenant: its first process sent no descriptors"));
         };
-        let acls = self.spec.backing != Backing::Dir;
+        let acls = !matches!(self.spec.backing, Backing::Dir | Backing::Lowers);
         let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
         self.spec.fuse = Some(params);
@@ -370,6 +370,8 @@ impl Supervisor {
             say(format_args!(
                 "pool '{name}': its files were in its service's memory: they are lost"
             ));
+        } else if !self.spec.outlives_service() {
+            say(format_args!("pool '{name}': files of a union that were open have to be opened again"));
         }
         self.next_incarnation()?;
         *service = self.start_service(doors)?;
@@ -388,6 +390,12 @@ impl Supervisor {
         if matches!(self.spec.backing, Backing::Mem { .. }) {
             return Ok(Err(format!(
                 "pool '{name}': its files are in its service's memory: it cannot be replaced"
+            )));
+        }
+        if !self.spec.outlives_service() {
+            return Ok(Err(format!(
+                "pool '{name}': its lane is a union, whose open files would be lost: it cannot be \
+                 replaced"
             )));
         }
         let _ = service.link.send(&ToService::HandOver, &[]);
@@ -480,7 +488,7 @@ impl Supervisor {
     fn shut_down(&self, service: Service) -> bool {
         let limit = match self.spec.backing {
             Backing::Mem { .. } => MEMORY_FLUSH_TIME_MAX,
-            Backing::Dir | Backing::Volume { .. } => FLUSH_TIME_MAX,
+            Backing::Dir | Backing::Lowers | Backing::Volume { .. } => FLUSH_TIME_MAX,
         };
         let _ = service.link.send(&ToService::Shutdown, &[]);
         match self.flushed(&service, limit) {

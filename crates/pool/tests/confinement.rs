@@ -116,6 +116,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
     let options = RunOptions {
         kernel_fs: None,
         source,
+        lowers: vec![],
         at: PathBuf::from("/srv"),
         root: false,
         pool: Some(name.to_string()),
@@ -169,6 +170,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
         handover: needed("--handover"),
         witness: of("--witness"),
         dir: of("--dir"),
+        lowers: vec![],
         volume: vec![],
         volume_plain: vec![],
         volume_lock: vec![],

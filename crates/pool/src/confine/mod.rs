@@ -20,7 +20,7 @@
 mod calls;
 mod program;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
@@ -79,29 +79,38 @@ pub(crate) struct Confined {
 
 /// Gives up what a service never needs: new privileges through exec, a core dump or a tracer with
 /// its tenant's data, a working directory, and all that the table above names. `host` is the host
-/// directory that it serves, if any; `user` is the one that it becomes. Call with one thread.
+/// directory that it serves, if any; `lowers` are those that it reads; `user` is the one that it becomes. Call with one thread.
 ///
 /// # Errors
 /// When a layer that this host has can't be put up.
-pub(crate) fn confine(host: Option<BorrowedFd<'_>>, user: Option<u32>) -> Result<Confined> {
+pub(crate) fn confine(
+    host: Option<BorrowedFd<'_>>,
+    lowers: &[OwnedFd],
+    user: Option<u32>,
+) -> Result<Confined> {
     let failed = |error| Failure::because("service", "give up privileges", error);
     let is_root = rustix::process::geteuid().is_root();
+    let has_dirs = host.is_some() || !lowers.is_empty();
     // In a user namespace the owners of a host directory's files that have no number there look
     // like this user.
-    let ambiguous = host.is_some() && rustix::process::geteuid().as_raw() == OVERFLOW;
+    let ambiguous = has_dirs && rustix::process::geteuid().as_raw() == OVERFLOW;
     let namespaces = (is_root || !ambiguous) && leave_the_host(is_root)?;
     rustix::thread::set_no_new_privs(true).map_err(failed)?;
     rustix::process::chdir("/").map_err(failed)?;
-    let kept = if is_root && host.is_some() { KEPT_FOR_HOST } else { CapabilitySet::empty() };
+    let kept = match (is_root, host) {
+        (true, Some(_)) => KEPT_FOR_HOST,
+        (true, None) if has_dirs => CapabilitySet::DAC_READ_SEARCH,
+        _ => CapabilitySet::empty(),
+    };
     let became = match is_root || namespaces {
         true => drop_privileges(kept, user).map_err(failed)?,
         false => false,
     };
     // The kernel goes back to its default at a change of user.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
-    let landlock = no_paths(host)
+    let landlock = no_paths(host, lowers)
         .map_err(|error| Failure::failed(format!("service: set up Landlock: {error}")))?;
-    calls::allow_only(host.is_some())
+    calls::allow_only(has_dirs)
         .map_err(|error| Failure::failed(format!("service: filter its system calls: {error}")))?;
     let capabilities = is_root || namespaces;
     Ok(Confined { namespaces, user: became, capabilities, landlock, seccomp: true })
@@ -199,8 +208,12 @@ fn become_user(user: u32) -> rustix::io::Result<()> {
     rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
-/// No path can be opened any more, but for those below `host`. Whether the kernel enforces it.
-fn no_paths(host: Option<BorrowedFd<'_>>) -> std::result::Result<bool, landlock::RulesetError> {
+/// No path can be opened any more, but for those below `host`, and those below `lowers` to read.
+/// Whether the kernel enforces it.
+fn no_paths(
+    host: Option<BorrowedFd<'_>>,
+    lowers: &[OwnedFd],
+) -> std::result::Result<bool, landlock::RulesetError> {
     let files = AccessFs::from_all(LANDLOCK);
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -210,6 +223,9 @@ fn no_paths(host: Option<BorrowedFd<'_>>) -> std::result::Result<bool, landlock:
         .create()?;
     if let Some(dir) = host {
         ruleset = ruleset.add_rule(PathBeneath::new(dir, files))?;
+    }
+    for dir in lowers {
+        ruleset = ruleset.add_rule(PathBeneath::new(dir, AccessFs::from_read(LANDLOCK)))?;
     }
     Ok(ruleset.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }

@@ -1,0 +1,286 @@
+//! Copy-up: an inode of a lower gets one in the upper, with its state and without its data.
+//!
+//! It is made aside, with everything that it is to have, and then moved to its name. So a cut
+//! leaves no inode there or all of it. Of a regular file only the size is copied: its data stays
+//! the lower's (`data.rs`).
+//!
+//! A file with several names in the lowers gets a second name, in the index, by which lookups of
+//! its other names find it.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+use polylane_vfs::fs::{
+    Acl, AclKind, Attr, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+};
+
+use crate::data::{SMALL, copy_data};
+use crate::layer::Held;
+use crate::marks::{BLOCKS, Mark, Record};
+use crate::node::{Below, Lower, Node, Place};
+use crate::upper::{Upper, index_name, links_value};
+use crate::Act;
+
+impl Act<'_> {
+    /// The node's inode in the upper, copied up if need be. To be called without `changing`.
+    pub(crate) fn copied_up(&self, node: &Arc<Node>) -> Result<Held> {
+        match node.upper() {
+            Some(upper) => Ok(upper),
+            None => {
+                let _alone = self.changing.write();
+                self.copy_up(node, None)
+            }
+        }
+    }
+
+    /// The same with `changing` held alone. `cut`: data from there on is not wanted.
+    pub(crate) fn copy_up(&self, node: &Arc<Node>, cut: Option<u64>) -> Result<Held> {
+        if let Some(held) = node.upper() {
+            return Ok(held);
+        }
+        let upper = self.upper()?;
+        let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
+        let attr = lower.held.attr()?;
+        let place = node.state().place.clone();
+        let dir = match &place {
+            Some(place) => Some(self.copy_up(&place.dir, None)?),
+            None => None,
+        };
+        let target = match node.kind {
+            Kind::Symlink => lower.held.fs().readlink(lower.held.ino())?,
+            _ => Vec::new(),
+        };
+        let new = NewNode {
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: attr.rdev,
+            target: &target,
+            ..NewNode::new(node.kind, attr.perm)
+        };
+        let (made, held, _) = upper.make(&new)?;
+        let below = self.furnish(node, lower, (&held, &attr), cut);
+        let below = below.inspect_err(|_| upper.discard(&made))?;
+        let placed = self.settle(node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
+        let uncovered = placed.inspect_err(|_| upper.discard(&made))?;
+        let mut state = node.state();
+        state.upper = Some(held.clone());
+        (state.below, state.uncovered) = (below, uncovered);
+        state.is_impure = node.kind == Kind::Dir;
+        drop(state);
+        self.table.copied_up(node, held.ino());
+        Ok(held)
+    }
+
+    /// Gives a new inode what the lower's has, and marks.
+    fn furnish(
+        &self,
+        node: &Node,
+        lower: &Lower,
+        (held, attr): (&Held, &Attr),
+        cut: Option<u64>,
+    ) -> Result<Option<Below>> {
+        let upper = self.upper()?;
+        copy_attributes(&lower.held, held)?;
+        let bound = attr.size.min(cut.unwrap_or(u64::MAX));
+        let has_data = node.kind == Kind::File && bound > 0;
+        if has_data && cut.is_some() && bound <= SMALL {
+            let data = node.data().unwrap_or(&lower.held);
+            copy_data(data, held, 0, bound)?;
+        }
+        let has_data = has_data && !(cut.is_some() && bound <= SMALL);
+        let below = has_data.then_some(Below {
+            bound,
+            mark_is_wide: false,
+            whole: bound == attr.size,
+        });
+        let mut set = SetAttr {
+            atime: Some(SetTime::At(attr.atime)),
+            mtime: Some(SetTime::At(attr.mtime)),
+            ..SetAttr::default()
+        };
+        if has_data {
+            upper.expect_marks()?;
+            upper.fs().setattr(
+                held.ino(),
+                &SetAttr { size: Some(bound), ..SetAttr::default() },
+            )?;
+        }
+        self.mark(node, held, below, has_data)?;
+        // Access lists may have changed them.
+        set.perm = Some(attr.perm);
+        let settable = upper.fs().character().flags;
+        if attr.flags & settable != 0 {
+            set.flags = Some(attr.flags & settable);
+        }
+        upper.fs().setattr(held.ino(), &set)?;
+        Ok(below)
+    }
+
+    /// Writes what is recorded of a copied-up inode. Where a layer can keep no marks on it, as on
+    /// symbolic links in the `user.` name space, its number is what is lost.
+    fn mark(&self, node: &Node, held: &Held, below: Option<Below>, must: bool) -> Result<()> {
+        let upper = self.upper()?;
+        let marked = upper.set_mark(held.ino(), Mark::Origin, b"").and_then(|()| {
+            match node.kind {
+                Kind::Dir => Ok(()),
+                _ => self.write_below(node, held, below),
+            }
+        });
+        match marked {
+            Err(Errno::EPERM | Errno::EOPNOTSUPP) if !must => Ok(()),
+            marked => marked,
+        }
+    }
+
+    /// Records what a file in the upper still has in the lower.
+    pub(crate) fn write_below(
+        &self,
+        node: &Node,
+        held: &Held,
+        below: Option<Below>,
+    ) -> Result<()> {
+        let upper = self.upper()?;
+        let Some(lower) = node.lowers.first() else { return Ok(()) };
+        let data = node.data().unwrap_or(&lower.held).attr()?;
+        let record = Record {
+            layer: u16::try_from(self.from_lowest(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
+            ino: lower.held.ino(),
+            generation: node.generation,
+            bound: below.map(|below| below.bound),
+            size: data.size,
+            mtime: data.mtime,
+        };
+        if below.is_none() {
+            upper.remove_mark(held.ino(), Mark::Metacopy)?;
+        }
+        upper.set_mark(held.ino(), Mark::Polylane, &record.to_value())?;
+        match below {
+            Some(below) => {
+                let value = if below.whole { b"".as_slice() } else { BLOCKS };
+                upper.set_mark(held.ino(), Mark::Metacopy, value)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Gives what was made aside its names.
+    fn settle(
+        &self,
+        node: &Node,
+        (held, attr): (&Held, &Attr),
+        made: &[u8],
+        place: Option<(&Place, &Held)>,
+    ) -> Result<Option<u32>> {
+        let upper = self.upper()?;
+        let Some((place, dir)) = place else {
+            // It has no name any more: an open file is written.
+            upper.fs().unlink(upper.tmp(), made)?;
+            return Ok(None);
+        };
+        let mut uncovered = None;
+        if node.kind != Kind::Dir && attr.nlink > 1 {
+            uncovered = Some(attr.nlink - 1);
+            upper.set_mark(held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
+            upper.fs().link(held.ino(), upper.index.ino(), &index_name(node.ino))?;
+        }
+        let before = dir.attr()?;
+        self.make_impure(&place.dir, dir)?;
+        let mode = RenameMode::NoReplace;
+        let placed = upper.fs().rename(upper.tmp(), made, dir.ino(), &place.name, mode);
+        if let Err(errno) = placed {
+            if uncovered.is_some() {
+                let _ = upper.fs().unlink(upper.index.ino(), &index_name(node.ino));
+            }
+            return Err(errno);
+        }
+        upper.restore_times(dir, &before)?;
+        Ok(uncovered)
+    }
+
+    /// Marks a directory of the upper that gets an entry which was copied up.
+    pub(crate) fn make_impure(&self, node: &Node, held: &Held) -> Result<()> {
+        if node.lowers.is_empty() && node.state().is_impure {
+            return Ok(());
+        }
+        if held.mark(Mark::Impure)?.is_none() {
+            self.upper()?.set_mark(held.ino(), Mark::Impure, b"y")?;
+        }
+        node.state().is_impure = true;
+        Ok(())
+    }
+
+    /// Gives a file that was copied up by one of its names in the lowers another of them, if the
+    /// upper does not have it yet.
+    pub(crate) fn cover(&self, node: &Arc<Node>, dir: &Arc<Node>, name: &[u8]) -> Result<()> {
+        let held = self.copy_up(node, None)?;
+        let dir_held = self.copy_up(dir, None)?;
+        let Some(uncovered) = node.state().uncovered.filter(|&left| left > 0) else {
+            return Ok(());
+        };
+        if dir_held.lookup(name)?.is_some() {
+            return Ok(());
+        }
+        let upper = self.upper()?;
+        self.redirect(node, &held)?;
+        let before = dir_held.attr()?;
+        self.make_impure(dir, &dir_held)?;
+        self.set_uncovered(node, &held, uncovered - 1)?;
+        upper.fs().link(held.ino(), dir_held.ino(), name)?;
+        upper.restore_times(&dir_held, &before)
+    }
+
+    /// Counts the names that a file has in the lowers alone.
+    pub(crate) fn set_uncovered(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
+        self.upper()?.set_mark(held.ino(), Mark::Nlink, &links_value(uncovered))?;
+        node.state().uncovered = Some(uncovered);
+        Ok(())
+    }
+
+    /// Before a copied-up node gets another name: where its lowers are. Of what has none that
+    /// count, nothing.
+    pub(crate) fn redirect(&self, node: &Node, held: &Held) -> Result<()> {
+        let needs = match node.kind {
+            Kind::Dir => !node.lowers.is_empty(),
+            _ => node.state().below.is_some(),
+        };
+        if !needs {
+            return Ok(());
+        }
+        self.upper()?.set_mark(held.ino(), Mark::Redirect, &node.lower_path)
+    }
+}
+
+/// Copies extended attributes and access lists, but no marks.
+fn copy_attributes(from: &Held, to: &Held) -> Result<()> {
+    let names = match from.fs().listxattr(from.ino()) {
+        Err(Errno::EOPNOTSUPP) => return Ok(()),
+        names => names?,
+    };
+    for name in names {
+        let Some(shown) = from.layer().space().shown(&name) else { continue };
+        let value = from.fs().getxattr(from.ino(), &name)?;
+        if let Some(kind) = AclKind::from_name(&shown) {
+            let acl = Acl::parse(&value)?;
+            match to.fs().set_acl(to.ino(), kind, acl.as_ref(), None) {
+                Ok(_) | Err(Errno::EOPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
+            }
+            continue;
+        }
+        let kept = to.layer().space().kept(&shown);
+        match to.fs().setxattr(to.ino(), &kept, &value, XattrMode::Any) {
+            Ok(_) | Err(Errno::EOPNOTSUPP) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+impl Upper {
+    /// Removes a file from the index, which has no other name any more.
+    pub(crate) fn remove_from_index(&self, node: &Node) -> Result<()> {
+        match self.fs().unlink(self.index.ino(), &index_name(node.ino)) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Why a union cannot be opened.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+use polylane_base::Errno;
+use polylane_base::shown::Shown;
+
+/// Why a union cannot be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OpenError {
+    /// The upper cannot be read or prepared.
+    Upper(Errno),
+    /// The upper's root holds something that belongs to no upper: this name.
+    NotAnUpper(Vec<u8>),
+    /// The upper was copied without its extended attributes: files that are partly in the lowers
+    /// would be read as zeros.
+    MarksLost,
+    /// A lower cannot be read: its place, 0 for the uppermost.
+    Lower(usize, Errno),
+    /// Neither an upper nor a lower.
+    NoLayers,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Upper(errno) => write!(f, "cannot prepare the upper: {errno}"),
+            OpenError::NotAnUpper(name) => write!(
+                f,
+                "the upper holds {} beside the directories 'upper' and 'work': use an empty one",
+                Shown::new(OsStr::from_bytes(name))
+            ),
+            OpenError::MarksLost => write!(
+                f,
+                "the upper was copied without its extended attributes, so parts of its files are \
+                 missing: copy it again with them (cp -a, rsync -aX)"
+            ),
+            OpenError::Lower(index, errno) => {
+                write!(f, "cannot read lower {}: {errno}", index + 1)
+            }
+            OpenError::NoLayers => write!(f, "a union needs at least one lower"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}

@@ -1,0 +1,448 @@
+//! What a name in a directory of the union is: the layers from the uppermost down, as overlayfs
+//! walks them.
+//!
+//! ```text
+//!  upper entry ── whiteout ──────────► nothing
+//!     │   └────── file ──────────────► it; its data may be a lower's (metacopy, redirect)
+//!     ├────────── opaque directory ──► it alone
+//!     └────────── directory ─────────► it, and the directories below it, by its redirect
+//!  no entry ────────────────────────► the first of the lowers; directories below it are merged
+//! ```
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::{Attr, Kind};
+
+use crate::layer::{Held, Layer};
+use crate::marks::{BLOCKS, Mark, Record};
+use crate::node::{Below, Lower, Node, Parts, Place, State};
+use crate::upper::CANARY;
+use crate::Act;
+
+/// What a name leads to.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// In the upper.
+    pub(crate) upper: Option<(Held, Attr)>,
+    /// In the lowers, the uppermost first; of a file, the first alone.
+    pub(crate) lowers: Vec<Lower>,
+    /// The state of the first of `lowers`.
+    lower_attr: Option<Attr>,
+    data: Option<Lower>,
+    lower_path: Vec<u8>,
+    record: Option<Record>,
+    below: Option<Below>,
+    uncovered: Option<u32>,
+}
+
+/// What lies in the lowers.
+#[derive(Default)]
+struct InLowers {
+    lowers: Vec<Lower>,
+    attr: Option<Attr>,
+    data: Option<Lower>,
+    path: Vec<u8>,
+}
+
+/// How the lowers are searched: by a name in the lowers of a directory, or by a path.
+enum Way {
+    Name(Vec<u8>),
+    Path(Vec<u8>),
+}
+
+impl Way {
+    /// By a redirect of what is called `name`.
+    fn redirected(name: &[u8], redirect: Option<Vec<u8>>) -> Way {
+        match redirect {
+            Some(path) if path.starts_with(b"/") => Way::Path(path),
+            Some(name) => Way::Name(name),
+            None => Way::Name(name.to_vec()),
+        }
+    }
+
+    fn path(&self, dir: &Node) -> Vec<u8> {
+        match self {
+            Way::Name(name) => [&*dir.lower_path, b"/", name.as_slice()].concat(),
+            Way::Path(path) => path.clone(),
+        }
+    }
+}
+
+impl Found {
+    /// What it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.upper.as_ref().map(|upper| upper.1).or(self.lower_attr).map_or(Kind::File, |a| a.kind)
+    }
+}
+
+/// Whether an entry of the directory `dir` is a whiteout.
+pub(crate) fn is_whiteout(dir: &Held, held: &Held, attr: &Attr) -> Result<bool> {
+    match attr.kind {
+        Kind::Char => Ok(attr.rdev == 0),
+        Kind::File if attr.size == 0 => {
+            Ok(has_files_as_whiteouts(dir)? && held.mark(Mark::Whiteout)?.is_some())
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Whether empty files in `dir` may be whiteouts.
+pub(crate) fn has_files_as_whiteouts(dir: &Held) -> Result<bool> {
+    Ok(dir.mark(Mark::Opaque)?.is_some_and(|value| value == b"x"))
+}
+
+/// An entry of a directory of one layer; whiteouts apart.
+pub(crate) enum Entry {
+    Absent,
+    Whiteout,
+    Node(Held, Attr),
+}
+
+/// Looks at one layer.
+pub(crate) fn entry(dir: &Held, name: &[u8]) -> Result<Entry> {
+    let Some((held, attr)) = dir.lookup(name)? else { return Ok(Entry::Absent) };
+    match is_whiteout(dir, &held, &attr)? {
+        true => Ok(Entry::Whiteout),
+        false => Ok(Entry::Node(held, attr)),
+    }
+}
+
+/// What a path leads to in one layer, and where the layers below it are to be searched.
+struct Walked {
+    entry: Entry,
+    /// Something on the way hides the layers below.
+    is_end: bool,
+    /// The path in the layers below, if a directory on the way is called otherwise there.
+    redirected: Option<Vec<u8>>,
+}
+
+/// Walks a path from the root of a layer. `deeper`: there are layers below.
+fn walk(layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
+    let mut dir = layer.root();
+    let mut walked = Walked { entry: Entry::Absent, is_end: false, redirected: None };
+    let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').filter(|n| !n.is_empty()).collect();
+    let last = names.len().saturating_sub(1);
+    for (at, name) in names.iter().enumerate() {
+        if matches!(*name, b"." | b"..") || name.len() > 255 {
+            return Err(Errno::EIO);
+        }
+        let found = entry(&dir, name)?;
+        walked.is_end |= matches!(found, Entry::Whiteout);
+        let Entry::Node(held, attr) = found else { return Ok(walked) };
+        if at == last {
+            walked.entry = Entry::Node(held, attr);
+            return Ok(walked);
+        }
+        if attr.kind != Kind::Dir {
+            walked.is_end = true;
+            return Ok(walked);
+        }
+        if deeper {
+            walked.is_end |= held.mark(Mark::Opaque)?.is_some_and(|value| value == b"y");
+            if let Some(redirect) = held.mark(Mark::Redirect)? {
+                let mut path = match redirect.starts_with(b"/") {
+                    true => redirect,
+                    false => {
+                        let parent = names[..at].join(&b'/');
+                        [parent.as_slice(), &redirect].join(&b'/')
+                    }
+                };
+                for name in &names[at + 1..] {
+                    path.push(b'/');
+                    path.extend_from_slice(name);
+                }
+                walked.redirected = Some(path);
+            }
+        }
+        dir = held;
+    }
+    Ok(walked)
+}
+
+impl Act<'_> {
+    /// What `name` in `dir` is; `None` for nothing. `ENOTDIR`; `EIO` where marks contradict each
+    /// other or what lies in the lowers is not what was recorded.
+    pub(crate) fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+        dir.dir()?;
+        if dir.state().is_removed || self.is_canary(dir, name) {
+            return Ok(None);
+        }
+        let above = match dir.upper() {
+            Some(upper) => entry(&upper, name)?,
+            None => Entry::Absent,
+        };
+        match above {
+            Entry::Whiteout => Ok(None),
+            Entry::Absent => self.find_in_lowers(dir, name),
+            Entry::Node(held, attr) if attr.kind == Kind::Dir => {
+                self.find_dir(dir, name, held, attr).map(Some)
+            }
+            Entry::Node(held, attr) => self.find_file(dir, name, held, attr).map(Some),
+        }
+    }
+
+    /// Whether this is the name that no user sees.
+    pub(crate) fn is_canary(&self, dir: &Node, name: &[u8]) -> bool {
+        dir.ino == self.root.ino && name == CANARY
+    }
+
+    /// Whether anything would be seen as `name` in `dir` if the upper had no such entry.
+    pub(crate) fn is_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<bool> {
+        for lower in &dir.lowers {
+            match entry(&lower.held, name)? {
+                Entry::Absent => {}
+                Entry::Whiteout => return Ok(false),
+                Entry::Node(..) => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    fn find_dir(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
+        let mut below = InLowers::default();
+        if held.mark(Mark::Opaque)?.is_none_or(|value| value != b"y") {
+            let redirect = held.mark(Mark::Redirect)?;
+            if redirect.is_some() || !dir.lowers.is_empty() {
+                let way = Way::redirected(name, redirect);
+                below = self.search(dir, way, Some(true))?;
+            }
+        }
+        Ok(found(Some((held, attr)), below))
+    }
+
+    fn find_file(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
+        if dir.lowers.is_empty() && !dir.state().is_impure {
+            return Ok(found(Some((held, attr)), InLowers::default()));
+        }
+        let record = held.mark(Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let metacopy = match attr.kind {
+            Kind::File => held.mark(Mark::Metacopy)?,
+            _ => None,
+        };
+        let mut lower = InLowers::default();
+        // What overlayfs copied up has the number of what is below it.
+        if metacopy.is_some() || record.is_none() && held.mark(Mark::Origin)?.is_some() {
+            let redirect = held.mark(Mark::Redirect)?;
+            lower = self.search(dir, Way::redirected(name, redirect), Some(false))?;
+            if lower.attr.is_some_and(|lower| lower.kind != attr.kind) {
+                lower = InLowers::default();
+            }
+        }
+        self.above(held, attr, lower, (record, metacopy))
+    }
+
+    fn find_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+        let lower = self.search(dir, Way::Name(name.to_vec()), None)?;
+        let Some(attr) = lower.attr else { return Ok(None) };
+        let indexed = match &self.upper {
+            Some(upper) if attr.kind != Kind::Dir && attr.nlink > 1 => {
+                let number = self.number(&lower.lowers[0]);
+                upper.index.lookup(&crate::upper::index_name(number))?
+            }
+            _ => None,
+        };
+        let Some((held, upper)) = indexed else { return Ok(Some(found(None, lower))) };
+        let record = held.mark(Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let metacopy = held.mark(Mark::Metacopy)?;
+        self.above(held, upper, lower, (record, metacopy)).map(Some)
+    }
+
+    /// A file in the upper, with what lies below it.
+    fn above(
+        &self,
+        held: Held,
+        attr: Attr,
+        lower: InLowers,
+        (record, metacopy): (Option<Record>, Option<Vec<u8>>),
+    ) -> Result<Found> {
+        let mut all = found(None, lower);
+        all.below = match metacopy {
+            None => None,
+            Some(value) => self.below(&all, &attr, &record, &value)?,
+        };
+        let links = held.mark(Mark::Nlink)?;
+        all.uncovered = links.as_deref().and_then(crate::upper::uncovered);
+        all.record = record;
+        all.upper = Some((held, attr));
+        Ok(all)
+    }
+
+    /// What a file that is not whole still has in the lower.
+    fn below(
+        &self,
+        all: &Found,
+        attr: &Attr,
+        record: &Option<Record>,
+        metacopy: &[u8],
+    ) -> Result<Option<Below>> {
+        let data = all.data.as_ref().or(all.lowers.first()).ok_or(Errno::EIO)?;
+        let lower = data.held.attr()?;
+        let recorded = match record {
+            Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
+                return Err(Errno::EIO);
+            }
+            Some(record) => record.bound.unwrap_or(lower.size),
+            None if metacopy == BLOCKS => return Err(Errno::EIO),
+            None => lower.size,
+        };
+        let bound = recorded.min(attr.size);
+        let whole = metacopy != BLOCKS && bound == lower.size && attr.size == lower.size;
+        let below = Below { bound, mark_is_wide: bound < recorded, whole };
+        Ok((bound > 0).then_some(below))
+    }
+
+    /// Searches the lowers. `dirs`: directories alone, anything but directories, either.
+    fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
+        let mut way = way;
+        let mut found = InLowers::default();
+        // A file without data of its own was found.
+        let mut wants_data = false;
+        let last = self.lowers.len().saturating_sub(1);
+        for (index, layer) in self.lowers.iter().enumerate() {
+            let walked = self.look(dir, &way, (index, layer))?;
+            let here = way.path(dir);
+            if let Some(path) = walked.redirected {
+                way = Way::Path(path);
+            }
+            let (held, attr) = match walked.entry {
+                Entry::Node(held, attr) => (held, attr),
+                _ if walked.is_end => break,
+                _ => continue,
+            };
+            let is_dir = attr.kind == Kind::Dir;
+            let wanted = found.attr.map_or(dirs, |first: Attr| Some(first.kind == Kind::Dir));
+            if wanted.is_some_and(|wanted| wanted != is_dir) {
+                break;
+            }
+            let lower = Lower { index, held };
+            if found.lowers.is_empty() {
+                (found.attr, found.path) = (Some(attr), here);
+            }
+            let deeper = index < last && matches!(attr.kind, Kind::Dir | Kind::File);
+            let mark = match attr.kind {
+                Kind::Dir if deeper => lower.held.mark(Mark::Opaque)?.filter(|value| value == b"y"),
+                Kind::File => lower.held.mark(Mark::Metacopy)?,
+                _ => None,
+            };
+            let goes_on = match (is_dir, &mark) {
+                (true, mark) => mark.is_none(),
+                (false, Some(value)) if value == BLOCKS => return Err(Errno::EIO),
+                (false, mark) => mark.is_some(),
+            };
+            let redirect = if goes_on && deeper { lower.held.mark(Mark::Redirect)? } else { None };
+            match wants_data && !goes_on {
+                true => found.data = Some(lower),
+                false if is_dir || found.lowers.is_empty() => found.lowers.push(lower),
+                false => {}
+            }
+            wants_data = !is_dir && goes_on;
+            if !goes_on || walked.is_end {
+                break;
+            }
+            if let Some(redirect) = redirect {
+                way = Way::redirected(b"", Some(redirect));
+            }
+        }
+        if wants_data { Err(Errno::EIO) } else { Ok(found) }
+    }
+
+    /// Looks for something in one lower.
+    fn look(&self, dir: &Node, way: &Way, (index, layer): (usize, &Arc<Layer>)) -> Result<Walked> {
+        let name = match way {
+            Way::Path(path) => return walk(layer, path, index + 1 < self.lowers.len()),
+            Way::Name(name) => name,
+        };
+        let lower = dir.lowers.iter().find(|lower| lower.index == index);
+        let entry = lower.map_or(Ok(Entry::Absent), |lower| entry(&lower.held, name))?;
+        let is_end = matches!(entry, Entry::Whiteout);
+        Ok(Walked { entry, is_end, redirected: None })
+    }
+
+    /// The number in the union of an inode of a lower.
+    pub(crate) fn number(&self, lower: &Lower) -> Ino {
+        self.table.number(self.from_lowest(lower.index), lower.held.ino())
+    }
+
+    /// A lower's place, counted from the lowest: it stays when layers are put on top.
+    pub(crate) fn from_lowest(&self, index: usize) -> usize {
+        self.lowers.len() - 1 - index
+    }
+
+    /// The number that what was found has in the union, and its generation.
+    pub(crate) fn identity(&self, found: &Found) -> (Ino, u64) {
+        let is_dir = found.kind() == Kind::Dir;
+        match (&found.record, found.lowers.first(), &found.upper) {
+            (Some(record), _, _) if !is_dir => {
+                (self.table.number(record.layer.into(), record.ino), record.generation)
+            }
+            (_, Some(lower), _) => {
+                (self.number(lower), found.lower_attr.map_or(0, |attr| attr.generation))
+            }
+            (_, None, Some((held, attr))) => (held.ino(), attr.generation),
+            (_, None, None) => (Ino(0), 0),
+        }
+    }
+
+    /// The node of what was found as `name` in `dir`.
+    pub(crate) fn node(&self, dir: &Arc<Node>, name: &[u8], found: Found) -> Result<Arc<Node>> {
+        if let Some((held, _)) = &found.upper
+            && let Some(node) = self.table.of_upper(held.ino())
+        {
+            return Ok(node);
+        }
+        let (ino, generation) = self.identity(&found);
+        let kind = found.kind();
+        let is_impure = match &found.upper {
+            Some((held, _)) if kind == Kind::Dir => {
+                !found.lowers.is_empty() || held.mark(Mark::Impure)?.is_some()
+            }
+            _ => false,
+        };
+        let own = found.upper.as_ref().map(|(held, attr)| (held.ino(), attr.generation));
+        let parts = |(ino, generation)| Parts {
+            ino,
+            generation,
+            kind,
+            lowers: found.lowers.clone(),
+            data: found.data.clone(),
+            lower_path: found.lower_path.clone().into(),
+            state: State {
+                upper: found.upper.as_ref().map(|(held, _)| held.clone()),
+                place: Some(Place { dir: dir.clone(), name: name.into() }),
+                below: found.below,
+                uncovered: found.uncovered,
+                is_impure,
+                ..State::default()
+            },
+        };
+        if let Some(node) = self.table.enter(parts((ino, generation))) {
+            return Ok(node);
+        }
+        // Two inodes that were one in the lower: a hard link that was broken by a copy-up.
+        let other = own.or_else(|| {
+            let lower = found.lowers.first()?;
+            let index = self.from_lowest(lower.index);
+            Some((self.table.other_number(index, lower.held.ino()), generation))
+        });
+        other.and_then(|other| self.table.enter(parts(other))).ok_or(Errno::ESTALE)
+    }
+}
+
+/// Something that the upper alone has.
+pub(crate) fn in_upper(held: Held, attr: Attr) -> Found {
+    found(Some((held, attr)), InLowers::default())
+}
+
+fn found(upper: Option<(Held, Attr)>, lower: InLowers) -> Found {
+    let InLowers { lowers, attr, data, path } = lower;
+    Found {
+        upper,
+        lowers,
+        lower_attr: attr,
+        data,
+        lower_path: path,
+        record: None,
+        below: None,
+        uncovered: None,
+    }
+}

@@ -1,0 +1,172 @@
+//! One layer: a libservice and the inodes of it that nodes of unions hold.
+//!
+//! The seam counts no lookups: one `forget` ends what any number of lookups began. Several nodes
+//! may hold one inode of a layer, so each layer counts its holders and forgets an inode with the
+//! last one.
+//!
+//! # Locking
+//!
+//! `asking → held`. A lookup shares `asking` until its result is counted; a `forget` has it alone,
+//! so that no inode is forgotten between a lookup's answer and its count.
+
+use std::fmt;
+
+use polylane_base::sync::{Arc, Mutex, RwLock};
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::{Attr, FileSystem, Kind};
+use rustc_hash::FxHashMap;
+
+use crate::marks::{Mark, Space};
+
+/// A libservice as a layer of unions. Thread-safe; several unions may share one lower.
+pub struct Layer {
+    fs: Arc<dyn FileSystem>,
+    root: Ino,
+    space: Space,
+    asking: RwLock<()>,
+    held: Mutex<FxHashMap<Ino, u32>>,
+}
+
+/// An inode of a layer that is not forgotten while this lives.
+pub(crate) struct Held {
+    layer: Arc<Layer>,
+    ino: Ino,
+}
+
+impl Layer {
+    /// A layer whose root is that of `fs`. Errors: those of [`FileSystem::root`]; `ENOTDIR` when
+    /// that is no directory.
+    pub fn new(fs: Arc<dyn FileSystem>) -> Result<Arc<Layer>> {
+        let root = fs.root()?;
+        if root.kind != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        // What keeps no attributes of the trusted name space says so of any of them.
+        let space = match fs.getxattr(root.ino, &Mark::Opaque.name(Space::Trusted)) {
+            Ok(_) | Err(Errno::ENODATA) => Space::Trusted,
+            Err(_) => Space::User,
+        };
+        let (asking, held) = (RwLock::new(()), Mutex::new(FxHashMap::default()));
+        Ok(Arc::new(Layer { fs, root: root.ino, space, asking, held }))
+    }
+
+    /// The libservice.
+    pub(crate) fn fs(&self) -> &dyn FileSystem {
+        &*self.fs
+    }
+
+    /// The name space of its marks.
+    pub(crate) fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Its root, which no `forget` ends.
+    pub(crate) fn root(self: &Arc<Self>) -> Held {
+        Held { layer: self.clone(), ino: self.root }
+    }
+
+    /// `FileSystem::lookup`; the result is held. `None` for `ENOENT`.
+    pub(crate) fn lookup(self: &Arc<Self>, dir: Ino, name: &[u8]) -> Result<Option<(Held, Attr)>> {
+        let _asking = self.asking.read();
+        match self.fs.lookup(dir, name) {
+            Ok(attr) => Ok(Some((self.count(attr.ino), attr))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Holds an inode that was just made.
+    pub(crate) fn adopt(self: &Arc<Self>, ino: Ino) -> Held {
+        let _asking = self.asking.read();
+        self.count(ino)
+    }
+
+    /// A mark of an inode, if it has it.
+    pub(crate) fn mark(&self, ino: Ino, mark: Mark) -> Result<Option<Vec<u8>>> {
+        match self.fs.getxattr(ino, &mark.name(self.space)) {
+            Ok(value) => Ok(Some(value)),
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM | Errno::EACCES) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn count(self: &Arc<Self>, ino: Ino) -> Held {
+        if ino != self.root {
+            *self.held.lock().entry(ino).or_insert(0) += 1;
+        }
+        Held { layer: self.clone(), ino }
+    }
+
+    fn let_go(&self, ino: Ino) {
+        if ino == self.root {
+            return;
+        }
+        let last = |held: &mut FxHashMap<Ino, u32>| {
+            let Some(count) = held.get_mut(&ino) else { return false };
+            *count -= 1;
+            *count == 0
+        };
+        if !last(&mut self.held.lock()) {
+            return;
+        }
+        let _asking = self.asking.write();
+        // A lookup may have come between the two locks.
+        let mut held = self.held.lock();
+        if held.get(&ino) == Some(&0) {
+            held.remove(&ino);
+            drop(held);
+            self.fs.forget(ino);
+        }
+    }
+}
+
+impl Held {
+    /// Its number in its layer.
+    pub(crate) fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// Its layer.
+    pub(crate) fn layer(&self) -> &Arc<Layer> {
+        &self.layer
+    }
+
+    /// The libservice of its layer.
+    pub(crate) fn fs(&self) -> &dyn FileSystem {
+        &*self.layer.fs
+    }
+
+    /// Its state.
+    pub(crate) fn attr(&self) -> Result<Attr> {
+        self.fs().getattr(self.ino)
+    }
+
+    /// A mark that it has.
+    pub(crate) fn mark(&self, mark: Mark) -> Result<Option<Vec<u8>>> {
+        self.layer.mark(self.ino, mark)
+    }
+
+    /// An entry of it.
+    pub(crate) fn lookup(&self, name: &[u8]) -> Result<Option<(Held, Attr)>> {
+        self.layer.lookup(self.ino, name)
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Held {
+        // It is held, so it is not being forgotten.
+        self.layer.count(self.ino)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.layer.let_go(self.ino);
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ino.fmt(f)
+    }
+}

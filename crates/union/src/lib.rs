@@ -1,0 +1,350 @@
+//! `union`: any number of read-only lowers under one upper, as one libservice.
+//!
+//! ```text
+//!  Vfs ──► Union ──┬─► Upper ──► memfs · hostdir · ext4      changes
+//!                  └─► Layer, Layer, … ──► any libservice     reads
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `layer.rs` | a libservice, and which of its inodes are held |
+//! | `marks.rs` | attributes in layers: overlayfs' and ours |
+//! | `upper.rs` | the upper's directories, whiteouts, what is made aside |
+//! | `node.rs` | inodes of the union |
+//! | `find.rs` | what a name is |
+//! | `list.rs` | what names there are |
+//! | `state.rs` | attributes and extended attributes |
+//! | `copy_up.rs` | a lower's inode gets one in the upper |
+//! | `names.rs`, `rename.rs` | changes of names |
+//! | `data.rs` | files whose data is in two layers |
+//! | `solidify.rs` | all files whole |
+//!
+//! Formats and rules: docs/design/union.md.
+//!
+//! # Invariants
+//!
+//! - Lowers are never written.
+//! - A file whose data is in two layers has the lower's below its bound where the upper has a hole,
+//!   and its own everywhere else. The mark is in the upper before the first block is.
+//! - What has a name in the upper is complete: it is made aside and then moved to its name.
+//!
+//! # Locking
+//!
+//! `changing → state of a node, the table (leaves) → layers`. Changes of names and copy-ups have
+//! `changing` alone, lookups and listings share it. Reads and writes of data do not take it.
+#![forbid(unsafe_code)]
+
+mod copy_up;
+mod data;
+mod error;
+mod find;
+mod layer;
+mod list;
+mod marks;
+mod names;
+mod node;
+mod rename;
+mod solidify;
+mod state;
+mod upper;
+
+use std::ops::Deref;
+
+use polylane_base::sync::{Arc, RwLock};
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::{
+    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+};
+
+pub use error::OpenError;
+pub use layer::Layer;
+use node::{Lower, Node, Parts, State, Table};
+use upper::Upper;
+
+/// A union. Thread-safe; see the module header.
+pub struct Union {
+    lowers: Vec<Arc<Layer>>,
+    upper: Option<Upper>,
+    table: Arc<Table>,
+    root: Arc<Node>,
+    changing: RwLock<()>,
+    character: Character,
+}
+
+/// One operation on a union.
+pub(crate) struct Act<'a> {
+    union: &'a Union,
+}
+
+impl Deref for Act<'_> {
+    type Target = Union;
+
+    fn deref(&self) -> &Union {
+        self.union
+    }
+}
+
+impl Union {
+    /// A union of `lowers`, the uppermost first, under `upper`; without one it is read-only. An
+    /// empty upper is prepared, one that a union or overlayfs wrote is gone on with.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]. Nothing is changed in an upper that is refused.
+    pub fn open(
+        lowers: Vec<Arc<Layer>>,
+        upper: Option<Arc<dyn FileSystem>>,
+    ) -> std::result::Result<Union, OpenError> {
+        if lowers.is_empty() {
+            return Err(OpenError::NoLayers);
+        }
+        let mut roots = Vec::new();
+        for (index, layer) in lowers.iter().enumerate() {
+            let held = layer.root();
+            held.attr().map_err(|errno| OpenError::Lower(index, errno))?;
+            roots.push(Lower { index, held });
+        }
+        let like = roots.first().and_then(|lower| lower.held.attr().ok());
+        let upper = upper.map(|fs| Upper::open(fs, like.as_ref())).transpose()?;
+        let failed = |errno| OpenError::Lower(0, errno);
+        let top = roots[0].held.attr().map_err(failed)?;
+        let table = Arc::new(Table::default());
+        let parts = Parts {
+            ino: table.number(lowers.len() - 1, top.ino),
+            generation: top.generation,
+            kind: Kind::Dir,
+            lowers: roots,
+            data: None,
+            lower_path: Box::default(),
+            state: State {
+                upper: upper.as_ref().map(|upper| upper.root.clone()),
+                is_impure: true,
+                ..State::default()
+            },
+        };
+        let root = table.enter(parts).ok_or(failed(Errno::EIO))?;
+        let character = character(&lowers, upper.as_ref());
+        Ok(Union { lowers, upper, table, root, changing: RwLock::new(()), character })
+    }
+
+    fn act(&self) -> Act<'_> {
+        Act { union: self }
+    }
+}
+
+/// The upper's; a lower does not change, and is cached where any layer wants that.
+fn character(lowers: &[Arc<Layer>], upper: Option<&Upper>) -> Character {
+    let lower = lowers[0].fs().character();
+    let above = upper.map(|upper| upper.fs().character());
+    let cache_data = |layer: &Arc<Layer>| layer.fs().character().cache_data;
+    Character {
+        cache_data: lowers.iter().any(cache_data) || above.is_some_and(|above| above.cache_data),
+        volatile: false,
+        read_only: above.is_none_or(|above| above.read_only),
+        ..above.unwrap_or(lower)
+    }
+}
+
+impl FileSystem for Union {
+    fn character(&self) -> Character {
+        self.character
+    }
+
+    fn root(&self) -> Result<Attr> {
+        self.act().attr(&self.root)
+    }
+
+    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let act = self.act();
+        let dir = self.table.get(dir)?;
+        let _shared = self.changing.read();
+        let found = act.find(&dir, name)?.ok_or(Errno::ENOENT)?;
+        act.attr(&*act.node(&dir, name, found)?)
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.act().attr(&*self.table.get(ino)?)
+    }
+
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.act().set(&self.table.get(ino)?, set)
+    }
+
+    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        let dir = self.table.get(dir)?;
+        let _alone = self.changing.write();
+        self.act().create(&dir, name, new)
+    }
+
+    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+        self.table.get(dir)?.dir()?;
+        let _alone = self.changing.write();
+        self.act().create_unlinked(new)
+    }
+
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let (node, dir) = (self.table.get(ino)?, self.table.get(dir)?);
+        let _alone = self.changing.write();
+        self.act().link(&node, &dir, name)
+    }
+
+    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let dir = self.table.get(dir)?;
+        let _alone = self.changing.write();
+        self.act().unlink(&dir, name)
+    }
+
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let dir = self.table.get(dir)?;
+        let _alone = self.changing.write();
+        self.act().rmdir(&dir, name)
+    }
+
+    fn rename(
+        &self,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        mode: RenameMode,
+    ) -> Result<Renamed> {
+        let (from_dir, to_dir) = (self.table.get(from_dir)?, self.table.get(to_dir)?);
+        let _alone = self.changing.write();
+        self.act().rename((&from_dir, from), (&to_dir, to), mode)
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let held = self.act().top(&*self.table.get(ino)?)?;
+        held.fs().readlink(held.ino())
+    }
+
+    fn readdir(
+        &self,
+        dir: Ino,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let act = self.act();
+        let dir = self.table.get(dir)?;
+        let mut from = from;
+        loop {
+            let shared = self.changing.read();
+            let listed = act.list(&dir, from)?;
+            drop(shared);
+            let Some(last) = listed.last() else { return Ok(()) };
+            from = last.next;
+            for list::Listed { name, kind, ino, next } in &listed {
+                if !each(DirEntry { ino: *ino, next: *next, kind: *kind, name }) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+        self.act().read(&*self.table.get(ino)?, offset, len, sink)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
+        self.act().write(&self.table.get(ino)?, offset, source)
+    }
+
+    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> Result<()> {
+        let upper = self.act().written(&self.table.get(ino)?)?;
+        upper.fs().reserve(upper.ino(), offset, len, from)
+    }
+
+    fn unreserve(&self, ino: Ino, offset: u64) {
+        if let Ok(Some(upper)) = self.table.get(ino).map(|node| node.upper()) {
+            upper.fs().unreserve(upper.ino(), offset);
+        }
+    }
+
+    fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
+        self.upper.as_ref()?.fs().blocks_for(bytes, pieces)
+    }
+
+    fn reserve_blocks(&self, count: u64) -> Result<()> {
+        self.act().upper()?.fs().reserve_blocks(count)
+    }
+
+    fn release_blocks(&self, count: u64) {
+        if let Some(upper) = &self.upper {
+            upper.fs().release_blocks(count);
+        }
+    }
+
+    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
+        let upper = self.act().written(&self.table.get(ino)?)?;
+        upper.fs().reserve_aside(upper.ino(), offset, len, left)
+    }
+
+    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
+        let node = self.table.get(ino)?;
+        let act = self.act();
+        act.fallocate(&node, mode, (offset, len))?;
+        act.attr(&node)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        self.act().seek(&*self.table.get(ino)?, offset, target)
+    }
+
+    fn trim(&self, len_min: u64) -> Result<u64> {
+        self.act().upper()?.fs().trim(len_min)
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.act().getxattr(&*self.table.get(ino)?, name)
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
+        self.act().setxattr(&self.table.get(ino)?, name, value, mode)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.act().listxattr(&*self.table.get(ino)?)
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
+        self.act().removexattr(&self.table.get(ino)?, name)
+    }
+
+    fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        perm: Option<u32>,
+    ) -> Result<Attr> {
+        let node = self.table.get(ino)?;
+        let upper = self.act().copied_up(&node)?;
+        upper.fs().set_acl(upper.ino(), kind, acl, perm)?;
+        self.act().attr(&node)
+    }
+
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        match self.table.get(ino)?.upper() {
+            Some(upper) => upper.fs().fsync(upper.ino(), data_only),
+            None => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.upper.as_ref().map_or(Ok(()), |upper| upper.fs().sync())
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        match &self.upper {
+            Some(upper) => upper.fs().statfs(),
+            None => self.lowers[0].fs().statfs(),
+        }
+    }
+
+    fn forget(&self, ino: Ino) {
+        if ino != self.root.ino {
+            self.table.forget(ino);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Streams of directories.
+//!
+//! A directory without lowers is listed as its layer lists it. One that has lowers is listed in two
+//! parts: first the names that the lowers have, in an order that never changes, then the names that
+//! the upper alone has. A name that is copied up while a stream goes on keeps its place, so that it
+//! is seen exactly once.
+//!
+//! # Positions
+//!
+//! | position | goes on |
+//! |---|---|
+//! | 0 ..= number of names in the lowers | with that name of the lowers |
+//! | 2⁴⁰ + n | in the upper, at its n-th position that a stream of this node has met |
+
+use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Ino, Result};
+use polylane_vfs::fs::{DirEntry, Kind};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::find::{self, Entry};
+use crate::layer::Held;
+use crate::node::Node;
+use crate::upper::CANARY;
+use crate::Act;
+
+/// Entries that are looked at together.
+const BATCH: usize = 64;
+
+/// Positions from here on are in the upper.
+const IN_UPPER: u64 = 1 << 40;
+
+/// A name in the lowers of a directory.
+struct Name {
+    name: Box<[u8]>,
+    kind: Kind,
+    ino: Ino,
+}
+
+/// What streams of one directory with lowers have in common. Thread-safe.
+pub(crate) struct Stream {
+    names: Vec<Name>,
+    known: FxHashSet<Box<[u8]>>,
+    positions: Mutex<Positions>,
+}
+
+#[derive(Default)]
+struct Positions {
+    by_number: Vec<u64>,
+    numbers: FxHashMap<u64, u64>,
+}
+
+impl Positions {
+    /// The number of a position of the upper.
+    fn number(&mut self, position: u64) -> u64 {
+        let next = self.by_number.len() as u64;
+        *self.numbers.entry(position).or_insert_with(|| {
+            self.by_number.push(position);
+            next
+        })
+    }
+}
+
+/// An entry as the union shows it.
+pub(crate) struct Listed {
+    pub(crate) name: Vec<u8>,
+    pub(crate) kind: Kind,
+    pub(crate) ino: Ino,
+    pub(crate) next: u64,
+}
+
+/// An entry of a layer.
+struct Raw {
+    name: Vec<u8>,
+    kind: Kind,
+    ino: Ino,
+    next: u64,
+}
+
+/// Entries of one layer from `from` on, at most `count`.
+fn batch(dir: &Held, from: u64, count: usize) -> Result<Vec<Raw>> {
+    let mut all = Vec::new();
+    dir.fs().readdir(dir.ino(), from, &mut |entry: DirEntry<'_>| {
+        let DirEntry { ino, next, kind, name } = entry;
+        all.push(Raw { name: name.to_vec(), kind, ino, next });
+        all.len() < count
+    })?;
+    Ok(all)
+}
+
+impl Act<'_> {
+    /// The entries that follow position `from`: none at the end only.
+    pub(crate) fn list(&self, dir: &Arc<Node>, from: u64) -> Result<Vec<Listed>> {
+        dir.dir()?;
+        if dir.state().is_removed {
+            return Ok(Vec::new());
+        }
+        let upper = dir.upper();
+        if dir.lowers.is_empty() {
+            let Some(upper) = upper else { return Ok(Vec::new()) };
+            return self.list_upper(dir, &upper, from, None);
+        }
+        let stream = self.stream(dir)?;
+        let mut from = from;
+        if from < IN_UPPER {
+            let start = usize::try_from(from).unwrap_or(usize::MAX).min(stream.names.len());
+            let all = self.list_lowers(dir, upper.as_ref(), &stream, start)?;
+            if !all.is_empty() {
+                return Ok(all);
+            }
+            from = IN_UPPER;
+        }
+        match upper {
+            Some(upper) => self.list_upper(dir, &upper, from - IN_UPPER, Some(&stream)),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether a directory has no entries.
+    pub(crate) fn is_empty(&self, dir: &Arc<Node>) -> Result<bool> {
+        Ok(self.list(dir, 0)?.is_empty())
+    }
+
+    /// The names of the lowers, and positions in the upper.
+    fn stream(&self, dir: &Node) -> Result<Arc<Stream>> {
+        if let Some(stream) = dir.state().stream.clone() {
+            return Ok(stream);
+        }
+        let (names, known) = self.names_in_lowers(dir)?;
+        let mut positions = Positions::default();
+        positions.number(0);
+        let stream = Arc::new(Stream { names, known, positions: Mutex::new(positions) });
+        // Whichever was first stays: positions are numbered in one place.
+        Ok(dir.state().stream.get_or_insert(stream).clone())
+    }
+
+    fn names_in_lowers(&self, dir: &Node) -> Result<(Vec<Name>, FxHashSet<Box<[u8]>>)> {
+        let mut names = Vec::new();
+        let mut known: FxHashSet<Box<[u8]>> = FxHashSet::default();
+        let mut seen: FxHashSet<Vec<u8>> = FxHashSet::default();
+        for lower in &dir.lowers {
+            let files = find::has_files_as_whiteouts(&lower.held)?;
+            for raw in batch(&lower.held, 0, usize::MAX)? {
+                if seen.contains(&raw.name) {
+                    continue;
+                }
+                let suspect = raw.kind == Kind::Char || files && raw.kind == Kind::File;
+                if !suspect || matches!(find::entry(&lower.held, &raw.name)?, Entry::Node(..)) {
+                    let ino = self.table.number(self.from_lowest(lower.index), raw.ino);
+                    known.insert(raw.name.as_slice().into());
+                    names.push(Name { name: raw.name.as_slice().into(), kind: raw.kind, ino });
+                }
+                seen.insert(raw.name);
+            }
+        }
+        Ok((names, known))
+    }
+
+    fn list_lowers(
+        &self,
+        dir: &Node,
+        upper: Option<&Held>,
+        stream: &Stream,
+        start: usize,
+    ) -> Result<Vec<Listed>> {
+        let mut all = Vec::new();
+        for (at, entry) in stream.names.iter().enumerate().skip(start) {
+            let above = match upper {
+                Some(upper) => upper.lookup(&entry.name)?.is_some(),
+                None => false,
+            };
+            let (mut kind, mut ino) = (entry.kind, entry.ino);
+            if above {
+                let Some(found) = self.find(dir, &entry.name)? else { continue };
+                (kind, ino) = (found.kind(), self.identity(&found).0);
+            }
+            all.push(Listed { name: entry.name.to_vec(), kind, ino, next: at as u64 + 1 });
+            if all.len() == BATCH {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Lists the upper, without the names of the lowers, which were listed before.
+    fn list_upper(
+        &self,
+        dir: &Node,
+        upper: &Held,
+        from: u64,
+        stream: Option<&Stream>,
+    ) -> Result<Vec<Listed>> {
+        let mut from = match stream {
+            None => from,
+            Some(stream) => {
+                let positions = stream.positions.lock();
+                let number = usize::try_from(from).unwrap_or(usize::MAX);
+                let Some(position) = positions.by_number.get(number) else { return Ok(Vec::new()) };
+                *position
+            }
+        };
+        let is_root = dir.ino == self.root.ino;
+        let is_pure = dir.lowers.is_empty() && !dir.state().is_impure;
+        let files = find::has_files_as_whiteouts(upper)?;
+        loop {
+            let raw = batch(upper, from, BATCH)?;
+            let Some(last) = raw.last() else { return Ok(Vec::new()) };
+            from = last.next;
+            let mut all = Vec::new();
+            for Raw { name, kind, ino, next } in raw {
+                let is_hidden = is_root && name == CANARY
+                    || stream.is_some_and(|stream| stream.known.contains(name.as_slice()));
+                if is_hidden {
+                    continue;
+                }
+                let suspect = kind == Kind::Char || files && kind == Kind::File;
+                let mut shown = (kind, ino);
+                if suspect || !is_pure {
+                    let Some(found) = self.find(dir, &name)? else { continue };
+                    shown = (found.kind(), self.identity(&found).0);
+                }
+                let next = match stream {
+                    None => next,
+                    Some(stream) => IN_UPPER + stream.positions.lock().number(next),
+                };
+                all.push(Listed { name, kind: shown.0, ino: shown.1, next });
+            }
+            if !all.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! New names and names that go.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
+
+use crate::find::{self, Entry};
+use crate::layer::Held;
+use crate::marks::Mark;
+use crate::node::{Node, Parts, Place, State};
+use crate::Act;
+
+/// What the upper has where a new name is wanted.
+pub(crate) enum Gap {
+    /// Nothing, and the lowers neither.
+    Free,
+    /// A whiteout; whether the lowers have something under it.
+    Whiteout(bool),
+}
+
+impl Act<'_> {
+    /// A directory's inode in the upper, to be changed. `ENOENT` for one that was removed.
+    pub(crate) fn open_dir(&self, dir: &Arc<Node>) -> Result<Held> {
+        dir.dir()?;
+        if dir.state().is_removed {
+            return Err(Errno::ENOENT);
+        }
+        self.copy_up(dir, None)
+    }
+
+    /// Looks where a new name is wanted. `EEXIST`; `EPERM` for the name that is ours.
+    fn gap(&self, dir: &Node, held: &Held, name: &[u8]) -> Result<Gap> {
+        if self.is_canary(dir, name) {
+            return Err(Errno::EPERM);
+        }
+        let in_lowers = self.is_in_lowers(dir, name)?;
+        match find::entry(held, name)? {
+            Entry::Node(..) => Err(Errno::EEXIST),
+            Entry::Whiteout => Ok(Gap::Whiteout(in_lowers)),
+            Entry::Absent if in_lowers => Err(Errno::EEXIST),
+            Entry::Absent => Ok(Gap::Free),
+        }
+    }
+
+    /// `FileSystem::create`.
+    pub(crate) fn create(
+        &self,
+        dir: &Arc<Node>,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<Changed> {
+        // What would be a whiteout.
+        if new.kind == Kind::Char && new.rdev == 0 {
+            return Err(Errno::EPERM);
+        }
+        let upper = self.upper()?;
+        let held = self.open_dir(dir)?;
+        let made = match self.gap(dir, &held, name)? {
+            Gap::Free => {
+                let made = upper.fs().create(held.ino(), name, new)?;
+                upper.layer.adopt(made.node.ino)
+            }
+            Gap::Whiteout(in_lowers) => {
+                let (aside, made, _) = upper.make(new)?;
+                if new.kind == Kind::Dir && in_lowers {
+                    let marked = upper.set_mark(made.ino(), Mark::Opaque, b"y");
+                    marked.inspect_err(|_| upper.discard(&aside))?;
+                }
+                upper.place_over((&aside, new.kind), &held, name)?;
+                made
+            }
+        };
+        let attr = made.attr()?;
+        let node = self.node(dir, name, find::in_upper(made, attr))?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
+    }
+
+    /// `FileSystem::create_unlinked`.
+    pub(crate) fn create_unlinked(&self, new: &NewNode<'_>) -> Result<Attr> {
+        let upper = self.upper()?;
+        let attr = upper.fs().create_unlinked(upper.root.ino(), new)?;
+        let held = upper.layer.adopt(attr.ino);
+        let node = self.table.enter(Parts {
+            ino: attr.ino,
+            generation: attr.generation,
+            kind: attr.kind,
+            lowers: Vec::new(),
+            data: None,
+            lower_path: Box::default(),
+            state: State { upper: Some(held), ..State::default() },
+        });
+        self.attr(&*node.ok_or(Errno::ESTALE)?)
+    }
+
+    /// `FileSystem::link`.
+    pub(crate) fn link(&self, node: &Arc<Node>, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
+        if node.kind == Kind::Dir {
+            return Err(Errno::EPERM);
+        }
+        let upper = self.upper()?;
+        let dir_held = self.open_dir(dir)?;
+        let gap = self.gap(dir, &dir_held, name)?;
+        let held = self.copy_up(node, None)?;
+        self.redirect(node, &held)?;
+        self.make_impure(dir, &dir_held)?;
+        match gap {
+            Gap::Free => drop(upper.fs().link(held.ino(), dir_held.ino(), name)?),
+            Gap::Whiteout(_) => {
+                let aside = upper.fresh_name();
+                upper.fs().link(held.ino(), upper.tmp(), &aside)?;
+                upper.place_over((&aside, node.kind), &dir_held, name)?;
+            }
+        }
+        node.state().place.get_or_insert_with(|| Place { dir: dir.clone(), name: name.into() });
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(node)? })
+    }
+
+    /// `FileSystem::unlink`.
+    pub(crate) fn unlink(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
+        let upper = self.upper()?;
+        let held = self.open_dir(dir)?;
+        let found = self.find(dir, name)?.ok_or(Errno::ENOENT)?;
+        if found.kind() == Kind::Dir {
+            return Err(Errno::EISDIR);
+        }
+        let node = self.node(dir, name, found)?;
+        self.before_removal(&node)?;
+        let is_covered = held.lookup(name)?.is_some();
+        match self.is_in_lowers(dir, name)? {
+            true => upper.white_out(&held, name)?,
+            false => drop(upper.fs().unlink(held.ino(), name)?),
+        }
+        self.after_removal(&node, (dir, name), is_covered)?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
+    }
+
+    /// Before a name of a file goes: one of several names in the lowers is counted in the upper.
+    pub(crate) fn before_removal(&self, node: &Arc<Node>) -> Result<()> {
+        if node.upper().is_some() || node.kind == Kind::Dir {
+            return Ok(());
+        }
+        let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
+        match lower.held.attr()?.nlink > 1 {
+            true => self.copy_up(node, None).map(|_| ()),
+            false => Ok(()),
+        }
+    }
+
+    /// After a name of a node went. `is_covered`: the upper had it.
+    pub(crate) fn after_removal(
+        &self,
+        node: &Arc<Node>,
+        (dir, name): (&Arc<Node>, &[u8]),
+        is_covered: bool,
+    ) -> Result<()> {
+        let place = {
+            let mut state = node.state();
+            let is_here = |place: &Place| Arc::ptr_eq(&place.dir, dir) && *place.name == *name;
+            state.is_removed |= state.upper.is_none() || node.kind == Kind::Dir;
+            if state.place.as_ref().is_some_and(is_here) { state.place.take() } else { None }
+        };
+        drop(place);
+        let Some(held) = node.upper() else { return Ok(()) };
+        let mut uncovered = node.state().uncovered;
+        if let Some(left) = uncovered.filter(|&left| left > 0 && !is_covered) {
+            self.set_uncovered(node, &held, left - 1)?;
+            uncovered = Some(left - 1);
+        }
+        if uncovered == Some(0) && held.attr()?.nlink == 1 {
+            self.upper()?.remove_from_index(node)?;
+            node.state().uncovered = None;
+        }
+        Ok(())
+    }
+
+    /// `FileSystem::rmdir`.
+    pub(crate) fn rmdir(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
+        let upper = self.upper()?;
+        let held = self.open_dir(dir)?;
+        let found = self.find(dir, name)?.ok_or(Errno::ENOENT)?;
+        if found.kind() != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        let node = self.node(dir, name, found)?;
+        if !self.is_empty(&node)? {
+            return Err(Errno::ENOTEMPTY);
+        }
+        let in_lowers = self.is_in_lowers(dir, name)?;
+        match node.upper() {
+            None => upper.white_out(&held, name)?,
+            Some(_) if in_lowers => upper.white_out_dir(&held, name)?,
+            Some(own) => {
+                self.clear(&node, (&held, name), &own)?;
+                upper.fs().rmdir(held.ino(), name)?;
+            }
+        }
+        self.after_removal(&node, (dir, name), true)?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
+    }
+
+    /// Puts an empty directory in the place of one of the upper that holds nothing but whiteouts.
+    pub(crate) fn clear(
+        &self,
+        node: &Node,
+        (dir, name): (&Held, &[u8]),
+        own: &Held,
+    ) -> Result<()> {
+        let upper = self.upper()?;
+        let mut has_entries = false;
+        upper.fs().readdir(own.ino(), 0, &mut |_| {
+            has_entries = true;
+            false
+        })?;
+        if !has_entries {
+            return Ok(());
+        }
+        if node.lowers.is_empty() {
+            return upper.empty(own);
+        }
+        let attr = own.attr()?;
+        let new = NewNode { uid: attr.uid, gid: attr.gid, ..NewNode::new(Kind::Dir, attr.perm) };
+        let (aside, made, _) = upper.make(&new)?;
+        let marked = upper.set_mark(made.ino(), Mark::Opaque, b"y");
+        marked.inspect_err(|_| upper.discard(&aside))?;
+        upper.place_over((&aside, Kind::Dir), dir, name)
+    }
+}

@@ -1,0 +1,265 @@
+//! The inodes of a union that the VFS holds, and those above them.
+//!
+//! A node is found by its number, which it keeps when it is copied up: that of its inode in the
+//! uppermost lower that has it, with the layer in its upper bits; else that of its inode in the
+//! upper. A node that the VFS forgot lives on while a node below needs it as its place.
+//!
+//! # Invariants
+//!
+//! - Two live nodes have no number and no inode of the upper in common.
+//! - Whatever lies in a lower stays there, so a node's lowers never change.
+//!
+//! # Locking
+//!
+//! A node's state and the table are leaves; neither is held while a layer is asked.
+
+use polylane_base::sync::{Arc, Mutex, MutexGuard, Weak};
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::Kind;
+use rustc_hash::FxHashMap;
+
+use crate::layer::Held;
+use crate::list::Stream;
+
+/// Numbers of an inode of a lower below this are told from each other by their layer alone.
+const LOWER_INO_BITS: u32 = 48;
+
+/// Set in the numbers of lowers' inodes that do not fit.
+const LARGE: u64 = 0xffff << LOWER_INO_BITS;
+
+/// An inode in one lower.
+#[derive(Clone, Debug)]
+pub(crate) struct Lower {
+    /// Its layer's place among the lowers, 0 for the uppermost.
+    pub(crate) index: usize,
+    /// The inode.
+    pub(crate) held: Held,
+}
+
+/// Data of a copied-up file that is still the lower's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Below {
+    /// Bytes from here on are not the lower's.
+    pub(crate) bound: u64,
+    /// The bound that the upper's mark says is larger: it is written before the file grows.
+    pub(crate) mark_is_wide: bool,
+    /// All of the lower's data, and nothing else: marked as overlayfs does.
+    pub(crate) whole: bool,
+}
+
+/// Where a node is in the union.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// The directory.
+    pub(crate) dir: Arc<Node>,
+    /// The name there.
+    pub(crate) name: Box<[u8]>,
+}
+
+/// What of a node may change.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Its inode in the upper.
+    pub(crate) upper: Option<Held>,
+    /// One of its names, of a node that has one.
+    pub(crate) place: Option<Place>,
+    /// Of a file in the upper: what the lower still has.
+    pub(crate) below: Option<Below>,
+    /// Of a file with an entry in the index: names in the lowers that are not in the upper.
+    pub(crate) uncovered: Option<u32>,
+    /// A directory, or an inode of a lower, whose last name was removed.
+    pub(crate) is_removed: bool,
+    /// Of a directory in the upper: its entries may have been copied up.
+    pub(crate) is_impure: bool,
+    /// Positions of streams of a directory that has lowers.
+    pub(crate) stream: Option<Arc<Stream>>,
+}
+
+/// An inode of the union. Thread-safe.
+pub(crate) struct Node {
+    /// Its number in the union.
+    pub(crate) ino: Ino,
+    /// Its generation, that of the inode it has its number from.
+    pub(crate) generation: u64,
+    /// What it is.
+    pub(crate) kind: Kind,
+    /// Of a directory: what is merged, the uppermost first. Else where it was copied up from, or
+    /// where it is.
+    pub(crate) lowers: Vec<Lower>,
+    /// Of a file: where its data is, if not in the first of `lowers`.
+    pub(crate) data: Option<Lower>,
+    /// The path in the lowers from the root, with `/` before each name, that leads to `lowers`.
+    pub(crate) lower_path: Box<[u8]>,
+    state: Mutex<State>,
+    table: Arc<Table>,
+}
+
+/// What a new node is made of.
+pub(crate) struct Parts {
+    pub(crate) ino: Ino,
+    pub(crate) generation: u64,
+    pub(crate) kind: Kind,
+    pub(crate) lowers: Vec<Lower>,
+    pub(crate) data: Option<Lower>,
+    pub(crate) lower_path: Box<[u8]>,
+    pub(crate) state: State,
+}
+
+impl Node {
+    /// Its state, locked: a leaf.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Its inode in the upper.
+    pub(crate) fn upper(&self) -> Option<Held> {
+        self.state().upper.clone()
+    }
+
+    /// `ENOTDIR` for what is no directory.
+    pub(crate) fn dir(&self) -> Result<()> {
+        if self.kind == Kind::Dir { Ok(()) } else { Err(Errno::ENOTDIR) }
+    }
+
+    /// The inode whose data a lower has.
+    pub(crate) fn data(&self) -> Option<&Held> {
+        self.data.as_ref().or(self.lowers.first()).map(|lower| &lower.held)
+    }
+}
+
+impl Parts {
+    fn into_node(self, table: Arc<Table>) -> Arc<Node> {
+        let Parts { ino, generation, kind, lowers, data, lower_path, state } = self;
+        let state = Mutex::new(state);
+        Arc::new(Node { ino, generation, kind, lowers, data, lower_path, state, table })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        self.table.sweep(self.ino, state.upper.as_ref().map(Held::ino));
+        // One after the other: a chain of directories may be deeper than a stack.
+        let mut next = state.place.take().map(|place| place.dir);
+        while let Some(mut node) = next.and_then(Arc::into_inner) {
+            next = node.state.get_mut().place.take().map(|place| place.dir);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Entry {
+    node: Weak<Node>,
+    /// While the VFS holds it.
+    held: Option<Arc<Node>>,
+}
+
+#[derive(Default)]
+struct Maps {
+    nodes: FxHashMap<Ino, Entry>,
+    uppers: FxHashMap<Ino, Weak<Node>>,
+    /// Numbers of lowers' inodes that do not fit beside their layer's.
+    large: FxHashMap<(usize, Ino), Ino>,
+}
+
+/// The nodes of one union. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Table {
+    maps: Mutex<Maps>,
+}
+
+impl Table {
+    /// A node that the VFS holds; `ESTALE`.
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Node>> {
+        let maps = self.maps.lock();
+        maps.nodes.get(&ino).and_then(|entry| entry.held.clone()).ok_or(Errno::ESTALE)
+    }
+
+    /// The live node of an inode of the upper; from here on the VFS holds it.
+    pub(crate) fn of_upper(&self, upper: Ino) -> Option<Arc<Node>> {
+        let mut maps = self.maps.lock();
+        let node = maps.uppers.get(&upper)?.upgrade()?;
+        maps.nodes.entry(node.ino).or_default().held = Some(node.clone());
+        Some(node)
+    }
+
+    /// The number of an inode of the lower that is the `from_lowest`th from below.
+    pub(crate) fn number(&self, from_lowest: usize, ino: Ino) -> Ino {
+        if ino.0 >> LOWER_INO_BITS == 0 {
+            return Ino((from_lowest as u64 + 1) << LOWER_INO_BITS | ino.0);
+        }
+        let large = &mut self.maps.lock().large;
+        let next = Ino(LARGE | (large.len() as u64 + 1));
+        *large.entry((from_lowest, ino)).or_insert(next)
+    }
+
+    /// A number for an inode of a lower whose own is that of another node.
+    pub(crate) fn other_number(&self, from_lowest: usize, ino: Ino) -> Ino {
+        let large = &mut self.maps.lock().large;
+        let next = Ino(LARGE | (large.len() as u64 + 1));
+        *large.entry((from_lowest, ino)).or_insert(next)
+    }
+
+    /// The node of what was found, entered if it is new; from here on the VFS holds it. `None`:
+    /// another node has its number.
+    pub(crate) fn enter(self: &Arc<Self>, parts: Parts) -> Option<Arc<Node>> {
+        let upper = parts.state.upper.as_ref().map(Held::ino);
+        let ino = parts.ino;
+        let node = parts.into_node(self.clone());
+        // To be dropped after the lock.
+        let (mut former, mut other) = (None, None);
+        let mut maps = self.maps.lock();
+        let live = maps.nodes.get(&ino).and_then(|entry| entry.node.upgrade());
+        let live = match live {
+            Some(live) if live.state().upper.as_ref().map(Held::ino) == upper => Some(live),
+            live => {
+                other = live;
+                None
+            }
+        };
+        let same = upper.and_then(|upper| maps.uppers.get(&upper)?.upgrade()).or(live);
+        let entered = match (same, &other) {
+            (Some(same), _) => Some(same),
+            (None, Some(_)) => None,
+            (None, None) => {
+                if let Some(upper) = upper {
+                    maps.uppers.insert(upper, Arc::downgrade(&node));
+                }
+                Some(node.clone())
+            }
+        };
+        if let Some(node) = &entered {
+            let entry = Entry { node: Arc::downgrade(node), held: Some(node.clone()) };
+            former = maps.nodes.insert(node.ino, entry);
+        }
+        drop(maps);
+        drop((former, other));
+        entered
+    }
+
+    /// A node was copied up.
+    pub(crate) fn copied_up(&self, node: &Arc<Node>, upper: Ino) {
+        self.maps.lock().uppers.insert(upper, Arc::downgrade(node));
+    }
+
+    /// The VFS holds it no more.
+    pub(crate) fn forget(&self, ino: Ino) {
+        let mut maps = self.maps.lock();
+        let node = maps.nodes.get_mut(&ino).and_then(|entry| entry.held.take());
+        drop(maps);
+        drop(node);
+    }
+
+    /// Takes out what leads to a node that is gone.
+    fn sweep(&self, ino: Ino, upper: Option<Ino>) {
+        let mut maps = self.maps.lock();
+        if maps.nodes.get(&ino).is_some_and(|entry| entry.node.strong_count() == 0) {
+            maps.nodes.remove(&ino);
+        }
+        if let Some(upper) = upper
+            && maps.uppers.get(&upper).is_some_and(|node| node.strong_count() == 0)
+        {
+            maps.uppers.remove(&upper);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The upper of a union: its directories, whiteouts, and what is made aside before it has a name.
+//!
+//! # On disk
+//!
+//! | path | what |
+//! |---|---|
+//! | `upper/` | the tree, as the `upperdir` of overlayfs |
+//! | `work/` | the `workdir` of overlayfs, which uses `work/work` and `work/index` |
+//! | `work/polylane/tmp/` | what is being made or removed; emptied when the union is opened |
+//! | `work/polylane/index/` | copied-up files that have several names in the lowers, by number |
+//! | `upper/.polylane-blocks` | there are files that are partly in the lowers; see [`CANARY`] |
+//!
+//! The canary has a mark as its attribute. A copy of the upper without extended attributes, in
+//! which the marks of files are lost too, has a canary without it and is refused. It is a whiteout,
+//! which overlayfs shows nobody; a file where the layer's marks are of the `user.` name space,
+//! which devices cannot have.
+
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::{Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode};
+
+use crate::error::OpenError;
+use crate::layer::{Held, Layer};
+use crate::marks::{Mark, Space};
+
+/// Name of the canary in the upper's root. It cannot be seen, made or removed in the union.
+pub(crate) const CANARY: &[u8] = b".polylane-blocks";
+
+/// Least unit in which data is copied up.
+const GRANULE_MIN: u64 = 4096;
+
+/// The upper. Changes of its directories are made by one thread at a time.
+pub(crate) struct Upper {
+    pub(crate) layer: Arc<Layer>,
+    /// The root of the tree.
+    pub(crate) root: Held,
+    pub(crate) index: Held,
+    tmp: Held,
+    /// Unit in which data is copied up, in bytes: no smaller than what the upper allocates.
+    pub(crate) granule: u64,
+    /// The upper tells which blocks are allocated, and which of them read as zeros.
+    pub(crate) tells_pieces: AtomicBool,
+    has_canary: AtomicBool,
+    last: AtomicU64,
+}
+
+/// The entry of the index for a number.
+pub(crate) fn index_name(number: Ino) -> Vec<u8> {
+    format!("{:016x}", number.0).into_bytes()
+}
+
+/// The value of the mark that counts names which are in the lowers alone, as overlayfs writes it:
+/// how many more names there are than links of the upper's inode, one of which is the index'.
+pub(crate) fn links_value(uncovered: u32) -> Vec<u8> {
+    format!("U{:+}", i64::from(uncovered) - 1).into_bytes()
+}
+
+/// The names in the lowers alone that such a value counts.
+pub(crate) fn uncovered(value: &[u8]) -> Option<u32> {
+    let number: i64 = std::str::from_utf8(value.strip_prefix(b"U")?).ok()?.parse().ok()?;
+    u32::try_from(number + 1).ok()
+}
+
+impl Upper {
+    /// Opens or makes an upper on `fs`, whose tree begins as `like`.
+    pub(crate) fn open(fs: Arc<dyn FileSystem>, like: Option<&Attr>) -> Result<Upper, OpenError> {
+        let layer = Layer::new(fs).map_err(OpenError::Upper)?;
+        check_names(&layer)?;
+        let upper = Upper::prepare(layer, like).map_err(OpenError::Upper)?;
+        upper.empty(&upper.tmp).map_err(OpenError::Upper)?;
+        match upper.root.lookup(CANARY).map_err(OpenError::Upper)? {
+            None => Ok(upper),
+            Some((canary, _)) => match canary.mark(Mark::Polylane).map_err(OpenError::Upper)? {
+                Some(_) => {
+                    upper.has_canary.store(true, Ordering::Relaxed);
+                    Ok(upper)
+                }
+                None => Err(OpenError::MarksLost),
+            },
+        }
+    }
+
+    fn prepare(layer: Arc<Layer>, like: Option<&Attr>) -> Result<Upper> {
+        let top = layer.root();
+        let mut new = NewNode::new(Kind::Dir, 0o755);
+        if let Some(like) = like {
+            new = NewNode { uid: like.uid, gid: like.gid, ..NewNode::new(Kind::Dir, like.perm) };
+        }
+        let root = made_dir(&top, b"upper", &new)?;
+        let work = made_dir(&top, b"work", &NewNode::new(Kind::Dir, 0o700))?;
+        let own = made_dir(&work, b"polylane", &NewNode::new(Kind::Dir, 0o700))?;
+        let index = made_dir(&own, b"index", &NewNode::new(Kind::Dir, 0o700))?;
+        let tmp = made_dir(&own, b"tmp", &NewNode::new(Kind::Dir, 0o700))?;
+        // Fails here where marks cannot be written at all.
+        layer.fs().setxattr(
+            own.ino(),
+            &Mark::Polylane.name(layer.space()),
+            b"",
+            XattrMode::Any,
+        )?;
+        let granule = u64::from(layer.fs().statfs()?.bsize).next_power_of_two().max(GRANULE_MIN);
+        let (has_canary, last) = (AtomicBool::new(false), AtomicU64::new(0));
+        let tells_pieces = AtomicBool::new(true);
+        Ok(Upper { layer, root, index, tmp, granule, tells_pieces, has_canary, last })
+    }
+
+    pub(crate) fn fs(&self) -> &dyn FileSystem {
+        self.layer.fs()
+    }
+
+    /// The directory in which things are made aside.
+    pub(crate) fn tmp(&self) -> Ino {
+        self.tmp.ino()
+    }
+
+    /// A name that was not used aside.
+    pub(crate) fn fresh_name(&self) -> Vec<u8> {
+        format!("{:x}", self.last.fetch_add(1, Ordering::Relaxed)).into_bytes()
+    }
+
+    /// Makes something aside.
+    pub(crate) fn make(&self, new: &NewNode<'_>) -> Result<(Vec<u8>, Held, Attr)> {
+        let name = self.fresh_name();
+        let made = self.fs().create(self.tmp.ino(), &name, new)?;
+        Ok((name, self.layer.adopt(made.node.ino), made.node))
+    }
+
+    /// Removes something that was made aside, or moved there. An error leaves it there until the
+    /// union is opened again.
+    pub(crate) fn discard(&self, name: &[u8]) {
+        if let Ok(Some((held, attr))) = self.tmp.lookup(name) {
+            let _ = self.remove(&self.tmp, name, &held, attr.kind);
+        }
+    }
+
+    /// Makes a whiteout aside, as the name of something in the directory `dir` is about to be one.
+    fn whiteout(&self, dir: &Held) -> Result<Vec<u8>> {
+        let name = self.fresh_name();
+        match self.fs().create(self.tmp.ino(), &name, &NewNode::WHITEOUT) {
+            Ok(made) => drop(self.layer.adopt(made.node.ino)),
+            Err(Errno::EPERM | Errno::EOPNOTSUPP) => {
+                let new = NewNode::new(Kind::File, 0o600);
+                let made = self.fs().create(self.tmp.ino(), &name, &new)?;
+                let held = self.layer.adopt(made.node.ino);
+                self.set_mark(held.ino(), Mark::Whiteout, b"y")?;
+                if dir.mark(Mark::Opaque)?.is_none() {
+                    self.set_mark(dir.ino(), Mark::Opaque, b"x")?;
+                }
+            }
+            Err(errno) => return Err(errno),
+        }
+        Ok(name)
+    }
+
+    /// Puts a whiteout in the place of `name` in `dir`, whatever but a directory is there.
+    pub(crate) fn white_out(&self, dir: &Held, name: &[u8]) -> Result<()> {
+        let made = self.whiteout(dir)?;
+        let placed = self.fs().rename(self.tmp(), &made, dir.ino(), name, RenameMode::Replace);
+        placed.inspect_err(|_| self.discard(&made)).map(|_| ())
+    }
+
+    /// Puts a whiteout in the place of the directory `name` in `dir`, which goes aside and is
+    /// removed, with the whiteouts in it.
+    pub(crate) fn white_out_dir(&self, dir: &Held, name: &[u8]) -> Result<()> {
+        let made = self.whiteout(dir)?;
+        let placed = self.fs().rename(self.tmp(), &made, dir.ino(), name, RenameMode::Exchange);
+        placed.inspect_err(|_| self.discard(&made))?;
+        self.discard(&made);
+        Ok(())
+    }
+
+    /// Gives what was made aside a name that a whiteout has.
+    pub(crate) fn place_over(
+        &self,
+        (made, kind): (&[u8], Kind),
+        dir: &Held,
+        name: &[u8],
+    ) -> Result<()> {
+        let mode = if kind == Kind::Dir { RenameMode::Exchange } else { RenameMode::Replace };
+        let placed = self.fs().rename(self.tmp(), made, dir.ino(), name, mode);
+        placed.inspect_err(|_| self.discard(made))?;
+        if mode == RenameMode::Exchange {
+            self.discard(made);
+        }
+        Ok(())
+    }
+
+    /// Writes a mark.
+    pub(crate) fn set_mark(&self, ino: Ino, mark: Mark, value: &[u8]) -> Result<()> {
+        let name = mark.name(self.layer.space());
+        self.fs().setxattr(ino, &name, value, XattrMode::Any).map(|_| ())
+    }
+
+    /// Removes a mark.
+    pub(crate) fn remove_mark(&self, ino: Ino, mark: Mark) -> Result<()> {
+        match self.fs().removexattr(ino, &mark.name(self.layer.space())) {
+            Ok(_) | Err(Errno::ENODATA) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Before the first file that is not whole: the canary.
+    pub(crate) fn expect_marks(&self) -> Result<()> {
+        if self.has_canary.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let new = match self.layer.space() {
+            Space::Trusted => NewNode::WHITEOUT,
+            Space::User => NewNode::new(Kind::File, 0o600),
+        };
+        let (name, held, _) = self.make(&new)?;
+        let marked = self.set_mark(held.ino(), Mark::Polylane, b"");
+        marked.inspect_err(|_| self.discard(&name))?;
+        let root = self.root.attr()?;
+        let mode = RenameMode::Replace;
+        self.fs().rename(self.tmp(), &name, self.root.ino(), CANARY, mode)?;
+        self.restore_times(&self.root, &root)?;
+        self.has_canary.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// All files are whole: nothing need be known of marks.
+    pub(crate) fn expect_no_marks(&self) -> Result<()> {
+        if !self.has_canary.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let root = self.root.attr()?;
+        self.fs().unlink(self.root.ino(), CANARY)?;
+        self.restore_times(&self.root, &root)
+    }
+
+    /// Gives a directory the times back that it had before an entry was copied up into it.
+    pub(crate) fn restore_times(&self, dir: &Held, before: &Attr) -> Result<()> {
+        let set = SetAttr {
+            atime: Some(SetTime::At(before.atime)),
+            mtime: Some(SetTime::At(before.mtime)),
+            ctime: Some(before.ctime),
+            ..SetAttr::default()
+        };
+        self.fs().setattr(dir.ino(), &set).map(|_| ())
+    }
+
+    /// Removes everything in a directory.
+    pub(crate) fn empty(&self, dir: &Held) -> Result<()> {
+        let mut names = Vec::new();
+        self.fs().readdir(dir.ino(), 0, &mut |entry| {
+            names.push(entry.name.to_vec());
+            true
+        })?;
+        for name in names {
+            if let Some((held, attr)) = dir.lookup(&name)? {
+                self.remove(dir, &name, &held, attr.kind)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, dir: &Held, name: &[u8], held: &Held, kind: Kind) -> Result<Changed> {
+        if kind != Kind::Dir {
+            return self.fs().unlink(dir.ino(), name);
+        }
+        self.empty(held)?;
+        self.fs().rmdir(dir.ino(), name)
+    }
+}
+
+/// A directory, made if it is not there.
+fn made_dir(dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<Held> {
+    match dir.lookup(name)? {
+        Some((held, attr)) if attr.kind == Kind::Dir => Ok(held),
+        Some(_) => Err(Errno::ENOTDIR),
+        None => {
+            let made = dir.fs().create(dir.ino(), name, new)?;
+            Ok(dir.layer().adopt(made.node.ino))
+        }
+    }
+}
+
+/// Refuses a root in which there is anything but what an upper has.
+fn check_names(layer: &Arc<Layer>) -> Result<(), OpenError> {
+    let known: [&[u8]; 3] = [b"upper", b"work", b"lost+found"];
+    let mut other = None;
+    let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
+        other = (!known.contains(&entry.name)).then(|| entry.name.to_vec());
+        other.is_none()
+    };
+    let root = layer.root();
+    root.fs().readdir(root.ino(), 0, &mut each).map_err(OpenError::Upper)?;
+    other.map_or(Ok(()), |name| Err(OpenError::NotAnUpper(name)))
+}

@@ -1,0 +1,53 @@
+//! A union does what every file system must, whatever its upper is.
+
+use polylane_base::TestClock;
+use polylane_testkit::fs_suite::{self, Can};
+use polylane_testkit::probe;
+use polylane_union::{Layer, Union};
+use polylane_vfs::fs::FileSystem;
+use polylane_vfs::hostdir::HostDir;
+use polylane_vfs::memfs::MemFs;
+use std::sync::Arc;
+
+fn memfs() -> Arc<dyn FileSystem> {
+    Arc::new(MemFs::new(1 << 40, 1 << 20, Arc::new(TestClock::default())))
+}
+
+fn union(lower: Arc<dyn FileSystem>, upper: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
+    let lowers = vec![Layer::new(lower).expect("a root")];
+    Arc::new(Union::open(lowers, Some(upper)).expect("opens"))
+}
+
+/// As overlayfs, it makes no whiteouts for users.
+const CAN: Can = Can { whiteout: false, ..Can::ALL };
+
+#[test]
+fn a_union_in_memory_conforms() {
+    fs_suite::run(CAN, &mut || union(memfs(), memfs()));
+}
+
+#[test]
+fn a_union_under_a_union_conforms() {
+    fs_suite::run(CAN, &mut || union(union(memfs(), memfs()), memfs()));
+}
+
+#[test]
+fn a_union_on_a_union_conforms() {
+    fs_suite::run(CAN, &mut || union(memfs(), union(memfs(), memfs())));
+}
+
+#[test]
+fn a_union_on_a_host_directory_conforms() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let can = Can { whiteout: false, ..probe::host(dir.path()) };
+    let mut count = 0;
+    let mut make = || {
+        count += 1;
+        let path = dir.path().join(count.to_string());
+        std::fs::create_dir(&path).expect("made");
+        let file = std::fs::File::open(path).expect("opens");
+        let host = HostDir::with_descriptors(file.into(), 32).expect("a directory");
+        union(memfs(), Arc::new(host))
+    };
+    fs_suite::run(can, &mut make);
+}

@@ -1,0 +1,101 @@
+//! Random operations on a union beside the reference. What begins in one memfs goes on in a union
+//! over it, then in a union over that union, each opened again and again.
+//!
+//! `POLYLANE_SEED` runs that seed alone.
+
+use polylane_base::TestClock;
+use polylane_testkit::driver::{Exact, compare_trees};
+use polylane_testkit::ops::{Generator, Limits, Op, Step};
+use polylane_testkit::reference::Reference;
+use polylane_testkit::subject::{
+    Failure, Outcome, State, Subject, Value, VfsSubject, small_options,
+};
+use polylane_union::{Layer, Union};
+use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::memfs::MemFs;
+use std::sync::Arc;
+
+const SEEDS: std::ops::Range<u64> = 1..7;
+const STEPS_PER_ROUND: usize = 400;
+/// Times that one union is opened.
+const ROUNDS: usize = 3;
+/// Open files that generated steps use.
+const SLOTS: u8 = 4;
+/// 64 pages of cache below files of up to 100.
+const CACHE_BYTES: u64 = 64 * 4096;
+/// Not where holes are, which the lower's are told as data; links of merged directories are 1.
+const EXACT: Exact = Exact { holes: false, times: true, dir_links: false, leaving: true };
+
+fn clock() -> Arc<TestClock> {
+    Arc::new(TestClock::default())
+}
+
+fn memfs() -> Arc<dyn FileSystem> {
+    Arc::new(MemFs::new(1 << 40, 1 << 20, clock()))
+}
+
+/// Without what the subject need not be exact in.
+fn level(outcome: Outcome) -> Outcome {
+    outcome.map(|value| match value {
+        Value::State(state) if state.kind == Kind::Dir => Value::State(State { nlink: 0, ..state }),
+        value => value,
+    })
+}
+
+fn round(
+    what: &str,
+    fs: &Arc<dyn FileSystem>,
+    generator: &mut Generator,
+    reference: &mut Reference,
+) {
+    let mut subject = VfsSubject::new(fs.clone(), small_options(clock(), CACHE_BYTES));
+    if let Err(difference) = compare_trees(EXACT, reference, &mut subject) {
+        panic!("{what}, opened: {difference}");
+    }
+    let close = |slot| Step { who: 0, op: Op::Close { slot } };
+    let steps = (0..STEPS_PER_ROUND).map(|_| generator.step());
+    let steps: Vec<Step> = steps.chain((0..SLOTS).map(close)).collect();
+    for (number, step) in steps.iter().enumerate() {
+        let expected = level(reference.apply(step));
+        let got = level(subject.apply(step));
+        if matches!(step.op, Op::Seek { .. }) && expected != Err(Failure::NoFile) {
+            continue;
+        }
+        assert_eq!(got, expected, "{what}, step {number} {step:?}");
+    }
+    if let Err(difference) = compare_trees(EXACT, reference, &mut subject) {
+        panic!("{what}, at its end: {difference}");
+    }
+}
+
+fn run(seed: u64) {
+    let limits = Limits { no_whiteouts: true, ..Limits::default() };
+    let mut generator = Generator::new(seed, limits);
+    let mut reference = Reference::new(clock());
+    let mut lower = memfs();
+    let open_up = Step { who: 0, op: Op::Chmod { path: "/".into(), perm: 0o777 } };
+    let mut first = VfsSubject::new(lower.clone(), small_options(clock(), CACHE_BYTES));
+    assert_eq!(first.apply(&open_up), reference.apply(&open_up));
+    drop(first);
+    round(&format!("seed {seed}, memfs"), &lower, &mut generator, &mut reference);
+    for depth in 1..3 {
+        let upper = memfs();
+        for time in 0..ROUNDS {
+            let lowers = vec![Layer::new(lower.clone()).expect("a root")];
+            let union = Union::open(lowers, Some(upper.clone())).expect("opens");
+            let fs: Arc<dyn FileSystem> = Arc::new(union);
+            let what = format!("seed {seed}, union {depth}, opened {time} times");
+            round(&what, &fs, &mut generator, &mut reference);
+        }
+        let lowers = vec![Layer::new(lower).expect("a root")];
+        lower = Arc::new(Union::open(lowers, Some(upper)).expect("opens"));
+    }
+}
+
+#[test]
+fn a_union_is_as_the_reference() {
+    match std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => run(seed),
+        None => SEEDS.for_each(run),
+    }
+}
