@@ -23,7 +23,7 @@ const ROOMS: &[Room] = &[
     room("block", &["base", "sys"], &["testkit"]),
     room("vfs", &["base", "sys"], &["testkit"]),
     room("ext4", &["base", "sys", "block", "vfs"], &["testkit"]),
-    room("union", &["base", "vfs"], &["block", "ext4", "testkit"]),
+    room("union", &["base", "vfs"], &["sys", "block", "ext4", "testkit"]),
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
     room("pool", &["base", "sys", "ipc", "block", "vfs", "ext4", "union", "front"], &["testkit"]),

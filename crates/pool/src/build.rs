@@ -14,7 +14,7 @@ use polylane_block::qos::governed::Hurry;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
-use polylane_union::{Layer, Union};
+use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
@@ -173,12 +173,15 @@ pub(crate) fn start(
     Ok(Running { confined, vfs, lane, server, disk, share_link: None, unmounted, fuse_stop })
 }
 
+/// Files that are the lane's own.
+type Own = Arc<dyn FileSystem>;
+
 fn libservice(
     spec: &PoolSpec,
     store: Store,
     clock: Arc<dyn Clock>,
     goes_on: bool,
-) -> Result<(Option<Arc<dyn FileSystem>>, Option<Disk>)> {
+) -> Result<(Option<Own>, Option<Disk>)> {
     let failed = |error| Failure::because("lane", "open its files", error);
     match (&spec.backing, store) {
         (&Backing::Mem { bytes_limit, inode_limit }, Store::Memory) => {
@@ -213,7 +216,7 @@ fn libservice(
 /// The lane's files: what it has of its own, over its lowers if it has any.
 fn over_lowers(
     spec: &PoolSpec,
-    upper: Option<Arc<dyn FileSystem>>,
+    upper: Option<Own>,
     lowers: Vec<HostDir>,
 ) -> Result<Arc<dyn FileSystem>> {
     let upper = match upper {
@@ -225,7 +228,7 @@ fn over_lowers(
         let layer = Layer::new(Arc::new(lower));
         layers.push(layer.map_err(|error| Failure::because(label, "use it as a lower", error))?);
     }
-    let union = Union::open(layers, upper);
+    let union = Union::open(layers, upper.map(UpperOn::new));
     let union = union.map_err(|error| Failure::failed(format!("lane: {error}")))?;
     Ok(Arc::new(union))
 }

@@ -74,7 +74,8 @@ mod tests {
     use super::*;
 
     fn refused(paths: &[&str]) -> Option<String> {
-        let dirs: Vec<_> = paths.iter().map(|path| (Path::new(path), PathBuf::from(path))).collect();
+        let dirs: Vec<_> =
+            paths.iter().map(|path| (Path::new(path), PathBuf::from(path))).collect();
         refuse_overlaps(&dirs).err().map(|failure| failure.line)
     }
 

@@ -371,7 +371,9 @@ impl Supervisor {
                 "pool '{name}': its files were in its service's memory: they are lost"
             ));
         } else if !self.spec.outlives_service() {
-            say(format_args!("pool '{name}': files of a union that were open have to be opened again"));
+            say(format_args!(
+                "pool '{name}': files of a union that were open have to be opened again"
+            ));
         }
         self.next_incarnation()?;
         *service = self.start_service(doors)?;

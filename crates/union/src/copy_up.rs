@@ -13,12 +13,12 @@ use polylane_vfs::fs::{
     Acl, AclKind, Attr, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
 
+use crate::Act;
 use crate::data::{SMALL, copy_data};
 use crate::layer::Held;
 use crate::marks::{BLOCKS, Mark, Record};
 use crate::node::{Below, Lower, Node, Place};
 use crate::upper::{Upper, index_name, links_value};
-use crate::Act;
 
 impl Act<'_> {
     /// The node's inode in the upper, copied up if need be. To be called without `changing`.
@@ -87,11 +87,8 @@ impl Act<'_> {
             copy_data(data, held, 0, bound)?;
         }
         let has_data = has_data && !(cut.is_some() && bound <= SMALL);
-        let below = has_data.then_some(Below {
-            bound,
-            mark_is_wide: false,
-            whole: bound == attr.size,
-        });
+        let below =
+            has_data.then_some(Below { bound, mark_is_wide: false, whole: bound == attr.size });
         let mut set = SetAttr {
             atime: Some(SetTime::At(attr.atime)),
             mtime: Some(SetTime::At(attr.mtime)),
@@ -99,10 +96,7 @@ impl Act<'_> {
         };
         if has_data {
             upper.expect_marks()?;
-            upper.fs().setattr(
-                held.ino(),
-                &SetAttr { size: Some(bound), ..SetAttr::default() },
-            )?;
+            upper.fs().setattr(held.ino(), &SetAttr { size: Some(bound), ..SetAttr::default() })?;
         }
         self.mark(node, held, below, has_data)?;
         // Access lists may have changed them.
@@ -119,11 +113,9 @@ impl Act<'_> {
     /// symbolic links in the `user.` name space, its number is what is lost.
     fn mark(&self, node: &Node, held: &Held, below: Option<Below>, must: bool) -> Result<()> {
         let upper = self.upper()?;
-        let marked = upper.set_mark(held.ino(), Mark::Origin, b"").and_then(|()| {
-            match node.kind {
-                Kind::Dir => Ok(()),
-                _ => self.write_below(node, held, below),
-            }
+        let marked = upper.set_mark(held.ino(), Mark::Origin, b"").and_then(|()| match node.kind {
+            Kind::Dir => Ok(()),
+            _ => self.write_below(node, held, below),
         });
         match marked {
             Err(Errno::EPERM | Errno::EOPNOTSUPP) if !must => Ok(()),
@@ -132,17 +124,12 @@ impl Act<'_> {
     }
 
     /// Records what a file in the upper still has in the lower.
-    pub(crate) fn write_below(
-        &self,
-        node: &Node,
-        held: &Held,
-        below: Option<Below>,
-    ) -> Result<()> {
+    pub(crate) fn write_below(&self, node: &Node, held: &Held, below: Option<Below>) -> Result<()> {
         let upper = self.upper()?;
         let Some(lower) = node.lowers.first() else { return Ok(()) };
         let data = node.data().unwrap_or(&lower.held).attr()?;
         let record = Record {
-            layer: u16::try_from(self.from_lowest(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
+            layer: u16::try_from(self.rank(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
             ino: lower.held.ino(),
             generation: node.generation,
             bound: below.map(|below| below.bound),

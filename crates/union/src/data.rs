@@ -16,13 +16,12 @@
 //! Files up to [`SMALL`] bytes are copied whole by their first write.
 
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_vfs::fs::{Fallocate, Piece, SeekFor, SetAttr, Sink, Source};
 
+use crate::Act;
 use crate::layer::Held;
 use crate::node::{Below, Node};
-use crate::Act;
 
 /// Files with no more of the lower's data than this are copied whole when they are written.
 pub(crate) const SMALL: u64 = 64 << 10;
@@ -148,7 +147,7 @@ impl Act<'_> {
         if below.whole {
             return Ok((false, end));
         }
-        if self.upper()?.tells_pieces.load(Ordering::Relaxed) {
+        if self.upper()?.tells_pieces {
             let mut first = None;
             let mut each = |piece: Piece| {
                 let piece_end = piece.offset.saturating_add(piece.len);
@@ -157,19 +156,12 @@ impl Act<'_> {
                 }
                 first.is_none()
             };
-            match upper.fs().pieces(upper.ino(), at, end - at, &mut each) {
-                Ok(()) => {
-                    return Ok(match first {
-                        Some((start, piece_end)) if start <= at => (true, piece_end.min(end)),
-                        Some((start, _)) => (false, start.min(end)),
-                        None => (false, end),
-                    });
-                }
-                Err(Errno::EOPNOTSUPP) => {
-                    self.upper()?.tells_pieces.store(false, Ordering::Relaxed);
-                }
-                Err(errno) => return Err(errno),
-            }
+            upper.fs().pieces(upper.ino(), at, end - at, &mut each)?;
+            return Ok(match first {
+                Some((start, piece_end)) if start <= at => (true, piece_end.min(end)),
+                Some((start, _)) => (false, start.min(end)),
+                None => (false, end),
+            });
         }
         match upper.fs().seek(upper.ino(), at, SeekFor::Data) {
             Ok(start) if start > at => Ok((false, start.min(end))),
@@ -242,13 +234,7 @@ impl Act<'_> {
     }
 
     /// Before a file grows: what its mark says of a larger bound must not come back.
-    fn before_growth(
-        &self,
-        node: &Node,
-        upper: &Held,
-        below: Below,
-        grows: bool,
-    ) -> Result<Below> {
+    fn before_growth(&self, node: &Node, upper: &Held, below: Below, grows: bool) -> Result<Below> {
         if !(grows && below.mark_is_wide) {
             return Ok(below);
         }
@@ -256,12 +242,7 @@ impl Act<'_> {
         self.set_below(node, upper, Some(below)).map(|_| below)
     }
 
-    fn set_below(
-        &self,
-        node: &Node,
-        upper: &Held,
-        below: Option<Below>,
-    ) -> Result<Option<Below>> {
+    fn set_below(&self, node: &Node, upper: &Held, below: Option<Below>) -> Result<Option<Below>> {
         self.write_below(node, upper, below)?;
         node.state().below = below;
         Ok(below)
@@ -289,7 +270,7 @@ impl Act<'_> {
         let Some(below) = node.state().below else { return Ok(()) };
         self.fill(node, upper, below, (0, below.bound))?;
         // A journal that keeps data before metadata needs no more.
-        if !self.upper()?.tells_pieces.load(Ordering::Relaxed) {
+        if !self.upper()?.tells_pieces {
             upper.fs().fsync(upper.ino(), true)?;
         }
         self.set_below(node, upper, None).map(|_| ())
@@ -351,19 +332,19 @@ impl Act<'_> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
         let below = self.before_growth(node, &upper, below, end > upper.attr()?.size)?;
         let inside = end.min(below.bound);
-        match mode {
-            _ if offset >= below.bound => {}
-            Fallocate::Allocate { .. } => {
-                self.fill(node, &upper, below, (offset, inside))?;
-                return forward(offset, len).map(|_| ());
-            }
-            _ => self.zero(node, &upper, (offset, inside))?,
+        if let Fallocate::Allocate { .. } = mode {
+            self.fill(node, &upper, below, (offset, inside))?;
+            return forward(offset, len).map(|_| ());
         }
-        // The block that the bound is in may be a hole still.
-        self.fill(node, &upper, below, (below.bound - 1, below.bound))?;
-        match end.checked_sub(offset.max(below.bound)) {
-            Some(rest) if rest > 0 => forward(end - rest, rest).map(|_| ()),
-            _ => Ok(()),
+        // What the upper may refuse goes first. The block that the bound is in may be a hole.
+        if end > below.bound {
+            self.fill(node, &upper, below, (below.bound - 1, below.bound))?;
+            let start = offset.max(below.bound);
+            forward(start, end - start)?;
+        }
+        match offset < inside {
+            true => self.zero(node, &upper, (offset, inside)),
+            false => Ok(()),
         }
     }
 
@@ -374,7 +355,7 @@ impl Act<'_> {
         let first = from.next_multiple_of(granule);
         let last = to - to % granule;
         let mut written = vec![(from, to)];
-        if first < last && self.upper()?.tells_pieces.load(Ordering::Relaxed) {
+        if first < last && self.upper()?.tells_pieces {
             let mode = Fallocate::ZeroRange { keep_size: true };
             match upper.fs().fallocate(upper.ino(), mode, first, last - first) {
                 Ok(_) => written = vec![(from, first), (last, to)],

@@ -14,7 +14,7 @@ pub enum OpenError {
     Upper(Errno),
     /// The upper's root holds something that belongs to no upper: this name.
     NotAnUpper(Vec<u8>),
-    /// The upper was copied without its extended attributes: files that are partly in the lowers
+    /// A layer was copied without its extended attributes: files that are partly in the lowers
     /// would be read as zeros.
     MarksLost,
     /// A lower cannot be read: its place, 0 for the uppermost.
@@ -34,7 +34,7 @@ impl fmt::Display for OpenError {
             ),
             OpenError::MarksLost => write!(
                 f,
-                "the upper was copied without its extended attributes, so parts of its files are \
+                "a layer was copied without its extended attributes, so parts of its files are \
                  missing: copy it again with them (cp -a, rsync -aX)"
             ),
             OpenError::Lower(index, errno) => {

@@ -13,11 +13,11 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::fs::{Attr, Kind};
 
+use crate::Act;
 use crate::layer::{Held, Layer};
 use crate::marks::{BLOCKS, Mark, Record};
 use crate::node::{Below, Lower, Node, Parts, Place, State};
 use crate::upper::CANARY;
-use crate::Act;
 
 /// What a name leads to.
 #[derive(Debug)]
@@ -360,11 +360,11 @@ impl Act<'_> {
 
     /// The number in the union of an inode of a lower.
     pub(crate) fn number(&self, lower: &Lower) -> Ino {
-        self.table.number(self.from_lowest(lower.index), lower.held.ino())
+        self.table.number(self.rank(lower.index), lower.held.ino())
     }
 
     /// A lower's place, counted from the lowest: it stays when layers are put on top.
-    pub(crate) fn from_lowest(&self, index: usize) -> usize {
+    pub(crate) fn rank(&self, index: usize) -> usize {
         self.lowers.len() - 1 - index
     }
 
@@ -421,7 +421,7 @@ impl Act<'_> {
         // Two inodes that were one in the lower: a hard link that was broken by a copy-up.
         let other = own.or_else(|| {
             let lower = found.lowers.first()?;
-            let index = self.from_lowest(lower.index);
+            let index = self.rank(lower.index);
             Some((self.table.other_number(index, lower.held.ino()), generation))
         });
         other.and_then(|other| self.table.enter(parts(other))).ok_or(Errno::ESTALE)

@@ -12,7 +12,7 @@
 //! | `upper.rs` | the upper's directories, whiteouts, what is made aside |
 //! | `node.rs` | inodes of the union |
 //! | `find.rs` | what a name is |
-//! | `list.rs` | what names there are |
+//! | `list.rs`, `stream.rs` | what names there are |
 //! | `state.rs` | attributes and extended attributes |
 //! | `copy_up.rs` | a lower's inode gets one in the upper |
 //! | `names.rs`, `rename.rs` | changes of names |
@@ -46,6 +46,7 @@ mod node;
 mod rename;
 mod solidify;
 mod state;
+mod stream;
 mod upper;
 
 use std::ops::Deref;
@@ -60,7 +61,8 @@ use polylane_vfs::fs::{
 pub use error::OpenError;
 pub use layer::Layer;
 use node::{Lower, Node, Parts, State, Table};
-use upper::Upper;
+pub use upper::UpperOn;
+use upper::{Canary, Upper};
 
 /// A union. Thread-safe; see the module header.
 pub struct Union {
@@ -94,7 +96,7 @@ impl Union {
     /// See [`OpenError`]. Nothing is changed in an upper that is refused.
     pub fn open(
         lowers: Vec<Arc<Layer>>,
-        upper: Option<Arc<dyn FileSystem>>,
+        upper: Option<UpperOn>,
     ) -> std::result::Result<Union, OpenError> {
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
@@ -102,11 +104,15 @@ impl Union {
         let mut roots = Vec::new();
         for (index, layer) in lowers.iter().enumerate() {
             let held = layer.root();
-            held.attr().map_err(|errno| OpenError::Lower(index, errno))?;
+            let canary = upper::find_canary(&held);
+            match canary.map_err(|errno| OpenError::Lower(index, errno))? {
+                Canary::Dumb => return Err(OpenError::MarksLost),
+                Canary::Absent | Canary::Marked => {}
+            }
             roots.push(Lower { index, held });
         }
         let like = roots.first().and_then(|lower| lower.held.attr().ok());
-        let upper = upper.map(|fs| Upper::open(fs, like.as_ref())).transpose()?;
+        let upper = upper.map(|on| Upper::open(on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
         let top = roots[0].held.attr().map_err(failed)?;
         let table = Arc::new(Table::default());

@@ -12,53 +12,23 @@
 //! | 0 ..= number of names in the lowers | with that name of the lowers |
 //! | 2⁴⁰ + n | in the upper, at its n-th position that a stream of this node has met |
 
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::Arc;
 use polylane_base::{Ino, Result};
 use polylane_vfs::fs::{DirEntry, Kind};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
+use crate::Act;
 use crate::find::{self, Entry};
 use crate::layer::Held;
 use crate::node::Node;
+use crate::stream::{Name, Stream};
 use crate::upper::CANARY;
-use crate::Act;
 
 /// Entries that are looked at together.
 const BATCH: usize = 64;
 
 /// Positions from here on are in the upper.
 const IN_UPPER: u64 = 1 << 40;
-
-/// A name in the lowers of a directory.
-struct Name {
-    name: Box<[u8]>,
-    kind: Kind,
-    ino: Ino,
-}
-
-/// What streams of one directory with lowers have in common. Thread-safe.
-pub(crate) struct Stream {
-    names: Vec<Name>,
-    known: FxHashSet<Box<[u8]>>,
-    positions: Mutex<Positions>,
-}
-
-#[derive(Default)]
-struct Positions {
-    by_number: Vec<u64>,
-    numbers: FxHashMap<u64, u64>,
-}
-
-impl Positions {
-    /// The number of a position of the upper.
-    fn number(&mut self, position: u64) -> u64 {
-        let next = self.by_number.len() as u64;
-        *self.numbers.entry(position).or_insert_with(|| {
-            self.by_number.push(position);
-            next
-        })
-    }
-}
 
 /// An entry as the union shows it.
 pub(crate) struct Listed {
@@ -102,7 +72,7 @@ impl Act<'_> {
         let stream = self.stream(dir)?;
         let mut from = from;
         if from < IN_UPPER {
-            let start = usize::try_from(from).unwrap_or(usize::MAX).min(stream.names.len());
+            let start = usize::try_from(from).unwrap_or(usize::MAX).min(stream.names().len());
             let all = self.list_lowers(dir, upper.as_ref(), &stream, start)?;
             if !all.is_empty() {
                 return Ok(all);
@@ -125,34 +95,29 @@ impl Act<'_> {
         if let Some(stream) = dir.state().stream.clone() {
             return Ok(stream);
         }
-        let (names, known) = self.names_in_lowers(dir)?;
-        let mut positions = Positions::default();
-        positions.number(0);
-        let stream = Arc::new(Stream { names, known, positions: Mutex::new(positions) });
+        let stream = Arc::new(Stream::new(self.names_in_lowers(dir)?));
         // Whichever was first stays: positions are numbered in one place.
         Ok(dir.state().stream.get_or_insert(stream).clone())
     }
 
-    fn names_in_lowers(&self, dir: &Node) -> Result<(Vec<Name>, FxHashSet<Box<[u8]>>)> {
+    fn names_in_lowers(&self, dir: &Node) -> Result<Vec<Name>> {
         let mut names = Vec::new();
-        let mut known: FxHashSet<Box<[u8]>> = FxHashSet::default();
         let mut seen: FxHashSet<Vec<u8>> = FxHashSet::default();
         for lower in &dir.lowers {
             let files = find::has_files_as_whiteouts(&lower.held)?;
             for raw in batch(&lower.held, 0, usize::MAX)? {
-                if seen.contains(&raw.name) {
+                if seen.contains(&raw.name) || self.is_canary(dir, &raw.name) {
                     continue;
                 }
                 let suspect = raw.kind == Kind::Char || files && raw.kind == Kind::File;
                 if !suspect || matches!(find::entry(&lower.held, &raw.name)?, Entry::Node(..)) {
-                    let ino = self.table.number(self.from_lowest(lower.index), raw.ino);
-                    known.insert(raw.name.as_slice().into());
+                    let ino = self.table.number(self.rank(lower.index), raw.ino);
                     names.push(Name { name: raw.name.as_slice().into(), kind: raw.kind, ino });
                 }
                 seen.insert(raw.name);
             }
         }
-        Ok((names, known))
+        Ok(names)
     }
 
     fn list_lowers(
@@ -163,7 +128,7 @@ impl Act<'_> {
         start: usize,
     ) -> Result<Vec<Listed>> {
         let mut all = Vec::new();
-        for (at, entry) in stream.names.iter().enumerate().skip(start) {
+        for (at, entry) in stream.names().iter().enumerate().skip(start) {
             let above = match upper {
                 Some(upper) => upper.lookup(&entry.name)?.is_some(),
                 None => false,
@@ -191,12 +156,10 @@ impl Act<'_> {
     ) -> Result<Vec<Listed>> {
         let mut from = match stream {
             None => from,
-            Some(stream) => {
-                let positions = stream.positions.lock();
-                let number = usize::try_from(from).unwrap_or(usize::MAX);
-                let Some(position) = positions.by_number.get(number) else { return Ok(Vec::new()) };
-                *position
-            }
+            Some(stream) => match stream.position(from) {
+                Some(position) => position,
+                None => return Ok(Vec::new()),
+            },
         };
         let is_root = dir.ino == self.root.ino;
         let is_pure = dir.lowers.is_empty() && !dir.state().is_impure;
@@ -207,8 +170,8 @@ impl Act<'_> {
             from = last.next;
             let mut all = Vec::new();
             for Raw { name, kind, ino, next } in raw {
-                let is_hidden = is_root && name == CANARY
-                    || stream.is_some_and(|stream| stream.known.contains(name.as_slice()));
+                let is_hidden =
+                    is_root && name == CANARY || stream.is_some_and(|stream| stream.has(&name));
                 if is_hidden {
                     continue;
                 }
@@ -220,7 +183,7 @@ impl Act<'_> {
                 }
                 let next = match stream {
                     None => next,
-                    Some(stream) => IN_UPPER + stream.positions.lock().number(next),
+                    Some(stream) => IN_UPPER + stream.number(next),
                 };
                 all.push(Listed { name, kind: shown.0, ino: shown.1, next });
             }

@@ -100,9 +100,7 @@ impl Space {
     /// What a user calls an attribute that a layer keeps as `name`; `None` for a mark.
     pub(crate) fn shown(self, name: &[u8]) -> Option<Vec<u8>> {
         match name.strip_prefix(self.prefix()) {
-            Some(rest) => {
-                rest.strip_prefix(b"overlay.").map(|rest| [self.prefix(), rest].concat())
-            }
+            Some(rest) => rest.strip_prefix(b"overlay.").map(|rest| [self.prefix(), rest].concat()),
             None => Some(name.to_vec()),
         }
     }
@@ -186,8 +184,14 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused() {
-        let record =
-            Record { layer: 0, ino: Ino(1), generation: 0, bound: None, size: 0, mtime: Time::default() };
+        let record = Record {
+            layer: 0,
+            ino: Ino(1),
+            generation: 0,
+            bound: None,
+            size: 0,
+            mtime: Time::default(),
+        };
         let good = record.to_value();
         assert_eq!(Record::parse(&good[1..]), Err(Errno::EIO));
         for (at, byte) in [(0, 2), (1, 2), (7, 0xff)] {

@@ -4,11 +4,11 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
 
+use crate::Act;
 use crate::find::{self, Entry};
 use crate::layer::Held;
 use crate::marks::Mark;
 use crate::node::{Node, Parts, Place, State};
-use crate::Act;
 
 /// What the upper has where a new name is wanted.
 pub(crate) enum Gap {
@@ -199,12 +199,7 @@ impl Act<'_> {
     }
 
     /// Puts an empty directory in the place of one of the upper that holds nothing but whiteouts.
-    pub(crate) fn clear(
-        &self,
-        node: &Node,
-        (dir, name): (&Held, &[u8]),
-        own: &Held,
-    ) -> Result<()> {
+    pub(crate) fn clear(&self, node: &Node, (dir, name): (&Held, &[u8]), own: &Held) -> Result<()> {
         let upper = self.upper()?;
         let mut has_entries = false;
         upper.fs().readdir(own.ino(), 0, &mut |_| {

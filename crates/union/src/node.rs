@@ -19,7 +19,7 @@ use polylane_vfs::fs::Kind;
 use rustc_hash::FxHashMap;
 
 use crate::layer::Held;
-use crate::list::Stream;
+use crate::stream::Stream;
 
 /// Numbers of an inode of a lower below this are told from each other by their layer alone.
 const LOWER_INO_BITS: u32 = 48;

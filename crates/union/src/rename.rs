@@ -5,12 +5,12 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
+use crate::Act;
 use crate::find::{self, Entry};
 use crate::layer::Held;
 use crate::marks::Mark;
 use crate::node::{Node, Place};
 use crate::upper::Upper;
-use crate::Act;
 
 /// A name in a directory.
 type End<'a> = (&'a Arc<Node>, &'a [u8]);
@@ -156,12 +156,7 @@ fn swap(upper: &Upper, from: Above<'_>, to: Above<'_>, keep: bool) -> Result<()>
 }
 
 /// Moves something and leaves a whiteout.
-fn move_and_white_out(
-    upper: &Upper,
-    from: Above<'_>,
-    to: Above<'_>,
-    is_dir: bool,
-) -> Result<()> {
+fn move_and_white_out(upper: &Upper, from: Above<'_>, to: Above<'_>, is_dir: bool) -> Result<()> {
     let mode = RenameMode::Whiteout;
     let moved = upper.fs().rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
     match moved {

@@ -26,11 +26,14 @@ impl Union {
                 let kind = found.kind();
                 // A node that the VFS does not hold goes at the end of this.
                 let node = act.node(&dir, &name, found)?;
-                if kind == Kind::Dir {
-                    left.push(node);
-                } else if let (Some(held), true) = (node.upper(), node.state().below.is_some()) {
-                    act.complete_keeping_times(&node, &held)?;
-                    count += 1;
+                let is_partial = node.state().below.is_some();
+                match node.upper() {
+                    _ if kind == Kind::Dir => left.push(node),
+                    Some(held) if is_partial => {
+                        act.complete_keeping_times(&node, &held)?;
+                        count += 1;
+                    }
+                    _ => {}
                 }
             }
         }

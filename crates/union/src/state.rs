@@ -4,10 +4,10 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::fs::{Attr, Kind, SetAttr, XattrMode};
 
+use crate::Act;
 use crate::layer::Held;
 use crate::node::Node;
 use crate::upper::Upper;
-use crate::Act;
 
 impl Act<'_> {
     /// The upper; `EROFS` without one.

@@ -18,7 +18,9 @@
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Ino, Result};
-use polylane_vfs::fs::{Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode};
+use polylane_vfs::fs::{
+    Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+};
 
 use crate::error::OpenError;
 use crate::layer::{Held, Layer};
@@ -30,6 +32,26 @@ pub(crate) const CANARY: &[u8] = b".polylane-blocks";
 /// Least unit in which data is copied up.
 const GRANULE_MIN: u64 = 4096;
 
+/// What an upper is made on.
+pub struct UpperOn {
+    fs: Arc<dyn FileSystem>,
+    tree: Vec<u8>,
+    work: Vec<u8>,
+    is_alone: bool,
+}
+
+impl UpperOn {
+    /// All of a libservice: the directories `upper` and `work` of its root, and nothing else.
+    pub fn new(fs: Arc<dyn FileSystem>) -> UpperOn {
+        UpperOn { fs, tree: b"upper".into(), work: b"work".into(), is_alone: true }
+    }
+
+    /// Two directories of its root, beside others: `upperdir` and `workdir` of overlayfs.
+    pub fn dirs(fs: Arc<dyn FileSystem>, tree: &[u8], work: &[u8]) -> UpperOn {
+        UpperOn { fs, tree: tree.into(), work: work.into(), is_alone: false }
+    }
+}
+
 /// The upper. Changes of its directories are made by one thread at a time.
 pub(crate) struct Upper {
     pub(crate) layer: Arc<Layer>,
@@ -40,7 +62,7 @@ pub(crate) struct Upper {
     /// Unit in which data is copied up, in bytes: no smaller than what the upper allocates.
     pub(crate) granule: u64,
     /// The upper tells which blocks are allocated, and which of them read as zeros.
-    pub(crate) tells_pieces: AtomicBool,
+    pub(crate) tells_pieces: bool,
     has_canary: AtomicBool,
     last: AtomicU64,
 }
@@ -63,46 +85,53 @@ pub(crate) fn uncovered(value: &[u8]) -> Option<u32> {
 }
 
 impl Upper {
-    /// Opens or makes an upper on `fs`, whose tree begins as `like`.
-    pub(crate) fn open(fs: Arc<dyn FileSystem>, like: Option<&Attr>) -> Result<Upper, OpenError> {
-        let layer = Layer::new(fs).map_err(OpenError::Upper)?;
-        check_names(&layer)?;
-        let upper = Upper::prepare(layer, like).map_err(OpenError::Upper)?;
-        upper.empty(&upper.tmp).map_err(OpenError::Upper)?;
-        match upper.root.lookup(CANARY).map_err(OpenError::Upper)? {
-            None => Ok(upper),
-            Some((canary, _)) => match canary.mark(Mark::Polylane).map_err(OpenError::Upper)? {
-                Some(_) => {
-                    upper.has_canary.store(true, Ordering::Relaxed);
-                    Ok(upper)
-                }
-                None => Err(OpenError::MarksLost),
-            },
+    /// Opens or makes an upper, whose tree begins as `like`.
+    pub(crate) fn open(on: UpperOn, like: Option<&Attr>) -> Result<Upper, OpenError> {
+        let layer = Layer::new(on.fs).map_err(OpenError::Upper)?;
+        if on.is_alone {
+            check_names(&layer)?;
         }
+        let names = (on.tree.as_slice(), on.work.as_slice());
+        let upper = Upper::prepare(layer, names, like).map_err(OpenError::Upper)?;
+        match find_canary(&upper.root).map_err(OpenError::Upper)? {
+            Canary::Dumb => return Err(OpenError::MarksLost),
+            Canary::Absent => {}
+            Canary::Marked => upper.has_canary.store(true, Ordering::Relaxed),
+        }
+        Ok(upper)
     }
 
-    fn prepare(layer: Arc<Layer>, like: Option<&Attr>) -> Result<Upper> {
+    fn prepare(
+        layer: Arc<Layer>,
+        (tree, work): (&[u8], &[u8]),
+        like: Option<&Attr>,
+    ) -> Result<Upper> {
         let top = layer.root();
         let mut new = NewNode::new(Kind::Dir, 0o755);
         if let Some(like) = like {
             new = NewNode { uid: like.uid, gid: like.gid, ..NewNode::new(Kind::Dir, like.perm) };
         }
-        let root = made_dir(&top, b"upper", &new)?;
-        let work = made_dir(&top, b"work", &NewNode::new(Kind::Dir, 0o700))?;
+        let root = made_dir(&top, tree, &new)?;
+        let work = made_dir(&top, work, &NewNode::new(Kind::Dir, 0o700))?;
         let own = made_dir(&work, b"polylane", &NewNode::new(Kind::Dir, 0o700))?;
         let index = made_dir(&own, b"index", &NewNode::new(Kind::Dir, 0o700))?;
         let tmp = made_dir(&own, b"tmp", &NewNode::new(Kind::Dir, 0o700))?;
         // Fails here where marks cannot be written at all.
-        layer.fs().setxattr(
-            own.ino(),
-            &Mark::Polylane.name(layer.space()),
-            b"",
-            XattrMode::Any,
-        )?;
+        layer.fs().setxattr(own.ino(), &Mark::Polylane.name(layer.space()), b"", XattrMode::Any)?;
         let granule = u64::from(layer.fs().statfs()?.bsize).next_power_of_two().max(GRANULE_MIN);
         let (has_canary, last) = (AtomicBool::new(false), AtomicU64::new(0));
-        let tells_pieces = AtomicBool::new(true);
-        Ok(Upper { layer, root, index, tmp, granule, tells_pieces, has_canary, last })
+        let tells_pieces = false;
+        let mut upper = Upper { layer, root, index, tmp, granule, tells_pieces, has_canary, last };
+        upper.empty(&upper.tmp)?;
+        upper.tells_pieces = upper.probe_pieces()?;
+        Ok(upper)
+    }
+
+    fn probe_pieces(&self) -> Result<bool> {
+        let (name, held, _) = self.make(&NewNode::new(Kind::File, 0o600))?;
+        let told = self.fs().pieces(held.ino(), 0, self.granule, &mut |_| true);
+        self.discard(&name);
+        Ok(told.is_ok())
     }
 
     pub(crate) fn fs(&self) -> &dyn FileSystem {
@@ -263,6 +292,25 @@ impl Upper {
         self.empty(held)?;
         self.fs().rmdir(dir.ino(), name)
     }
+}
+
+/// What became of the canary of a tree.
+pub(crate) enum Canary {
+    /// There is none: all files are whole.
+    Absent,
+    /// It has its mark.
+    Marked,
+    /// It lost its mark, as files will have.
+    Dumb,
+}
+
+/// Looks for the canary in the root of a tree.
+pub(crate) fn find_canary(root: &Held) -> Result<Canary> {
+    let Some((canary, _)) = root.lookup(CANARY)? else { return Ok(Canary::Absent) };
+    Ok(match canary.mark(Mark::Polylane)? {
+        Some(_) => Canary::Marked,
+        None => Canary::Dumb,
+    })
 }
 
 /// A directory, made if it is not there.

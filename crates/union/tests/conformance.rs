@@ -3,7 +3,7 @@
 use polylane_base::TestClock;
 use polylane_testkit::fs_suite::{self, Can};
 use polylane_testkit::probe;
-use polylane_union::{Layer, Union};
+use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
@@ -15,7 +15,7 @@ fn memfs() -> Arc<dyn FileSystem> {
 
 fn union(lower: Arc<dyn FileSystem>, upper: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
     let lowers = vec![Layer::new(lower).expect("a root")];
-    Arc::new(Union::open(lowers, Some(upper)).expect("opens"))
+    Arc::new(Union::open(lowers, Some(UpperOn::new(upper))).expect("opens"))
 }
 
 /// As overlayfs, it makes no whiteouts for users.

@@ -10,13 +10,13 @@ use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{
     Failure, Outcome, State, Subject, Value, VfsSubject, small_options,
 };
-use polylane_union::{Layer, Union};
+use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::fs::{FileSystem, Kind};
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
 
-const SEEDS: std::ops::Range<u64> = 1..7;
-const STEPS_PER_ROUND: usize = 400;
+const SEEDS: std::ops::Range<u64> = 1..9;
+const STEPS_PER_ROUND: usize = 1500;
 /// Times that one union is opened.
 const ROUNDS: usize = 3;
 /// Open files that generated steps use.
@@ -82,13 +82,13 @@ fn run(seed: u64) {
         let upper = memfs();
         for time in 0..ROUNDS {
             let lowers = vec![Layer::new(lower.clone()).expect("a root")];
-            let union = Union::open(lowers, Some(upper.clone())).expect("opens");
+            let union = Union::open(lowers, Some(UpperOn::new(upper.clone()))).expect("opens");
             let fs: Arc<dyn FileSystem> = Arc::new(union);
             let what = format!("seed {seed}, union {depth}, opened {time} times");
             round(&what, &fs, &mut generator, &mut reference);
         }
         let lowers = vec![Layer::new(lower).expect("a root")];
-        lower = Arc::new(Union::open(lowers, Some(upper)).expect("opens"));
+        lower = Arc::new(Union::open(lowers, Some(UpperOn::new(upper))).expect("opens"));
     }
 }
 

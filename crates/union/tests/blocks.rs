@@ -1,0 +1,259 @@
+//! Files whose data is in two layers: no data moves, and every byte is whose it should be.
+
+mod common;
+
+use common::{Fs, Tree, memfs, pattern, union};
+use polylane_base::rng::Rng;
+use polylane_base::{Errno, Ino, TestClock};
+use polylane_block::ram::RamDevice;
+use polylane_block::wait::Waiter;
+use polylane_ext4::{Ext4, Options};
+use polylane_sys::buffer::Buffer;
+use polylane_union::{Layer, OpenError, Union, UpperOn};
+use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, XattrMode};
+use std::process::Command;
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+
+/// A fresh ext4; none where there is no mke2fs.
+fn ext4(args: &[&str]) -> Option<Fs> {
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    image.as_file().set_len(64 << 20).expect("sparse");
+    let made = Command::new("mke2fs").arg("-Fq").args(args).arg(image.path()).output();
+    let Ok(made) = made else {
+        eprintln!("skipped: mke2fs is not installed");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    let device = Arc::new(RamDevice::new(bytes.len() as u64 / 512));
+    let waiter = Waiter::new(device.clone());
+    for (index, piece) in bytes.chunks(MIB).enumerate() {
+        if piece.iter().any(|&byte| byte != 0) {
+            let sector = polylane_block::Sector((index * MIB / 512) as u64);
+            waiter.write(sector, Buffer::copy_of(piece), false).expect("in range");
+        }
+    }
+    let clock = Arc::new(TestClock::default());
+    Some(Arc::new(Ext4::open(device, clock, &Options::default()).expect("opens")))
+}
+
+/// Every kind of upper that is to be had here.
+fn uppers() -> Vec<(&'static str, Fs)> {
+    let mut all = vec![("memfs", memfs())];
+    let kinds: [(&str, &[&str]); 3] = [
+        ("ext4", &["-t", "ext4", "-O", "inline_data"]),
+        ("small blocks", &["-t", "ext4", "-b", "1024"]),
+        ("ext3", &["-t", "ext3"]),
+    ];
+    for (name, args) in kinds {
+        all.extend(ext4(args).map(|fs| (name, fs)));
+    }
+    all
+}
+
+/// Blocks of 512 bytes that an upper has in use.
+fn used(upper: &Fs) -> u64 {
+    let totals = upper.statfs().expect("totals");
+    (totals.blocks - totals.bfree) * u64::from(totals.bsize) / 512
+}
+
+#[test]
+fn changes_of_a_large_file_move_no_data() {
+    let low = memfs();
+    let bytes = pattern(32 * MIB, 1);
+    Tree(&*low).file("big", &bytes);
+    for (name, upper) in uppers() {
+        let fs = union(&[&low], Some(&upper));
+        let u = Tree(&*fs);
+        let before = used(&upper);
+        let big = u.ino("big");
+        u.chmod(big, 0o600);
+        let set = SetAttr { uid: Some(polylane_base::Uid(5)), ..SetAttr::default() };
+        fs.setattr(big, &set).expect("chown");
+        u.rename("big", "moved").expect("renames");
+        u.link("moved", "other");
+        assert_eq!(u.read(big), bytes, "{name}");
+        u.write(big, bytes.len() as u64, b"appended");
+        u.write(big, 5 * MIB as u64 + 100, b"inside");
+        u.truncate(big, 20 * MIB as u64 + 7);
+        let grown = (used(&upper) - before) * 512;
+        assert!(grown < MIB as u64, "{name}: the upper grew by {grown} bytes");
+        let mut expected = bytes[..20 * MIB + 7].to_vec();
+        expected[5 * MIB + 100..][..6].copy_from_slice(b"inside");
+        assert!(u.read(big) == expected, "{name}");
+        assert_eq!(
+            u.find("other").map(|attr| (attr.size, attr.nlink)),
+            Ok((20 * MIB as u64 + 7, 2))
+        );
+    }
+    assert!(Tree(&*low).read(Tree(&*low).ino("big")) == bytes, "lowers are not written");
+}
+
+/// One change, as the file and as plain bytes see it.
+fn change(fs: &Union, ino: Ino, bytes: &mut Vec<u8>, rng: &mut Rng) {
+    let size = bytes.len() as u64;
+    let at = rng.below(size + 5000);
+    let len = 1 + match rng.below(3) {
+        0 => rng.below(100),
+        1 => rng.below(5000),
+        _ => rng.below(60_000),
+    };
+    let (start, end) = (at as usize, (at + len) as usize);
+    match rng.below(8) {
+        0..4 => {
+            let new = pattern(len as usize, at as u8);
+            assert_eq!(fs.write(ino, at, &mut &new[..]), Ok(new.len()));
+            bytes.resize(bytes.len().max(end), 0);
+            bytes[start..end].copy_from_slice(&new);
+        }
+        4 => {
+            let size = rng.below(size + 20_000);
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            fs.setattr(ino, &set).expect("truncates");
+            bytes.resize(size as usize, 0);
+        }
+        mode => {
+            let mode = match mode {
+                5 => Fallocate::PunchHole,
+                6 => Fallocate::ZeroRange { keep_size: false },
+                _ => Fallocate::Allocate { keep_size: false },
+            };
+            match fs.fallocate(ino, mode, at, len) {
+                // Block maps know no allocation without writing.
+                Err(Errno::EOPNOTSUPP) => return,
+                done => drop(done.expect("allocates")),
+            }
+            if mode != Fallocate::PunchHole {
+                bytes.resize(bytes.len().max(end), 0);
+            }
+            let end = end.min(bytes.len());
+            if start < end && mode != (Fallocate::Allocate { keep_size: false }) {
+                bytes[start..end].fill(0);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_changes_are_as_of_plain_bytes() {
+    for seed in 0..12 {
+        let low = memfs();
+        let mut rng = Rng::new(seed);
+        let old = pattern(70_000 + rng.below(400_000) as usize, seed as u8);
+        Tree(&*low).file("f", &old);
+        for (name, upper) in uppers() {
+            let mut bytes = old.clone();
+            for round in 0..5 {
+                // Each round knows nothing but what the layers tell.
+                let fs = union(&[&low], Some(&upper));
+                let ino = Tree(&*fs).ino("f");
+                assert!(Tree(&*fs).read(ino) == bytes, "{name}, seed {seed}, opened for {round}");
+                for step in 0..12 {
+                    change(&fs, ino, &mut bytes, &mut rng);
+                    let got = Tree(&*fs).read(ino);
+                    let differs = got.iter().zip(&bytes).position(|(a, b)| a != b);
+                    assert_eq!(
+                        (got.len(), differs),
+                        (bytes.len(), None),
+                        "{name}, seed {seed}, round {round}, step {step}"
+                    );
+                }
+            }
+            let fs = union(&[&low], Some(&upper));
+            fs.solidify().expect("room");
+            drop(fs);
+            let own = Tree(&*upper);
+            assert!(own.read(own.ino("upper/f")) == bytes, "{name}, seed {seed}: not whole");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_opened_before_sees_what_is_written() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let reader = u.ino("f");
+    let before = u.read(reader);
+    u.write(u.ino("f"), 70_000, b"new");
+    let after = u.read(reader);
+    assert_eq!(&after[70_000..70_003], b"new");
+    assert_eq!((&after[..70_000], &after[70_003..]), (&before[..70_000], &before[70_003..]));
+}
+
+#[test]
+fn a_removed_file_of_a_lower_can_be_read_and_written() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let open = u.ino("f");
+    u.unlink("f");
+    assert_eq!(u.read(open), pattern(200_000, 3));
+    u.write(open, 100_000, b"new");
+    assert_eq!(
+        &u.read(open)[99_999..100_003],
+        [&pattern(200_000, 3)[99_999..100_000], b"new"].concat()
+    );
+    assert_eq!(fs.getattr(open).map(|attr| attr.nlink), Ok(0));
+    assert_eq!(u.find("f"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn a_lower_that_changed_is_an_error() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    Tree(&*fs).write(Tree(&*fs).ino("f"), 70_000, b"new");
+    drop(fs);
+    Tree(&*low).truncate(Tree(&*low).ino("f"), 100_000);
+    let fs = union(&[&low], Some(&upper));
+    assert_eq!(Tree(&*fs).find("f"), Err(Errno::EIO));
+}
+
+#[test]
+fn an_upper_that_lost_its_marks_is_refused() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    u.write(u.ino("f"), 70_000, b"new");
+    assert_eq!(u.names(""), ["f"], "the canary is not seen");
+    let made = fs.create(
+        u.ino(""),
+        b".polylane-blocks",
+        &polylane_testkit::fs_suite::node(polylane_vfs::fs::Kind::File, 0o600),
+    );
+    assert_eq!(made.map(|_| ()), Err(Errno::EPERM));
+    drop(fs);
+    // As in a copy without attributes.
+    let own = Tree(&*upper);
+    let canary = own.ino("upper/.polylane-blocks");
+    upper.removexattr(canary, b"trusted.overlay.polylane").expect("was there");
+    let lowers = vec![Layer::new(low.clone()).expect("a root")];
+    assert_eq!(
+        Union::open(lowers, Some(UpperOn::new(upper.clone()))).err(),
+        Some(OpenError::MarksLost)
+    );
+    upper.setxattr(canary, b"trusted.overlay.polylane", b"", XattrMode::Any).expect("kept");
+    let fs = union(&[&low], Some(&upper));
+    assert_eq!(fs.solidify(), Ok(1));
+    assert_eq!(own.find("upper/.polylane-blocks"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn what_is_the_lowers_counts_as_data() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    let ino = Tree(&*fs).ino("f");
+    Tree(&*fs).write(ino, 70_000, b"new");
+    Tree(&*fs).truncate(ino, 1 << 20);
+    assert_eq!(fs.seek(ino, 5000, SeekFor::Data), Ok(5000));
+    let hole = fs.seek(ino, 0, SeekFor::Hole).expect("there is one");
+    assert!((200_000..205_000).contains(&hole), "{hole}");
+    assert_eq!(fs.seek(ino, 300_000, SeekFor::Data), Err(Errno::ENXIO));
+}

@@ -1,0 +1,220 @@
+//! What shows through which layer, and who is one file.
+
+mod common;
+
+use common::{Tree, memfs, union};
+use polylane_base::Errno;
+use polylane_union::{OpenError, Union, UpperOn};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, XattrMode};
+
+#[test]
+fn the_uppermost_layer_counts() {
+    let (low, high, upper) = (memfs(), memfs(), memfs());
+    let (l, h) = (Tree(&*low), Tree(&*high));
+    for tree in [&l, &h] {
+        tree.mkdir("d");
+    }
+    l.file("d/both", b"low");
+    h.file("d/both", b"high");
+    l.file("d/low", b"low");
+    h.file("d/high", b"high");
+    l.file("kind", b"a file");
+    h.mkdir("kind");
+    l.file("hidden", b"low");
+    h.device("hidden");
+    let fs = union(&[&high, &low], Some(&upper));
+    let u = Tree(&*fs);
+    assert_eq!(u.names("d"), ["both", "high", "low"]);
+    assert_eq!(u.read(u.ino("d/both")), b"high");
+    assert_eq!(u.find("kind").map(|attr| attr.kind), Ok(Kind::Dir));
+    assert_eq!(u.names(""), ["d", "kind"]);
+    assert_eq!(u.find("hidden"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn an_opaque_directory_hides_what_is_below_it() {
+    let (low, high) = (memfs(), memfs());
+    Tree(&*low).mkdir("d");
+    Tree(&*low).file("d/low", b"");
+    let dir = Tree(&*high).mkdir("d");
+    high.setxattr(dir, b"trusted.overlay.opaque", b"y", XattrMode::Any).expect("kept");
+    let fs = union(&[&high, &low], None);
+    assert_eq!(Tree(&*fs).names("d"), [""; 0]);
+    assert!(fs.character().read_only);
+}
+
+#[test]
+fn files_as_whiteouts_hide_names() {
+    let (low, high) = (memfs(), memfs());
+    Tree(&*low).mkdir("d");
+    for name in ["a", "b"] {
+        Tree(&*low).file(&format!("d/{name}"), b"low");
+    }
+    let dir = Tree(&*high).mkdir("d");
+    let file = Tree(&*high).file("d/a", b"");
+    high.setxattr(file, b"trusted.overlay.whiteout", b"y", XattrMode::Any).expect("kept");
+    let fs = union(&[&high, &low], None);
+    assert_eq!(Tree(&*fs).names("d"), ["a", "b"], "only in a directory that says so");
+    high.setxattr(dir, b"trusted.overlay.opaque", b"x", XattrMode::Any).expect("kept");
+    let fs = union(&[&high, &low], None);
+    assert_eq!(Tree(&*fs).names("d"), ["b"]);
+    assert_eq!(Tree(&*fs).find("d/a"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn names_of_one_file_stay_one() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("a", b"old");
+    Tree(&*low).link("a", "b");
+    Tree(&*low).link("a", "c");
+    for time in 0..2 {
+        let fs = union(&[&low], Some(&upper));
+        let u = Tree(&*fs);
+        assert_eq!(u.ino("a"), u.ino("b"), "opened {time} times");
+        assert_eq!(u.find("a").map(|attr| attr.nlink), Ok(3));
+        u.write(u.ino("a"), 0, if time == 0 { b"new" } else { b"now" });
+        assert_eq!(u.read(u.ino("c")), u.read(u.ino("a")));
+    }
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    u.unlink("b");
+    assert_eq!(u.find("c").map(|attr| attr.nlink), Ok(2));
+    u.rename("c", "d").expect("renames");
+    assert_eq!(u.find("a").map(|attr| attr.nlink), Ok(2));
+    u.unlink("a");
+    assert_eq!((u.read(u.ino("d")), u.find("d").map(|attr| attr.nlink)), (b"now".into(), Ok(1)));
+    u.unlink("d");
+    let above = Tree(&*upper);
+    assert_eq!(above.names("work/polylane/index"), [""; 0]);
+    assert_eq!(Tree(&*low).read(Tree(&*low).ino("a")), b"old");
+}
+
+#[test]
+fn numbers_stay() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).mkdir("d");
+    Tree(&*low).file("d/f", b"x");
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let (dir, file) = (u.ino("d"), u.ino("d/f"));
+    u.chmod(file, 0o600);
+    u.rename("d", "e").expect("renames");
+    u.rename("e/f", "g").expect("renames");
+    assert_eq!((u.ino("e"), u.ino("g")), (dir, file));
+    drop(fs);
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    assert_eq!((u.ino("e"), u.ino("g")), (dir, file));
+    // And the directory stream says the same.
+    let mut listed = Vec::new();
+    fs.readdir(fs.root().expect("a root").ino, 0, &mut |entry| {
+        listed.push((entry.name.to_vec(), entry.ino));
+        true
+    })
+    .expect("lists");
+    listed.sort();
+    assert_eq!(listed, [(b"e".to_vec(), dir), (b"g".to_vec(), file)]);
+}
+
+#[test]
+fn what_is_moved_away_does_not_come_back() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).mkdir("a");
+    Tree(&*low).mkdir("a/b");
+    Tree(&*low).file("a/b/f", b"low");
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    u.rename("a", "z").expect("renames");
+    u.mkdir("a");
+    assert_eq!(u.names("a"), [""; 0]);
+    u.mkdir("a/b");
+    assert_eq!(u.names("a/b"), [""; 0]);
+    u.rename("z/b", "a/c").expect("renames");
+    u.rmdir("z").expect("is empty");
+    let whole = u.whole();
+    drop(fs);
+    let fs = union(&[&low], Some(&upper));
+    assert_eq!(Tree(&*fs).whole(), whole);
+    assert_eq!(whole["/a/c/f"].2, b"low");
+}
+
+/// An opaque directory on the way to a moved one hides the layers below there, too.
+#[test]
+fn a_redirect_does_not_pass_what_is_hidden() {
+    let (low, high, upper) = (memfs(), memfs(), memfs());
+    for fs in [&low, &high] {
+        Tree(&**fs).mkdir("a");
+        Tree(&**fs).mkdir("a/b");
+    }
+    Tree(&*low).file("a/b/low", b"");
+    let dir = Tree(&*high).ino("a");
+    high.setxattr(dir, b"trusted.overlay.opaque", b"y", XattrMode::Any).expect("kept");
+    let fs = union(&[&high, &low], Some(&upper));
+    assert_eq!(Tree(&*fs).names("a/b"), [""; 0]);
+    Tree(&*fs).rename("a/b", "c").expect("renames");
+    drop(fs);
+    let fs = union(&[&high, &low], Some(&upper));
+    assert_eq!(Tree(&*fs).names("c"), [""; 0]);
+}
+
+/// A stream sees each name once, whatever is copied up, removed or made while it goes on.
+#[test]
+fn a_stream_sees_each_name_once_while_names_are_copied_up() {
+    let (low, upper) = (memfs(), memfs());
+    for number in 0..300 {
+        Tree(&*low).file(&format!("f{number}"), b"");
+    }
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let root = u.ino("");
+    let (mut seen, mut from) = (Vec::new(), 0);
+    loop {
+        let mut next = None;
+        fs.readdir(root, from, &mut |entry| {
+            next = Some((entry.name.to_vec(), entry.next));
+            false
+        })
+        .expect("lists");
+        let Some((name, position)) = next else { break };
+        let name = String::from_utf8(name).expect("ours");
+        match seen.len() % 3 {
+            0 => u.chmod(u.ino(&name), 0o600),
+            1 => u.unlink(&name),
+            _ => u.rename(&name, &format!("moved-{name}")).expect("renames"),
+        }
+        seen.push(name);
+        from = position;
+    }
+    let old = seen.iter().filter(|name| !name.starts_with("moved-")).count();
+    seen.sort();
+    seen.dedup();
+    assert_eq!((old, seen.iter().filter(|name| !name.starts_with("moved-")).count()), (300, 300));
+}
+
+#[test]
+fn marks_are_not_a_users() {
+    let (low, upper) = (memfs(), memfs());
+    let fs = union(&[&low], Some(&upper));
+    let dir = Tree(&*fs).mkdir("d");
+    let name = b"trusted.overlay.opaque";
+    assert_eq!(fs.getxattr(dir, name), Err(Errno::ENODATA));
+    fs.setxattr(dir, name, b"mine", XattrMode::Any).expect("kept");
+    assert_eq!(fs.listxattr(dir), Ok(vec![name.to_vec()]));
+    assert_eq!(fs.getxattr(dir, name), Ok(b"mine".to_vec()));
+    let device = fs.create(dir, b"wh", &NewNode::WHITEOUT);
+    assert_eq!(device.map(|_| ()), Err(Errno::EPERM));
+}
+
+#[test]
+fn what_is_no_upper_is_refused_and_stays_as_it_is() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*upper).file("mine", b"");
+    let layer = polylane_union::Layer::new(low).expect("a root");
+    let refused = Union::open(vec![layer], Some(UpperOn::new(upper.clone()))).err();
+    assert_eq!(refused, Some(OpenError::NotAnUpper(b"mine".to_vec())));
+    assert_eq!(Tree(&*upper).names(""), ["mine"]);
+    assert_eq!(
+        Union::open(Vec::new(), Some(UpperOn::new(memfs()))).err(),
+        Some(OpenError::NoLayers)
+    );
+}
