@@ -10,7 +10,7 @@ const COMMANDS: [&str; 4] = ["container", "mount", "umount", "daemon"];
 const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
 
 /// Options of `run` of later versions.
-const RUN_OPTIONS: [&str; 2] = ["--lower", "--ceph"];
+const RUN_OPTIONS: [&str; 1] = ["--ceph"];
 
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
@@ -46,9 +46,9 @@ mod tests {
         assert_eq!(refused("polylane mount"), Some("mount: not in this version yet".to_string()));
         assert!(refused("polylane pool rm x").is_some_and(|line| line.starts_with("pool rm:")));
         assert_eq!(refused("polylane pool ls"), None);
-        assert!(refused("polylane run --lower=v -- sh").is_some_and(|l| l.starts_with("--lower:")));
+        assert!(refused("polylane run --ceph=v -- sh").is_some_and(|l| l.starts_with("--ceph:")));
         assert!(refused("polylane run --mem --ceph x -- sh").is_some());
-        assert_eq!(refused("polylane run --mem -- sh --volume"), None);
+        assert_eq!(refused("polylane run --mem -- sh --ceph"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);
     }

@@ -7,33 +7,19 @@ use polylane_base::shown::Shown;
 use rustix::fs::{Mode, OFlags};
 
 use crate::failure::{Failure, Result};
-use crate::run::{RunOptions, Source};
 
 /// Most lowers of a lane, as many as overlayfs takes.
 const LOWERS_MAX: usize = 500;
 
-/// Refuses options that do not go with lowers.
-pub(crate) fn check(options: &RunOptions) -> Result<()> {
-    let lowers = &options.lowers;
+/// Opens the lowers as paths. Each must be a directory, and no two of them, nor one and `own`, the
+/// lane's own directory, may lie in each other.
+pub(crate) fn open(lowers: &[PathBuf], own: Option<&Path>) -> Result<Vec<OwnedFd>> {
     if lowers.len() > LOWERS_MAX {
         return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
     }
-    if !lowers.is_empty() && options.kernel_fs.is_some() {
-        return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
-    }
-    let sized = options.size.is_some() && options.source == Source::Lowers;
-    if sized {
-        return Err(Failure::usage("--size: a read-only lane has no size of its own"));
-    }
-    Ok(())
-}
-
-/// Opens the lowers as paths. Each must be a directory, and no two of them, nor one and the lane's
-/// own directory, may lie in each other.
-pub(crate) fn open(options: &RunOptions) -> Result<Vec<OwnedFd>> {
     let mut dirs = Vec::new();
     let mut opened = Vec::new();
-    for path in &options.lowers {
+    for path in lowers {
         let failed = |error: std::io::Error| Failure::path(path, "use it as a lower", error);
         let whole = path.canonicalize().map_err(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -42,7 +28,7 @@ pub(crate) fn open(options: &RunOptions) -> Result<Vec<OwnedFd>> {
         opened.push(dir);
         dirs.push((path.as_path(), whole));
     }
-    if let Source::Dir(path) = &options.source {
+    if let Some(path) = own {
         // One that is yet to be made lies where its parent does.
         let whole = path.canonicalize().or_else(|_| std::path::absolute(path));
         let whole = whole.map_err(|error| Failure::path(path, "find it", error))?;

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
@@ -68,6 +68,12 @@ pub enum Source {
     Volume(Option<PathBuf>),
     /// Nothing: the lane is read-only, what is in its lowers.
     Lowers,
+}
+
+impl Source {
+    fn dir(&self) -> Option<&Path> {
+        if let Source::Dir(path) = self { Some(path) } else { None }
+    }
 }
 
 /// What `polylane run` was asked for.
@@ -151,9 +157,7 @@ fn run_with_service(
     let device = fuse_device::open_fuse()?;
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
-    let lowers = lower::open(&options)?;
-    let (handed, label, kept) = open_source(&options, &name)?;
-    let handed = Handed { lowers, ..handed };
+    let (handed, label, kept) = open_layers(&options, &name)?;
     options.weight = options.weight.or(kept.weight);
     let rights = rights(&options, kept.is_new, caller);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
@@ -319,7 +323,12 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
         return Err(Failure::usage("--size: a host directory has no size of its own"));
     }
-    lower::check(options)?;
+    if !options.lowers.is_empty() && options.kernel_fs.is_some() {
+        return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
+    }
+    if options.size.is_some() && options.source == Source::Lowers {
+        return Err(Failure::usage("--size: a read-only lane has no size of its own"));
+    }
     refuse_without_volume(options)?;
     check_write_back(options)?;
     if options.kernel_fs.is_some() {
@@ -434,6 +443,13 @@ fn pool_name(options: &RunOptions) -> String {
     };
     log::name("polylane", &name);
     name
+}
+
+/// [`open_source`] and the lowers under it.
+fn open_layers(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
+    let lowers = lower::open(&options.lowers, options.source.dir())?;
+    let (handed, label, kept) = open_source(options, pool)?;
+    Ok((Handed { lowers, ..handed }, label, kept))
 }
 
 /// What the lane's files are on, what messages call it, and what a volume's sidecar says of its

@@ -9,8 +9,8 @@
 //! |---|---|---|
 //! | `opaque` | directory | `y`: hides the lowers; `x`: files with `whiteout` in it are whiteouts |
 //! | `whiteout` | empty file | anything: there is no such name |
-//! | `redirect` | directory, file | the name, or the path from the root, that it has in the lowers |
-//! | `metacopy` | file | its data is the lower's: empty, as overlayfs has it; one byte where a part is its own, which overlayfs refuses to read |
+//! | `redirect` | directory, file | its name, or its path from the root, in the lowers |
+//! | `metacopy` | file | its data is the lower's: empty; a part is its own: [`BLOCKS`] |
 //! | `origin` | anything | empty: it was copied up |
 //! | `impure` | directory | `y`: entries may have been copied up |
 //! | `polylane` | anything copied up | [`Record`] |

@@ -1,5 +1,5 @@
-//! The kernel's overlayfs as oracle: it mounts what we wrote, and what it wrote we go on with. Needs
-//! root and overlayfs; says so where there is none.
+//! The kernel's overlayfs as oracle: it mounts what we wrote, and what it wrote we go on with.
+//! Needs root and overlayfs; says so where there is none.
 
 mod common;
 
@@ -44,9 +44,10 @@ impl Place {
         let lower = dir.path().join("lower");
         sh(
             &lower,
-            "mkdir -p d/e/f gone/deep moved/in; echo one >d/one; echo two >d/e/two; echo x >gone/x
-             echo deep >gone/deep/y; ln -s d/one link; echo m >moved/in/m; ln d/one d/hard; cp d/one d/solo
-             chmod 751 d/e; mkfifo pipe; echo keep >keep; mkdir full; seq 300 | sed s/^/full\\\\/n/ | xargs touch",
+            "mkdir -p d/e/f gone/deep moved/in full; echo one >d/one; echo two >d/e/two
+             echo x >gone/x; echo deep >gone/deep/y; ln -s d/one link; echo m >moved/in/m
+             ln d/one d/hard; cp d/one d/solo; chmod 751 d/e; mkfifo pipe; echo keep >keep
+             for number in $(seq 300); do : >full/n$number; done",
         );
         std::fs::write(lower.join("big"), pattern(300_000, 5)).expect("written");
         Place { dir }

@@ -79,7 +79,8 @@ pub(crate) struct Confined {
 
 /// Gives up what a service never needs: new privileges through exec, a core dump or a tracer with
 /// its tenant's data, a working directory, and all that the table above names. `host` is the host
-/// directory that it serves, if any; `lowers` are those that it reads; `user` is the one that it becomes. Call with one thread.
+/// directory that it serves, if any; `lowers` are those that it reads; `user` is the one that it
+/// becomes. Call with one thread.
 ///
 /// # Errors
 /// When a layer that this host has can't be put up.
