@@ -67,6 +67,15 @@ fn lifted(resource: Resource, limit: &Rlimit) -> Rlimit {
     }
 }
 
+/// Bytes of memory of this host; a gigabyte where the kernel does not say.
+pub(crate) fn total_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    match (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) {
+        0 => 1 << 30,
+        bytes => bytes,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! The lowers of a lane that is a union: what may be one, and descriptors of them.
+//! Directories of the host in a lane, as descriptors: its own, and the lowers of a union.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,15 @@ pub(crate) fn open(lowers: &[PathBuf], own: Option<&Path>) -> Result<Vec<OwnedFd
     }
     refuse_overlaps(&dirs)?;
     Ok(opened)
+}
+
+/// Opens the lane's own directory as a path, made if it is not there.
+pub(crate) fn open_own(path: &Path) -> Result<OwnedFd> {
+    std::fs::create_dir_all(path)
+        .map_err(|error| Failure::path(path, "make the lane's directory", error))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| Failure::path(path, "use it as the lane's directory", error))
 }
 
 fn refuse_overlaps(dirs: &[(&Path, PathBuf)]) -> Result<()> {

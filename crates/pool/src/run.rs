@@ -12,7 +12,6 @@ use polylane_base::size::ByteSize;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_vfs::handover::{Heart, Store};
-use rustix::fs::{Mode, OFlags};
 use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
@@ -24,7 +23,7 @@ use crate::fuse_device;
 use crate::init::{self, Place, Plan, Rights};
 use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
-use crate::limits::CallerLimits;
+use crate::limits::{self, CallerLimits};
 use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::process::Process;
@@ -409,7 +408,7 @@ fn write_back_option(asked: &WriteBack) -> Option<&'static str> {
 
 /// Bytes of file data that a pool's service may cache.
 fn cache_bytes_limit(options: &RunOptions) -> u64 {
-    options.memory.unwrap_or_else(total_memory) / 4
+    options.memory.unwrap_or_else(limits::total_memory) / 4
 }
 
 /// The pool's CPUs: those asked for, all of which must be allowed here, or all that are allowed.
@@ -448,7 +447,8 @@ fn pool_name(options: &RunOptions) -> String {
 /// [`open_source`] and the lowers under it.
 fn open_layers(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
     let lowers = lower::open(&options.lowers, options.source.dir())?;
-    let (handed, label, kept) = open_source(options, pool)?;
+    let (handed, label, mut kept) = open_source(options, pool)?;
+    kept.is_new &= lowers.is_empty();
     Ok((Handed { lowers, ..handed }, label, kept))
 }
 
@@ -464,11 +464,7 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             return Ok((Handed::default(), String::new(), Kept::default()));
         }
         Source::Dir(path) => {
-            std::fs::create_dir_all(path)
-                .map_err(|error| Failure::path(path, "make the lane's directory", error))?;
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::open(path, flags, Mode::empty())
-                .map_err(|error| Failure::path(path, "use it as the lane's directory", error))?;
+            let dir = lower::open_own(path)?;
             let handed = Handed { dir: Some(dir), ..Handed::default() };
             return Ok((handed, Shown::new(path).to_string(), Kept::default()));
         }
@@ -537,7 +533,7 @@ fn specify(
     cpus: CpuList,
 ) -> PoolSpec {
     use std::os::unix::ffi::OsStringExt;
-    let memory = options.memory.unwrap_or_else(total_memory);
+    let memory = options.memory.unwrap_or_else(limits::total_memory);
     let bytes_limit = options.size.unwrap_or(memory / 2);
     let backing = match options.source {
         Source::Mem => Backing::Mem {
@@ -565,15 +561,6 @@ fn specify(
         service_user: confine::own_user(),
         incarnation: 0,
         fuse: None,
-    }
-}
-
-/// Bytes of memory of this host; a gigabyte where the kernel does not say.
-fn total_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    match (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) {
-        0 => 1 << 30,
-        bytes => bytes,
     }
 }
 
