@@ -8,6 +8,10 @@
 //! guest of QEMU uses is refused here, and the reverse. The lock lives as long as any process has
 //! the descriptor: through a restart of the service, and until the service of a killed supervisor
 //! has flushed.
+//!
+//! A file that does not change any more, a snapshot, is shared: its readers take a shared lock on
+//! the same bytes. Readers of it as a volume of its own, not as the base of another, take byte 300
+//! shared as well; a merge with its neighbour in a chain of snapshots takes that byte alone.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -28,6 +32,12 @@ use crate::file::Files;
 const LOCK_START: i64 = 100;
 /// Locked bytes, up to the end of what begins at `RAW_LOCK_SHARED_BASE` (200).
 const LOCK_LENGTH: i64 = 200;
+
+/// The byte of those who read a snapshot as a volume of its own, and of who merges it.
+const READER_LOCK: i64 = LOCK_START + LOCK_LENGTH;
+
+/// Times that a file is opened again whose name was given to another one meanwhile.
+const OPENS_MAX: u32 = 8;
 
 /// How long a lock is waited for whose holder is in no list of processes.
 const DYING_MAX: Duration = Duration::from_secs(2);
@@ -119,9 +129,61 @@ pub fn unclaim(files: Files) -> Result<Files> {
 /// # Errors
 /// See [`ImageError`].
 pub fn open_shared(path: &Path) -> Result<Files> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let start = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-    let lock = rustix::fs::open(path, start, Mode::empty());
+    let lock = lock_shared(path, OFlags::RDONLY)?;
+    if let Some(by) = claimed::use_of_file(&lock, false) {
+        return Err(ImageError::Claimed(by));
+    }
+    again(lock, OFlags::RDONLY)
+}
+
+/// [`open_shared`] for one who reads the file as a volume of its own: it is not merged meanwhile,
+/// and has its name when this returns.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn open_snapshot(path: &Path) -> Result<Files> {
+    named(path, || {
+        let files = open_shared(path)?;
+        wait_for_the_dying(&files.lock, || share_range(&files.lock, READER_LOCK, 1))?;
+        Ok(files)
+    })
+}
+
+/// Opens a snapshot for reading and writing, to merge it with its neighbour: together with those
+/// who read it as a base, without any who read it as a volume of its own. It has its name when this
+/// returns.
+///
+/// # Errors
+/// See [`ImageError`]; [`ImageError::Claimed`] also where the kernel only reads it.
+pub fn open_to_merge(path: &Path) -> Result<Files> {
+    named(path, || {
+        let lock = lock_shared(path, OFlags::RDWR)?;
+        wait_for_the_dying(&lock, || lock_range(&lock, READER_LOCK, 1))?;
+        match claimed::use_of_file(&lock, true) {
+            Some(by) => Err(ImageError::Claimed(by)),
+            None => again(lock, OFlags::RDWR),
+        }
+    })
+}
+
+/// What `open` opens, once it is what has the name.
+fn named(path: &Path, open: impl Fn() -> Result<Files>) -> Result<Files> {
+    let mut tries = 1;
+    loop {
+        let files = open()?;
+        let number = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let its = rustix::fs::fstat(&files.plain).map(number).map_err(host("look at it"))?;
+        match rustix::fs::lstat(path).map(number) {
+            Ok(found) if found != its && tries < OPENS_MAX => tries += 1,
+            _ => return Ok(files),
+        }
+    }
+}
+
+/// Opens a regular file, with the shared lock.
+fn lock_shared(path: &Path, access: OFlags) -> Result<OwnedFd> {
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let lock = rustix::fs::open(path, flags, Mode::empty());
     let lock = lock.map_err(host("open it"))?;
     let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
     let lock = match FileType::from_raw_mode(stat.st_mode) {
@@ -133,14 +195,7 @@ pub fn open_shared(path: &Path) -> Result<Files> {
         _ => return Err(ImageError::NotAFile),
     };
     wait_for_the_dying(&lock, || share_range(&lock, LOCK_START, LOCK_LENGTH))?;
-    if let Some(by) = claimed::use_of_file(&lock, false) {
-        return Err(ImageError::Claimed(by));
-    }
-    let again = proc_path(&lock);
-    let open = |more| rustix::fs::open(&again, flags | more, Mode::empty());
-    let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;
-    let io = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()));
-    Ok(Files { io: io.map_err(host("open it a third time"))?, plain, lock })
+    Ok(lock)
 }
 
 /// The same file again, for reading only, under the same lock.
@@ -184,14 +239,16 @@ fn wait_for_the_dying(file: &OwnedFd, lock: impl Fn() -> polylane_base::Result<(
     }
 }
 
-/// Locks the file and opens it for data: with direct I/O, where its file system has that.
+/// Locks the file and opens it for data.
 fn take(lock: OwnedFd) -> Result<Files> {
     wait_for_the_dying(&lock, || lock_range(&lock, LOCK_START, LOCK_LENGTH))?;
+    again(lock, OFlags::RDWR)
+}
+
+/// Opens a locked file for data: with direct I/O, where its file system has that.
+fn again(lock: OwnedFd, access: OFlags) -> Result<Files> {
     let again = proc_path(&lock);
-    let open = |flags| {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
-        rustix::fs::open(&again, flags, Mode::empty())
-    };
+    let open = |more| rustix::fs::open(&again, access | OFlags::CLOEXEC | more, Mode::empty());
     let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;
     let io = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()));
     Ok(Files { io: io.map_err(host("open it a third time"))?, plain, lock })

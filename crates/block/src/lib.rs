@@ -15,6 +15,7 @@
 //! | [`qos`] | which lane's request may go to the device, and when |
 //! | [`ram`] | a medium in memory |
 //! | [`recorder`] | what was asked of a device, written down |
+//! | [`replace`] | a device that never changes, exchanged for another with the same content |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
 //! From this door down, code is submit and poll and never blocks; above it, code is straight-line
@@ -37,6 +38,7 @@ mod pieces;
 pub mod qos;
 pub mod ram;
 pub mod recorder;
+pub mod replace;
 pub mod wait;
 
 pub use device::{

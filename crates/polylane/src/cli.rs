@@ -173,7 +173,7 @@ pub(crate) enum VolumeCommand {
         #[command(flatten)]
         json: JsonArgs,
     },
-    /// Remove volumes that nobody uses
+    /// Remove volumes that are not in use, and snapshots between others
     Rm {
         /// Also files that nothing says to be volumes (no sidecar, no name in .img), volumes whose
         /// sidecar cannot be read, and bases of volumes that cannot be found

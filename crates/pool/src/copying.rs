@@ -14,6 +14,17 @@
 //!    ◄──── Told::Done ◄──────────────── Copied(None)
 //! ```
 //!
+//! When snapshots under the volume have become one, it goes over to the files that there are now,
+//! and need not stand still:
+//!
+//! ```text
+//!    Target ───────────►
+//!    ◄──── Told::Mine
+//!    Step::Rebase ─────►  ── Ask::Rebase, new bases ──►  goes on over them
+//!      (their files)
+//!    ◄──── Told::Done ◄──────────────── Copied(None)
+//! ```
+//!
 //! # Invariants
 //!
 //! - One copy at a time: a second copier is refused.
@@ -41,6 +52,9 @@ use crate::volume::{failure, sync_both};
 /// Names are not exchanged so shortly before the server goes on by itself.
 const MARGIN: Duration = Duration::from_secs(5);
 
+/// Descriptors of a file.
+const FDS_EACH: usize = 3;
+
 /// The volume that is to be copied: the host's numbers for its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Target {
@@ -58,7 +72,7 @@ impl Target {
     }
 
     /// Whether the path names it.
-    fn is_at(self, path: &Path) -> bool {
+    pub(crate) fn is_at(self, path: &Path) -> bool {
         rustix::fs::stat(path)
             .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }
@@ -79,6 +93,18 @@ pub(crate) enum Step {
         #[serde(with = "path_text::one")]
         base: PathBuf,
     },
+    /// These are the files of its bases, base below base, with the same content as those before:
+    /// go on over them.
+    Rebase,
+}
+
+/// What somebody wants of a volume that is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wish {
+    /// To copy it.
+    Copy,
+    /// To have it go over to other bases.
+    Rebase,
 }
 
 /// What a copier is told.
@@ -97,13 +123,15 @@ pub(crate) enum Told {
 /// How far it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
+    /// New bases are to come.
+    Awaiting,
     /// The server was asked to freeze ...
     Freezing,
     /// ... and did, then.
     Frozen(Instant),
     /// The server was asked to go on.
     Thawing,
-    /// The names are exchanged; the server was asked to go on over the new files.
+    /// The holder has the new files; the server was asked to go on over them.
     Exchanging,
 }
 
@@ -138,8 +166,14 @@ impl Copies {
         copying.copier.as_ref().map(AsFd::as_fd)
     }
 
-    /// Begins a copy, if this is the volume that is served.
-    pub(crate) fn begin(&mut self, copier: Link, target: Target, handed: &Handed, server: Say<'_>) {
+    /// Begins a copy or a change of bases, if this is the volume that is served.
+    pub(crate) fn begin(
+        &mut self,
+        copier: Link,
+        (wish, target): (Wish, Target),
+        handed: &Handed,
+        server: Say<'_>,
+    ) {
         let own = handed.volume.first().and_then(|files| Target::of(&files.plain).ok());
         let told = match own == Some(target) {
             false => Told::NotMine,
@@ -149,15 +183,22 @@ impl Copies {
             true => Told::Mine,
         };
         if copier.send(&told, &[]).is_ok() && told == Told::Mine {
-            server(Ask::Freeze, &[]);
-            self.0 = Some(Copying { copier: Some(copier), stage: Stage::Freezing });
+            let stage = match wish {
+                Wish::Rebase => Stage::Awaiting,
+                Wish::Copy => {
+                    server(Ask::Freeze, &[]);
+                    Stage::Freezing
+                }
+            };
+            self.0 = Some(Copying { copier: Some(copier), stage });
         }
     }
 
     /// Hears the copier, whose descriptor is readable.
     pub(crate) fn hear(&mut self, handed: &mut Handed, server: Say<'_>) {
-        if let Some(copying) = &mut self.0 {
-            copying.hear(handed, server);
+        let Some(copying) = &mut self.0 else { return };
+        if copying.hear(handed, server) == Then::Over {
+            self.0 = None;
         }
     }
 
@@ -189,7 +230,7 @@ impl Copying {
         }
     }
 
-    fn hear(&mut self, handed: &mut Handed, server: Say<'_>) {
+    fn hear(&mut self, handed: &mut Handed, server: Say<'_>) -> Then {
         let heard = self.copier.as_ref().and_then(|copier| copier.receive::<Step>().ok().flatten());
         match (heard, self.stage) {
             (Some((Step::Thaw, _)), Stage::Frozen(_)) => {
@@ -206,6 +247,14 @@ impl Copying {
                     Err(failure) => self.tell(Told::Failed(failure.line)),
                 }
             }
+            (Some((Step::Rebase, fds)), Stage::Awaiting) => {
+                handed.volume.truncate(1);
+                handed.volume.extend(files_of(fds));
+                let fds: Vec<_> = handed.descriptors().skip(FDS_EACH).collect();
+                server(Ask::Rebase, &fds);
+                self.stage = Stage::Exchanging;
+            }
+            (_, Stage::Awaiting) => return Then::Over,
             // It is gone, or talks nonsense, which comes to the same.
             _ => {
                 self.copier = None;
@@ -215,6 +264,7 @@ impl Copying {
                 }
             }
         }
+        Then::GoOn
     }
 
     fn answered(&mut self, answer: Answer, server: Say<'_>) -> Then {
@@ -234,7 +284,7 @@ impl Copying {
                 self.tell(Told::Done);
                 Then::Kill
             }
-            (Stage::Frozen(_), _) => Then::GoOn,
+            (Stage::Frozen(_) | Stage::Awaiting, _) => Then::GoOn,
             (_, answer) => {
                 self.tell(answer.map_or(Told::Done, Told::Failed));
                 Then::Over
@@ -308,13 +358,13 @@ mod tests {
         let mut copies = Copies::default();
         let (other, end) = Link::pair().expect("pair");
         let stranger = Target { inode: target.inode + 1, ..target };
-        copies.begin(end, stranger, &handed, &server);
+        copies.begin(end, (Wish::Copy, stranger), &handed, &server);
         assert_eq!(told(&other), Told::NotMine);
         let (copier, end) = Link::pair().expect("pair");
-        copies.begin(end, target, &handed, &server);
+        copies.begin(end, (Wish::Copy, target), &handed, &server);
         assert_eq!(told(&copier), Told::Mine);
         let (second, end) = Link::pair().expect("pair");
-        copies.begin(end, target, &handed, &server);
+        copies.begin(end, (Wish::Copy, target), &handed, &server);
         assert!(matches!(told(&second), Told::Failed(line) if line.contains("another command")));
         assert!(!copies.answered(None, &server));
         assert_eq!(told(&copier), Told::Done);
@@ -335,7 +385,7 @@ mod tests {
             let server = |ask, _: &[BorrowedFd<'_>]| asked.borrow_mut().push(ask);
             let mut copies = Copies::default();
             let (copier, end) = Link::pair().expect("pair");
-            copies.begin(end, target, &handed, &server);
+            copies.begin(end, (Wish::Copy, target), &handed, &server);
             if early {
                 drop(copier);
                 copies.hear(&mut handed, &server);
@@ -362,7 +412,7 @@ mod tests {
         let server = |ask, fds: &[BorrowedFd<'_>]| asked.borrow_mut().push((ask, fds.len()));
         let mut copies = Copies::default();
         let (copier, end) = Link::pair().expect("pair");
-        copies.begin(end, target, &handed, &server);
+        copies.begin(end, (Wish::Copy, target), &handed, &server);
         copies.answered(None, &server);
         assert_eq!((told(&copier), told(&copier)), (Told::Mine, Told::Done));
         let fds = [top.io.as_fd(), top.plain.as_fd(), top.lock.as_fd()];

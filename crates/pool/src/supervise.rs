@@ -261,8 +261,8 @@ impl Supervisor {
         if stats {
             let _ = service.link.send(&ToService::Stats, &[]);
         }
-        for (copier, target) in copiers {
-            self.copies.begin(copier, target, &self.handed, &service.copier());
+        for (copier, wish, target) in copiers {
+            self.copies.begin(copier, (wish, target), &self.handed, &service.copier());
         }
     }
 

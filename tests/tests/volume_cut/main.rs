@@ -9,6 +9,7 @@ use polylane_tests::volume::HostFs;
 
 mod bypass;
 mod live;
+mod merge;
 mod place;
 mod random;
 
@@ -132,6 +133,18 @@ fn a_removal_that_is_cut_takes_nothing_of_others() {
         });
     }
     assert_eq!(State::of(&place.dir).names(), [""; 0], "left behind");
+}
+
+#[test]
+fn a_snapshot_between_others_whose_removal_is_cut_leaves_them_as_they_are() {
+    let name = "a_snapshot_between_others_whose_removal_is_cut_leaves_them_as_they_are";
+    let dir = tempfile::tempdir().expect("tempdir");
+    if polylane_tests::lacks(name, &["qemu-io"]) {
+        return;
+    }
+    let Some(mut place) = Place::new(name, dir.path()) else { return };
+    (place.random, place.most) = (1, 5);
+    merge::removed(&place);
 }
 
 /// resize2fs in place: after a cut e2fsck mends what is left, and no file has changed.

@@ -132,6 +132,22 @@ impl Engine {
         self.lane.map.forget();
     }
 
+    /// Ends all work on the map until [`resume`](Engine::resume), and gives space back that was
+    /// made ahead and not written to: the file may be written to without this engine from now on.
+    /// No request is in flight.
+    pub fn pause(&self) {
+        // What fails stays allocated, as `info` will say.
+        let _ = self.lane.close();
+    }
+
+    /// Goes on after [`pause`](Engine::pause); the file has not changed meanwhile.
+    pub fn resume(&self) {
+        self.lane.open();
+        if let Some(unit) = self.unit.as_ref().filter(|_| !self.must_translate) {
+            self.lane.ask(unit, Work::Survey, 0, false);
+        }
+    }
+
     /// Asks for the space of these sectors, which a stream is about to reach.
     #[cold]
     fn make(&self, sectors: &Range<u64>) {

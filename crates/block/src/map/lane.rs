@@ -167,6 +167,11 @@ impl Lane {
         }
         Ok(())
     }
+
+    /// Takes jobs again after [`close`](Lane::close).
+    pub(crate) fn open(&self) {
+        *self.closed.write() = false;
+    }
 }
 
 impl Worked for Lane {

@@ -36,9 +36,10 @@ mod claims;
 mod head;
 mod present;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::{BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
+use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
 use crate::wait::Waiter;
 use claims::Claims;
 use present::Present;
@@ -51,6 +52,9 @@ pub const BLOCK_BYTES: u64 = BLOCK_SECTORS * SECTOR_BYTES as u64;
 
 /// Bytes of the map that are written together.
 const PAGE_BYTES: usize = 4096;
+
+/// Pages of the map that are read together.
+const LOAD_PAGES: usize = 256;
 
 /// Blocks whose bits lie in one page of the map.
 const PAGE_BLOCKS: u64 = PAGE_BYTES as u64 * 8;
@@ -142,11 +146,61 @@ impl Overlay {
         }
         let present = Present::new(layout.map_count as usize * SECTOR_BYTES);
         let waiter = Waiter::new(top.clone());
-        for page in 0..present.page_count() {
-            let sector = Sector(layout.map_start + page_sector(page));
-            present.load(page, &waiter.read(sector, PAGE_BYTES)?);
+        for first in (0..present.page_count()).step_by(LOAD_PAGES) {
+            let pages = LOAD_PAGES.min(present.page_count() - first);
+            let sector = Sector(layout.map_start + page_sector(first));
+            let read = waiter.read(sector, pages * PAGE_BYTES)?;
+            for (page, bytes) in (first..).zip(read.chunks(PAGE_BYTES)) {
+                present.load(page, bytes);
+            }
         }
         Ok(Arc::new(Overlay { base, top, layout, present, claims: Claims::default() }))
+    }
+
+    /// The first run of sectors at or after `sector`, the start of a block, that are its own and
+    /// lie in its file alike: as data, or as a hole. Whole blocks; the device's last one may be
+    /// cut.
+    pub fn own_run(&self, sector: Sector) -> Option<(Range<u64>, Allocation)> {
+        let blocks = self.layout.map_start / BLOCK_SECTORS;
+        let mut block = sector.0 / BLOCK_SECTORS;
+        while block < blocks {
+            let (end, here) = self.present.run(block..blocks);
+            if here {
+                let start = sector.0.max(block * BLOCK_SECTORS);
+                let end = (end * BLOCK_SECTORS).min(self.layout.size);
+                // The head lies elsewhere in the file.
+                let end = if start < self.layout.head { end.min(self.layout.head) } else { end };
+                let place = self.layout.place(Sector(start));
+                let most = end.saturating_sub(start);
+                let (allocation, count) = self.top.allocation(place, most);
+                let (allocation, count) = match (allocation, count - count % BLOCK_SECTORS) {
+                    (_, _) if count >= most => (allocation, most),
+                    // Data follows within the block.
+                    (_, 0) => (Allocation::Data, BLOCK_SECTORS.min(most)),
+                    (Allocation::Data, _) => (allocation, count.next_multiple_of(BLOCK_SECTORS)),
+                    (Allocation::Hole, blocks) => (allocation, blocks),
+                };
+                let count = count.min(most);
+                return Some((start..start + count, allocation)).filter(|_| count > 0);
+            }
+            block = end;
+        }
+        None
+    }
+
+    /// The first run of sectors in `sectors`, which begin with a block, that are not its own.
+    pub fn absent_run(&self, sectors: &Range<u64>) -> Option<Range<u64>> {
+        let end = sectors.end.div_ceil(BLOCK_SECTORS);
+        let mut block = sectors.start / BLOCK_SECTORS;
+        while block < end {
+            let (until, here) = self.present.run(block..end);
+            if !here {
+                let found = block * BLOCK_SECTORS..(until * BLOCK_SECTORS).min(sectors.end);
+                return Some(found);
+            }
+            block = until;
+        }
+        None
     }
 
     /// Blocks of its own, and of how many.

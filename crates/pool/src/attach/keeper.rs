@@ -363,10 +363,10 @@ impl Keeper {
         }
         match client.receive::<ToKeeper>() {
             Ok(Some((ToKeeper::Stop, _))) => return Some(client),
-            Ok(Some((ToKeeper::Copy(target), _))) => {
-                self.copies.begin(client, target, &self.handed, &engine.copier());
-            }
-            Ok(Some((question, _))) => self.answer(engine, client, question),
+            Ok(Some((question, _))) => match question.wish() {
+                Some(wish) => self.copies.begin(client, wish, &self.handed, &engine.copier()),
+                None => self.answer(engine, client, question),
+            },
             _ => {}
         }
         None

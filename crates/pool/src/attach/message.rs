@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::copying::Target;
+use crate::copying::{Target, Wish};
 use crate::volume::held::{Answer, Ask};
 
 /// What an engine serves.
@@ -31,8 +31,21 @@ pub(super) enum ToKeeper {
     Grow(u64),
     /// This volume is going to be copied: what follows is a `Step` of it.
     Copy(Target),
+    /// This volume is going to go over to other bases: what follows is a `Step` of it.
+    Rebase(Target),
     /// Make everything durable, answer `Done`, end.
     Stop,
+}
+
+impl ToKeeper {
+    /// What is wanted of the volume, of a command that goes on with a `Step`.
+    pub(super) fn wish(&self) -> Option<(Wish, Target)> {
+        match self {
+            ToKeeper::Copy(target) => Some((Wish::Copy, *target)),
+            ToKeeper::Rebase(target) => Some((Wish::Rebase, *target)),
+            _ => None,
+        }
+    }
 }
 
 /// What a keeper answers.

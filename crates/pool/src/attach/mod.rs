@@ -43,7 +43,7 @@ use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
-use crate::copying::{Copies, Target};
+use crate::copying::{Copies, Target, Wish};
 use crate::failure::{Failure, Result, say};
 use crate::limits::CallerLimits;
 use crate::link::Link;
@@ -370,13 +370,17 @@ pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
     }
 }
 
-/// The line to the keeper of an attached volume, which was asked for a copy of `target`; `None`: it
-/// is not attached.
-pub(crate) fn copier(volume: &Path, target: Target) -> Option<Link> {
+/// The line to the keeper of an attached volume, which was told what is wanted of `target`; `None`:
+/// it is not attached.
+pub(crate) fn copier(volume: &Path, wish: Wish, target: Target) -> Option<Link> {
     let dir = record::dir().ok()?;
     let record = record::all(&dir).into_iter().find(|record| record.is(volume))?;
     let link = Link::from_fd(scm::connect(&record::socket_of(&dir, &record.id)).ok()?);
-    link.send(&ToKeeper::Copy(target), &[]).ok()?;
+    let question = match wish {
+        Wish::Copy => ToKeeper::Copy(target),
+        Wish::Rebase => ToKeeper::Rebase(target),
+    };
+    link.send(&question, &[]).ok()?;
     Some(link)
 }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attach;
-use crate::copying::Target;
+use crate::copying::{Target, Wish};
 use crate::failure::{Failure, Result};
 use crate::link::{Link, ToService};
 use crate::names;
@@ -39,6 +39,8 @@ pub(crate) enum Question {
     Stats,
     /// This volume is going to be copied: what follows is [`copying`](crate::copying)'s.
     Copy(Target),
+    /// This volume is going to go over to other bases: what follows is a `Step` of it.
+    Rebase(Target),
 }
 
 /// The supervisor's side: commands that connect, ask, and wait for the answer. None of them is
@@ -67,8 +69,8 @@ impl Listener {
     }
 
     /// Takes in what has come, when one of the [`fds`](Listener::fds) is readable: whether
-    /// statistics are wanted, and whoever wants to copy a volume.
-    pub(crate) fn hear(&mut self) -> (bool, Vec<(Link, Target)>) {
+    /// statistics are wanted, and what others want of a volume.
+    pub(crate) fn hear(&mut self) -> (bool, Vec<(Link, Wish, Target)>) {
         let (mut stats, mut copiers) = (false, Vec::new());
         for client in std::mem::take(&mut self.connected) {
             if !wait_for(client.as_fd(), Duration::ZERO) {
@@ -80,7 +82,12 @@ impl Listener {
                     self.waiting.push(client);
                     stats = true;
                 }
-                Ok(Some((Question::Copy(target), _))) => copiers.push((client, target)),
+                Ok(Some((Question::Copy(target), _))) => {
+                    copiers.push((client, Wish::Copy, target));
+                }
+                Ok(Some((Question::Rebase(target), _))) => {
+                    copiers.push((client, Wish::Rebase, target));
+                }
                 Ok(None) | Err(_) => {}
             }
         }

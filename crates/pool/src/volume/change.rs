@@ -1,4 +1,4 @@
-//! Making, growing, checking and removing volumes.
+//! Making, growing and changing volumes.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use polylane_base::Errno;
 use polylane_base::size::ByteSize;
 use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::Files;
@@ -17,14 +16,14 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 use super::bypass;
 use super::cache::CacheSpec;
 use super::copy::{copy_data, materialize};
-use super::cow::{self, Child};
+use super::cow;
 use super::info::{self, Content, content};
 use super::known;
 use super::open::{
     BLOCK_BYTES, SIZE_DEFAULT, draft, failure, introduce, refuse_full, refuse_links, resolve,
 };
 use super::progress::Progress;
-use super::sidecar::{self, Making, Sidecar};
+use super::sidecar::{self, Sidecar};
 use super::stack::Stack;
 use super::tools;
 use super::trailer::refuse_damage;
@@ -237,104 +236,6 @@ fn promised_beside(path: &Path) -> u64 {
     holes.fold(0, u64::saturating_add)
 }
 
-/// Removes a volume that nobody has open, and its sidecar. A link to one may have been made for
-/// another purpose, and would lead nowhere: the volume is removed by its own name alone.
-///
-/// A file that nothing says to be a volume is removed by `force` alone, and so is one whose sidecar
-/// cannot be read: nobody knows then what is on it, and bases made for it alone stay.
-///
-/// # Errors
-/// It is in use, the base of others, or cannot be removed.
-pub fn remove(path: &Path, force: bool) -> Result<()> {
-    let file = resolve(path)?;
-    if file != path {
-        return Err(Failure::failed(format!(
-            "{}: is a symbolic link: remove the volume by its name, {}",
-            path.display(),
-            file.display()
-        )));
-    }
-    let own = match Sidecar::load(path) {
-        Err(failure) if !force => {
-            return Err(Failure {
-                line: format!("{failure}; 'polylane volume rm --force' removes the file without"),
-                ..failure
-            });
-        }
-        loaded => loaded.unwrap_or_default(),
-    };
-    match image::open(path) {
-        Err(ImageError::Host(_, Errno::ENOENT)) if sidecar::path_of(path).exists() => {
-            return clear_up(path);
-        }
-        opened => {
-            let _files = opened.map_err(|error| failure(path, error))?;
-            if !force && !info::is_named_a_volume(path) {
-                return Err(Failure::failed(format!(
-                    "{}: nothing says that it is a volume: it has no sidecar, and its name does \
-                     not end in .img: 'polylane volume rm --force' removes it",
-                    path.display()
-                )));
-            }
-            remove_file(path, &own, force)?;
-        }
-    }
-    remove_rest(path, &own)
-}
-
-/// Ends a removal, or undoes the making of a bypass volume, that was cut short.
-fn clear_up(path: &Path) -> Result<()> {
-    let _held = Making::hold(path)?;
-    // Whoever made it until now has made it.
-    if std::fs::symlink_metadata(path).is_ok() {
-        return Err(Failure::failed(format!("{}: has just been made", path.display())));
-    }
-    let own = Sidecar::load(path).unwrap_or_default();
-    if let Some(its) = &own.bypass {
-        bypass::remove(path, its)?;
-    }
-    remove_rest(path, &own)
-}
-
-/// Removes what belonged to a volume that has gone.
-fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
-    cow::leave(path, own)?;
-    // What a change of its form left that was cut short.
-    sidecar::remove_if_there(&raw_name(path))?;
-    Sidecar::remove(path)?;
-    image::sync_names(path).map_err(|error| failure(path, error))
-}
-
-/// Removes what a volume's name stands for; its sidecar and its bases are needed until that is
-/// certain. `force`: also the base of volumes that cannot be found.
-fn remove_file(path: &Path, own: &Sidecar, force: bool) -> Result<()> {
-    let children = cow::children(path, own);
-    let there = children.iter().find(|child| matches!(child, Child::There(_)));
-    match there.or(children.first().filter(|_| !force)) {
-        Some(Child::There(child)) => {
-            return Err(Failure::failed(format!(
-                "{}: is the base of {}",
-                path.display(),
-                child.display()
-            )));
-        }
-        Some(Child::Missing(child)) => {
-            return Err(Failure::failed(format!(
-                "{0}: is the base of {1}, which is not there now: if that is gone for good, \
-                 'polylane volume rm --force {0}' removes its base",
-                path.display(),
-                child.display()
-            )));
-        }
-        None => known::forget_at(path),
-    }
-    // Whether its chunks can be removed is seen before its name goes.
-    let chunks = own.bypass.as_ref().map(|its| bypass::Removal::begin(path, its)).transpose()?;
-    std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
-    image::sync_names(path).map_err(|error| failure(path, error))?;
-    chunks.map_or(Ok(()), bypass::Removal::end)
-}
-
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
 /// its user grows. A copy-on-write volume that nobody has open becomes one file of its own, also
 /// when it has that size already. One that holds an ext4 and that nobody has open is made smaller
@@ -519,7 +420,7 @@ fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
 
 /// What a volume's new form is called until it takes the volume's place: the raw form of a
 /// copy-on-write volume, a smaller one. Whoever has the volume alone has this name too.
-fn raw_name(path: &Path) -> PathBuf {
+pub(super) fn raw_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".polylane-raw");
     PathBuf::from(name)

@@ -49,7 +49,7 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let sidecar = Sidecar::load(from)?;
     let own = match sidecar.snapshot {
         // It does not change, and other volumes may be on it.
-        true => image::open_shared(from),
+        true => image::open_snapshot(from),
         false => image::open(from),
     };
     let own = match own {

@@ -8,7 +8,7 @@
 //! one that was not the last is cleared up by the next copy ([`tidy`]).
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use polylane_block::file::Files;
@@ -121,7 +121,7 @@ fn freeze(
     let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
     make_top(draft.file(), shape.size, &reference.nonce)
         .map_err(|error| Failure::path(base, "lay it out", error))?;
-    belong_alike(from, &draft)?;
+    belong_alike(from, draft.file())?;
     let below = bases_of(from, &own)?;
     let mut overlays = own.overlays.clone();
     for overlay in &mut overlays {
@@ -176,30 +176,34 @@ fn freeze(
     Ok(id)
 }
 
-/// Gives the overlay that takes a volume's place the volume's owner and mode.
-fn belong_alike(volume: &Path, draft: &Draft) -> Result<()> {
+/// Gives a file that takes a volume's place the volume's owner and mode.
+pub(super) fn belong_alike(volume: &Path, file: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::stat(volume);
     let stat = stat.map_err(|error| Failure::path(volume, "look at it", error))?;
-    let failed = |error| Failure::path(volume, "give its overlay the same owner", error);
-    let own = rustix::fs::fstat(draft.file()).map_err(failed)?;
+    let failed = |error| Failure::path(volume, "give its new file the same owner", error);
+    let own = rustix::fs::fstat(file).map_err(failed)?;
     if (own.st_uid, own.st_gid) != (stat.st_uid, stat.st_gid) {
         let (uid, gid) =
             (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
-        let given = rustix::fs::fchown(draft.file(), Some(uid), Some(gid));
+        let given = rustix::fs::fchown(file, Some(uid), Some(gid));
         // A caller that may write to another user's volume need not be able to give files away.
         if given.is_err() {
             return Ok(());
         }
     }
     let mode = rustix::fs::Mode::from_raw_mode(stat.st_mode & 0o777);
-    rustix::fs::fchmod(draft.file(), mode).map_err(failed)
+    rustix::fs::fchmod(file, mode).map_err(failed)
 }
 
 /// The base that a volume names; `None`: it is not there.
 ///
 /// # Errors
 /// Others than the volume's owner may have named it.
-fn base_of(volume: &Path, sidecar: &Sidecar, overlay: &OverlayRef) -> Result<Option<PathBuf>> {
+pub(super) fn base_of(
+    volume: &Path,
+    sidecar: &Sidecar,
+    overlay: &OverlayRef,
+) -> Result<Option<PathBuf>> {
     let base = locate(volume, overlay);
     let Some((file, _)) = trust::open_beside(&base)? else { return Ok(None) };
     let owner = trust::open_beside(volume).ok().flatten().map(|(_, stat)| stat.st_uid);
@@ -286,8 +290,12 @@ pub(super) fn children(base: &Path, own: &Sidecar) -> Vec<Child> {
     }
     let mut found = Vec::new();
     let mut add = |child: Option<Child>| {
-        let new = child.filter(|child| !found.iter().any(|it: &Child| it.path() == child.path()));
-        found.extend(new);
+        let Some(child) = child else { return };
+        // The records have whole paths.
+        let at = |child: &Child| absolute(child.path()).unwrap_or_else(|_| child.path().into());
+        if !found.iter().any(|it: &Child| at(it) == at(&child)) {
+            found.push(child);
+        }
     };
     for child in &own.children {
         let was = beside(base, child);
@@ -424,38 +432,40 @@ pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
 
 /// Takes a child of a base out, and a new one in. Those that are there and on it no more go, too: a
 /// change that was cut short may have left them in the list.
-fn adopt(base: &Path, old: Option<&Path>, new: Option<&Path>) -> Result<Sidecar> {
-    let mut sidecar = Sidecar::load(base)?;
+pub(super) fn adopt(base: &Path, old: Option<&Path>, new: Option<&Path>) -> Result<Sidecar> {
     let at = absolute(base)?;
-    if let Some(old) = old {
-        let old = absolute(old)?;
+    let old = old.map(absolute).transpose()?;
+    let new = new.map(|new| toward(&absolute(new)?, base)).transpose()?;
+    Sidecar::change(base, |sidecar| {
+        if let Some(old) = old {
+            sidecar.children.retain(|child| {
+                let was = beside(&at, child);
+                // The whole directory may have been moved since.
+                let moved = !is_there(&was) && child.file_name() == old.file_name();
+                was != old && !(moved && old.parent() == at.parent())
+            });
+        }
+        let id = sidecar.id.clone();
         sidecar.children.retain(|child| {
-            let was = beside(&at, child);
-            // The whole directory may have been moved since.
-            let moved = !is_there(&was) && child.file_name() == old.file_name();
-            was != old && !(moved && old.parent() == at.parent())
+            let child = beside(&at, child);
+            !is_there(&child) || is_on(&child, &id)
         });
-    }
-    let id = sidecar.id.clone();
-    sidecar.children.retain(|child| {
-        let child = beside(&at, child);
-        !is_there(&child) || is_on(&child, &id)
-    });
-    if let Some(new) = new {
-        let new = toward(&absolute(new)?, base)?;
-        sidecar.making.retain(|copy| *copy != new);
-        sidecar.children.push(new);
-    }
-    sidecar.store(base)?;
-    Ok(sidecar)
+        if let Some(new) = new {
+            sidecar.making.retain(|copy| *copy != new);
+            sidecar.children.retain(|child| *child != new);
+            sidecar.children.push(new);
+        }
+    })
 }
 
 /// Has a base know of a copy before that is there: the base is not removed from under it.
-fn announce(base: &Path, copy: &Path) -> Result<()> {
-    let mut sidecar = Sidecar::load(base)?;
-    sidecar.making.retain(|other| is_there(&beside(base, other)));
-    sidecar.making.push(toward(&absolute(copy)?, base)?);
-    sidecar.store(base)
+pub(super) fn announce(base: &Path, copy: &Path) -> Result<()> {
+    let copy = toward(&absolute(copy)?, base)?;
+    let announced = Sidecar::change(base, |sidecar| {
+        sidecar.making.retain(|other| *other != copy && is_there(&beside(base, other)));
+        sidecar.making.push(copy);
+    });
+    announced.map(drop)
 }
 
 fn refer(base: &Path, volume: &Path, base_id: String) -> Result<OverlayRef> {
@@ -466,7 +476,7 @@ fn refer(base: &Path, volume: &Path, base_id: String) -> Result<OverlayRef> {
 
 /// `base` as seen from the directory of `volume`: its name alone in the same directory, so that
 /// the directory can be moved.
-fn toward(base: &Path, volume: &Path) -> Result<PathBuf> {
+pub(super) fn toward(base: &Path, volume: &Path) -> Result<PathBuf> {
     let same = absolute(volume)?.parent() == base.parent();
     Ok(base.file_name().filter(|_| same).map_or_else(|| base.to_path_buf(), PathBuf::from))
 }

@@ -39,6 +39,9 @@ pub(crate) enum Ask {
     Thaw,
     /// Go on over the files that come with it: three descriptors each, the volume's own first.
     Exchange,
+    /// Go on over these files of its bases, base below base: they have the same content as those
+    /// before. It need not stand still.
+    Rebase,
 }
 
 /// The answer to an [`Ask`]: nothing, or one line that says why it could not be done.
@@ -120,6 +123,7 @@ impl Held {
     pub(crate) fn thaw(&mut self) -> bool {
         let frozen = self.frozen.take();
         if let Some(frozen) = &frozen {
+            self.now.engine.resume();
             self.longest = self.longest.max(frozen.elapsed());
         }
         frozen.is_some()
@@ -139,6 +143,7 @@ impl Held {
             Ask::Thaw if self.thaw() => Ok(()),
             Ask::Thaw => Err(too_late()),
             Ask::Exchange => self.exchange(fds),
+            Ask::Rebase => self.rebase(fds),
         };
         done.err().map(|failure| failure.line)
     }
@@ -147,6 +152,8 @@ impl Held {
         let failed =
             |error| Failure::failed(format!("volume: cannot be made to stand still: {error}"));
         self.frozen = Some(self.device.freeze(DRAIN_TIME_MAX).map_err(failed)?);
+        // Its file may be a base from now on, which nobody but who merges snapshots may change.
+        self.now.engine.pause();
         self.freezes += 1;
         Ok(())
     }
@@ -175,6 +182,16 @@ impl Held {
             say(format_args!("volume: its new files took {:?} to open", start.elapsed()));
         }
         Ok(())
+    }
+
+    fn rebase(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+        let refuse = |why: &str| Failure::failed(format!("volume: {why}"));
+        let base = self.now.base.as_ref().ok_or_else(|| refuse("is on no base"))?;
+        let below = Stack::below(files_of(fds), Way::Ring, self.cache)?;
+        let below = below.ok_or_else(|| refuse("its bases came without their files"))?;
+        base.replace(below).map_err(|error| {
+            refuse(&format!("its new bases do not take the place of the former: {error}"))
+        })
     }
 
     /// What its own file did, and whether it stopped.

@@ -5,17 +5,20 @@
 //! | `open` | opens a volume's file alone, or makes it first |
 //! | `bypass` | volumes in a pool file, reached past the host's file system |
 //! | [`cache`] | how a volume is cached |
-//! | `change` | makes, grows and removes volumes |
+//! | `change` | makes, grows and changes volumes |
 //! | `check` | checks the file system on a volume |
 //! | `copy` | snapshots and clones |
 //! | `cow` | copy-on-write where the host's file system has none |
+//! | `fold` | copies the blocks of one snapshot to its neighbour |
 //! | `foreign` | images of other programs |
 //! | `held` | in the process that serves a volume: a device that stands still for a copy |
 //! | `info` | looks at volumes |
 //! | `known` | what this user's state directory knows of volumes |
 //! | `layers` | says where a volume lies, file by file |
 //! | `live` | copies volumes that are in use |
+//! | `merge` | removes a snapshot that another one is on |
 //! | `progress` | says on a terminal how far long work is |
+//! | `remove` | removes volumes |
 //! | `sandbox` | programs that parse what others wrote |
 //! | `sidecar` | what a raw file cannot say |
 //! | `space` | adds up what of a volume holds data, and whose it is |
@@ -34,14 +37,17 @@ mod check;
 mod copy;
 mod cow;
 pub(crate) mod disk;
+mod fold;
 mod foreign;
 pub(crate) mod held;
 mod info;
 mod known;
 mod layers;
 mod live;
+mod merge;
 mod open;
 mod progress;
+mod remove;
 mod sandbox;
 pub(crate) mod sidecar;
 mod space;
@@ -52,7 +58,7 @@ mod transfer;
 pub mod translation;
 mod trust;
 
-pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, set};
+pub use change::{CreateOptions, MediumKind, SetOptions, make, resize, set};
 pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
 pub use copy::{Copy, duplicate};
@@ -62,6 +68,7 @@ pub use layers::{Fragmentation, Layer, map};
 pub(crate) use open::{
     Asked, Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
 };
+pub use remove::remove;
 pub(crate) use sidecar::Sidecar;
 pub(crate) use space::is_blank;
 pub use transfer::{Form, export, import};

@@ -77,7 +77,7 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
 /// read.
 pub(super) fn open_to_read(path: &Path, sidecar: &Sidecar) -> Result<Files> {
     if sidecar.snapshot {
-        return image::open_shared(path).map_err(|error| failure(path, error));
+        return image::open_snapshot(path).map_err(|error| failure(path, error));
     }
     match image::open(path) {
         Err(ImageError::Host(_, Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {

@@ -77,6 +77,10 @@ pub(crate) struct Sidecar {
     /// this nonce is a copy that was cut short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) awaits: Option<String>,
+    /// Its removal has begun: it goes on as a base alone, since blocks of it that the one above
+    /// hides may have changed.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(crate) removing: bool,
     /// The users that may have written all this.
     #[serde(skip)]
     pub(crate) author: Author,
@@ -296,6 +300,18 @@ impl Sidecar {
         image::sync_names(&path).map_err(|error| failure(&path, error))?;
         known::note(volume, self);
         Ok(())
+    }
+
+    /// Changes the sidecar of a volume, of which others may change other fields; what is stored.
+    ///
+    /// # Errors
+    /// Those of [`load`](Sidecar::load) and [`store`](Sidecar::store).
+    pub(super) fn change(volume: &Path, change: impl FnOnce(&mut Sidecar)) -> Result<Sidecar> {
+        let _names = image::hold_names(volume);
+        let mut sidecar = Sidecar::load(volume)?;
+        change(&mut sidecar);
+        sidecar.store(volume)?;
+        Ok(sidecar)
     }
 
     /// Removes the sidecar of a volume, if it has one.

@@ -6,7 +6,7 @@
 //! another atomically, with a sidecar beside it that knows both.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use polylane_base::sync::Arc;
@@ -19,8 +19,9 @@ use polylane_block::file::{FileDevice, Files, Totals, Way};
 use polylane_block::image;
 use polylane_block::map::Unit;
 use polylane_block::medium::Medium;
-use polylane_block::overlay::{Format, Overlay};
+use polylane_block::overlay::Overlay;
 use polylane_block::qos::governed::{Governed, Governor};
+use polylane_block::replace::Replaceable;
 use rustix::fs::SeekFrom;
 
 use super::bypass::{self, BypassRef, Pinned};
@@ -114,6 +115,18 @@ impl Stack {
 
     /// The rest of a stack.
     pub(super) fn from_own(path: &Path, own: Files) -> Result<Stack> {
+        let stack = Stack::whole(path, own)?;
+        match stack.sidecar.removing {
+            false => Ok(stack),
+            true => Err(Failure::failed(format!(
+                "{0}: its removal was cut short: 'polylane volume rm {0}' ends it",
+                path.display()
+            ))),
+        }
+    }
+
+    /// The same, also of a snapshot whose removal was cut short.
+    pub(super) fn whole(path: &Path, own: Files) -> Result<Stack> {
         trust::check_reached(path, &own.plain)?;
         let sidecar = Sidecar::load(path)?;
         let size = rustix::fs::seek(&own.plain, SeekFrom::End(0))
@@ -121,40 +134,29 @@ impl Stack {
         if let Some(bypass) = sidecar.bypass.clone() {
             return Stack::bypass(path, own, sidecar, &bypass);
         }
-        let mut stack = Stack { size, files: Vec::new(), sidecar, pinned: None };
-        let mut below = reference(&own.plain, &stack.sidecar);
-        match &below {
-            Some((_, size)) => stack.size = *size,
-            None => refuse_damage(path, &own.plain, &stack.sidecar)?,
+        let size = match reference(&own.plain, &sidecar) {
+            Some((_, size)) => size,
+            None => refuse_damage(path, &own.plain, &sidecar).map(|()| size)?,
+        };
+        let bases = Stack::bases(path, &own.plain, &sidecar)?;
+        let files = std::iter::once(own).chain(bases).collect();
+        Ok(Stack { size, files, sidecar, pinned: None })
+    }
+
+    /// The bases of a volume whose own file is `own`, base below base.
+    pub(super) fn bases(path: &Path, own: &OwnedFd, sidecar: &Sidecar) -> Result<Vec<Files>> {
+        /// A snapshot that is merged changes what is seen a few times.
+        const WALKS_MAX: usize = 8;
+        let mut last = None;
+        for _ in 1..WALKS_MAX {
+            let mut seen = Vec::new();
+            match walk((path, own, sidecar), &mut seen) {
+                // It may have seen one snapshot before two were merged, and another after.
+                Err(_) if last.as_ref() != Some(&seen) => last = Some(seen),
+                walked => return walked,
+            }
         }
-        stack.files.push(own);
-        let (mut above, mut its) = (path.to_path_buf(), stack.sidecar.clone());
-        while let Some((next, size)) = below {
-            if stack.files.len() > DEPTH_MAX {
-                return Err(Failure::failed(format!("{}: too many bases", path.display())));
-            }
-            let base = locate(&above, &next);
-            let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
-            let owner = stack.files.last().and_then(|above| trust::owner_of(&above.plain));
-            check_base((&above, &its, owner), &base, &files.plain)?;
-            let sidecar = Sidecar::load(&base)?;
-            below = reference(&files.plain, &sidecar);
-            if below.is_none() {
-                refuse_damage(&base, &files.plain, &sidecar)?;
-            }
-            let end = rustix::fs::seek(&files.plain, SeekFrom::End(0)).unwrap_or(0);
-            let base_size = below.as_ref().map_or(end, |(_, size)| *size);
-            if sidecar.id != next.base_id || base_size != size {
-                return Err(Failure::failed(format!(
-                    "{}: is not the base that {} was made on",
-                    base.display(),
-                    above.display()
-                )));
-            }
-            stack.files.push(files);
-            (above, its) = (base, sidecar);
-        }
-        Ok(stack)
+        walk((path, own, sidecar), &mut Vec::new())
     }
 
     /// What is to be known of it to copy it.
@@ -206,12 +208,12 @@ impl Stack {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
         let Parts { files, bypass } = parts;
-        let formats: Vec<Format> = files.iter().map(|files| format_of(&files.plain)).collect();
         if let Some((claim, id)) = bypass {
             return Stack::assemble_bypass((claim, id), way, unit, cache, governor);
         }
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
+        let format = format_of(&own.plain);
         let buffered = cache.in_host().then(|| through_page_cache(&own, way, cache.mode));
         let buffered = buffered.transpose().map_err(failed)?;
         let (unit, options) = unit.filter(|_| buffered.is_none()).unzip();
@@ -226,27 +228,37 @@ impl Stack {
             Some(cached) => cached.clone(),
             None => engine.clone(),
         };
+        let base = Stack::below(files.collect(), way, cache)?.map(Replaceable::new);
+        let device: Arc<dyn BlockDevice> = match &base {
+            None => top,
+            Some(base) => Overlay::open(base.clone(), top, format).map_err(refused)?,
+        };
+        let (device, over) = finish(device, cache, governor);
+        let own = Own::File(file);
+        Ok(Assembled { device, base, engine, own, buffered, cache: in_host.or(over) })
+    }
+
+    /// The bases of a volume as one device, base below base; `None`: it has none.
+    pub(crate) fn below(
+        files: Vec<Files>,
+        way: Way,
+        cache: CacheSpec,
+    ) -> Result<Option<Arc<dyn BlockDevice>>> {
+        let failed = |error: std::io::Error| Failure::because("volume", "use its bases", error);
         let mut below: Option<Arc<dyn BlockDevice>> = None;
-        for (files, format) in files.zip(formats.iter().skip(1)).rev() {
+        for files in files.into_iter().rev() {
+            let format = format_of(&files.plain);
             let base = match cache.in_host() {
                 true => through_page_cache(&files, way, cache.mode).map_err(failed)?,
                 false => FileDevice::open(files, way).map_err(|error| failed(error.into()))?,
             };
             below = Some(match below {
                 None => base,
-                Some(below) => Overlay::open(below, base, *format).map_err(refused)?,
+                Some(below) => Overlay::open(below, base, format)
+                    .map_err(|error| failed(polylane_base::Errno::from(error).into()))?,
             });
         }
-        let device: Arc<dyn BlockDevice> = match below {
-            None => top,
-            Some(base) => {
-                let format = formats.first().copied().unwrap_or(Format::V1);
-                Overlay::open(base, top, format).map_err(refused)?
-            }
-        };
-        let (device, over) = finish(device, cache, governor);
-        let own = Own::File(file);
-        Ok(Assembled { device, engine, own, buffered, cache: in_host.or(over) })
+        Ok(below)
     }
 
     /// The same of a bypass volume, which has no bases and nothing in the page cache.
@@ -274,7 +286,7 @@ impl Stack {
             Failure::because("volume", "use it as a disk", errno)
         })?;
         let (device, over) = finish(engine.clone(), cache, governor);
-        Ok(Assembled { device, engine, own, buffered: None, cache: over })
+        Ok(Assembled { device, base: None, engine, own, buffered: None, cache: over })
     }
 }
 
@@ -335,7 +347,8 @@ impl Shape {
             true => Ok(()),
             false => Err(Failure::failed(format!(
                 "{}: is on {DEPTH_MAX} bases, the most there may be: make it one file with \
-                 'polylane volume resize {} {}' when nobody uses it",
+                 'polylane volume resize {} {}' when nobody uses it, or remove an old snapshot of \
+                 it with 'polylane volume rm'",
                 path.display(),
                 path.display(),
                 self.size
@@ -348,6 +361,8 @@ impl Shape {
 pub(crate) struct Assembled {
     /// The whole of it.
     pub(crate) device: Arc<dyn BlockDevice>,
+    /// All that is below its own file, if anything is.
+    pub(crate) base: Option<Arc<Replaceable>>,
     /// The engine on its own file.
     pub(crate) engine: Arc<Engine>,
     /// What its own bytes are on.
@@ -356,6 +371,46 @@ pub(crate) struct Assembled {
     pub(crate) buffered: Option<Arc<FileDevice>>,
     /// Its cache, if it has one.
     pub(crate) cache: Option<Arc<Cached>>,
+}
+
+/// One walk down the bases of a volume. `seen` gets the files and sidecars that it found, also when
+/// it fails.
+fn walk(
+    (path, own, sidecar): (&Path, &OwnedFd, &Sidecar),
+    seen: &mut Vec<(Option<(u64, u64)>, Sidecar)>,
+) -> Result<Vec<Files>> {
+    let mut found: Vec<Files> = Vec::new();
+    let mut below = reference(own, sidecar);
+    let (mut above, mut its) = (path.to_path_buf(), sidecar.clone());
+    let mut owner = trust::owner_of(own);
+    while let Some((next, size)) = below {
+        if found.len() >= DEPTH_MAX {
+            return Err(Failure::failed(format!("{}: too many bases", path.display())));
+        }
+        let base = locate(&above, &next);
+        let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
+        check_base((&above, &its, owner), &base, &files.plain)?;
+        let sidecar = Sidecar::load(&base)?;
+        let stat = rustix::fs::fstat(&files.plain).ok();
+        seen.push((stat.map(|stat| (stat.st_dev, stat.st_ino)), sidecar.clone()));
+        below = reference(&files.plain, &sidecar);
+        if below.is_none() {
+            refuse_damage(&base, &files.plain, &sidecar)?;
+        }
+        let end = rustix::fs::seek(&files.plain, SeekFrom::End(0)).unwrap_or(0);
+        let base_size = below.as_ref().map_or(end, |(_, size)| *size);
+        if sidecar.id != next.base_id || base_size != size {
+            return Err(Failure::failed(format!(
+                "{}: is not the base that {} was made on",
+                base.display(),
+                above.display()
+            )));
+        }
+        owner = trust::owner_of(&files.plain);
+        found.push(files);
+        (above, its) = (base, sidecar);
+    }
+    Ok(found)
 }
 
 /// What a sidecar names, seen from the directory of its volume.
@@ -412,13 +467,12 @@ pub(super) fn open_base(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
 
     use super::super::trailer::{TRAILER_BYTES, make_top};
     use super::*;
     use polylane_base::rng::Rng;
-    use polylane_block::overlay::HEAD_SECTORS;
+    use polylane_block::overlay::{Format, HEAD_SECTORS};
 
     const SIZE: u64 = 1 << 20;
 
