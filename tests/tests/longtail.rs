@@ -347,6 +347,8 @@ topics! {
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
     buffers_that_are_no_memory = Topic { source: "bad_places", ..PROGRAM };
     buffers_that_are_no_memory_at_the_end = Topic { source: "bad_places", ways: PRELOAD, ..ALL };
+    arguments_at_odd_addresses =
+        Topic { source: "unaligned", options: &["-w"], judge: EXT4, ..PROGRAM };
     limits_that_others_set = Topic { source: "limits_outside", ..PROGRAM };
     times_of_access = Topic { source: "access_times", judge: EXT4, ..PROGRAM };
     descriptors_that_others_take = Topic { source: "taken", ..PROGRAM };

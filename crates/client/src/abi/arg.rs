@@ -23,6 +23,24 @@ fn is_kernels<T>(pointer: *const T) -> bool {
     (pointer.addr() as isize) < 0
 }
 
+/// What a pointer leads to that may be null. The kernel asks for no alignment, so nothing of a
+/// caller's is referred to in place.
+///
+/// # Safety
+///
+/// Null, or as many bytes as the value has.
+#[inline]
+pub(super) unsafe fn value<T: Copy>(pointer: *const T) -> Outcome<Option<T>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    if is_nowhere(pointer) {
+        return Err(Detour::Kernel);
+    }
+    // SAFETY: the caller vouches for a pointer that can be one.
+    Ok(Some(unsafe { pointer.read_unaligned() }))
+}
+
 /// A path or name.
 ///
 /// # Safety
@@ -86,10 +104,10 @@ pub(super) unsafe fn source<'a>(bytes: *const c_void, len: usize) -> Outcome<&'a
 /// `count` valid iovecs.
 unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Outcome<&'a [iovec]> {
     let count = usize::try_from(count).map_err(|_| Detour::Kernel)?;
-    if parts.is_null() || count > PLACES_MAX {
+    if is_nowhere(parts) || !parts.is_aligned() || count > PLACES_MAX {
         return Err(Detour::Kernel);
     }
-    // SAFETY: not null; the caller vouches for the rest.
+    // SAFETY: aligned, and not null; the caller vouches for the rest.
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
     let (mut total, mut usable) = (0usize, None);
     for (n, part) in parts.iter().enumerate() {

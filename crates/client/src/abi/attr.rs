@@ -33,11 +33,10 @@ unsafe fn change(dir: c_int, path: *const c_char, what: Change, follow: bool) ->
 ///
 /// Null or two timespecs.
 unsafe fn stamps(times: *const timespec) -> Outcome<Change> {
-    if times.is_null() {
-        return Ok(Change::Times(Stamp::Now, Stamp::Now));
-    }
     // SAFETY: by contract.
-    let times = unsafe { std::slice::from_raw_parts(times, 2) };
+    let Some(times) = (unsafe { arg::value(times.cast::<[_; 2]>())? }) else {
+        return Ok(Change::Times(Stamp::Now, Stamp::Now));
+    };
     let stamp = |time: &timespec| match time.tv_nsec {
         libc::UTIME_NOW => Ok(Stamp::Now),
         libc::UTIME_OMIT => Ok(Stamp::Keep),
@@ -57,11 +56,10 @@ unsafe fn stamps(times: *const timespec) -> Outcome<Change> {
 ///
 /// Null or two timevals.
 unsafe fn stamps_us(times: *const timeval) -> Outcome<Change> {
-    if times.is_null() {
-        return Ok(Change::Times(Stamp::Now, Stamp::Now));
-    }
     // SAFETY: by contract.
-    let times = unsafe { std::slice::from_raw_parts(times, 2) };
+    let Some(times) = (unsafe { arg::value(times.cast::<[_; 2]>())? }) else {
+        return Ok(Change::Times(Stamp::Now, Stamp::Now));
+    };
     let stamp = |time: &timeval| match time.tv_usec {
         us @ 0..=999_999 => Ok(Stamp::At(time.tv_sec, us * 1000)),
         _ => Err(Detour::Kernel),
@@ -301,7 +299,7 @@ hooks! {
         answer!(
             {
                 // SAFETY: null or valid, by contract.
-                let what = match unsafe { times.as_ref() } {
+                let what = match unsafe { arg::value(times)? } {
                     None => Change::Times(Stamp::Now, Stamp::Now),
                     Some(times) => {
                         Change::Times(Stamp::At(times.actime, 0), Stamp::At(times.modtime, 0))

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use libc::{FILE, c_int, c_long, c_uint, off_t};
 use polylane_base::Errno;
 
-use super::{answer, cancel, hooks};
+use super::{answer, arg, cancel, hooks};
 use crate::kernel::outcome::{Detour, Outcome, Unanswered};
 use crate::kernel::real;
 use crate::kernel::thread;
@@ -103,7 +103,7 @@ fn replacing(fd: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
 /// Null or valid.
 unsafe fn range(lock: *const libc::flock) -> Outcome<Range> {
     // SAFETY: null or valid, by contract.
-    let lock = unsafe { lock.as_ref() }.ok_or(Detour::Kernel)?;
+    let lock = unsafe { arg::value(lock)? }.ok_or(Detour::Kernel)?;
     Ok(Range {
         kind: lock.l_type.into(),
         whence: lock.l_whence.into(),
@@ -134,13 +134,15 @@ unsafe fn locking(fd: c_int, command: c_int, lock: *mut libc::flock) -> Outcome<
         return Err(Detour::Kernel);
     }
     let found = lock::get(&STATE, fd, asked, ofd)?;
-    // SAFETY: `range` saw that it is not null.
-    let lock = unsafe { &mut *lock };
-    lock.l_type = found.kind as _;
+    // SAFETY: by contract.
+    let mut answer = unsafe { arg::value(lock)? }.ok_or(Detour::Kernel)?;
+    answer.l_type = found.kind as _;
     if found.kind != libc::F_UNLCK {
-        lock.l_whence = found.whence as _;
-        (lock.l_start, lock.l_len, lock.l_pid) = (found.start, found.len, found.pid);
+        answer.l_whence = found.whence as _;
+        (answer.l_start, answer.l_len, answer.l_pid) = (found.start, found.len, found.pid);
     }
+    // SAFETY: as above.
+    unsafe { lock.write_unaligned(answer) };
     Ok(0)
 }
 

@@ -59,9 +59,9 @@ fn write_placed(
 /// # Safety
 ///
 /// Null or valid.
-unsafe fn given(offset: *mut off_t) -> Option<i64> {
+unsafe fn given(offset: *mut off_t) -> Outcome<Option<i64>> {
     // SAFETY: null or valid, by contract.
-    unsafe { offset.as_ref() }.copied()
+    unsafe { arg::value(offset) }
 }
 
 hooks! {
@@ -240,9 +240,11 @@ hooks! {
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
         cancel::point();
         // SAFETY: null or valid, by contract.
-        if let Some(at) = unsafe { offset.as_mut() }
-            && let Some(sent) = send(to, from, at, len)
+        if let Ok(Some(at)) = unsafe { given(offset) }
+            && let Some((sent, end)) = send(to, from, at, len)
         {
+            // SAFETY: as above.
+            unsafe { offset.write_unaligned(end) };
             return sent;
         }
         settle(&[from, to]);
@@ -273,7 +275,7 @@ hooks! {
                     return Err(Detour::Kernel);
                 }
                 // SAFETY: null or valid, by contract.
-                let (source, target) = unsafe { (given(from_at), given(to_at)) };
+                let (source, target) = unsafe { (given(from_at)?, given(to_at)?) };
                 let done = ops::map::copy_range(&STATE, (from, source), (to, target), len)?;
                 // SAFETY: as above.
                 unsafe {
@@ -293,20 +295,21 @@ hooks! {
 /// Bytes that [`send`] takes at a time.
 const SEND_BYTES: usize = 32 << 10;
 
-/// Sends from a file of the lane to a socket or a pipe; `None`: not ours, nothing was done.
-fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> {
+/// Sends from a file of the lane to a socket or a pipe; what it returns, and where the next
+/// one begins. `None`: not ours, nothing was done.
+fn send(to: c_int, from: c_int, mut at: off_t, len: size_t) -> Option<(ssize_t, off_t)> {
     super::attempt(|| ops::map::can_send(&STATE, to, from)).ok()?;
     let errno = real::errno();
     let (mut bytes, mut sent) = ([0; SEND_BYTES], 0);
     while sent < len {
         let part = &mut bytes[..SEND_BYTES.min(len - sent)];
         let read =
-            super::attempt(|| ops::io::read(&STATE, from, &mut [&mut *part], Position::at(*at)?));
+            super::attempt(|| ops::io::read(&STATE, from, &mut [&mut *part], Position::at(at)?));
         let count = match read {
             Ok(0) => break,
             Ok(count) => count,
             Err(_) if sent > 0 => break,
-            Err(Unanswered::Errno(errno)) => return Some(super::failed(errno.0)),
+            Err(Unanswered::Errno(errno)) => return Some((super::failed(errno.0), at)),
             Err(Unanswered::Kernel) => return None,
         };
         // SAFETY: so many bytes were read.
@@ -315,16 +318,16 @@ fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> 
             if sent > 0 {
                 break;
             }
-            return Some(-1);
+            return Some((-1, at));
         };
-        (*at, sent) = (*at + wrote as off_t, sent + wrote);
+        (at, sent) = (at + wrote as off_t, sent + wrote);
         if wrote < count {
             break;
         }
     }
     // Whoever was sent something has not failed.
     real::set_errno(errno);
-    Some(sent as ssize_t)
+    Some((sent as ssize_t, at))
 }
 
 /// Moves an offset that the caller gave.
@@ -334,8 +337,9 @@ fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> 
 /// Null or valid.
 unsafe fn advance(offset: *mut off_t, by: usize) {
     // SAFETY: null or valid, by contract.
-    if let Some(offset) = unsafe { offset.as_mut() } {
-        *offset += by as off_t;
+    if let Ok(Some(at)) = unsafe { given(offset) } {
+        // SAFETY: as above.
+        unsafe { offset.write_unaligned(at + by as off_t) };
     }
 }
 

@@ -7,7 +7,7 @@ use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
 use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
 
-use super::{answer, hooks};
+use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::state::STATE;
@@ -18,6 +18,7 @@ const FIEMAP: u32 = 0xc020_660b;
 
 /// `struct fiemap` without its extents.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct Head {
     start: u64,
     length: u64,
@@ -50,11 +51,13 @@ const UNWRITTEN: u32 = 0x800;
 /// `head` is followed by as many extents as it says there is room for.
 unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
     // SAFETY: by contract.
-    let (start, length, flags, room) =
-        unsafe { ((*head).start, (*head).length, (*head).flags, (*head).room as usize) };
+    let mut told = unsafe { arg::value(head)? }.ok_or(Detour::Kernel)?;
+    let Head { start, length, flags, room, .. } = told;
+    let room = room as usize;
     if flags & !SYNC != 0 {
+        told.flags = flags & !SYNC;
         // SAFETY: by contract.
-        unsafe { (*head).flags = flags & !SYNC };
+        unsafe { head.write_unaligned(told) };
         return Err(Errno(libc::EBADR).into());
     }
     let wanted = if room == 0 { usize::MAX } else { room };
@@ -77,8 +80,9 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
         count += 1;
         count < wanted
     })?;
+    told.mapped = count as u32;
     // SAFETY: by contract.
-    unsafe { (*head).mapped = count as u32 };
+    unsafe { head.write_unaligned(told) };
     Ok(0)
 }
 
@@ -107,7 +111,7 @@ unsafe fn is_beyond(fd: RawFd, request: u32, argument: c_long) -> bool {
     // SAFETY: the request writes as many bytes as the array has, or fewer; both begin with flags.
     unsafe {
         let got = real::ioctl(fd, get.into(), now.as_mut_ptr() as c_long);
-        got == 0 && (now[0] ^ *(argument as *const u32)) & bits != 0
+        got == 0 && (now[0] ^ (argument as *const u32).read_unaligned()) & bits != 0
     }
 }
 
@@ -156,7 +160,7 @@ hooks! {
                     _ if LOOP_FD.contains(&request_32) => own::settle_fd(&STATE, argument as c_int),
                     // SAFETY: it begins with a descriptor, by the contract of the request.
                     LOOP_CONFIGURE if argument != 0 => unsafe {
-                        own::settle_fd(&STATE, *(argument as *const c_int));
+                        own::settle_fd(&STATE, (argument as *const c_int).read_unaligned());
                     },
                     _ => {}
                 }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_uint};
 use libc::{AT_FDCWD, AT_REMOVEDIR, c_int, dev_t, mode_t, size_t, ssize_t};
 
 use super::{answer, arg, hooks};
-use crate::kernel::outcome::Outcome;
+use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::name as ops;
 use crate::ops::process;
@@ -61,9 +61,9 @@ hooks! {
     fn xmknod(version: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int {
         answer!(
             // SAFETY: a C string and a number, by contract.
-            zero(unsafe {
-                ops::mknod(&STATE, (AT_FDCWD, arg::text(path)?), mode, *device)
-            }),
+            zero(ops::mknod(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), mode, unsafe {
+                arg::value(device)?.ok_or(Detour::Kernel)?
+            })),
             real::__xmknod(version, path, mode, device)
         )
     }
@@ -75,7 +75,9 @@ hooks! {
     ) -> c_int {
         answer!(
             // SAFETY: a C string and a number, by contract.
-            zero(ops::mknod(&STATE, (dir, unsafe { arg::text(path)? }), mode, unsafe { *device })),
+            zero(ops::mknod(&STATE, (dir, unsafe { arg::text(path)? }), mode, unsafe {
+                arg::value(device)?.ok_or(Detour::Kernel)?
+            })),
             real::__xmknodat(version, dir, path, mode, device)
         )
     }

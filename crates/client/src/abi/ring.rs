@@ -4,13 +4,14 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_long};
 
-use super::hooks;
+use super::{arg, hooks};
 use crate::kernel::real;
 use crate::ops::ring;
 use crate::ops::state::STATE;
 
 /// A `struct iocb`, as the kernel has it.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct Request {
     data: u64,
     key: [u32; 2],
@@ -34,8 +35,8 @@ const READS: [u16; 2] = [0, 7];
 pub(super) unsafe fn before_submit(count: c_long, requests: *const *const c_void) {
     for n in 0..if requests.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) } {
         // SAFETY: `count` valid pointers, by contract.
-        let request = unsafe { (*requests.add(n)).cast::<Request>().as_ref() };
-        let Some(request) = request else { return };
+        let request = unsafe { arg::value(requests.add(n).read_unaligned().cast::<Request>()) };
+        let Ok(Some(request)) = request else { return };
         if READS.contains(&request.kind) {
             // Of a vector the length is the number of its parts, and it may end anywhere.
             let len = if request.kind == READS[0] { request.len } else { u64::MAX };

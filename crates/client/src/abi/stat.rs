@@ -37,7 +37,7 @@ unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     (stat.st_mtime, stat.st_mtime_nsec) = (attr.sec[1], attr.nsec[1].into());
     (stat.st_ctime, stat.st_ctime_nsec) = (attr.sec[2], attr.nsec[2].into());
     // SAFETY: not null; the caller vouches for the rest.
-    unsafe { into.write(stat) };
+    unsafe { into.write_unaligned(stat) };
     Ok(0)
 }
 
@@ -96,7 +96,7 @@ unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome
     (x.stx_rdev_major, x.stx_rdev_minor) = (libc::major(attr.rdev), libc::minor(attr.rdev));
     (x.stx_dev_major, x.stx_dev_minor) = (libc::major(device), libc::minor(device));
     // SAFETY: not null; the caller vouches for the rest.
-    unsafe { into.write(x) };
+    unsafe { into.write_unaligned(x) };
     Ok(0)
 }
 
