@@ -19,8 +19,8 @@ use polylane_front::shm::Config;
 use polylane_front::slots::Token;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
-    Change, DATA_BYTES, Entry, LEASES_MAX, Posted, STREAM_BYTES, ShortName, WRITE_BYTES_MAX, set,
-    streamed_handle,
+    Change, DATA_BYTES, Entry, LEASES_MAX, Posted, STREAM_BYTES, SetState, ShortName,
+    WRITE_BYTES_MAX, streamed_handle,
 };
 use polylane_sys::Region;
 use polylane_vfs::memfs::MemFs;
@@ -238,7 +238,10 @@ fn rights_and_times_are_set_by_the_stream_as_by_a_request() {
         atime: -1,
         ..entry(Change::Set, scene.lease, "")
     };
-    post(&scene.holder, &change(set::PERM | set::MTIME | set::ATIME, 0o4750));
+    post(
+        &scene.holder,
+        &change((SetState::PERM | SetState::MTIME | SetState::ATIME).bits(), 0o4750),
+    );
     let attr = scene.other.stat("d/file").unwrap();
     assert!(scene.is_over(), "who looks ends the lease, and sees it");
     assert_eq!(attr.mode & 0o7777, 0o4750);
@@ -247,12 +250,12 @@ fn rights_and_times_are_set_by_the_stream_as_by_a_request() {
     assert!(attr.sec[2] > 1_000_000_000, "change time: the call's");
     // What the client has no streamed handle for it cannot name, and a shut gate lets nothing in.
     let scene = Scene { lease: lease(&scene.holder, "d").unwrap().lease, ..scene };
-    let strange = Entry { handle: streamed_handle(0, 99), ..change(set::PERM, 0) };
+    let strange = Entry { handle: streamed_handle(0, 99), ..change(SetState::PERM.bits(), 0) };
     let (other, _) = scene.holder.open("d/old", libc::O_RDWR).unwrap();
-    for hostile in [strange, Entry { handle: other, ..change(set::PERM, 0) }] {
+    for hostile in [strange, Entry { handle: other, ..change(SetState::PERM.bits(), 0) }] {
         post(&scene.holder, &hostile);
     }
-    post(&scene.holder, &change(set::MTIME_NOW | u16::MAX << 5, 0));
+    post(&scene.holder, &change(SetState::MTIME_NOW.bits() | u16::MAX << 5, 0));
     let attr = scene.other.stat("d/file").unwrap();
     assert_eq!(scene.stream_failed(), 2);
     assert_eq!(attr.mode & 0o7777, 0o4750, "unknown bits set nothing");

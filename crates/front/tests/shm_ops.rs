@@ -10,7 +10,9 @@ use polylane_front::shm::Config;
 use polylane_front::slots::Token;
 use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, set};
+use polylane_ipc::message::{
+    LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
+};
 use polylane_testkit::fault::{Call as FsCall, Faulty};
 use polylane_vfs::Cred;
 use polylane_vfs::fs::{Character, FileSystem};
@@ -187,12 +189,12 @@ fn attributes_change() {
     let client = house.client();
     let handle = client.create("f");
     let mut change = Message { mode: 0o600, ..Message::new(Op::SetattrPath) };
-    change.arg[0] = set::PERM | set::MTIME;
+    change.arg[0] = (SetWhat::PERM | SetWhat::MTIME).bits();
     change.time = [0, 0, 1234, 5678];
     let attr = client.call_at(change, b"f", b"").unwrap().attr.unwrap();
     assert_eq!((attr.mode & 0o7777, attr.sec[1], attr.nsec[1]), (0o600, 1234, 5678));
     let mut truncate = Message { handle, length: 77, ..Message::new(Op::SetattrHandle) };
-    truncate.arg[0] = set::SIZE;
+    truncate.arg[0] = SetWhat::SIZE.bits();
     assert_eq!(client.call(&truncate).unwrap().attr.unwrap().size, 77);
     truncate.handle = client.open("f", libc::O_RDONLY).unwrap().0;
     assert_eq!(client.call(&truncate), Err(Errno::EINVAL));
@@ -549,7 +551,7 @@ fn opens_of_a_file_that_may_have_a_lease_are_left_to_the_kernel() {
     }
     let cut = |path: &str| {
         let mut cut = Message::new(Op::SetattrPath);
-        cut.arg[0] = set::SIZE;
+        cut.arg[0] = SetWhat::SIZE.bits();
         other.call_at(cut, path.as_bytes(), b"")
     };
     assert_eq!(cut("f"), Err(USE_KERNEL));
@@ -578,7 +580,7 @@ fn what_the_kernel_has_mapped_is_served_by_a_helper() {
     client.write(handle, 6, b" twice").unwrap();
     handed_off("write", 2);
     let mut truncate = Message { handle, length: 3, ..Message::new(Op::SetattrHandle) };
-    truncate.arg[0] = set::SIZE;
+    truncate.arg[0] = SetWhat::SIZE.bits();
     assert_eq!(client.call(&truncate).unwrap().attr.unwrap().size, 3);
     handed_off("truncate", 3);
     client.open("f", libc::O_TRUNC | libc::O_RDWR).unwrap();

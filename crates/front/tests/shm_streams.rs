@@ -13,7 +13,7 @@ use polylane_front::shm::Config;
 use polylane_front::slots::Token;
 use polylane_ipc::message::{LEASED, MAY_REST, Message, NO_SLOT, Op};
 use polylane_ipc::stream::{
-    Change, DATA_BYTES, Entry, LENT, Posted, ShortName, WRITE_BYTES_MAX, set, streamed_handle,
+    Change, DATA_BYTES, Entry, LENT, Posted, SetState, ShortName, WRITE_BYTES_MAX, streamed_handle,
 };
 use polylane_ipc::view::FRAME_BYTES;
 use polylane_vfs::Cred;
@@ -419,7 +419,7 @@ fn whoever_met_a_file_meanwhile_hears_what_became_of_a_write() {
     assert_eq!(read_beside(&direct, PAGE, 1), [8]);
     direct.node().tag().fetch_and(!TAG_PAGES, SeqCst);
     // So it is with times, of a file that is not open.
-    let (change, umask) = (Change::Set, set::MTIME_NOW);
+    let (change, umask) = (Change::Set, SetState::MTIME_NOW.bits());
     let entry = Entry { change, umask, handle: streamed_handle(5, 5), ..Entry::default() };
     assert!(matches!(client.channel.stream().post(&entry), Posted::Waiting(_)));
     assert!(!client.was_done(client.mailbox, client.channel.stream().last_position()));
@@ -439,7 +439,12 @@ fn a_streamed_change_ends_nobodys_loan() {
     on_loan(&hostile, "g", PAGES);
     let (change, len) = (Change::Write, FRAME_BYTES as u32);
     for entry in [
-        Entry { change: Change::Set, umask: set::MTIME_NOW, handle, ..Entry::default() },
+        Entry {
+            change: Change::Set,
+            umask: SetState::MTIME_NOW.bits(),
+            handle,
+            ..Entry::default()
+        },
         Entry { change, len, handle, offset: 9 * PAGE, ..Entry::default() },
     ] {
         assert!(matches!(hostile.channel.stream().post(&entry), Posted::Waiting(_)));

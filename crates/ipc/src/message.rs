@@ -7,11 +7,16 @@
 //!
 //! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
 
+mod set_what;
+
+pub use self::set_what::SetWhat;
+
 /// Version of the whole wire format: a number made of the sources that define it. Client and
 /// service must agree exactly, so that two builds of which one is older are told apart.
 pub const VERSION: u32 = {
     let hash = 0x811c_9dc5;
     let hash = fnv1a(hash, include_bytes!("message.rs"));
+    let hash = fnv1a(hash, include_bytes!("message/set_what.rs"));
     let hash = fnv1a(hash, include_bytes!("layout.rs"));
     let hash = fnv1a(hash, include_bytes!("stream.rs"));
     let hash = fnv1a(hash, include_bytes!("view.rs"));
@@ -101,8 +106,8 @@ ops! {
     Rename = 13,
     /// `readlinkat`. Reply: count; target in the buffer.
     Readlink = 14,
-    /// chmod, chown, utimensat and truncate by path: `mask` of `SET_*` in `arg[0]`; see
-    /// [`set`]. `flags`: `AT_SYMLINK_NOFOLLOW`.
+    /// chmod, chown, utimensat and truncate by path: [`SetWhat`] in `arg[0]`. `flags`:
+    /// `AT_SYMLINK_NOFOLLOW`.
     SetattrPath = 15,
     /// The same on `handle`.
     SetattrHandle = 16,
@@ -242,26 +247,6 @@ pub const LOCK_FLOCK: u32 = 4;
 /// Flag of [`Op::Lock`]: POSIX locks of the file are to be lent, if the process is alone with them;
 /// the reply's `handle` is the number of the file's view plus one.
 pub const LOCK_LEND: u32 = 8;
-
-/// `arg[0]` bits of [`Op::SetattrPath`]: which of [`set`] are meant.
-pub mod set {
-    /// `mode` holds new permission bits.
-    pub const PERM: u64 = 1;
-    /// `arg[1]` holds a new owner.
-    pub const UID: u64 = 2;
-    /// `arg[2]` holds a new group.
-    pub const GID: u64 = 4;
-    /// `length` holds a new size.
-    pub const SIZE: u64 = 8;
-    /// `time[0..2]` hold a new access time (seconds, nanoseconds).
-    pub const ATIME: u64 = 16;
-    /// The access time is to be now.
-    pub const ATIME_NOW: u64 = 32;
-    /// `time[2..4]` hold a new modification time.
-    pub const MTIME: u64 = 64;
-    /// The modification time is to be now.
-    pub const MTIME_NOW: u64 = 128;
-}
 
 /// A request as it lies in a mailbox. Every field is a claim of the client until it was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

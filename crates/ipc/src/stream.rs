@@ -112,22 +112,25 @@ impl Change {
 /// `flags` of a `Write`: the file is on loan, and the handle any that may write to it.
 pub const LENT: u32 = 1;
 
-/// What an entry sets.
-pub mod set {
-    /// Permission bits, to `perm`.
-    pub const PERM: u16 = 1;
-    /// The access time, to `atime`.
-    pub const ATIME: u16 = 2;
-    /// The access time, to the entry's.
-    pub const ATIME_NOW: u16 = 4;
-    /// The modification time, to `born`.
-    pub const MTIME: u16 = 8;
-    /// The modification time, to the entry's.
-    pub const MTIME_NOW: u16 = 16;
-    /// The access time, to anything.
-    pub const ATIME_ANY: u16 = ATIME | ATIME_NOW;
-    /// The modification time, to anything.
-    pub const MTIME_ANY: u16 = MTIME | MTIME_NOW;
+bitflags::bitflags! {
+    /// `umask` of a `Set`: what the entry sets.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct SetState: u16 {
+        /// Permission bits, to `perm`.
+        const PERM = 1;
+        /// The access time, to `atime`.
+        const ATIME = 2;
+        /// The access time, to the entry's.
+        const ATIME_NOW = 4;
+        /// The modification time, to `born`.
+        const MTIME = 8;
+        /// The modification time, to the entry's.
+        const MTIME_NOW = 16;
+        /// The access time, to anything.
+        const ATIME_ANY = Self::ATIME.bits() | Self::ATIME_NOW.bits();
+        /// The modification time, to anything.
+        const MTIME_ANY = Self::MTIME.bits() | Self::MTIME_NOW.bits();
+    }
 }
 
 /// A name of at most [`NAME_BYTES_MAX`] bytes.
@@ -193,7 +196,7 @@ pub struct Entry {
     pub lease: u8,
     /// `Make`: permission bits asked for. `Set`: the new ones.
     pub perm: u16,
-    /// `Make`: bits to take away. `Set`: what is set, bits of [`set`].
+    /// `Make`: bits to take away. `Set`: what is set, bits of [`SetState`].
     pub umask: u16,
     /// `Make`: slot number plus one; 0: the file is not open.
     pub slot: u32,
@@ -633,7 +636,7 @@ mod tests {
         let entry = Entry {
             change: Change::Set,
             perm: 0o4751,
-            umask: set::PERM | set::ATIME | set::MTIME_NOW,
+            umask: (SetState::PERM | SetState::ATIME | SetState::MTIME_NOW).bits(),
             handle: streamed_handle(3, 9),
             time: 8,
             born: -7,

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
-use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
+use polylane_ipc::ioctl::{FS_IOC_FLAGS, FsXattr, IOCTL_FLAGS};
 
 use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
@@ -107,11 +107,11 @@ unsafe fn is_beyond(fd: RawFd, request: u32, argument: c_long) -> bool {
     if nowhere || real::capabilities().is_none_or(|has| has & MAY_FREEZE != 0) {
         return false;
     }
-    let mut now = [0_u32; FSXATTR_BYTES / size_of::<u32>()];
-    // SAFETY: the request writes as many bytes as the array has, or fewer; both begin with flags.
+    let mut now = FsXattr::default();
+    // SAFETY: the request writes as many bytes as there are, or an int; both begin with flags.
     unsafe {
-        let got = real::ioctl(fd, get.into(), now.as_mut_ptr() as c_long);
-        got == 0 && (now[0] ^ (argument as *const u32).read_unaligned()) & bits != 0
+        let got = real::ioctl(fd, get.into(), (&raw mut now) as c_long);
+        got == 0 && (now.xflags ^ (argument as *const u32).read_unaligned()) & bits != 0
     }
 }
 

@@ -27,6 +27,9 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use polylane_ipc::ioctl::{PiecesAnswer, PiecesQuestion};
+use zerocopy::IntoBytes;
+
 pub(crate) use table::*;
 
 /// The argument of `ioctl` and the rest of what C leaves open.
@@ -183,15 +186,18 @@ pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
     (rc == 0).then_some(ticket)
 }
 
-/// Asks the service, through the kernel, where the file of a descriptor of the lane lies: the
-/// argument of [`IOCTL_PIECES`](polylane_ipc::ioctl::IOCTL_PIECES), in and out.
+/// Asks the service, through the kernel, where the file of a descriptor of the lane lies.
 pub(crate) fn pieces(
     fd: RawFd,
-    argument: &mut [u8; polylane_ipc::ioctl::PIECES_BYTES],
+    question: PiecesQuestion,
+    answer: &mut PiecesAnswer,
 ) -> rustix::io::Result<()> {
     let request = libc::c_ulong::from(polylane_ipc::ioctl::IOCTL_PIECES);
+    let argument = answer.as_mut_bytes();
+    argument[..size_of::<PiecesQuestion>()].copy_from_slice(question.as_bytes());
     let buffer = argument.as_mut_ptr() as Word;
-    // SAFETY: the request reads and writes as many bytes as its number says, which the array has.
+    // SAFETY: the request reads and writes as many bytes as its number says, which the answer has;
+    // any bytes are one.
     match unsafe { ioctl(fd, request, buffer) } {
         0 => Ok(()),
         _ => Err(rustix::io::Errno::from_raw_os_error(errno())),

@@ -3,8 +3,8 @@
 use std::os::fd::RawFd;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op, set};
-use polylane_ipc::stream::set as bits;
+use polylane_ipc::message::{Message, Op, SetWhat};
+use polylane_ipc::stream::SetState;
 
 use super::name::Place;
 use super::state::State;
@@ -73,12 +73,15 @@ pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Out
 /// A change as a stream can tell it.
 fn to_stream(what: Change) -> Option<NewState> {
     match what {
-        Change::Mode(mode) => {
-            Some(NewState { mask: bits::PERM, perm: (mode & 0o7777) as u16, ..NewState::default() })
-        }
+        Change::Mode(mode) => Some(NewState {
+            mask: SetState::PERM,
+            perm: (mode & 0o7777) as u16,
+            ..NewState::default()
+        }),
         Change::Times(atime, mtime) => {
             let mut state = NewState::default();
-            let places = [(bits::ATIME, bits::ATIME_NOW), (bits::MTIME, bits::MTIME_NOW)];
+            let places =
+                [(SetState::ATIME, SetState::ATIME_NOW), (SetState::MTIME, SetState::MTIME_NOW)];
             for (n, (stamp, (given, now))) in [atime, mtime].into_iter().zip(places).enumerate() {
                 match stamp {
                     Stamp::Keep => {}
@@ -256,30 +259,30 @@ fn resizable(
 fn fill(state: &'static State, mut message: Message, what: Change) -> Outcome<Message> {
     match what {
         Change::Mode(mode) => {
-            message.arg[0] = set::PERM;
+            message.arg[0] = SetWhat::PERM.bits();
             message.mode = mode & 0o7777;
         }
         Change::Owner(user, group) => {
-            for (bit, place, id) in [(set::UID, 1, user), (set::GID, 2, group)] {
+            for (bit, place, id) in [(SetWhat::UID, 1, user), (SetWhat::GID, 2, group)] {
                 if id != u32::MAX {
-                    message.arg[0] |= bit;
+                    message.arg[0] |= bit.bits();
                     message.arg[place] = id.into();
                 }
             }
         }
         Change::Size(size) => {
-            message.arg[0] = set::SIZE;
+            message.arg[0] = SetWhat::SIZE.bits();
             message.length = u64::try_from(size).map_err(|_| Errno::EINVAL)?;
             limit::check_size(state, message.length)?;
         }
         Change::Times(atime, mtime) => {
-            let bits = [(set::ATIME, set::ATIME_NOW), (set::MTIME, set::MTIME_NOW)];
+            let bits = [(SetWhat::ATIME, SetWhat::ATIME_NOW), (SetWhat::MTIME, SetWhat::MTIME_NOW)];
             for (n, (stamp, (given, now))) in [atime, mtime].into_iter().zip(bits).enumerate() {
                 match stamp {
                     Stamp::Keep => {}
-                    Stamp::Now => message.arg[0] |= now,
+                    Stamp::Now => message.arg[0] |= now.bits(),
                     Stamp::At(sec, nsec) => {
-                        message.arg[0] |= given;
+                        message.arg[0] |= given.bits();
                         message.time[2 * n] = sec as u64;
                         message.time[2 * n + 1] = nsec as u64;
                     }

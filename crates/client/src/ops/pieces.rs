@@ -2,7 +2,8 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::ioctl::{PIECE_BYTES, PIECES_BYTES};
+use polylane_ipc::ioctl::{PiecesAnswer, PiecesQuestion, WirePiece};
+use zerocopy::FromZeros;
 
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
@@ -32,20 +33,16 @@ pub(crate) fn each(
     // One piece is held back until it is known whether another follows it.
     let mut held: Option<Piece> = None;
     loop {
-        let mut argument = [0; PIECES_BYTES];
-        argument[..8].copy_from_slice(&offset.to_ne_bytes());
-        argument[8..16].copy_from_slice(&(u64::MAX - offset).to_ne_bytes());
+        let mut answer = PiecesAnswer::new_zeroed();
         // Another FUSE mount does not know the request: then the kernel's answer stands.
-        real::pieces(fd, &mut argument).map_err(|errno| match errno {
+        let question = PiecesQuestion { offset, len: u64::MAX - offset };
+        real::pieces(fd, question, &mut answer).map_err(|errno| match errno {
             rustix::io::Errno::NOTTY | rustix::io::Errno::NOSYS => Detour::Kernel,
             other => other.into(),
         })?;
-        let (count, more) = (half(&argument, 0), half(&argument, 4) != 0);
-        let most = (PIECES_BYTES - 8) / PIECE_BYTES;
-        for at in 0..(count as usize).min(most) {
-            let word = |n: usize| whole(&argument, 8 + at * PIECE_BYTES + n * 8);
-            let piece =
-                Piece { offset: word(0), place: word(1), len: word(2), unwritten: word(3) != 0 };
+        for piece in answer.pieces.iter().take(answer.count as usize) {
+            let WirePiece { offset: start, place, len, unwritten } = *piece;
+            let piece = Piece { offset: start, place, len, unwritten: unwritten != 0 };
             offset = piece.offset.saturating_add(piece.len);
             if let Some(before) = held.replace(piece)
                 && !each(before, false)
@@ -56,7 +53,7 @@ pub(crate) fn each(
                 return Ok(());
             }
         }
-        if !more || count == 0 {
+        if answer.more == 0 || answer.count == 0 {
             break;
         }
     }
@@ -72,12 +69,4 @@ pub(crate) fn on_fuse(fd: RawFd) -> bool {
     const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
     let kind = || rustix::fs::fstatfs(real::borrow(fd)).map(|totals| totals.f_type as u32);
     namespace::mount().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)
-}
-
-fn half(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]))
-}
-
-fn whole(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]))
 }

@@ -14,10 +14,11 @@
 
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::{
-    FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECE_BYTES,
-    PIECES_BYTES,
+    FS_IOC_FLAGS, FSXATTR_BYTES, FsXattr, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECES_BYTES,
+    PiecesAnswer, WirePiece,
 };
 use polylane_vfs::{Node, flags};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::nodes::Target;
 use super::ops::{Call, End, Outcome};
@@ -78,25 +79,25 @@ fn identify(call: &mut Call<'_>, fh: u64) -> Result<()> {
     Ok(())
 }
 
-/// In: offset and length. Out: how many pieces follow, whether more follow them, then four words
-/// for each.
+/// In: a [`PiecesQuestion`](polylane_ipc::ioctl::PiecesQuestion). Out: a [`PiecesAnswer`].
 fn pieces(call: &mut Call<'_>, fh: u64) -> Result<()> {
     let (offset, len) = (call.args.u64()?, call.args.u64()?);
     let (_, file) = call.handle(fh)?;
-    let most = (PIECES_BYTES - 8) / PIECE_BYTES;
-    let (mut found, mut more) = (Vec::new(), false);
+    let mut answer = PiecesAnswer::new_zeroed();
+    let (mut count, mut more) = (0, false);
     file.pieces(offset, len, &mut |piece| {
-        more = found.len() == most;
-        if !more {
-            found.push([piece.offset, piece.place, piece.len, u64::from(piece.unwritten)]);
+        let (offset, place, len) = (piece.offset, piece.place, piece.len);
+        match answer.pieces.get_mut(count) {
+            Some(room) => {
+                *room = WirePiece { offset, place, len, unwritten: piece.unwritten.into() };
+                count += 1;
+            }
+            None => more = true,
         }
         !more
     })?;
-    let out = &mut call.out.zeros(HEAD_BYTES).0;
-    out.extend_from_slice(&(found.len() as u32).to_ne_bytes());
-    out.extend_from_slice(&u32::from(more).to_ne_bytes());
-    found.iter().flatten().for_each(|word| out.extend_from_slice(&word.to_ne_bytes()));
-    out.resize(out.len() + PIECES_BYTES - 8 - found.len() * PIECE_BYTES, 0);
+    (answer.count, answer.more) = (count as u32, more.into());
+    call.out.zeros(HEAD_BYTES).0.extend_from_slice(answer.as_bytes());
     Ok(())
 }
 
@@ -137,8 +138,8 @@ fn tell_xflags(call: &mut Call<'_>) -> Result<()> {
     let flags = call.session.lane.vfs.flags(&flagged(call)?)?;
     let of = |&(xflag, flag)| if flags & flag != 0 { xflag } else { 0 };
     let xflags: u32 = XFLAGS.iter().map(of).sum();
-    call.out.zeros(HEAD_BYTES).0.extend_from_slice(&xflags.to_ne_bytes());
-    call.out.zeros(FSXATTR_BYTES - size_of::<u32>());
+    let told = FsXattr { xflags, ..FsXattr::default() };
+    call.out.zeros(HEAD_BYTES).0.extend_from_slice(told.as_bytes());
     Ok(())
 }
 

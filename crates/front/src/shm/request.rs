@@ -10,7 +10,7 @@ mod brings;
 mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, set};
+use polylane_ipc::message::{self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SetWhat};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 
@@ -408,19 +408,19 @@ impl<'a> Checker<'a> {
 
     fn setattr(&self, object: Object<'a>) -> Result<FileRequest<'a>> {
         let m = self.message;
-        let mask = m.arg[0];
-        let has = |bit| mask & bit != 0;
-        let size = has(set::SIZE).then_some(m.length);
+        let mask = SetWhat::from_bits_retain(m.arg[0]);
+        let has = |what| mask.contains(what);
+        let size = has(SetWhat::SIZE).then_some(m.length);
         if size.is_some_and(|size| size > OFFSET_MAX) {
             return Err(Errno::EINVAL);
         }
         let set = SetAttr {
-            perm: has(set::PERM).then_some(m.mode & 0o7777),
-            uid: if has(set::UID) { Some(Uid(small(m.arg[1])?)) } else { None },
-            gid: if has(set::GID) { Some(Gid(small(m.arg[2])?)) } else { None },
+            perm: has(SetWhat::PERM).then_some(m.mode & 0o7777),
+            uid: if has(SetWhat::UID) { Some(Uid(small(m.arg[1])?)) } else { None },
+            gid: if has(SetWhat::GID) { Some(Gid(small(m.arg[2])?)) } else { None },
             size,
-            atime: stamp(has(set::ATIME), has(set::ATIME_NOW), m.time[0], m.time[1])?,
-            mtime: stamp(has(set::MTIME), has(set::MTIME_NOW), m.time[2], m.time[3])?,
+            atime: stamp(has(SetWhat::ATIME), has(SetWhat::ATIME_NOW), m.time[0], m.time[1])?,
+            mtime: stamp(has(SetWhat::MTIME), has(SetWhat::MTIME_NOW), m.time[2], m.time[3])?,
             ctime: None,
             flags: None,
         };

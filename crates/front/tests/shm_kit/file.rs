@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use polylane_base::sync::Arc;
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, Op, Reply, SHOW, WireAttr, set};
+use polylane_ipc::message::{Message, Op, Reply, SHOW, SetWhat, WireAttr};
 use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Cred, OpenFile};
@@ -226,7 +226,7 @@ impl<'a> File<'a> {
     }
 
     pub fn truncate(&self, length: u64) {
-        let arg = [set::SIZE, 0, 0, 0];
+        let arg = [SetWhat::SIZE.bits(), 0, 0, 0];
         self.call(Message { length, arg, ..Message::new(Op::SetattrHandle) });
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
 use polylane_ipc::message::{Message, Op, STREAMED};
-use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
+use polylane_ipc::stream::{self, Change, Entry, SetState, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
 use super::{Inside, Leases};
@@ -188,8 +188,8 @@ fn was_done(session: &'static Session, position: u32) -> Option<bool> {
 /// What [`Leases::set`] sets.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct NewState {
-    /// Bits of [`stream::set`].
-    pub(crate) mask: u16,
+    /// Which of them.
+    pub(crate) mask: SetState,
     /// Permission bits.
     pub(crate) perm: u16,
     /// Access and modification time: nanoseconds since 1970.
@@ -199,22 +199,22 @@ pub(crate) struct NewState {
 impl NewState {
     /// As a change of what `entry` sets already.
     fn on(&self, mut entry: Entry) -> Entry {
-        let is = |bits: u16| self.mask & bits != 0;
-        if is(stream::set::PERM) {
+        let is = |what| self.mask.intersects(what);
+        if is(SetState::PERM) {
             entry.perm = self.perm;
         }
-        for bits in [stream::set::ATIME_ANY, stream::set::MTIME_ANY] {
+        for bits in [SetState::ATIME_ANY, SetState::MTIME_ANY] {
             if is(bits) {
-                entry.umask &= !bits;
+                entry.umask &= !bits.bits();
             }
         }
-        if is(stream::set::ATIME) {
+        if is(SetState::ATIME) {
             entry.atime = self.times[0];
         }
-        if is(stream::set::MTIME) {
+        if is(SetState::MTIME) {
             entry.born = self.times[1];
         }
-        entry.umask |= self.mask;
+        entry.umask |= self.mask.bits();
         entry
     }
 }

@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::stream::{
-    Change, DATA_BYTES, Entry, LENT, STREAMED_HANDLE, WRITE_BYTES_MAX, set,
+    Change, DATA_BYTES, Entry, LENT, STREAMED_HANDLE, SetState, WRITE_BYTES_MAX,
 };
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
 use polylane_vfs::{Aside, Create, Cred, Kind, Node, PathError};
@@ -161,16 +161,17 @@ impl Session {
         time: i64,
     ) -> Result<(), PathError> {
         let node = self.node(handle)?;
-        let is = |bit: u16| entry.umask & bit != 0;
+        let what = SetState::from_bits_retain(entry.umask);
+        let is = |bit| what.contains(bit);
         let stamp = |given, now, at| match (is(given), is(now)) {
             (true, _) => Some(SetTime::At(to_time(at))),
             (_, true) => Some(SetTime::At(to_time(time))),
             _ => None,
         };
         let set = SetAttr {
-            perm: is(set::PERM).then_some(u32::from(entry.perm) & 0o7777),
-            atime: stamp(set::ATIME, set::ATIME_NOW, entry.atime),
-            mtime: stamp(set::MTIME, set::MTIME_NOW, entry.born),
+            perm: is(SetState::PERM).then_some(u32::from(entry.perm) & 0o7777),
+            atime: stamp(SetState::ATIME, SetState::ATIME_NOW, entry.atime),
+            mtime: stamp(SetState::MTIME, SetState::MTIME_NOW, entry.born),
             ctime: Some(to_time(time)),
             ..SetAttr::default()
         };

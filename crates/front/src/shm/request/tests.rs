@@ -135,7 +135,7 @@ fn rename_flags() {
 #[test]
 fn setattr_takes_only_what_the_mask_names() {
     let mut message = Message::new(Op::SetattrHandle);
-    message.arg = [set::PERM | set::MTIME | set::ATIME_NOW, 1, 2, 0];
+    message.arg = [(SetWhat::PERM | SetWhat::MTIME | SetWhat::ATIME_NOW).bits(), 1, 2, 0];
     message.mode = 0o107_777;
     message.time = [1, 2, 3, 4];
     let set = SetAttr {
@@ -148,7 +148,7 @@ fn setattr_takes_only_what_the_mask_names() {
     assert_eq!(check(&message, b""), Ok(FileRequest::Setattr { object, set }));
     message.time[3] = 1_000_000_000;
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));
-    message.arg = [set::SIZE, 0, 0, 0];
+    message.arg = [SetWhat::SIZE.bits(), 0, 0, 0];
     message.length = OFFSET_MAX + 1;
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));
 }
