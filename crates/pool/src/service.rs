@@ -155,11 +155,18 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))
 }
 
-/// The lowers of a union. They open /proc, and must do so before nothing can be opened any more.
+/// Descriptors that all lowers of a union keep when the process may have very many.
+const LOWER_DESCRIPTORS_MAX: u64 = 1 << 16;
+
+/// The lowers of a union, which share a quarter of the descriptors that the process may have. They
+/// open /proc, and must do so before nothing can be opened any more.
 fn open_lowers(spec: &PoolSpec, dirs: &[OwnedFd]) -> Result<Vec<HostDir>> {
     let labels = spec.lowers.iter();
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(LOWER_DESCRIPTORS_MAX);
+    let each = limit.min(LOWER_DESCRIPTORS_MAX) as usize / 4 / dirs.len().max(1);
     let opened = labels.zip(dirs).map(|(label, dir)| {
-        let host = dir.try_clone().map_err(Errno::from).and_then(HostDir::new);
+        let dir = dir.try_clone().map_err(Errno::from);
+        let host = dir.and_then(|dir| HostDir::with_descriptors(dir, each));
         host.map_err(|error| Failure::because(label, "open it as a lower", error))
     });
     opened.collect()

@@ -1,0 +1,138 @@
+//! The power is cut at every write of a copy-up: what is found afterwards is the old tree or the
+//! new one, never a mixture, and each cut can be gone on from.
+
+mod common;
+
+use common::{Fs, Tree, memfs, pattern, union};
+use polylane_base::TestClock;
+use polylane_base::rng::Rng;
+use polylane_ext4::{Ext4, Options};
+use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
+use polylane_vfs::fs::{FileSystem, Kind};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+
+type State = BTreeMap<String, (Kind, u32, Vec<u8>)>;
+
+/// A change of a union.
+type Change = (&'static str, fn(&Tree<'_>));
+
+const CHANGES: &[Change] = &[
+    ("chmod of a large file", |u| u.chmod(u.ino("big"), 0o600)),
+    ("one block of a large file", |u| u.write(u.ino("big"), 81_920, &[7; 4096])),
+    ("bytes within a block", |u| u.write(u.ino("big"), 120_100, b"changed")),
+    ("an append", |u| u.write(u.ino("big"), 200_000, b"appended")),
+    ("a truncation", |u| u.truncate(u.ino("big"), 150_001)),
+    ("and more again", |u| u.truncate(u.ino("big"), 190_000)),
+    ("to a small rest", |u| u.truncate(u.ino("big"), 10_000)),
+    ("a small file", |u| u.write(u.ino("d/small"), 10, b"changed")),
+    ("one of two names", |u| u.chmod(u.ino("d/one"), 0o640)),
+    ("the other is removed", |u| u.unlink("d/two")),
+    ("a directory moves", |u| u.rename("d", "e").expect("renames")),
+    ("another in its place", |u| {
+        u.mkdir("d");
+    }),
+    ("a file is removed", |u| u.unlink("gone")),
+    ("and made again", |u| {
+        u.file("gone", b"");
+    }),
+    ("a directory goes", |u| {
+        u.unlink("full/f");
+        u.rmdir("full").expect("is empty");
+    }),
+];
+
+fn lower() -> Fs {
+    let low = memfs();
+    let l = Tree(&*low);
+    l.file("big", &pattern(200_000, 1));
+    for dir in ["d", "d/sub", "full"] {
+        l.mkdir(dir);
+    }
+    l.file("d/small", &pattern(5000, 2));
+    l.file("d/one", b"linked");
+    l.link("d/one", "d/two");
+    l.file("full/f", b"");
+    l.file("gone", b"old");
+    low
+}
+
+fn open(disk: &Arc<SimDisk>) -> Arc<Ext4> {
+    let clock = Arc::new(TestClock::default());
+    Arc::new(Ext4::open(disk.clone(), clock, &Options::default()).expect("opens"))
+}
+
+/// An image with an upper that nothing was changed in.
+fn prepared(low: &Fs) -> Option<Image> {
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    image.as_file().set_len(12 << 20).expect("sparse");
+    let args = ["-Fq", "-t", "ext4", "-b", "4096", "-E", "lazy_itable_init=0"];
+    let Ok(made) = Command::new("mke2fs").args(args).arg(image.path()).output() else {
+        eprintln!("skipped: mke2fs is not installed");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let fs = open(&disk);
+    let upper: Fs = fs.clone();
+    drop(union(&[low], Some(&upper)));
+    fs.close().expect("closes");
+    Some(disk.image())
+}
+
+/// The tree in an image.
+fn found(low: &Fs, image: Image) -> State {
+    let fs: Fs = open(&SimDisk::new(image, SimOptions::default()));
+    let union = union(&[low], Some(&fs));
+    Tree(&*union).whole()
+}
+
+#[test]
+fn a_cut_leaves_the_old_tree_or_the_new_one() {
+    let low = lower();
+    let Some(mut base) = prepared(&low) else { return };
+    // As docs/design/crash.md: the superblock is written in place by all.
+    let tear = Tear { unit_bytes: 512, whole: Some(1024..2048) };
+    let (mut rng, mut cuts) = (Rng::new(1), 0);
+    for (what, change) in CHANGES {
+        let disk = SimDisk::new(base.clone(), SimOptions { record: true, ..SimOptions::default() });
+        let fs = open(&disk);
+        let upper: Fs = fs.clone();
+        let union = union(&[&low], Some(&upper));
+        let tree = Tree(&*union);
+        let before = tree.whole();
+        change(&tree);
+        let after = tree.whole();
+        union.sync().expect("syncs");
+        drop(union);
+        drop(upper);
+        fs.close().expect("closes");
+        let events = disk.events();
+        let mut crash = Crash::new(&base, &events);
+        while let Some(is_new) = crash.advance() {
+            if !is_new {
+                continue;
+            }
+            for fates in crash.choices(&mut rng, 1, 1) {
+                let state = found(&low, crash.image(&tear, |write| fates[write]));
+                let differs = |from: &State| -> Vec<String> {
+                    let all = from.keys().chain(state.keys());
+                    all.filter(|path| from.get(*path) != state.get(*path)).cloned().collect()
+                };
+                assert!(
+                    state == before || state == after || *what == "a directory goes",
+                    "{what}, cut behind event {}: not as before {:?}, not as after {:?}",
+                    crash.position(),
+                    differs(&before),
+                    differs(&after)
+                );
+                cuts += 1;
+            }
+        }
+        assert_eq!(found(&low, disk.image()), after, "{what}");
+        base = disk.image();
+    }
+    assert!(cuts > 200, "{cuts} cuts only");
+}

@@ -1,0 +1,105 @@
+//! Lanes that are unions: `run --lower`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use polylane_tests::pool::Run;
+use polylane_tests::unavailable;
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Two lowers, the first above the second.
+fn lowers(dir: &Path) {
+    for (layer, name, text) in
+        [("high", "both", "high\n"), ("low", "both", "low\n"), ("low", "old", "old\n")]
+    {
+        fs::create_dir_all(dir.join(layer).join("d")).expect("mkdir");
+        fs::write(dir.join(layer).join("d").join(name), text).expect("write");
+    }
+    fs::write(dir.join("low/big"), vec![b'x'; 8 << 20]).expect("write");
+}
+
+fn run(dir: &Path, upper: &str) -> Run {
+    let mut run = Run::new("");
+    for layer in ["high", "low"] {
+        run = run.arg("--lower").arg(dir.join(layer));
+    }
+    match upper {
+        "" => run,
+        "--mem" => run.arg("--mem"),
+        option => run.arg(option).arg(dir.join("upper")),
+    }
+}
+
+#[test]
+fn a_lane_over_lowers_keeps_changes_to_itself() {
+    if unavailable("a_lane_over_lowers_keeps_changes_to_itself") {
+        return;
+    }
+    for upper in ["--volume", "--dir", "--mem"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        lowers(dir.path());
+        let script = "cd /lane && cat d/both d/old && echo more >> big && chmod 600 big && \
+                      rm d/old && mv d e && mkdir d && echo new > e/new && ls d e && \
+                      tail -c 6 big && stat -c %s big";
+        let output = run(dir.path(), upper).script(script).output();
+        let expected = "high\nold\nd:\n\ne:\nboth\nnew\nxmore\n8388613\n";
+        assert_eq!(printed(&output), expected, "{upper}");
+        assert_eq!(fs::read(dir.path().join("low/d/old")).expect("there"), b"old\n");
+        assert_eq!(fs::metadata(dir.path().join("low/big")).expect("there").len(), 8 << 20);
+        if upper == "--mem" {
+            continue;
+        }
+        // What was changed is there in the next run.
+        let script = "cd /lane && ls d e && tail -c 6 big && stat -c %a big && head -c 3 big";
+        let output = run(dir.path(), upper).script(script).output();
+        let expected = "d:\n\ne:\nboth\nnew\nxmore\n600\nxxx";
+        assert_eq!(printed(&output), expected, "{upper}, again");
+    }
+}
+
+#[test]
+fn lowers_alone_are_a_lane_to_read() {
+    if unavailable("lowers_alone_are_a_lane_to_read") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let script = "cd /lane && cat d/both d/old && ! touch new 2>/tmp/why-$$; \
+                  grep -o 'Read-only file system' /tmp/why-$$; rm /tmp/why-$$";
+    let output = run(dir.path(), "").script(script).output();
+    assert_eq!(printed(&output), "high\nold\nRead-only file system\n");
+}
+
+#[test]
+fn what_can_be_no_layer_is_refused_in_one_line() {
+    if unavailable("what_can_be_no_layer_is_refused_in_one_line") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let low = dir.path().join("low");
+    let refused = |run: Run, words: &str| {
+        let output = run.script("echo started").output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains(words), "{said}");
+    };
+    let missing = dir.path().join("missing");
+    refused(Run::new("--mem").arg("--lower").arg(&missing), "missing");
+    refused(Run::new("--mem").arg("--lower").arg(low.join("big")), "big");
+    let inside = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(low.join("upper"));
+    refused(inside, "lie in each other");
+    let twice = Run::new("--mem").arg("--lower").arg(&low).arg("--lower").arg(&low);
+    refused(twice, "are one directory");
+    let full = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(dir.path().join("high"));
+    refused(full, "holds d beside");
+    assert!(!low.join("upper").exists(), "nothing is made for what is refused");
+    assert_eq!(fs::read_dir(dir.path().join("high")).expect("there").count(), 1);
+}
