@@ -22,6 +22,9 @@ use polylane_vfs::{FileSystem, Options, Vfs};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 
+/// `FUSE_POSIX_ACL` of linux/fuse.h: directories of the host keep no access lists.
+const POSIX_ACL: u64 = 1 << 20;
+
 type Done<T> = Result<T, Box<dyn Error>>;
 
 /// Set in the process that serves.
@@ -66,7 +69,7 @@ fn serve_at(path: &str, options: &str) -> Done<()> {
     let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("polylane", path, "fuse.polylane", flags, Some(options.as_c_str()))?;
-    let params = negotiate_without(&device, 5000, 0)?;
+    let params = negotiate_without(&device, 5000, POSIX_ACL)?;
     println!("ready");
     let serving =
         ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };

@@ -2,7 +2,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
-use polylane_vfs::fs::{Attr, Kind, SetAttr, XattrMode};
+use polylane_vfs::fs::{AclKind, Attr, Kind, SetAttr, XattrMode};
 
 use crate::Act;
 use crate::layer::Held;
@@ -67,7 +67,13 @@ impl Act<'_> {
     /// `FileSystem::getxattr`.
     pub(crate) fn getxattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         let top = self.top(node)?;
-        top.fs().getxattr(top.ino(), &top.layer().space().kept(name))
+        match top.fs().getxattr(top.ino(), &top.layer().space().kept(name)) {
+            // A layer that keeps no access lists, under an upper that does: the file has none.
+            Err(Errno::EOPNOTSUPP) if self.character.acls && AclKind::from_name(name).is_some() => {
+                Err(Errno::ENODATA)
+            }
+            value => value,
+        }
     }
 
     /// `FileSystem::listxattr`.

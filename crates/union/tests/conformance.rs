@@ -1,6 +1,6 @@
 //! A union does what every file system must, whatever its upper is.
 
-use polylane_base::TestClock;
+use polylane_base::{Errno, TestClock};
 use polylane_testkit::fs_suite::{self, Can};
 use polylane_testkit::probe;
 use polylane_union::{Layer, Union, UpperOn};
@@ -50,4 +50,17 @@ fn a_union_on_a_host_directory_conforms() {
         union(memfs(), Arc::new(host))
     };
     fs_suite::run(can, &mut make);
+}
+
+/// A host directory keeps no access lists, so its files have none: that is no error.
+#[test]
+fn files_of_a_lower_without_access_lists_have_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("f"), "").expect("written");
+    let file = std::fs::File::open(dir.path()).expect("opens");
+    let host = HostDir::with_descriptors(file.into(), 32).expect("a directory");
+    let fs = union(Arc::new(host), memfs());
+    assert!(fs.character().acls);
+    let found = fs.lookup(fs.root().expect("a root").ino, b"f").expect("there");
+    assert_eq!(fs.getxattr(found.ino, b"system.posix_acl_access"), Err(Errno::ENODATA));
 }
