@@ -32,10 +32,6 @@ const STATELESS_ROOMS: [&str; 5] = [
     "crates/ext4/src/",
 ];
 
-/// Files that may keep what a thread is at: it is the thread's own whichever instance it serves,
-/// and a thread serves one request at a time.
-const THREAD_STATE: [&str; 2] = ["crates/vfs/src/handover/turn.rs", "crates/front/src/beat.rs"];
-
 /// Rooms whose locks and threads a test build may swap for a scheduler that repeats.
 const SCHEDULED_ROOMS: [&str; 3] = ["crates/vfs/src/", "crates/front/src/", "crates/pool/src/"];
 
@@ -251,7 +247,7 @@ fn forbidden_words(source: &Source) -> Vec<Finding> {
 }
 
 fn statics(source: &Source) -> Vec<Finding> {
-    if !source.is_in(&STATELESS_ROOMS) || source.is_in(&THREAD_STATE) || source.is_test() {
+    if !source.is_in(&STATELESS_ROOMS) || source.is_test() {
         return Vec::new();
     }
     let message = "state outside an instance: hang it off the Vfs, Lane or channel it belongs to";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use polylane_base::SystemClock;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, OpenFile, Options, PathError, Vfs};
+use polylane_vfs::{Cred, OpCtx, OpenFile, Options, PathError, Vfs};
 
 /// Size of the file that is worked on, as in the workers' loads.
 const FILE_BYTES: u64 = 64 << 20;
@@ -21,14 +21,14 @@ pub fn measure(load: &str, seconds: f64) -> Result<f64> {
     let vfs = lane()?;
     let cred = Cred::root();
     let flags = libc::O_CREAT | libc::O_RDWR;
-    let opened = vfs.open_path(&cred, &vfs.root(), b"data", flags, 0o600, 0);
+    let opened = vfs.open_path(&OpCtx::as_user(&cred), &vfs.root(), b"data", flags, 0o600, 0);
     let file = opened.map_err(|error| match error {
         PathError::Errno(errno) => anyhow::anyhow!("{errno}"),
         PathError::Leaves => anyhow::anyhow!("path leaves the lane"),
     })?;
     let mut buffer = vec![7u8; 1 << 20];
     for offset in (0..FILE_BYTES).step_by(buffer.len()) {
-        file.write(&cred, Some(offset), &mut &buffer[..])?;
+        file.write(&OpCtx::as_user(&cred), Some(offset), &mut &buffer[..])?;
     }
     let step: fn(&OpenFile, &Cred, &mut [u8], u64) -> Result<()> = match load {
         "seqread" => read_on,
@@ -60,7 +60,7 @@ fn lane() -> Result<Arc<Vfs>> {
 
 fn read_on(file: &OpenFile, _cred: &Cred, buffer: &mut [u8], op: u64) -> Result<()> {
     let length = buffer.len();
-    file.read(op % 64 * length as u64, length, &mut &mut *buffer)?;
+    file.read(&OpCtx::service(), op % 64 * length as u64, length, &mut &mut *buffer)?;
     Ok(())
 }
 
@@ -68,8 +68,8 @@ fn mixed(file: &OpenFile, cred: &Cred, buffer: &mut [u8], op: u64) -> Result<()>
     const PIECE: usize = 16 << 10;
     let offset = op.wrapping_mul(607) % 1024 * PIECE as u64;
     match op % 2 {
-        0 => drop(file.read(offset, PIECE, &mut &mut buffer[..PIECE])?),
-        _ => drop(file.write(cred, Some(offset), &mut &buffer[..PIECE])?),
+        0 => drop(file.read(&OpCtx::service(), offset, PIECE, &mut &mut buffer[..PIECE])?),
+        _ => drop(file.write(&OpCtx::as_user(cred), Some(offset), &mut &buffer[..PIECE])?),
     }
     Ok(())
 }

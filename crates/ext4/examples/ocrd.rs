@@ -11,6 +11,7 @@ use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode};
 
 const PIECE: usize = 1 << 20;
@@ -37,15 +38,17 @@ fn round(fs: &Ext4, dir: Ino, names: &[(Vec<u8>, Vec<u8>)]) -> [f64; 3] {
     let start = Instant::now();
     let made: Vec<Ino> = names
         .iter()
-        .map(|(name, _)| fs.create(dir, name, &node(Kind::File)).expect("room").node.ino)
+        .map(|(name, _)| {
+            fs.create(&OpCtx::service(), dir, name, &node(Kind::File)).expect("room").node.ino
+        })
         .collect();
     let created = Instant::now();
     for (name, to) in names {
-        fs.rename(dir, name, dir, to, RenameMode::Replace).expect("moves");
+        fs.rename(&OpCtx::service(), dir, name, dir, to, RenameMode::Replace).expect("moves");
     }
     let renamed = Instant::now();
     for ((_, to), ino) in names.iter().zip(&made) {
-        fs.unlink(dir, to).expect("is there");
+        fs.unlink(&OpCtx::service(), dir, to).expect("is there");
         fs.forget(*ino);
     }
     let removed = Instant::now();
@@ -65,7 +68,10 @@ fn main() {
     let dirs: Vec<Ino> = (0..threads)
         .map(|thread| {
             let name = format!("dir{thread}");
-            fs.create(root, name.as_bytes(), &node(Kind::Dir)).expect("room").node.ino
+            fs.create(&OpCtx::service(), root, name.as_bytes(), &node(Kind::Dir))
+                .expect("room")
+                .node
+                .ino
         })
         .collect();
     let names: Vec<(Vec<u8>, Vec<u8>)> = (0..files)

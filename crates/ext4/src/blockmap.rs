@@ -23,6 +23,7 @@ use crate::format::{DeviceBlock, FileBlock, GroupIndex, le32, put32};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
+use polylane_vfs::OpCtx;
 
 const DIRECT: u64 = 12;
 const LEVELS: u32 = 3;
@@ -275,6 +276,7 @@ pub fn insert(
 /// # Errors
 /// `ENOSPC`, `EFBIG` past the end of a map, the device's, or a number out of range.
 pub fn prepare(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -289,7 +291,7 @@ pub fn prepare(
             continue;
         }
         let promise = volume.promise(missing as u64)?;
-        let handle = volume.start(CREDITS)?;
+        let handle = volume.start(ctx, CREDITS)?;
         reach(volume, &handle, cell, core, &route)?;
         volume.store(&handle, cell, core, false)?;
         handle.complete();

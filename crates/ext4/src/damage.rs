@@ -45,7 +45,7 @@ fn note(volume: &Volume, corrupt: &Corrupt) -> Result<()> {
     );
     superblock.set_state(superblock.state() | STATE_ERROR);
     superblock.note_error(&ErrorNote {
-        now: volume.now().sec as u64,
+        now: volume.clock.now().sec as u64,
         ino: if is_inode { corrupt.object as u32 } else { 0 },
         what: corrupt.field,
         code: CORRUPTED,

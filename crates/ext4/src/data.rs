@@ -15,9 +15,10 @@
 
 use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Sink, Source};
 
-use crate::alloc::Claim;
+use crate::alloc::{Blocks, Claim};
 use crate::blockmap;
 use crate::cache::Seal;
 use crate::error::{Corrupt, Result, Structure};
@@ -150,10 +151,15 @@ pub(crate) fn read_blocks(volume: &Volume, start: DeviceBlock, count: usize) -> 
 ///
 /// # Errors
 /// The device's.
-pub(crate) fn write_block(volume: &Volume, start: DeviceBlock, data: Buffer) -> Result<()> {
+pub(crate) fn write_block(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    start: DeviceBlock,
+    data: Buffer,
+) -> Result<()> {
     let way = if volume.data == DataMode::Data { Way::Log } else { Way::Place };
     if way_of_run(volume, (start, 1), way).0 == Way::Log {
-        start_logging(volume, start, &data, 0)?.complete();
+        start_logging(ctx, volume, start, &data, 0)?.complete();
         return Ok(());
     }
     volume.io.write(start, data)?;
@@ -165,6 +171,7 @@ pub(crate) fn write_block(volume: &Volume, start: DeviceBlock, data: Buffer) -> 
 /// # Errors
 /// `ENOSPC` when not even the first byte fits, `EFBIG`, the device's, or a corrupt tree.
 pub fn write(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -176,10 +183,10 @@ pub fn write(
     if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
-    inline::move_out(volume, cell, core)?;
+    inline::move_out(ctx, volume, cell, core)?;
     let mut done = 0;
     while done < source.len() {
-        match write_run(volume, cell, core, offset + done as u64, (source, done), way) {
+        match write_run(ctx, volume, cell, core, offset + done as u64, (source, done), way) {
             Ok(count) => done += count,
             Err(crate::Error::Errno(Errno::ENOSPC)) if done > 0 => break,
             Err(error) => return Err(error),
@@ -218,6 +225,7 @@ pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
 /// Writes what one mapping covers, or a part of it that goes one way. Returns how many bytes that
 /// was.
 fn write_run(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -235,7 +243,16 @@ fn write_run(
         Mapping::Data(extent) => (extent.start, extent.count.min(wanted), extent.unwritten),
         Mapping::Hole(blocks) => {
             let want = (blocks.min(u64::from(wanted))) as u32;
-            return fill_hole(volume, cell, core, (first, want), (at, within), (source, from), way);
+            return fill_hole(
+                ctx,
+                volume,
+                cell,
+                core,
+                (first, want),
+                (at, within),
+                (source, from),
+                way,
+            );
         }
     };
     let (way, count) = way_of_run(volume, (start, count), way);
@@ -244,14 +261,14 @@ fn write_run(
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
     let credits = if new { map_credits(core) } else { INODE_CREDITS };
     let handle = match way {
-        Way::Log => start_logging(volume, start, &data, credits)?,
+        Way::Log => start_logging(ctx, volume, start, &data, credits)?,
         Way::Place => {
             volume.keep_buffer(volume.io.write(start, data)?);
-            volume.start(credits)?
+            volume.start(ctx, credits)?
         }
         Way::PlaceDurably => {
             volume.keep_buffer(volume.io.write_durable(start, data)?);
-            volume.start(credits)?
+            volume.start(ctx, credits)?
         }
     };
     if new {
@@ -259,7 +276,7 @@ fn write_run(
         extents::mark_written(volume, &handle, cell, core, first, end)?;
     }
     // What is logged is saved by a commit alone.
-    finish(volume, handle, cell, core, at + bytes as u64, new || way == Way::Log)?;
+    finish(ctx, volume, handle, cell, core, at + bytes as u64, new || way == Way::Log)?;
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
     Ok(bytes)
@@ -279,13 +296,14 @@ fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> 
 
 /// A handle with `credits`, in whose transaction the log has `data` as the blocks from `start` on.
 fn start_logging<'a>(
+    ctx: &OpCtx<'a>,
     volume: &'a Volume,
     start: DeviceBlock,
     data: &[u8],
     credits: usize,
 ) -> Result<Handle<'a>> {
     let block_bytes = volume.io.block_bytes();
-    let handle = volume.start(credits + data.len() / block_bytes)?;
+    let handle = volume.start(ctx, credits + data.len() / block_bytes)?;
     for (index, block) in data.chunks(block_bytes).enumerate() {
         handle.log_data(DeviceBlock(start.0 + index as u64), block);
     }
@@ -293,6 +311,7 @@ fn start_logging<'a>(
 }
 
 fn fill_hole(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -312,7 +331,7 @@ fn fill_hole(
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let begun = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| begin(volume, claim.start, data, map_credits(core), way));
+        .and_then(|data| begin(ctx, volume, claim.start, data, map_credits(core), way));
     if begun.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }
@@ -321,7 +340,7 @@ fn fill_hole(
         Err(error) => (Err(error), None),
     };
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, false)?;
-    finish(volume, handle, cell, core, at + bytes as u64, true)?;
+    finish(ctx, volume, handle, cell, core, at + bytes as u64, true)?;
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
     if let Some(sent) = sent {
@@ -333,22 +352,23 @@ fn fill_hole(
 /// A handle for mapping new blocks, to which `data` goes, or with which it is logged. Ordered: it
 /// is there when the handle begins. Else it is on its way, and the caller waits for that when the
 /// handle has ended: not before, and soon, since who copies the device waits for what is under way.
-fn begin(
-    volume: &Volume,
+fn begin<'a>(
+    ctx: &OpCtx<'a>,
+    volume: &'a Volume,
     start: DeviceBlock,
     data: Buffer,
     credits: usize,
     way: Way,
-) -> Result<(Handle<'_>, Option<Sent<'_>>)> {
+) -> Result<(Handle<'a>, Option<Sent<'a>>)> {
     match (way, volume.data) {
-        (Way::Log, _) => Ok((start_logging(volume, start, &data, credits)?, None)),
+        (Way::Log, _) => Ok((start_logging(ctx, volume, start, &data, credits)?, None)),
         (_, DataMode::Writeback) => {
-            let handle = volume.start(credits)?;
+            let handle = volume.start(ctx, credits)?;
             Ok((handle, Some(volume.io.begin_write(start, data)?)))
         }
         (_, DataMode::Ordered | DataMode::Data) => {
             volume.keep_buffer(volume.io.write(start, data)?);
-            Ok((volume.start(credits)?, None))
+            Ok((volume.start(ctx, credits)?, None))
         }
     }
 }
@@ -397,7 +417,7 @@ fn claim(
     }
     let upto = promised.next(first.0).map_or(want, |next| want.min(next - first.0));
     drop(promised);
-    let claim = |goal| volume.with_space(|| volume.alloc.claim_data(goal, upto));
+    let claim = |goal| volume.with_space(|| volume.alloc.claim_data(goal, upto, Blocks::Kept));
     Ok((volume.claim_for(core, goal, claim)?, false))
 }
 
@@ -433,6 +453,7 @@ fn assemble(
 /// Ends a write that reached `end`. fdatasync must save it when blocks were `mapped` or the file
 /// grew or went to the log.
 fn finish(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     handle: Handle<'_>,
     cell: &Cell,
@@ -444,7 +465,7 @@ fn finish(
     if grew {
         core.raw.set_size(end);
     }
-    core.touch(volume.now());
+    core.touch(volume.now(ctx));
     volume.store(&handle, cell, core, mapped || grew)?;
     handle.complete();
     Ok(())

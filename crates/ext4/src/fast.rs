@@ -29,6 +29,7 @@ use crate::ops::add_links;
 use crate::orphan;
 use crate::volume::Volume;
 use crate::xattr;
+use polylane_vfs::OpCtx;
 
 /// Where `i_block` lies in an inode, which fast commits leave out where it is a map.
 const MAP: std::ops::Range<usize> = 0x28..0x64;
@@ -38,11 +39,11 @@ const MAP: std::ops::Range<usize> = 0x28..0x64;
 /// # Errors
 /// [`Error::Incompatible`] for more than one transaction can hold, and for files with block maps;
 /// `ENOSPC`, the device's, or damage. The fast commits then still count.
-pub fn replay(volume: &Volume, changes: &[Change]) -> Result<()> {
+pub fn replay(ctx: &OpCtx<'_>, volume: &Volume, changes: &[Change]) -> Result<()> {
     let Some(journal) = volume.journal.as_ref().filter(|_| !changes.is_empty()) else {
         return Ok(());
     };
-    let handle = journal.start(1)?;
+    let handle = journal.start(ctx, 1)?;
     let mut replay = Replay {
         volume,
         handle: &handle,

@@ -26,6 +26,7 @@ use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::ops::NAME_CREDITS;
 use crate::volume::Volume;
+use polylane_vfs::OpCtx;
 
 /// Bytes of a directory's parent, before its entries.
 const PARENT_BYTES: usize = 4;
@@ -181,14 +182,14 @@ fn give_tree(cell: &Cell, core: &mut Core) -> Result<()> {
 ///
 /// # Errors
 /// `ENOSPC`, the device's, or what is inline is corrupt: nothing has changed then.
-pub fn move_out(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+pub fn move_out(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     if !is(core) {
         return Ok(());
     }
     let promise = volume.promise(1)?;
     match core.raw.mode() >> 12 {
         4 | 10 => {
-            let handle = volume.start(NAME_CREDITS)?;
+            let handle = volume.start(ctx, NAME_CREDITS)?;
             match core.raw.mode() >> 12 {
                 4 => move_out_directory(volume, &handle, cell, core)?,
                 _ => {
@@ -199,17 +200,17 @@ pub fn move_out(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
             volume.store(&handle, cell, core, true)?;
             handle.complete();
         }
-        _ => move_out_file(volume, cell, core)?,
+        _ => move_out_file(ctx, volume, cell, core)?,
     }
     drop(promise);
     Ok(())
 }
 
 /// Data is on the medium before the inode names it, as with all new blocks.
-fn move_out_file(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+fn move_out_file(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     let bytes = content(cell, core)?;
     if bytes.is_empty() {
-        let handle = volume.start(data::INODE_CREDITS)?;
+        let handle = volume.start(ctx, data::INODE_CREDITS)?;
         give_tree(cell, core)?;
         volume.store(&handle, cell, core, true)?;
         handle.complete();
@@ -222,7 +223,7 @@ fn move_out_file(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     let written = volume.io.write(claim.start, block).map_err(Error::from);
     let credits = map_credits(core);
     let started =
-        written.map(|block| volume.keep_buffer(block)).and_then(|()| volume.start(credits));
+        written.map(|block| volume.keep_buffer(block)).and_then(|()| volume.start(ctx, credits));
     if started.is_ok() {
         give_tree(cell, core)?;
     }

@@ -9,6 +9,7 @@
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, Late};
 
 use crate::alloc::Claim;
@@ -34,7 +35,7 @@ struct Part {
 ///
 /// # Errors
 /// The device's, or a corrupt tree, when not even the first was stored.
-pub fn write(volume: &Volume, writes: &mut [Late<'_>]) -> Result<Vec<Attr>> {
+pub fn write(ctx: &OpCtx<'_>, volume: &Volume, writes: &mut [Late<'_>]) -> Result<Vec<Attr>> {
     if volume.data == DataMode::Data {
         return Ok(Vec::new());
     }
@@ -55,7 +56,7 @@ pub fn write(volume: &Volume, writes: &mut [Late<'_>]) -> Result<Vec<Attr>> {
     volume.note_room();
     let (mut states, mut at) = (Vec::with_capacity(parts.len()), start);
     for (index, (part, late)) in parts.iter().zip(writes).enumerate() {
-        match link(volume, part, at, late) {
+        match link(ctx, volume, part, at, late) {
             Ok(state) => states.push(state),
             Err(error) => {
                 give_back(volume, DeviceBlock(at.0 + u64::from(part.count)), &parts[index + 1..]);
@@ -154,10 +155,16 @@ fn assemble(volume: &Volume, writes: &mut [Late<'_>], parts: &[Part]) -> Buffer 
 }
 
 /// Makes the blocks from `start` on, which hold the bytes, the file's, and stores size and times.
-fn link(volume: &Volume, part: &Part, start: DeviceBlock, late: &Late<'_>) -> Result<Attr> {
+fn link(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    part: &Part,
+    start: DeviceBlock,
+    late: &Late<'_>,
+) -> Result<Attr> {
     let mut core = part.cell.core.write();
     let ready = is_hole(volume, part, &core).and_then(|hole| match hole {
-        true => Ok((volume.promise(TREE_BLOCKS)?, volume.start(map_credits(&core))?)),
+        true => Ok((volume.promise(TREE_BLOCKS)?, volume.start(ctx, map_credits(&core))?)),
         false => Err(Errno::EAGAIN.into()),
     });
     let back = |_: &_| give_back(volume, start, std::slice::from_ref(part));

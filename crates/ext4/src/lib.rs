@@ -73,6 +73,7 @@ pub mod orphan;
 pub mod promised;
 pub mod recovery;
 pub mod rename;
+mod setattr;
 pub mod space;
 mod synced;
 mod values;

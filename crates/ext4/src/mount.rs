@@ -27,6 +27,7 @@ use crate::orphan::{self, OrphanFile};
 use crate::recovery::{JournalMap, Recovered, forget, fresh_sequence, recover};
 use crate::space;
 use crate::volume::{Traits, Volume};
+use polylane_vfs::OpCtx;
 
 /// What is known of a new block's data when the block becomes a file's (Linux' `data=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -228,7 +229,7 @@ impl Ext4 {
         }
         let state = superblock.state() | STATE_VALID;
         superblock.set_state(state);
-        superblock.note_write(volume.now().sec as u32);
+        superblock.note_write(volume.clock.now().sec as u32);
         write_superblock(volume, &superblock)
     }
 
@@ -472,7 +473,7 @@ fn finish_orphans(
 ) -> Result<Vec<u32>> {
     let had_list = !list.is_empty();
     volume.orphans.lock().take_over(&list, file);
-    fast::replay(volume, &fast_changes)?;
+    fast::replay(&OpCtx::service(), volume, &fast_changes)?;
     let all = volume.orphans.lock().members();
     let kept = finish_all(volume, all, keep_nameless)?;
     if let Some(journal) = &volume.journal {
@@ -494,7 +495,7 @@ fn finish_orphans(
 pub(crate) fn finish_all(volume: &Volume, all: Vec<u32>, keep_nameless: bool) -> Result<Vec<u32>> {
     let mut kept = Vec::new();
     for ino in all {
-        if !finish_orphan(volume, ino, keep_nameless)? {
+        if !finish_orphan(&OpCtx::service(), volume, ino, keep_nameless)? {
             kept.push(ino);
         }
     }
@@ -502,7 +503,7 @@ pub(crate) fn finish_all(volume: &Volume, all: Vec<u32>, keep_nameless: bool) ->
 }
 
 /// Frees one orphan, or cuts what lies past its end. False: it has no name, and is kept.
-fn finish_orphan(volume: &Volume, ino: u32, keep_nameless: bool) -> Result<bool> {
+fn finish_orphan(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, keep_nameless: bool) -> Result<bool> {
     let cell = match volume.orphan_cell(ino) {
         Ok(cell) => cell,
         // The orphan file may name inodes that were freed before it was emptied.
@@ -515,8 +516,8 @@ fn finish_orphan(volume: &Volume, ino: u32, keep_nameless: bool) -> Result<bool>
     let mut core = cell.core.write();
     match core.raw.links() {
         0 if keep_nameless => return Ok(false),
-        0 => ops::free_inode(volume, &cell, &mut core)?,
-        _ => space::cut_tail(volume, &cell, &mut core)?,
+        0 => ops::free_inode(ctx, volume, &cell, &mut core)?,
+        _ => space::cut_tail(ctx, volume, &cell, &mut core)?,
     }
     drop(core);
     volume.inodes.remove(ino);

@@ -6,6 +6,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, Changed, Kind, Last, NewNode};
 
 use crate::alloc::Promise;
@@ -58,6 +59,7 @@ impl Volume {
     /// directory's. Call without a handle.
     pub(crate) fn room_for_name(
         &self,
+        ctx: &OpCtx<'_>,
         room: Room,
         (parent, above): (&Cell, &mut Core),
         name: Name<'_>,
@@ -66,10 +68,10 @@ impl Volume {
         if room == Room::SetAside {
             return Ok(None);
         }
-        match self.promise(NAME_BLOCKS) {
+        match self.promise_to(ctx, NAME_BLOCKS) {
             Err(Error::Errno(Errno::ENOSPC)) => {
                 let grown = dir::growth(self, parent, above, name)?;
-                self.promise(grown.unwrap_or(NAME_BLOCKS) + own).map(Some)
+                self.promise_to(ctx, grown.unwrap_or(NAME_BLOCKS) + own).map(Some)
             }
             promised => promised.map(Some),
         }
@@ -136,7 +138,7 @@ fn make_inode(
     let is_short = new.kind == Kind::Symlink && new.target.len() < ROOT_BYTES;
     let has_blocks = matches!(new.kind, Kind::File | Kind::Dir | Kind::Symlink) && !is_short;
     raw.set_flag(EXTENTS, has_blocks && volume.traits.extents);
-    let now = volume.now();
+    let now = volume.now(handle.ctx());
     for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
         raw.set_time(stamp, now);
     }
@@ -198,6 +200,7 @@ fn long_symlink(
 /// # Errors
 /// `EEXIST`, `ENOSPC`, the device's, or a corrupt directory.
 pub fn create(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     dir: u32,
     name: &[u8],
@@ -216,10 +219,9 @@ pub fn create(
         return Err(Errno::EMLINK.into());
     }
     let own = own_blocks(new);
-    can_take_blocks(volume, (&parent, &mut above), name, new, room)?;
     let acls = u64::from(new.acls.each().next().is_some());
-    let _promise = volume.room_for_name(room, (&parent, &mut above), name, own + acls)?;
-    let handle = volume.start(NAME_CREDITS)?;
+    let _promise = volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, &grouped(volume, &above, new), room)?;
     let mut core = cell.core.write();
     let kind = file_type(core.raw.mode());
@@ -232,7 +234,7 @@ pub fn create(
     if new.kind == Kind::Dir {
         add_links(&mut above, 1);
     }
-    above.touch(volume.now());
+    above.touch(volume.now(handle.ctx()));
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
     if room == Room::SetAside {
@@ -247,30 +249,17 @@ fn own_blocks(new: &NewNode<'_>) -> u64 {
     u64::from(new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES)
 }
 
-/// `ENOSPC` for users who are not privileged when no block is free but those kept for others, and
-/// the new inode has one of its own or its directory grows.
-fn can_take_blocks(
-    volume: &Volume,
-    (parent, above): (&Cell, &mut Core),
-    name: Name<'_>,
-    new: &NewNode<'_>,
-    room: Room,
-) -> Result<()> {
-    let (uid, gid) = volume.traits.kept_for;
-    let privileged = new.uid.0 == 0 || new.uid == uid || gid.0 != 0 && new.gid == gid;
-    let own = own_blocks(new);
-    let may_grow = room == Room::Free && volume.alloc.keeps_blocks();
-    if privileged || own == 0 && !may_grow {
-        return Ok(());
+/// The kind that an entry's file type names.
+pub(crate) fn kind_of(file_type: u8) -> Kind {
+    match file_type {
+        2 => Kind::Dir,
+        3 => Kind::Char,
+        4 => Kind::Block,
+        5 => Kind::Fifo,
+        6 => Kind::Socket,
+        7 => Kind::Symlink,
+        _ => Kind::File,
     }
-    let alloc = &volume.alloc;
-    let has = |count| alloc.reserve_common(count).map(|()| alloc.unreserve(count));
-    // Where there is plenty it is not looked up what the name takes.
-    if has(NAME_BLOCKS).is_ok() || own == 0 && dir::growth(volume, parent, above, name)? == Some(0)
-    {
-        return Ok(());
-    }
-    volume.with_space(|| has(1))
 }
 
 /// Whether a directory can take a new name: it is still there, and has none such.
@@ -338,7 +327,7 @@ fn release_number(
     core.raw.set_links(0);
     core.raw.set_mode(0);
     core.raw.set_size(0);
-    core.raw.set_dtime(volume.now().sec as u32);
+    core.raw.set_dtime(volume.now(handle.ctx()).sec as u32);
     volume.store(handle, cell, core, true)?;
     volume.alloc.free_inode(handle, cell.ino, is_dir)
 }
@@ -347,10 +336,15 @@ fn release_number(
 ///
 /// # Errors
 /// `ENOSPC` or the device's.
-pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
+pub fn create_unlinked(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    dir: u32,
+    new: &NewNode<'_>,
+) -> Result<Attr> {
     let new = &grouped(volume, &volume.dir(dir)?.core.read(), new);
-    let _promise = new.acls.each().next().map(|_| volume.promise(1)).transpose()?;
-    let handle = volume.start(NAME_CREDITS)?;
+    let _promise = new.acls.each().next().map(|_| volume.promise_to(ctx, 1)).transpose()?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, new, Room::Free)?;
     let mut core = cell.core.write();
     if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, new) {
@@ -378,7 +372,7 @@ pub(crate) fn make_whiteout(
 ///
 /// # Errors
 /// `EEXIST`, `EMLINK`, `ENOSPC`, the device's, or a corrupt directory.
-pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed> {
+pub fn link(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed> {
     let name = Name::new(volume, name);
     let (cell, parent) = (volume.cell(ino)?, volume.dir(dir)?);
     let mut above = parent.core.write();
@@ -393,8 +387,8 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
     if u32::from(core.raw.links()) >= LINKS_MAX {
         return Err(Errno::EMLINK.into());
     }
-    let _promise = volume.room_for_name(Room::Free, (&parent, &mut above), name, 0)?;
-    let handle = volume.start(NAME_CREDITS)?;
+    let _promise = volume.room_for_name(ctx, Room::Free, (&parent, &mut above), name, 0)?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());
     if let Err(refused) = dir::insert(volume, &handle, &parent, &mut above, name, ino, kind) {
         return Err(name_refused(handle, refused));
@@ -402,9 +396,9 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
     orphan::remove(volume, &cell, &mut core);
     let links = core.raw.links() + 1;
     core.raw.set_links(links);
-    core.raw.set_time(Stamp::Change, volume.now());
+    core.raw.set_time(Stamp::Change, volume.now(handle.ctx()));
     volume.store(&handle, &cell, &mut core, true)?;
-    above.touch(volume.now());
+    above.touch(volume.now(handle.ctx()));
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
@@ -414,7 +408,7 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
 ///
 /// # Errors
 /// `ENOENT`, `EISDIR`, the device's, or a corrupt directory.
-pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+pub fn unlink(ctx: &OpCtx<'_>, volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
@@ -423,10 +417,10 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if core.raw.mode() >> 12 == 4 {
         return Err(Errno::EISDIR.into());
     }
-    let handle = volume.start(NAME_CREDITS)?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;
-    above.touch(volume.now());
+    above.touch(volume.now(handle.ctx()));
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
@@ -439,6 +433,7 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
 /// # Errors
 /// `ENOENT`, `EISDIR`, the device's, or a corrupt directory or tree.
 pub fn unlink_last(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     dir: u32,
     name: &[u8],
@@ -454,17 +449,17 @@ pub fn unlink_last(
         _ if core.raw.links() != 1 => return Ok(None),
         _ => {}
     }
-    let handle = volume.start(NAME_CREDITS + remove_credits(&core))?;
+    let handle = volume.start(ctx, NAME_CREDITS + remove_credits(&core))?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     let is_freed = is_over() && free_with(volume, &handle, &cell, &mut core)?;
     if !is_freed {
         drop_link(volume, &handle, &cell, &mut core)?;
     }
-    above.touch(volume.now());
+    above.touch(volume.now(handle.ctx()));
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
     if volume.traits.ea_inode {
-        values::free_unused(volume)?;
+        values::free_unused(ctx, volume)?;
     }
     Ok(Some(Last { dir: volume.attr(&parent, &above), is_freed }))
 }
@@ -487,7 +482,7 @@ fn free_with(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core)
 ///
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, the device's, or a corrupt directory.
-pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+pub fn rmdir(ctx: &OpCtx<'_>, volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
@@ -499,11 +494,11 @@ pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if !dir::is_empty(volume, &cell, &mut core)? {
         return Err(Errno::ENOTEMPTY.into());
     }
-    let handle = volume.start(NAME_CREDITS)?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;
     add_links(&mut above, -1);
-    above.touch(volume.now());
+    above.touch(volume.now(handle.ctx()));
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
@@ -533,7 +528,7 @@ pub(crate) fn drop_link(
     let is_dir = core.raw.mode() >> 12 == 4;
     let links = if is_dir { 0 } else { core.raw.links().saturating_sub(1) };
     core.raw.set_links(links);
-    core.raw.set_time(Stamp::Change, volume.now());
+    core.raw.set_time(Stamp::Change, volume.now(handle.ctx()));
     if links == 0 {
         orphan::add(volume, cell);
     }
@@ -555,17 +550,17 @@ pub(crate) fn add_links(core: &mut Core, change: i32) {
 ///
 /// # Errors
 /// The device's, or a corrupt tree.
-pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+pub fn free_inode(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
     if extents::has_map(core) && has_blocks {
-        space::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
+        space::remove_blocks(ctx, volume, cell, core, FileBlock(0), 1 << 32)?;
     }
     promised::release(volume, cell, 0, u32::MAX);
-    let handle = volume.start(NAME_CREDITS)?;
+    let handle = volume.start(ctx, NAME_CREDITS)?;
     end_inode(volume, &handle, cell, core)?;
     handle.complete();
     match volume.traits.ea_inode {
-        true => values::free_unused(volume),
+        true => values::free_unused(ctx, volume),
         false => Ok(()),
     }
 }

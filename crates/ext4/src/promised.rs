@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use polylane_base::Errno;
-use polylane_vfs::fs::Blocks;
+use polylane_vfs::OpCtx;
 
 use crate::blockmap;
 use crate::error::{Error, Result};
@@ -107,28 +107,28 @@ impl Promised {
 /// # Errors
 /// `ENOSPC`, `EFBIG`, the device's, or a corrupt tree.
 pub fn reserve(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     (offset, len): (u64, u64),
-    from: Blocks,
 ) -> Result<()> {
-    move_out(volume, cell)?;
+    move_out(ctx, volume, cell)?;
     let gaps = unpromised(volume, cell, offset, len)?;
     if gaps.is_empty() {
         return Ok(());
     }
     if cell.is_mapped {
-        return reserve_mapped(volume, cell, &gaps, from);
+        return reserve_mapped(ctx, volume, cell, &gaps);
     }
     // A write-back of this file may hold its lock for long. Then every block counts as missing:
     // what turns out to be there is given back when it is written.
     if let Some(core) = cell.core.try_read() {
-        return promise(volume, cell, holes(volume, cell, &core, &gaps)?, from);
+        return promise(ctx, volume, cell, holes(volume, cell, &core, &gaps)?);
     }
-    match promise(volume, cell, gaps.clone(), from) {
+    match promise(ctx, volume, cell, gaps.clone()) {
         Err(Error::Errno(Errno::ENOSPC)) => {
             let holes = holes(volume, cell, &cell.core.read(), &gaps)?;
-            promise(volume, cell, holes, from)
+            promise(ctx, volume, cell, holes)
         }
         result => result,
     }
@@ -136,19 +136,25 @@ pub fn reserve(
 
 /// The same for a file with a block map, where a single block may need others that name it: these
 /// are made at once.
-fn reserve_mapped(volume: &Volume, cell: &Cell, gaps: &[Range], from: Blocks) -> Result<()> {
+fn reserve_mapped(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, gaps: &[Range]) -> Result<()> {
     let mut core = cell.core.write();
     let holes = holes(volume, cell, &core, gaps)?;
-    promise(volume, cell, holes.clone(), from)?;
-    let prepared = prepare(volume, cell, &mut core, &holes);
+    promise(ctx, volume, cell, holes.clone())?;
+    let prepared = prepare(ctx, volume, cell, &mut core, &holes);
     if prepared.is_err() {
         holes.iter().for_each(|(start, end)| release(volume, cell, *start, *end));
     }
     prepared
 }
 
-fn prepare(volume: &Volume, cell: &Cell, core: &mut Core, holes: &[Range]) -> Result<()> {
-    holes.iter().try_for_each(|hole| blockmap::prepare(volume, cell, core, *hole))
+fn prepare(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    holes: &[Range],
+) -> Result<()> {
+    holes.iter().try_for_each(|hole| blockmap::prepare(ctx, volume, cell, core, *hole))
 }
 
 /// The same out of `left` promised blocks that are not for any file yet; returns how many it took.
@@ -156,12 +162,13 @@ fn prepare(volume: &Volume, cell: &Cell, core: &mut Core, holes: &[Range]) -> Re
 /// # Errors
 /// `ENOSPC`: they are too few; the others as above.
 pub fn reserve_aside(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     (offset, len): (u64, u64),
     left: u64,
 ) -> Result<u64> {
-    move_out(volume, cell)?;
+    move_out(ctx, volume, cell)?;
     let gaps = unpromised(volume, cell, offset, len)?;
     let missing = match cell.core.try_read() {
         Some(core) => holes(volume, cell, &core, &gaps)?,
@@ -172,7 +179,7 @@ pub fn reserve_aside(
         return Err(Errno::ENOSPC.into());
     }
     if cell.is_mapped {
-        prepare(volume, cell, &mut cell.core.write(), &missing)?;
+        prepare(ctx, volume, cell, &mut cell.core.write(), &missing)?;
     }
     let mut promised = cell.promised.lock();
     missing.into_iter().for_each(|range| promised.insert(range));
@@ -180,9 +187,9 @@ pub fn reserve_aside(
 }
 
 /// Contents of an inode move to a block before more is promised.
-fn move_out(volume: &Volume, cell: &Cell) -> Result<()> {
+fn move_out(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell) -> Result<()> {
     match volume.geometry.inline_data && inline::is(&cell.core.read()) {
-        true => inline::move_out(volume, cell, &mut cell.core.write()),
+        true => inline::move_out(ctx, volume, cell, &mut cell.core.write()),
         false => Ok(()),
     }
 }
@@ -222,15 +229,13 @@ fn holes(volume: &Volume, cell: &Cell, core: &Core, ranges: &[Range]) -> Result<
     Ok(holes)
 }
 
-fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>, from: Blocks) -> Result<()> {
+fn promise(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, ranges: Vec<Range>) -> Result<()> {
     let count = count(&ranges);
     if count == 0 {
         return Ok(());
     }
-    volume.with_space(|| match from {
-        Blocks::Kept => volume.alloc.reserve(count),
-        Blocks::Common => volume.alloc.reserve_common(count),
-    })?;
+    let from = volume.blocks_for(ctx);
+    volume.with_space(|| volume.alloc.reserve(count, from))?;
     let mut promised = cell.promised.lock();
     ranges.into_iter().for_each(|range| promised.insert(range));
     Ok(())

@@ -2,6 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::{Arc, RwLockWriteGuard};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 use crate::dir::{self, Found, Name};
@@ -40,6 +41,7 @@ impl Dirs<'_> {
 /// # Errors
 /// `ENOENT`, `EEXIST`, `ENOTEMPTY`, `ENOSPC`, the device's, or a corrupt directory.
 pub fn rename(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     (from_dir, from): (u32, &[u8]),
     (to_dir, to): (u32, &[u8]),
@@ -50,11 +52,11 @@ pub fn rename(
     let (from, to) = (Name::new(volume, from), Name::new(volume, to));
     let move_ = Move { volume, source: &source, target: &target, from, to, mode, room };
     if from_dir == to_dir {
-        return move_.run(Dirs::One(&mut source.core.write()));
+        return move_.run(ctx, Dirs::One(&mut source.core.write()));
     }
     // The VFS has both directories to itself: the order of these two locks cannot cross another's.
     let (mut left, mut right) = (source.core.write(), target.core.write());
-    move_.run(Dirs::Two(&mut left, &mut right))
+    move_.run(ctx, Dirs::Two(&mut left, &mut right))
 }
 
 /// Credits of a rename: an entry more, an entry less, four inodes, `..`, a whiteout.
@@ -85,7 +87,7 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    fn run(&self, mut dirs: Dirs<'_>) -> Result<Renamed> {
+    fn run(&self, ctx: &OpCtx<'_>, mut dirs: Dirs<'_>) -> Result<Renamed> {
         let volume = self.volume;
         if dirs.to().raw.links() == 0 {
             return Err(Errno::ENOENT.into());
@@ -102,9 +104,9 @@ impl Move<'_> {
             // Names of one inode: the VFS has refused that; here it would wait for its own lock.
             (_, Some((other, _))) if other.ino == cell.ino => Err(Errno::EINVAL.into()),
             (RenameMode::Exchange, Some((other, place))) => {
-                self.exchange(dirs, (&cell, found), (&other, place))
+                self.exchange(ctx, dirs, (&cell, found), (&other, place))
             }
-            (_, existing) => self.replace(dirs, (&cell, found), existing),
+            (_, existing) => self.replace(ctx, dirs, (&cell, found), existing),
         }
     }
 
@@ -123,6 +125,7 @@ impl Move<'_> {
 
     fn replace(
         &self,
+        ctx: &OpCtx<'_>,
         mut dirs: Dirs<'_>,
         (cell, found): (&Cell, Found),
         existing: Option<(Arc<Cell>, Found)>,
@@ -141,9 +144,9 @@ impl Move<'_> {
         }
         let _promise = match existing {
             Some(_) => None,
-            None => volume.room_for_name(self.room, (self.target, dirs.to()), self.to, 0)?,
+            None => volume.room_for_name(ctx, self.room, (self.target, dirs.to()), self.to, 0)?,
         };
-        let handle = volume.start(RENAME_CREDITS)?;
+        let handle = volume.start(ctx, RENAME_CREDITS)?;
         let whiteout = self.whiteout(&handle)?;
         let kind = file_type(core.raw.mode());
         match &existing {
@@ -173,10 +176,10 @@ impl Move<'_> {
             add_links(dirs.from(), -1);
             add_links(dirs.to(), 1);
         }
-        core.raw.set_time(Stamp::Change, volume.now());
+        core.raw.set_time(Stamp::Change, volume.now(ctx));
         volume.store(&handle, cell, &mut core, true)?;
         let node = volume.attr(cell, &core);
-        self.finish(handle, dirs, node, other)
+        self.finish(ctx, handle, dirs, node, other)
     }
 
     /// The whiteout that this rename leaves, if it leaves one. Made first: what lacks an inode for
@@ -220,6 +223,7 @@ impl Move<'_> {
 
     fn exchange(
         &self,
+        ctx: &OpCtx<'_>,
         mut dirs: Dirs<'_>,
         (cell, found): (&Cell, Found),
         (other, place): (&Cell, Found),
@@ -227,7 +231,7 @@ impl Move<'_> {
         let volume = self.volume;
         let (mut core, second) = lock_both(cell, Some(other));
         let mut second = second.ok_or(Errno::EINVAL)?;
-        let handle = volume.start(NAME_CREDITS)?;
+        let handle = volume.start(ctx, NAME_CREDITS)?;
         let (kind, other_kind) = (file_type(core.raw.mode()), file_type(second.raw.mode()));
         let from = dirs.from();
         dir::replace(volume, &handle, self.source, from, found, other.ino, other_kind)?;
@@ -246,23 +250,24 @@ impl Move<'_> {
             }
         }
         for (cell, core) in [(cell, &mut core), (other, &mut second)] {
-            core.raw.set_time(Stamp::Change, volume.now());
+            core.raw.set_time(Stamp::Change, volume.now(ctx));
             volume.store(&handle, cell, core, true)?;
         }
         let (node, swapped) = (volume.attr(cell, &core), volume.attr(other, &second));
-        self.finish(handle, dirs, node, Some(swapped))
+        self.finish(ctx, handle, dirs, node, Some(swapped))
     }
 
     fn finish(
         &self,
+        ctx: &OpCtx<'_>,
         handle: Handle<'_>,
         mut dirs: Dirs<'_>,
         node: polylane_vfs::Attr,
         other: Option<polylane_vfs::Attr>,
     ) -> Result<Renamed> {
         let volume = self.volume;
-        dirs.from().touch(volume.now());
-        dirs.to().touch(volume.now());
+        dirs.from().touch(volume.now(ctx));
+        dirs.to().touch(volume.now(ctx));
         volume.store(&handle, self.source, dirs.from(), true)?;
         volume.store(&handle, self.target, dirs.to(), true)?;
         handle.complete();

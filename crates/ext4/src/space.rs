@@ -4,6 +4,7 @@
 //! orphan meanwhile, so that the next open finishes what a power cut left.
 
 use polylane_base::Errno;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, Piece, SeekFor};
 
 use crate::data::{
@@ -31,6 +32,7 @@ pub(crate) fn remove_credits(core: &Core) -> usize {
 /// # Errors
 /// The device's, no space for a tree node, or a corrupt tree.
 pub fn remove_blocks(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -43,7 +45,7 @@ pub fn remove_blocks(
         // Only a hole in the middle of an extent makes the tree grow.
         let may_grow = to < 1 << 32 && extents::is_tree(core);
         let promise = if may_grow { Some(volume.promise(TREE_BLOCKS)?) } else { None };
-        let handle = volume.start(remove_credits(core))?;
+        let handle = volume.start(ctx, remove_credits(core))?;
         next = extents::remove(volume, &handle, cell, core, at, to)?;
         volume.store(&handle, cell, core, true)?;
         handle.complete();
@@ -53,15 +55,22 @@ pub fn remove_blocks(
 }
 
 /// Stores the inode, after a change of its times or size.
-fn store(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
-    let handle = volume.start(INODE_CREDITS)?;
+fn store(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    let handle = volume.start(ctx, INODE_CREDITS)?;
     volume.store(&handle, cell, core, true)?;
     handle.complete();
     Ok(())
 }
 
 /// Makes bytes `from..to` of a block that is mapped and written read as zeros.
-fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) -> Result<()> {
+fn zero_within(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    from: u64,
+    to: u64,
+) -> Result<()> {
     let block_bytes = volume.io.block_bytes() as u64;
     let at = FileBlock((from / block_bytes) as u32);
     let Mapping::Data(Extent { start, unwritten: false, .. }) =
@@ -72,7 +81,7 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
     let mut data = read_blocks(volume, start, 1)?;
     let base = from - from % block_bytes;
     data[(from - base) as usize..(to - base) as usize].fill(0);
-    write_block(volume, start, data)
+    write_block(ctx, volume, start, data)
 }
 
 /// Changes the size. What lies past a size that is no larger than before is given back, blocks that
@@ -81,40 +90,46 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
 ///
 /// # Errors
 /// `EFBIG`, the device's, or a corrupt tree.
-pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Result<()> {
+pub fn truncate(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    size: u64,
+) -> Result<()> {
     if size > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
-    inline::move_out(volume, cell, core)?;
+    inline::move_out(ctx, volume, cell, core)?;
     let block_bytes = volume.io.block_bytes() as u64;
     let old = core.raw.size();
     if size < old && !size.is_multiple_of(block_bytes) {
-        zero_within(volume, cell, core, size, size.next_multiple_of(block_bytes))?;
+        zero_within(ctx, volume, cell, core, size, size.next_multiple_of(block_bytes))?;
     }
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
-    core.touch(volume.now());
+    core.touch(volume.now(ctx));
     if size > old || !has_blocks {
         promised::release(volume, cell, size.div_ceil(block_bytes) as u32, u32::MAX);
         core.raw.set_size(size);
-        return store(volume, cell, core);
+        return store(ctx, volume, cell, core);
     }
     orphan::add(volume, cell);
     core.raw.set_size(size);
-    cut_tail(volume, cell, core)
+    cut_tail(ctx, volume, cell, core)
 }
 
 /// Removes the blocks past the end of an orphan that has names, which then is none any more.
 ///
 /// # Errors
 /// The device's, or a corrupt tree.
-pub fn cut_tail(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
-    inline::move_out(volume, cell, core)?;
+pub fn cut_tail(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    inline::move_out(ctx, volume, cell, core)?;
     let first = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
-    remove_blocks(volume, cell, core, FileBlock(first as u32), 1 << 32)?;
+    remove_blocks(ctx, volume, cell, core, FileBlock(first as u32), 1 << 32)?;
     if core.raw.links() == 0 {
         return Ok(());
     }
-    let handle = volume.start(INODE_CREDITS)?;
+    let handle = volume.start(ctx, INODE_CREDITS)?;
     orphan::remove(volume, cell, core);
     volume.store(&handle, cell, core, true)?;
     handle.complete();
@@ -127,6 +142,7 @@ pub fn cut_tail(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
 /// `EINVAL` for ranges that cannot be moved, `EFBIG`, `ENOSPC` (what was allocated so far stays),
 /// the device's, or a corrupt tree.
 pub fn fallocate(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
@@ -138,36 +154,43 @@ pub fn fallocate(
     if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
-    inline::move_out(volume, cell, core)?;
+    inline::move_out(ctx, volume, cell, core)?;
     if mode != Fallocate::PunchHole && !extents::is_tree(core) {
         return Err(Errno::EOPNOTSUPP.into());
     }
     let grow = match mode {
         Fallocate::Allocate { keep_size } => {
-            allocate(volume, cell, core, offset, end)?;
+            allocate(ctx, volume, cell, core, offset, end)?;
             !keep_size
         }
         Fallocate::PunchHole => {
-            punch(volume, cell, core, offset, end)?;
+            punch(ctx, volume, cell, core, offset, end)?;
             false
         }
         Fallocate::ZeroRange { keep_size } => {
-            punch(volume, cell, core, offset, end)?;
-            allocate(volume, cell, core, offset, end)?;
+            punch(ctx, volume, cell, core, offset, end)?;
+            allocate(ctx, volume, cell, core, offset, end)?;
             !keep_size
         }
-        Fallocate::CollapseRange => return collapse(volume, cell, core, offset, len),
-        Fallocate::InsertRange => return insert(volume, cell, core, offset, len),
+        Fallocate::CollapseRange => return collapse(ctx, volume, cell, core, offset, len),
+        Fallocate::InsertRange => return insert(ctx, volume, cell, core, offset, len),
     };
     if grow && end > core.raw.size() {
         core.raw.set_size(end);
     }
-    core.touch(volume.now());
-    store(volume, cell, core)
+    core.touch(volume.now(ctx));
+    store(ctx, volume, cell, core)
 }
 
 /// Makes `offset..end` a hole, within the size.
-fn punch(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64) -> Result<()> {
+fn punch(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    offset: u64,
+    end: u64,
+) -> Result<()> {
     let block_bytes = volume.io.block_bytes() as u64;
     let end = end.min(core.raw.size().next_multiple_of(block_bytes));
     if offset >= end {
@@ -175,20 +198,27 @@ fn punch(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64) -
     }
     let (first, last) = (offset.next_multiple_of(block_bytes), end - end % block_bytes);
     if offset < first {
-        zero_within(volume, cell, core, offset, end.min(first))?;
+        zero_within(ctx, volume, cell, core, offset, end.min(first))?;
     }
     if last < end && last >= first {
-        zero_within(volume, cell, core, last, end)?;
+        zero_within(ctx, volume, cell, core, last, end)?;
     }
     if first < last {
         let from = FileBlock((first / block_bytes) as u32);
-        remove_blocks(volume, cell, core, from, last / block_bytes)?;
+        remove_blocks(ctx, volume, cell, core, from, last / block_bytes)?;
     }
     Ok(())
 }
 
 /// Allocates what is missing in `offset..end`, unwritten.
-fn allocate(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64) -> Result<()> {
+fn allocate(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    offset: u64,
+    end: u64,
+) -> Result<()> {
     let block_bytes = volume.io.block_bytes() as u64;
     let end = end.div_ceil(block_bytes);
     let mut at = offset / block_bytes;
@@ -198,7 +228,7 @@ fn allocate(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64
             Mapping::Data(extent) => u64::from(extent.count),
             Mapping::Hole(blocks) => {
                 let want = blocks.min(end - at).min(UNWRITTEN_BLOCKS_MAX.into()) as u32;
-                u64::from(allocate_run(volume, cell, core, first, want)?)
+                u64::from(allocate_run(ctx, volume, cell, core, first, want)?)
             }
         };
     }
@@ -206,16 +236,17 @@ fn allocate(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64
 }
 
 fn allocate_run(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
     first: FileBlock,
     want: u32,
 ) -> Result<u32> {
-    let goal = goal(volume, cell, core, first)?;
+    let (goal, from) = (goal(volume, cell, core, first)?, volume.blocks_for(ctx));
     let promise = volume.promise(TREE_BLOCKS)?;
-    let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
-    let started = volume.start(map_credits(core));
+    let claim = volume.with_space(|| volume.alloc.claim_data(goal, want, from))?;
+    let started = volume.start(ctx, map_credits(core));
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, true)?;
     volume.store(&handle, cell, core, true)?;
     handle.complete();
@@ -225,26 +256,40 @@ fn allocate_run(
 }
 
 /// Takes `offset..offset + len` out of the file; what follows moves up.
-fn collapse(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) -> Result<()> {
+fn collapse(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
     let (first, blocks) = aligned(volume, offset, len)?;
     if offset + len >= core.raw.size() {
         return Err(Errno::EINVAL.into());
     }
     promised::release(volume, cell, first, u32::MAX);
-    remove_blocks(volume, cell, core, FileBlock(first), u64::from(first) + u64::from(blocks))?;
+    remove_blocks(ctx, volume, cell, core, FileBlock(first), u64::from(first) + u64::from(blocks))?;
     let mut next = Some(FileBlock(first + blocks));
     while let Some(from) = next {
-        next = step(volume, cell, core, |handle, core| {
+        next = step(ctx, volume, cell, core, |handle, core| {
             extents::shift_down(volume, handle, cell, core, from, blocks)
         })?;
     }
     core.raw.set_size(core.raw.size() - len);
-    core.touch(volume.now());
-    store(volume, cell, core)
+    core.touch(volume.now(ctx));
+    store(ctx, volume, cell, core)
 }
 
 /// Makes room for `len` bytes at `offset`: a hole; what follows moves down.
-fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) -> Result<()> {
+fn insert(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
     let (first, blocks) = aligned(volume, offset, len)?;
     if offset >= core.raw.size() {
         return Err(Errno::EINVAL.into());
@@ -258,30 +303,31 @@ fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) 
         return Err(Errno::EFBIG.into());
     }
     let from = FileBlock(first);
-    step(volume, cell, core, |handle, core| {
+    step(ctx, volume, cell, core, |handle, core| {
         extents::split_at(volume, handle, cell, core, from)?;
         core.raw.set_size(size);
         Ok(())
     })?;
     let mut next = Some(1 << 32);
     while let Some(upto) = next {
-        next = step(volume, cell, core, |handle, core| {
+        next = step(ctx, volume, cell, core, |handle, core| {
             extents::shift_up(volume, handle, cell, core, (from, upto), blocks)
         })?;
     }
-    core.touch(volume.now());
-    store(volume, cell, core)
+    core.touch(volume.now(ctx));
+    store(ctx, volume, cell, core)
 }
 
 /// One handle's part of a change of the file's tree.
 fn step<T>(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
     change: impl FnOnce(&Handle<'_>, &mut Core) -> Result<T>,
 ) -> Result<T> {
     let promise = volume.promise(TREE_BLOCKS)?;
-    let handle = volume.start(extents::credits(core) + INODE_CREDITS)?;
+    let handle = volume.start(ctx, extents::credits(core) + INODE_CREDITS)?;
     let done = change(&handle, core)?;
     volume.store(&handle, cell, core, true)?;
     handle.complete();

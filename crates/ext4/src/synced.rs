@@ -10,6 +10,7 @@
 //! else is to be saved, they are written in place, durable. Whatever is chosen, a block whose
 //! newest version is in the log is logged again (`journal/logged.rs`).
 
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Source, Syncing};
 
 use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
@@ -28,6 +29,7 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// # Errors
 /// Those of [`data::write()`].
 pub fn write(
+    ctx: &OpCtx<'_>,
     volume: &Volume,
     ino: u32,
     offset: u64,
@@ -38,7 +40,7 @@ pub fn write(
     let mut core = cell.core.write();
     regular(&core)?;
     let way = way(volume, &cell, &core, (offset, source.len()), syncing)?;
-    let written = data::write(volume, &cell, &mut core, offset, source, way);
+    let written = data::write(ctx, volume, &cell, &mut core, offset, source, way);
     written.inspect(|_| volume.note_room())
 }
 

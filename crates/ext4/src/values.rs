@@ -20,6 +20,7 @@ use crate::journal::Handle;
 use crate::ops;
 use crate::orphan;
 use crate::volume::Volume;
+use polylane_vfs::OpCtx;
 
 /// Longest value (`XATTR_SIZE_MAX`).
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -84,8 +85,8 @@ pub fn make(
     raw.set_flags(EA_INODE | EXTENTS);
     raw.set_links(1);
     raw.set_generation(volume.next_generation());
-    raw.set_time(Stamp::Modify, volume.now());
-    raw.set_time(Stamp::Birth, volume.now());
+    raw.set_time(Stamp::Modify, volume.now(handle.ctx()));
+    raw.set_time(Stamp::Birth, volume.now(handle.ctx()));
     raw.set_time(Stamp::Change, Time { sec: 0, nsec: 0 });
     raw.set_value_references(1);
     raw.set_value_sum(sum);
@@ -162,11 +163,11 @@ pub fn release(volume: &Volume, handle: &Handle<'_>, attributes: &[Attribute]) -
 ///
 /// # Errors
 /// The device's, or a corrupt tree.
-pub fn free_unused(volume: &Volume) -> Result<()> {
+pub fn free_unused(ctx: &OpCtx<'_>, volume: &Volume) -> Result<()> {
     while let Some(ino) = next_unused(volume) {
         let cell = volume.orphan_cell(ino)?;
         let mut core = cell.core.write();
-        ops::free_inode(volume, &cell, &mut core)?;
+        ops::free_inode(ctx, volume, &cell, &mut core)?;
     }
     Ok(())
 }

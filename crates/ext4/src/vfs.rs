@@ -3,25 +3,27 @@
 use std::sync::atomic::Ordering;
 
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::flags;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last,
-    Late, NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source,
-    StatFs, Syncing, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
+    NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, Syncing,
+    XattrMode,
 };
 
-use crate::data::{self, INODE_CREDITS, regular};
+use crate::alloc::Blocks;
+use crate::data::{self, regular};
 use crate::dir;
 use crate::error::Result;
-use crate::format::inode::{CLASSIC_BYTES, RawInode, Stamp};
+use crate::format::inode::CLASSIC_BYTES;
 use crate::format::xattr::Attribute;
-use crate::inode::Core;
 use crate::journal::Journal;
 use crate::late;
 use crate::mount::{Ext4, finish_all};
 use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
 use crate::promised;
 use crate::rename::rename;
+use crate::setattr;
 use crate::space;
 use crate::synced;
 use crate::xattr;
@@ -62,52 +64,19 @@ impl Ext4 {
         self.guard(run)
     }
 
-    fn change_xattr(&self, ino: Ino, change: &xattr::Change<'_>) -> polylane_base::Result<Attr> {
+    fn change_xattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        change: &xattr::Change<'_>,
+    ) -> polylane_base::Result<Attr> {
         self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
-            xattr::set(&self.volume, &cell, &mut core, change)?;
+            xattr::set(ctx, &self.volume, &cell, &mut core, change)?;
             Ok(self.volume.attr(&cell, &core))
         })
     }
-
-    fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
-        let cell = self.volume.cell(ino)?;
-        let mut core = cell.core.write();
-        if let Some(size) = set.size {
-            regular(&core)?;
-            space::truncate(&self.volume, &cell, &mut core, size)?;
-        }
-        apply(&mut core, set, self.volume.now());
-        let handle = self.volume.start(INODE_CREDITS)?;
-        self.volume.store(&handle, &cell, &mut core, false)?;
-        handle.complete();
-        Ok(self.volume.attr(&cell, &core))
-    }
-}
-
-fn apply(core: &mut Core, set: &SetAttr, now: polylane_base::Time) {
-    let raw = &mut core.raw;
-    if let Some(perm) = set.perm {
-        raw.set_perm(perm);
-    }
-    if let Some(uid) = set.uid {
-        raw.set_uid(uid.0);
-    }
-    if let Some(gid) = set.gid {
-        raw.set_gid(gid.0);
-    }
-    let stamp = |raw: &mut RawInode, which, time: Option<SetTime>| match time {
-        Some(SetTime::Now) => raw.set_time(which, now),
-        Some(SetTime::At(time)) => raw.set_time(which, time),
-        None => {}
-    };
-    if let Some(flags) = set.flags {
-        raw.set_flags(raw.flags() & !flags::SETTABLE | flags & flags::SETTABLE);
-    }
-    stamp(raw, Stamp::Access, set.atime);
-    stamp(raw, Stamp::Modify, set.mtime);
-    raw.set_time(Stamp::Change, set.ctime.unwrap_or(now));
 }
 
 impl FileSystem for Ext4 {
@@ -123,7 +92,6 @@ impl FileSystem for Ext4 {
             max_links: LINKS_MAX,
             max_dir_links: if self.volume.traits.dir_nlink { u32::MAX } else { LINKS_MAX },
             whole_seconds: usize::from(self.volume.geometry.inode_bytes) == CLASSIC_BYTES,
-            blocks_kept_for: self.volume.traits.kept_for,
             acls: true,
             flags: flags::SETTABLE,
             attributes: flags::ATTRIBUTES | flags::COMPRESSED | flags::ENCRYPTED | flags::VERITY,
@@ -131,10 +99,11 @@ impl FileSystem for Ext4 {
     }
 
     fn root(&self) -> polylane_base::Result<Attr> {
-        self.getattr(Ino(ROOT.into()))
+        let ctx = &OpCtx::service();
+        self.getattr(ctx, Ino(ROOT.into()))
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
+    fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
         self.guard(|| {
             let cell = ops::lookup(&self.volume, number(dir)?, name)?;
             let core = cell.core.read();
@@ -142,7 +111,7 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn getattr(&self, ino: Ino) -> polylane_base::Result<Attr> {
+    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> polylane_base::Result<Attr> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
@@ -150,28 +119,46 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> polylane_base::Result<Attr> {
-        self.changing(|| self.change(number(ino)?, set))
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> polylane_base::Result<Attr> {
+        self.changing(|| setattr::set(ctx, &self.volume, number(ino)?, set))
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> polylane_base::Result<Changed> {
-        self.making(|| ops::create(&self.volume, number(dir)?, name, new, Room::Free))
+    fn create(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> polylane_base::Result<Changed> {
+        self.making(|| ops::create(ctx, &self.volume, number(dir)?, name, new, Room::Free))
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> polylane_base::Result<Attr> {
-        self.making(|| ops::create_unlinked(&self.volume, number(dir)?, new))
+    fn create_unlinked(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        new: &NewNode<'_>,
+    ) -> polylane_base::Result<Attr> {
+        self.making(|| ops::create_unlinked(ctx, &self.volume, number(dir)?, new))
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.making(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
+    fn link(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        dir: Ino,
+        name: &[u8],
+    ) -> polylane_base::Result<Changed> {
+        self.making(|| ops::link(ctx, &self.volume, number(ino)?, number(dir)?, name))
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.changing(|| ops::unlink(&self.volume, number(dir)?, name))
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
+        self.changing(|| ops::unlink(ctx, &self.volume, number(dir)?, name))
     }
 
     fn unlink_last(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         name: &[u8],
         is_over: &mut dyn FnMut() -> bool,
@@ -180,16 +167,17 @@ impl FileSystem for Ext4 {
             if self.leaves_nameless.load(Ordering::SeqCst) {
                 return Ok(None);
             }
-            ops::unlink_last(&self.volume, number(dir)?, name, is_over)
+            ops::unlink_last(ctx, &self.volume, number(dir)?, name, is_over)
         })
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.changing(|| ops::rmdir(&self.volume, number(dir)?, name))
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
+        self.changing(|| ops::rmdir(ctx, &self.volume, number(dir)?, name))
     }
 
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -198,11 +186,11 @@ impl FileSystem for Ext4 {
     ) -> polylane_base::Result<Renamed> {
         self.changing(|| {
             let (from_dir, to_dir) = (number(from_dir)?, number(to_dir)?);
-            rename(&self.volume, (from_dir, from), (to_dir, to), mode, Room::Free)
+            rename(ctx, &self.volume, (from_dir, from), (to_dir, to), mode, Room::Free)
         })
     }
 
-    fn readlink(&self, ino: Ino) -> polylane_base::Result<Vec<u8>> {
+    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> polylane_base::Result<Vec<u8>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
@@ -212,6 +200,7 @@ impl FileSystem for Ext4 {
 
     fn readdir(
         &self,
+        _: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
@@ -220,7 +209,7 @@ impl FileSystem for Ext4 {
             let cell = self.volume.dir(number(dir)?)?;
             let mut core = cell.core.write();
             dir::list(&self.volume, &cell, &mut core, from, &mut |entry| {
-                let kind = kind_of(entry.file_type);
+                let kind = ops::kind_of(entry.file_type);
                 each(DirEntry {
                     ino: Ino(entry.ino.into()),
                     next: entry.next,
@@ -233,6 +222,7 @@ impl FileSystem for Ext4 {
 
     fn read(
         &self,
+        _: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         len: usize,
@@ -248,42 +238,56 @@ impl FileSystem for Ext4 {
 
     fn write(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         source: &mut dyn Source,
     ) -> polylane_base::Result<usize> {
-        self.changing(|| synced::write(&self.volume, number(ino)?, offset, source, None))
+        self.changing(|| synced::write(ctx, &self.volume, number(ino)?, offset, source, None))
     }
 
     fn write_synced(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         source: &mut dyn Source,
         syncing: Syncing,
     ) -> polylane_base::Result<usize> {
-        self.changing(|| synced::write(&self.volume, number(ino)?, offset, source, Some(syncing)))
+        self.changing(|| {
+            synced::write(ctx, &self.volume, number(ino)?, offset, source, Some(syncing))
+        })
     }
 
-    fn write_late(&self, writes: &mut [Late<'_>]) -> Vec<polylane_base::Result<Attr>> {
+    fn write_late(
+        &self,
+        ctx: &OpCtx<'_>,
+        writes: &mut [Late<'_>],
+    ) -> Vec<polylane_base::Result<Attr>> {
         let mut done = Vec::with_capacity(writes.len());
         while let Some(rest) = writes.get_mut(done.len()..).filter(|rest| !rest.is_empty()) {
-            match self.changing(|| late::write(&self.volume, rest)) {
+            match self.changing(|| late::write(ctx, &self.volume, rest)) {
                 Ok(together) if !together.is_empty() => done.extend(together.into_iter().map(Ok)),
                 // By itself, which also tells why.
-                _ => done.push(rest[0].store(self)),
+                _ => done.push(rest[0].store(ctx, self)),
             }
         }
         done
     }
 
-    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> polylane_base::Result<()> {
+    fn reserve(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+    ) -> polylane_base::Result<()> {
         self.making(|| {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
             let cell = self.volume.cell(number(ino)?)?;
-            promised::reserve(&self.volume, &cell, (offset, len), from)
+            promised::reserve(ctx, &self.volume, &cell, (offset, len))
         })
     }
 
@@ -308,7 +312,7 @@ impl FileSystem for Ext4 {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
-            self.volume.with_space(|| self.volume.alloc.reserve_common(count))
+            self.volume.with_space(|| self.volume.alloc.reserve(count, Blocks::Common))
         })
     }
 
@@ -318,6 +322,7 @@ impl FileSystem for Ext4 {
 
     fn reserve_aside(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         len: u64,
@@ -325,12 +330,13 @@ impl FileSystem for Ext4 {
     ) -> polylane_base::Result<u64> {
         self.changing_anyway(|| {
             let cell = self.volume.cell(number(ino)?)?;
-            promised::reserve_aside(&self.volume, &cell, (offset, len), left)
+            promised::reserve_aside(ctx, &self.volume, &cell, (offset, len), left)
         })
     }
 
     fn fallocate(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         mode: Fallocate,
         offset: u64,
@@ -340,12 +346,18 @@ impl FileSystem for Ext4 {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             regular(&core)?;
-            space::fallocate(&self.volume, &cell, &mut core, mode, offset, len)?;
+            space::fallocate(ctx, &self.volume, &cell, &mut core, mode, offset, len)?;
             Ok(self.volume.attr(&cell, &core))
         })
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> polylane_base::Result<u64> {
+    fn seek(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        target: SeekFor,
+    ) -> polylane_base::Result<u64> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
@@ -359,6 +371,7 @@ impl FileSystem for Ext4 {
 
     fn pieces(
         &self,
+        _: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         len: u64,
@@ -377,7 +390,7 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn trim(&self, len_min: u64) -> polylane_base::Result<u64> {
+    fn trim(&self, _: &OpCtx<'_>, len_min: u64) -> polylane_base::Result<u64> {
         self.changing(|| {
             let block_bytes = self.volume.io.block_bytes() as u64;
             let blocks_min = len_min.div_ceil(block_bytes);
@@ -389,7 +402,7 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Vec<u8>> {
+    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> polylane_base::Result<Vec<u8>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
@@ -399,15 +412,16 @@ impl FileSystem for Ext4 {
 
     fn setxattr(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
     ) -> polylane_base::Result<Attr> {
-        self.change_xattr(ino, &xattr::Change { name, value: Some(value), mode, perm: None })
+        self.change_xattr(ctx, ino, &xattr::Change { name, value: Some(value), mode, perm: None })
     }
 
-    fn listxattr(&self, ino: Ino) -> polylane_base::Result<Vec<Vec<u8>>> {
+    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> polylane_base::Result<Vec<Vec<u8>>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
@@ -415,23 +429,24 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
         let mode = XattrMode::Replace;
-        self.change_xattr(ino, &xattr::Change { name, value: None, mode, perm: None })
+        self.change_xattr(ctx, ino, &xattr::Change { name, value: None, mode, perm: None })
     }
 
     fn set_acl(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         kind: AclKind,
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> polylane_base::Result<Attr> {
         let (name, value, mode) = (kind.name(), acl.map(Acl::to_value), XattrMode::Any);
-        self.change_xattr(ino, &xattr::Change { name, value: value.as_deref(), mode, perm })
+        self.change_xattr(ctx, ino, &xattr::Change { name, value: value.as_deref(), mode, perm })
     }
 
-    fn fsync(&self, ino: Ino, data_only: bool) -> polylane_base::Result<()> {
+    fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> polylane_base::Result<()> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             match (&self.volume.journal, cell.changed_in(data_only)) {
@@ -447,7 +462,7 @@ impl FileSystem for Ext4 {
         })
     }
 
-    fn sync(&self) -> polylane_base::Result<()> {
+    fn sync(&self, _: &OpCtx<'_>) -> polylane_base::Result<()> {
         self.guard(|| match &self.volume.journal {
             Some(journal) => {
                 journal.commit(&*self.volume)?;
@@ -458,7 +473,8 @@ impl FileSystem for Ext4 {
     }
 
     fn revive(&self, ino: Ino, generation: Option<u64>) -> polylane_base::Result<Revived> {
-        let attr = self.getattr(ino)?;
+        let ctx = &OpCtx::service();
+        let attr = self.getattr(ctx, ino)?;
         let other = generation.is_some_and(|generation| generation != attr.generation);
         // What a removed directory was in may be another's by now.
         if other || attr.nlink == 0 && attr.kind == Kind::Dir {
@@ -484,7 +500,7 @@ impl FileSystem for Ext4 {
         let _ = self.volume.stop_on(finish_all(&self.volume, nameless, false));
     }
 
-    fn statfs(&self) -> polylane_base::Result<StatFs> {
+    fn statfs(&self, _: &OpCtx<'_>) -> polylane_base::Result<StatFs> {
         let geometry = &self.volume.geometry;
         let freeing = self.volume.journal.as_ref().map_or(0, Journal::freeing);
         let free = self.volume.alloc.available_blocks() + freeing;
@@ -507,7 +523,9 @@ impl FileSystem for Ext4 {
         self.making(|| {
             let alloc = &self.volume.alloc;
             alloc.reserve_inodes(count)?;
-            let blocks = self.volume.with_space(|| alloc.reserve(NAME_SHARE * u64::from(count)));
+            let blocks = self
+                .volume
+                .with_space(|| alloc.reserve(NAME_SHARE * u64::from(count), Blocks::Kept));
             blocks.inspect_err(|_| alloc.unreserve_inodes(count))
         })
     }
@@ -527,22 +545,32 @@ impl FileSystem for Ext4 {
 
     fn create_reserved(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         name: &[u8],
         new: &NewNode<'_>,
     ) -> polylane_base::Result<Changed> {
-        self.changing_anyway(|| ops::create(&self.volume, number(dir)?, name, new, Room::SetAside))
+        self.changing_anyway(|| {
+            ops::create(ctx, &self.volume, number(dir)?, name, new, Room::SetAside)
+        })
     }
 
-    fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> polylane_base::Result<Renamed> {
+    fn rename_reserved(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        from: &[u8],
+        to: &[u8],
+    ) -> polylane_base::Result<Renamed> {
         self.changing_anyway(|| {
             let dir = number(dir)?;
             let mode = RenameMode::Replace;
-            rename(&self.volume, (dir, from), (dir, to), mode, Room::SetAside)
+            rename(ctx, &self.volume, (dir, from), (dir, to), mode, Room::SetAside)
         })
     }
 
     fn forget(&self, ino: Ino) {
+        let ctx = &OpCtx::service();
         // Closing frees what has no name.
         let Some(_change) = self.changes.begin() else { return };
         let forgotten = || -> Result<()> {
@@ -554,24 +582,12 @@ impl FileSystem for Ext4 {
                 promised::release(&self.volume, &cell, 0, u32::MAX);
                 self.volume.inodes.remove(number);
             } else if core.raw.mode() != 0 {
-                ops::free_inode(&self.volume, &cell, &mut core)?;
+                ops::free_inode(ctx, &self.volume, &cell, &mut core)?;
             }
             Ok(())
         };
         // Nobody waits for the answer. A failure has stopped the file system, and the orphan list
         // frees the inode at the next open.
         let _ = self.volume.stop_on(forgotten());
-    }
-}
-
-fn kind_of(file_type: u8) -> Kind {
-    match file_type {
-        2 => Kind::Dir,
-        3 => Kind::Char,
-        4 => Kind::Block,
-        5 => Kind::Fifo,
-        6 => Kind::Socket,
-        7 => Kind::Symlink,
-        _ => Kind::File,
     }
 }

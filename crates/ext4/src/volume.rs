@@ -9,7 +9,7 @@ use polylane_block::Error as DeviceError;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
-use crate::alloc::{Allocator, Claim, Promise};
+use crate::alloc::{Allocator, Blocks, Claim, Promise};
 use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
@@ -25,6 +25,7 @@ use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
 use crate::mount::DataMode;
 use crate::orphan::{self, Orphans};
+use polylane_vfs::OpCtx;
 
 /// What the superblock says about names and new inodes. Constant while open.
 #[derive(Clone, Copy, Debug)]
@@ -150,9 +151,9 @@ impl Volume {
     ///
     /// # Errors
     /// `EROFS` when open for reading only, [`Error::Stopped`] after a failure.
-    pub fn start(&self, credits: usize) -> Result<Handle<'_>> {
+    pub fn start<'a>(&'a self, ctx: &OpCtx<'a>, credits: usize) -> Result<Handle<'a>> {
         match &self.journal {
-            Some(journal) => journal.start(credits),
+            Some(journal) => journal.start(ctx, credits),
             None => Err(Errno::EROFS.into()),
         }
     }
@@ -327,12 +328,29 @@ impl Volume {
         Ok(raw)
     }
 
-    /// Promises `count` free blocks to an operation's metadata. Call without a handle.
+    /// Promises `count` free blocks to the maps of files. Call without a handle.
     ///
     /// # Errors
     /// `ENOSPC`, or the device's.
     pub fn promise(&self, count: u64) -> Result<Promise<'_>> {
-        self.with_space(|| self.alloc.promise(count))
+        self.with_space(|| self.alloc.promise(count, Blocks::Kept))
+    }
+
+    /// Promises `count` free blocks to an operation's names and attributes, of those that it may
+    /// take. Call without a handle.
+    ///
+    /// # Errors
+    /// `ENOSPC`, or the device's.
+    pub fn promise_to(&self, ctx: &OpCtx<'_>, count: u64) -> Result<Promise<'_>> {
+        self.with_space(|| self.alloc.promise(count, self.blocks_for(ctx)))
+    }
+
+    /// Which free blocks an operation may take: as Linux, the superuser's and those of the user and
+    /// group of the superblock.
+    pub fn blocks_for(&self, ctx: &OpCtx<'_>) -> Blocks {
+        let (uid, gid) = self.traits.kept_for;
+        let privileged = ctx.is_root() || ctx.uid() == uid || gid != Gid(0) && ctx.in_group(gid);
+        if privileged { Blocks::Kept } else { Blocks::Common }
     }
 
     /// Runs `attempt`; when space runs out while some is on its way back, commits and tries once
@@ -404,12 +422,12 @@ impl Volume {
     /// A generation for a new inode: differs from its former owners' with all but certainty.
     pub fn next_generation(&self) -> u32 {
         let step = self.generation.fetch_add(0x9e37_79b9, Ordering::Relaxed);
-        step ^ self.now().nsec
+        step ^ self.clock.now().nsec
     }
 
-    /// Now.
-    pub fn now(&self) -> Time {
-        self.clock.now()
+    /// The time of an operation's changes.
+    pub fn now(&self, ctx: &OpCtx<'_>) -> Time {
+        ctx.now(&*self.clock)
     }
 
     /// Turns a failure of the medium or the format into a stop: nothing is written any more but,

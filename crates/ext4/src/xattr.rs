@@ -2,6 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Acls, XattrMode};
 
 use crate::cache::{MetaBlock, Seal};
@@ -102,7 +103,13 @@ pub struct Change<'a> {
 /// # Errors
 /// `EEXIST` or `ENODATA` by the change's mode, as [`known`], `EINVAL` for an access control list
 /// that is none, `ENOSPC`, the device's.
-pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -> Result<()> {
+pub fn set(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    change: &Change<'_>,
+) -> Result<()> {
     let name = change.name;
     known(name)?;
     let mut attributes = all(volume, cell, core)?;
@@ -117,7 +124,7 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
         attributes.push(stored(name, value)?);
     }
     let (mut inside, mut outside) = plan(volume, core.raw.xattr_area().len(), attributes)?;
-    inline::move_out(volume, cell, core)?;
+    inline::move_out(ctx, volume, cell, core)?;
     let moving = |attribute: &&Attribute| attribute.outside.is_some_and(|place| place.ino == 0);
     let moved: Vec<u64> = inside
         .iter()
@@ -127,10 +134,10 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
         .collect();
     let own = u64::from(takes_block(volume, cell, core, &outside)?);
     let blocks = own + moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum::<u64>();
-    let _promise = (blocks > 0).then(|| volume.promise(blocks)).transpose()?;
+    let _promise = (blocks > 0).then(|| volume.promise_to(ctx, blocks)).transpose()?;
     let kept = shared_values(volume, cell, core)?;
     volume.alloc.reserve_inodes(moved.len() as u32)?;
-    let handle = volume.start(NAME_CREDITS + 2 * blocks as usize + 2 * kept.len());
+    let handle = volume.start(ctx, NAME_CREDITS + 2 * blocks as usize + 2 * kept.len());
     let handle = handle.inspect_err(|_| volume.alloc.unreserve_inodes(moved.len() as u32))?;
     for attribute in inside.iter_mut().chain(&mut outside) {
         if attribute.outside.is_some_and(|place| place.ino == 0) {
@@ -157,10 +164,10 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     if let Some(perm) = change.perm {
         core.raw.set_perm(perm);
     }
-    core.raw.set_time(Stamp::Change, volume.now());
+    core.raw.set_time(Stamp::Change, volume.now(ctx));
     volume.store(&handle, cell, core, true)?;
     handle.complete();
-    values::free_unused(volume)
+    values::free_unused(ctx, volume)
 }
 
 /// Where attributes go: into the inode, into the block, and the largest values, where the image has

@@ -11,7 +11,7 @@ use polylane_ext4::Ext4;
 use polylane_testkit::acl::{self, NOBODY};
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{Acl, AclKind, Acls, FileSystem, Kind, NewNode, SetAttr, XattrMode};
-use polylane_vfs::{Create, Cred, Vfs};
+use polylane_vfs::{Create, Cred, OpCtx, Vfs};
 
 const ROOT: Ino = Ino(2);
 const ACCESS: &[u8] = AclKind::Access.name();
@@ -58,37 +58,48 @@ fn lists_of_every_length_are_inherited_and_freed() {
             for users in lengths {
                 let own = acl(users);
                 let acls = Acls { access: Some(&own), default: None };
-                fs.create(ROOT, &name(users), &node(Kind::File, acls)).unwrap();
+                fs.create(&OpCtx::service(), ROOT, &name(users), &node(Kind::File, acls)).unwrap();
             }
             let default = acl(200);
             let acls = Acls { access: Some(&default), default: Some(&default) };
-            fs.create(ROOT, b"dir", &node(Kind::Dir, acls)).unwrap();
-            fs.create(ROOT, b"pipe", &node(Kind::Fifo, Acls { default: None, ..acls })).unwrap();
-            let gone = fs.create_unlinked(ROOT, &node(Kind::File, acls)).unwrap();
+            fs.create(&OpCtx::service(), ROOT, b"dir", &node(Kind::Dir, acls)).unwrap();
+            fs.create(
+                &OpCtx::service(),
+                ROOT,
+                b"pipe",
+                &node(Kind::Fifo, Acls { default: None, ..acls }),
+            )
+            .unwrap();
+            let gone =
+                fs.create_unlinked(&OpCtx::service(), ROOT, &node(Kind::File, acls)).unwrap();
             fs.forget(gone.ino);
         };
         let free = std::cell::Cell::new(0);
         let check = |fs: &Arc<Ext4>| {
             for users in lengths {
-                let attr = fs.lookup(ROOT, &name(users)).unwrap();
-                assert_eq!(fs.getxattr(attr.ino, ACCESS), Ok(value(users)), "{users}");
+                let attr = fs.lookup(&OpCtx::service(), ROOT, &name(users)).unwrap();
+                assert_eq!(
+                    fs.getxattr(&OpCtx::service(), attr.ino, ACCESS),
+                    Ok(value(users)),
+                    "{users}"
+                );
             }
-            let dir = fs.lookup(ROOT, b"dir").unwrap().ino;
+            let dir = fs.lookup(&OpCtx::service(), ROOT, b"dir").unwrap().ino;
             for kind in [AclKind::Access, AclKind::Default] {
-                assert_eq!(fs.getxattr(dir, kind.name()), Ok(value(200)));
+                assert_eq!(fs.getxattr(&OpCtx::service(), dir, kind.name()), Ok(value(200)));
             }
             for users in lengths {
-                let gone = fs.unlink(ROOT, &name(users)).unwrap().node;
+                let gone = fs.unlink(&OpCtx::service(), ROOT, &name(users)).unwrap().node;
                 fs.forget(gone.ino);
             }
-            fs.forget(fs.unlink(ROOT, b"pipe").unwrap().node.ino);
-            fs.forget(fs.rmdir(ROOT, b"dir").unwrap().node.ino);
-            fs.sync().unwrap();
-            free.set(fs.statfs().unwrap().bfree);
+            fs.forget(fs.unlink(&OpCtx::service(), ROOT, b"pipe").unwrap().node.ino);
+            fs.forget(fs.rmdir(&OpCtx::service(), ROOT, b"dir").unwrap().node.ino);
+            fs.sync(&OpCtx::service()).unwrap();
+            free.set(fs.statfs(&OpCtx::service()).unwrap().bfree);
         };
         let whole = std::cell::Cell::new(0);
         let count_and_make = |fs: &Arc<Ext4>| {
-            whole.set(fs.statfs().unwrap().bfree);
+            whole.set(fs.statfs(&OpCtx::service()).unwrap().bfree);
             make(fs);
         };
         on_image(args, count_and_make, check);
@@ -102,24 +113,31 @@ fn what_has_no_room_for_its_lists_is_not_made() {
         return;
     }
     let refuse = |fs: &Arc<Ext4>| {
-        let free = fs.statfs().unwrap();
+        let free = fs.statfs(&OpCtx::service()).unwrap();
         // Each fits into a block, but not both.
         let long = acl(400);
         let acls = Acls { access: Some(&long), default: Some(&long) };
-        let made = fs.create(ROOT, b"dir", &node(Kind::Dir, acls));
+        let made = fs.create(&OpCtx::service(), ROOT, b"dir", &node(Kind::Dir, acls));
         assert_eq!(made.err(), Some(Errno::ENOSPC));
         let longer = acl(600);
         let acls = Acls { access: Some(&longer), default: None };
-        assert_eq!(fs.create_unlinked(ROOT, &node(Kind::File, acls)).err(), Some(Errno::ENOSPC));
-        assert_eq!(fs.lookup(ROOT, b"dir").err(), Some(Errno::ENOENT));
-        let file = fs.create(ROOT, b"file", &node(Kind::File, Acls::NONE)).unwrap().node.ino;
-        let set = fs.set_acl(file, AclKind::Access, Some(&longer), Some(0o600));
+        assert_eq!(
+            fs.create_unlinked(&OpCtx::service(), ROOT, &node(Kind::File, acls)).err(),
+            Some(Errno::ENOSPC)
+        );
+        assert_eq!(fs.lookup(&OpCtx::service(), ROOT, b"dir").err(), Some(Errno::ENOENT));
+        let file = fs
+            .create(&OpCtx::service(), ROOT, b"file", &node(Kind::File, Acls::NONE))
+            .unwrap()
+            .node
+            .ino;
+        let set = fs.set_acl(&OpCtx::service(), file, AclKind::Access, Some(&longer), Some(0o600));
         assert_eq!(set.err(), Some(Errno::ENOSPC));
-        assert_eq!(fs.getattr(file).unwrap().perm, 0o660);
-        assert_eq!(fs.getxattr(file, ACCESS), Err(Errno::ENODATA));
-        fs.forget(fs.unlink(ROOT, b"file").unwrap().node.ino);
-        fs.sync().unwrap();
-        let now = fs.statfs().unwrap();
+        assert_eq!(fs.getattr(&OpCtx::service(), file).unwrap().perm, 0o660);
+        assert_eq!(fs.getxattr(&OpCtx::service(), file, ACCESS), Err(Errno::ENODATA));
+        fs.forget(fs.unlink(&OpCtx::service(), ROOT, b"file").unwrap().node.ino);
+        fs.sync(&OpCtx::service()).unwrap();
+        let now = fs.statfs(&OpCtx::service()).unwrap();
         assert_eq!((now.bfree, now.ffree), (free.bfree, free.ffree));
     };
     on_image(common::LANE, refuse, |_| ());
@@ -136,35 +154,37 @@ fn a_list_that_is_none_forbids() {
     let store = |fs: &Arc<Ext4>| {
         for kind in [Kind::File, Kind::Dir] {
             let name: &[u8] = if kind == Kind::Dir { b"dir" } else { b"file" };
-            let ino = fs.create(ROOT, name, &node(kind, Acls::NONE)).unwrap().node.ino;
+            let ino =
+                fs.create(&OpCtx::service(), ROOT, name, &node(kind, Acls::NONE)).unwrap().node.ino;
             let perm = Some(0o775);
-            fs.setattr(ino, &SetAttr { perm, ..SetAttr::default() }).unwrap();
-            fs.setxattr(ino, ACCESS, &cut, XattrMode::Any).unwrap();
+            fs.setattr(&OpCtx::service(), ino, &SetAttr { perm, ..SetAttr::default() }).unwrap();
+            fs.setxattr(&OpCtx::service(), ino, ACCESS, &cut, XattrMode::Any).unwrap();
         }
-        let dir = fs.lookup(ROOT, b"dir").unwrap().ino;
-        fs.setxattr(dir, AclKind::Default.name(), &cut, XattrMode::Any).unwrap();
+        let dir = fs.lookup(&OpCtx::service(), ROOT, b"dir").unwrap().ino;
+        fs.setxattr(&OpCtx::service(), dir, AclKind::Default.name(), &cut, XattrMode::Any).unwrap();
     };
     let judge = |fs: &Arc<Ext4>| {
         let vfs = Vfs::new(fs.clone(), small_options(Arc::new(TestClock::default()), 1 << 20));
         let vfs = vfs.unwrap();
-        let find = |name: &[u8]| vfs.resolve(&Cred::root(), &vfs.root(), name, true).ok().unwrap();
+        let find =
+            |name: &[u8]| vfs.resolve(&OpCtx::service(), &vfs.root(), name, true).ok().unwrap();
         let of = |uid| Cred { uid: Uid(uid), gid: Gid(9), ..Cred::root() };
         for name in [&b"file"[..], b"dir"] {
             let node = find(name);
-            assert_eq!(vfs.access(&of(7), &node, 4), Err(Errno::EIO));
-            assert_eq!(vfs.access(&of(1), &node, 7), Ok(()));
-            assert_eq!(vfs.access(&Cred::root(), &node, 7), Ok(()));
-            assert_eq!(vfs.getxattr(&of(1), &node, ACCESS), Err(Errno::EIO));
+            assert_eq!(vfs.access(&OpCtx::as_user(&of(7)), &node, 4), Err(Errno::EIO));
+            assert_eq!(vfs.access(&OpCtx::as_user(&of(1)), &node, 7), Ok(()));
+            assert_eq!(vfs.access(&OpCtx::service(), &node, 7), Ok(()));
+            assert_eq!(vfs.getxattr(&OpCtx::as_user(&of(1)), &node, ACCESS), Err(Errno::EIO));
             let set = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-            assert_eq!(vfs.setattr(&of(1), &node, &set).err(), Some(Errno::EIO));
+            assert_eq!(vfs.setattr(&OpCtx::as_user(&of(1)), &node, &set).err(), Some(Errno::EIO));
         }
         let dir = find(b"dir");
         let new = Create { kind: Kind::File, perm: 0o644, umask: 0, rdev: 0, target: b"" };
-        assert_eq!(vfs.create(&of(1), &dir, b"new", &new).err(), Some(Errno::EIO));
-        assert_eq!(vfs.removexattr(&of(1), &dir, AclKind::Default.name()), Ok(()));
-        assert_eq!(vfs.create(&of(1), &dir, b"new", &new).err(), None);
-        assert_eq!(vfs.removexattr(&of(1), &dir, ACCESS), Ok(()));
-        assert_eq!(vfs.access(&of(7), &dir, 5), Ok(()));
+        assert_eq!(vfs.create(&OpCtx::as_user(&of(1)), &dir, b"new", &new).err(), Some(Errno::EIO));
+        assert_eq!(vfs.removexattr(&OpCtx::as_user(&of(1)), &dir, AclKind::Default.name()), Ok(()));
+        assert_eq!(vfs.create(&OpCtx::as_user(&of(1)), &dir, b"new", &new).err(), None);
+        assert_eq!(vfs.removexattr(&OpCtx::as_user(&of(1)), &dir, ACCESS), Ok(()));
+        assert_eq!(vfs.access(&OpCtx::as_user(&of(7)), &dir, 5), Ok(()));
     };
     on_image(common::LANE, store, judge);
 }

@@ -14,7 +14,7 @@ use polylane_base::rng::Rng;
 use polylane_ext4::Ext4;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{Kind, SetAttr};
-use polylane_vfs::{Create, Cred, Node, PathError, Vfs};
+use polylane_vfs::{Create, Cred, Node, OpCtx, PathError, Vfs};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 8;
@@ -54,22 +54,23 @@ impl Unpacker {
         let name = format!("file-{}", self.rng.below(30)).into_bytes();
         let beside = [&name[..], b".new"].concat();
         let content = Content(self.rng.below(256) as u8, 1 + self.rng.below(40_000) as usize);
-        let file = vfs.open_path(&cred, dir, &beside, O_RDWR | O_CREAT, 0o600, 0)?;
-        file.write(&cred, Some(0), &mut &vec![content.0; content.1][..])?;
+        let file =
+            vfs.open_path(&OpCtx::as_user(&cred), dir, &beside, O_RDWR | O_CREAT, 0o600, 0)?;
+        file.write(&OpCtx::as_user(&cred), Some(0), &mut &vec![content.0; content.1][..])?;
         let set = SetAttr { perm: Some(0o644), ..SetAttr::default() };
-        vfs.setattr(&cred, file.node(), &set)?;
+        vfs.setattr(&OpCtx::as_user(&cred), file.node(), &set)?;
         if self.rng.percent(25) {
             drop(file);
-            return Ok(vfs.unlink(&cred, dir, &beside)?);
+            return Ok(vfs.unlink(&OpCtx::as_user(&cred), dir, &beside)?);
         }
         let sync = self.rng.percent(40);
         if sync {
-            file.fsync(false)?;
+            file.fsync(&OpCtx::service(), false)?;
         }
         self.synced.remove(&name);
-        vfs.rename(&cred, dir, &beside, dir, &name, 0)?;
+        vfs.rename(&OpCtx::as_user(&cred), dir, &beside, dir, &name, 0)?;
         if sync {
-            vfs.open(&cred, dir, 0)?.fsync(false)?;
+            vfs.open(&OpCtx::as_user(&cred), dir, 0)?.fsync(&OpCtx::service(), false)?;
             self.synced.insert(name, content);
         }
         Ok(())
@@ -77,10 +78,10 @@ impl Unpacker {
 }
 
 fn content_of(vfs: &Vfs, dir: &Node, name: &[u8]) -> Option<Content> {
-    let node = vfs.lookup(&Cred::root(), dir, name).ok()?;
-    let file = vfs.open(&Cred::root(), &node, O_RDWR).expect("opens");
+    let node = vfs.lookup(&OpCtx::service(), dir, name).ok()?;
+    let file = vfs.open(&OpCtx::service(), &node, O_RDWR).expect("opens");
     let mut bytes = vec![0; 50_000];
-    let count = file.read(0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+    let count = file.read(&OpCtx::service(), 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
     let first = *bytes.first()?;
     bytes[..count].iter().all(|byte| *byte == first).then_some(Content(first, count))
 }
@@ -109,7 +110,7 @@ fn close_under_load(image: &[u8], round: u64) {
     let start = |thread: u64| {
         let (vfs, steps) = (vfs.clone(), steps.clone());
         let name = format!("package{thread}").into_bytes();
-        let dir = vfs.create(&Cred::root(), &vfs.root(), &name, &DIR).expect("made");
+        let dir = vfs.create(&OpCtx::service(), &vfs.root(), &name, &DIR).expect("made");
         let rng = Rng::new(round * 100 + thread);
         let unpacker = Unpacker { vfs, dir, rng, synced: BTreeMap::new() };
         (name, std::thread::spawn(move || unpacker.run(&steps)))
@@ -121,7 +122,7 @@ fn close_under_load(image: &[u8], round: u64) {
         std::thread::sleep(Duration::from_micros(50));
     }
     // The order of a service's end, in which some thread has not let go yet.
-    vfs.sync().expect("syncs");
+    vfs.sync(&OpCtx::service()).expect("syncs");
     fs.close().expect("closes");
     let closed = Instant::now();
     while threads.iter().any(|(_, thread)| !thread.is_finished()) {
@@ -139,13 +140,13 @@ fn close_under_load(image: &[u8], round: u64) {
     assert_eq!(fs.recovered.transactions, 0, "round {round}: not closed cleanly");
     let vfs = vfs_on(&fs);
     for (dir, synced) in all {
-        let dir = vfs.lookup(&Cred::root(), &vfs.root(), &dir).expect("is there");
+        let dir = vfs.lookup(&OpCtx::service(), &vfs.root(), &dir).expect("is there");
         for (name, content) in synced {
             let found = content_of(&vfs, &dir, &name);
             assert_eq!(found, Some(content), "round {round}: {}", String::from_utf8_lossy(&name));
         }
     }
-    vfs.sync().expect("syncs");
+    vfs.sync(&OpCtx::service()).expect("syncs");
     drop(vfs);
     fs.close().expect("closes");
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::{self, Can};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::FileSystem;
 
 fn conforms(mib: u64, args: &[&str]) {
@@ -56,7 +57,7 @@ fn an_image_with_checksums_of_groups_alone_conforms() {
 /// The suite wants an empty root.
 fn empty(fs: &Ext4) {
     let root = fs.root().expect("root").ino;
-    let gone = fs.rmdir(root, b"lost+found").expect("is there and empty");
+    let gone = fs.rmdir(&OpCtx::service(), root, b"lost+found").expect("is there and empty");
     fs.forget(gone.node.ino);
 }
 

@@ -13,6 +13,7 @@ use common::author::{Kind, Part, Transaction, write};
 use polylane_base::TestClock;
 use polylane_ext4::format::journal::{CSUM_V2, CSUM_V3};
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_vfs::OpCtx;
 use tempfile::NamedTempFile;
 
 /// A block that no file has.
@@ -200,7 +201,8 @@ fn the_geometry_is_read_after_replay() {
         write(small.path(), CSUM_V3, &[all]);
         let device = common::load(&std::fs::read(small.path()).expect("readable"));
         let fs = common::open(&device);
-        let total = polylane_vfs::fs::FileSystem::statfs(&*fs).expect("totals").blocks;
+        let total =
+            polylane_vfs::fs::FileSystem::statfs(&*fs, &OpCtx::service()).expect("totals").blocks;
         assert!(total > 2 * old_end, "{is_behind_home}: {total} blocks");
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None, "{is_behind_home}");

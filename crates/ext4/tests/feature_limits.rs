@@ -13,8 +13,9 @@ use polylane_block::ram::RamDevice;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{
-    Blocks, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+    Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
+use polylane_vfs::{Cred, OpCtx};
 use tempfile::NamedTempFile;
 
 fn debugfs(image: &Path, requests: &[&str]) -> String {
@@ -41,13 +42,13 @@ fn a_symbolic_link_is_shorter_than_a_block() {
             let target = vec![b't'; size];
             let make = |name: &[u8], len: usize| {
                 let link = NewNode { target: &target[..len], ..node(Kind::Symlink, 0o777) };
-                fs.create(root(fs), name, &link).map(|made| made.node.ino)
+                fs.create(&OpCtx::service(), root(fs), name, &link).map(|made| made.node.ino)
             };
-            let before = fs.statfs().expect("totals");
+            let before = fs.statfs(&OpCtx::service()).expect("totals");
             assert_eq!(make(b"long", size), Err(Errno::ENAMETOOLONG));
-            assert_eq!(fs.statfs().expect("totals"), before);
+            assert_eq!(fs.statfs(&OpCtx::service()).expect("totals"), before);
             let made = make(b"longest", size - 1).expect("its NUL has room");
-            assert_eq!(fs.readlink(made), Ok(target[..size - 1].to_vec()));
+            assert_eq!(fs.readlink(&OpCtx::service(), made), Ok(target[..size - 1].to_vec()));
         });
     }
 }
@@ -63,15 +64,16 @@ fn a_full_index_refuses_names_and_the_rest_goes_on() {
         // Each name goes to a node of its own: until one of five finds its node full.
         let (mut made, mut lately) = (0, 0);
         while lately < 20 && made < 60_000 {
-            let linked = fs.link(file, dir, name('a', made).as_bytes());
+            let linked = fs.link(&OpCtx::service(), file, dir, name('a', made).as_bytes());
             made += 1;
             lately = if made % 100 == 0 { 0 } else { lately } + u32::from(linked.is_err());
         }
         assert!(lately == 20 && made > 10_000, "{made}");
         let rename = |new: &[u8], mode| {
-            let moved = fs.rename(root(fs), b"file", dir, new, mode).map(drop);
+            let moved = fs.rename(&OpCtx::service(), root(fs), b"file", dir, new, mode).map(drop);
             if moved.is_ok() {
-                let back = fs.rename(dir, new, root(fs), b"file", RenameMode::Replace);
+                let back =
+                    fs.rename(&OpCtx::service(), dir, new, root(fs), b"file", RenameMode::Replace);
                 back.expect("its old name has room");
             }
             moved
@@ -82,10 +84,10 @@ fn a_full_index_refuses_names_and_the_rest_goes_on() {
                 break;
             }
             let names = ['b', 'c', 'd', 'e', 'f'].map(|kind| name(kind, n).into_bytes());
-            let inodes = fs.statfs().expect("totals").ffree;
+            let inodes = fs.statfs(&OpCtx::service()).expect("totals").ffree;
             let tries = [
-                fs.link(file, dir, &names[0]).map(drop),
-                fs.create(dir, &names[1], &node(Kind::Dir, 0o700)).map(drop),
+                fs.link(&OpCtx::service(), file, dir, &names[0]).map(drop),
+                fs.create(&OpCtx::service(), dir, &names[1], &node(Kind::Dir, 0o700)).map(drop),
                 rename(&names[2], RenameMode::Replace),
                 rename(&names[3], RenameMode::NoReplace),
                 rename(&names[4], RenameMode::Whiteout),
@@ -95,12 +97,12 @@ fn a_full_index_refuses_names_and_the_rest_goes_on() {
                 *refused += u32::from(tried.is_err());
             }
             if tries.iter().all(Result::is_err) {
-                assert_eq!(fs.statfs().expect("totals").ffree, inodes);
+                assert_eq!(fs.statfs(&OpCtx::service()).expect("totals").ffree, inodes);
             }
         }
         assert!(refused.iter().all(|count| *count > 0), "{refused:?}");
         create(fs, root(fs), "elsewhere", Kind::File);
-        assert!(fs.lookup(dir, name('a', 0).as_bytes()).is_ok());
+        assert!(fs.lookup(&OpCtx::service(), dir, name('a', 0).as_bytes()).is_ok());
     });
 }
 
@@ -111,16 +113,18 @@ fn a_whiteout_without_an_inode_changes_nothing() {
         let mut made = 0;
         let full = loop {
             let name = format!("f{made}");
-            match fs.create(root(fs), name.as_bytes(), &node(Kind::File, 0o600)) {
+            match fs.create(&OpCtx::service(), root(fs), name.as_bytes(), &node(Kind::File, 0o600))
+            {
                 Ok(_) => made += 1,
                 Err(errno) => break errno,
             }
         };
         assert_eq!(full, Errno::ENOSPC);
-        let moved = fs.rename(root(fs), b"f0", root(fs), b"new", RenameMode::Whiteout);
+        let moved =
+            fs.rename(&OpCtx::service(), root(fs), b"f0", root(fs), b"new", RenameMode::Whiteout);
         assert_eq!(moved.unwrap_err(), Errno::ENOSPC);
-        assert!(fs.lookup(root(fs), b"f0").is_ok());
-        assert_eq!(fs.lookup(root(fs), b"new").unwrap_err(), Errno::ENOENT);
+        assert!(fs.lookup(&OpCtx::service(), root(fs), b"f0").is_ok());
+        assert_eq!(fs.lookup(&OpCtx::service(), root(fs), b"new").unwrap_err(), Errno::ENOENT);
     });
 }
 
@@ -134,10 +138,11 @@ fn a_linear_directory_has_65000_links_and_no_more() {
         let args = ["-t", "ext4", "-O", features];
         let device = edited(&args, &["mkdir full", "mkdir other", "sif full links_count 65000"]);
         let fs = common::open(&device);
-        let full = fs.lookup(root(&fs), b"full").expect("there").ino;
-        let made = fs.create(full, b"one more", &node(Kind::Dir, 0o700));
+        let full = fs.lookup(&OpCtx::service(), root(&fs), b"full").expect("there").ino;
+        let made = fs.create(&OpCtx::service(), full, b"one more", &node(Kind::Dir, 0o700));
         assert_eq!(made.unwrap_err(), expected, "{features}");
-        let moved = fs.rename(root(&fs), b"other", full, b"other", RenameMode::Replace);
+        let moved =
+            fs.rename(&OpCtx::service(), root(&fs), b"other", full, b"other", RenameMode::Replace);
         assert_eq!(moved.unwrap_err(), expected, "{features}");
         assert_eq!(fs.stopped_by(), None);
         let told = fs.character().max_dir_links > 65_000;
@@ -150,14 +155,14 @@ fn the_first_file_past_two_gib_says_so() {
     let ways: [fn(&Ext4, Ino); 3] = [
         |fs, file| {
             let set = SetAttr { size: Some(3 << 30), ..SetAttr::default() };
-            fs.setattr(file, &set).expect("longer");
+            fs.setattr(&OpCtx::service(), file, &set).expect("longer");
         },
         |fs, file| {
-            fs.write(file, (2 << 30) - 4, &mut &[1; 8][..]).expect("room");
+            fs.write(&OpCtx::service(), file, (2 << 30) - 4, &mut &[1; 8][..]).expect("room");
         },
         |fs, file| {
             let mode = Fallocate::Allocate { keep_size: false };
-            fs.fallocate(file, mode, 2 << 30, 4096).expect("room");
+            fs.fallocate(&OpCtx::service(), file, mode, 2 << 30, 4096).expect("room");
         },
     ];
     for way in ways {
@@ -175,45 +180,114 @@ fn without_huge_file_two_tib_are_the_end() {
             let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
             assert_eq!(fs.character().max_file_size, most);
             for past in [most + 1, 3 << 40, 1 << 50] {
-                assert_eq!(fs.setattr(file, &size(past)).unwrap_err(), Errno::EFBIG);
-                assert_eq!(fs.write(file, past, &mut &[1][..]).unwrap_err(), Errno::EFBIG);
+                assert_eq!(
+                    fs.setattr(&OpCtx::service(), file, &size(past)).unwrap_err(),
+                    Errno::EFBIG
+                );
+                assert_eq!(
+                    fs.write(&OpCtx::service(), file, past, &mut &[1][..]).unwrap_err(),
+                    Errno::EFBIG
+                );
                 let mode = Fallocate::Allocate { keep_size: true };
-                assert_eq!(fs.fallocate(file, mode, past, 1).unwrap_err(), Errno::EFBIG);
-                assert_eq!(fs.reserve(file, past, 1, Blocks::Kept), Err(Errno::EFBIG));
+                assert_eq!(
+                    fs.fallocate(&OpCtx::service(), file, mode, past, 1).unwrap_err(),
+                    Errno::EFBIG
+                );
+                assert_eq!(fs.reserve(&OpCtx::service(), file, past, 1), Err(Errno::EFBIG));
             }
-            fs.setattr(file, &size(most)).expect("as long as can be");
-            fs.write(file, most - 1, &mut &[1][..]).expect("its last byte");
+            fs.setattr(&OpCtx::service(), file, &size(most)).expect("as long as can be");
+            fs.write(&OpCtx::service(), file, most - 1, &mut &[1][..]).expect("its last byte");
         });
     }
 }
 
-/// What is kept for privileged users is not given to others.
+/// What an operation asks of the file system at a full disk: whether it was given a block.
+type Ask = fn(&Ext4, &OpCtx<'_>, Ino) -> Result<(), Errno>;
+
+/// What takes a block, each in a directory of its own whose only block has no room for a long name.
+const ASKS: [(&str, Ask); 7] = [
+    ("reserve", |fs, ctx, dir| fs.reserve(ctx, find(fs, dir, "own"), 0, 4096)),
+    ("fallocate", |fs, ctx, dir| {
+        let mode = Fallocate::Allocate { keep_size: false };
+        fs.fallocate(ctx, find(fs, dir, "own"), mode, 0, 4096).map(drop)
+    }),
+    ("mkdir", |fs, ctx, dir| fs.create(ctx, dir, b"d", &node(Kind::Dir, 0o700)).map(drop)),
+    ("symlink", |fs, ctx, dir| {
+        let link = NewNode { target: &[b't'; 80], ..node(Kind::Symlink, 0o777) };
+        fs.create(ctx, dir, b"s", &link).map(drop)
+    }),
+    ("link", |fs, ctx, dir| fs.link(ctx, find(fs, dir, "own"), dir, &[b'l'; 250]).map(drop)),
+    ("rename", |fs, ctx, dir| {
+        fs.rename(ctx, dir, b"own", dir, &[b'r'; 250], RenameMode::Replace).map(drop)
+    }),
+    ("setxattr", |fs, ctx, dir| {
+        fs.setxattr(ctx, find(fs, dir, "own"), b"user.a", &[1; 2000], XattrMode::Any).map(drop)
+    }),
+];
+
+fn find(fs: &Ext4, dir: Ino, name: &str) -> Ino {
+    fs.lookup(&OpCtx::service(), dir, name.as_bytes()).expect("there").ino
+}
+
+/// A directory with the file `own`, and no room for a name of 250 bytes.
+fn full_dir(fs: &Ext4, name: &str) -> Ino {
+    let dir = create(fs, root(fs), name, Kind::Dir);
+    create(fs, dir, "own", Kind::File);
+    let mut nth = 0;
+    while fs.getattr(&OpCtx::service(), dir).expect("there").size == 4096 {
+        create(fs, dir, &format!("{nth:0240}"), Kind::File);
+        nth += 1;
+    }
+    // The last one took a second block, which has room for as many as the first.
+    for more in 2..nth {
+        create(fs, dir, &format!("{:0240}", 100 + more), Kind::File);
+    }
+    assert_eq!(fs.getattr(&OpCtx::service(), dir).expect("there").size, 8192);
+    dir
+}
+
+/// A user without groups.
+fn user(uid: u32) -> Cred {
+    Cred { uid: Uid(uid), gid: Gid(uid), ..Cred::root() }
+}
+
+/// What is kept for privileged users, root and the superblock's, is given to nobody else, whatever
+/// is asked.
 #[test]
 fn kept_blocks_are_for_privileged_users() {
-    let args = ["-t", "ext4", "-b", "4096", "-m", "20"];
-    let wanted = 24 << 20;
-    on(32, &args, |fs| {
-        let file = create(fs, root(fs), "file", Kind::File);
-        assert_eq!(fs.reserve(file, 0, wanted, Blocks::Common), Err(Errno::ENOSPC));
-        assert_eq!(fs.reserve(file, 0, wanted, Blocks::Kept), Ok(()));
-        let user = NewNode { uid: Uid(7), gid: Gid(7), ..node(Kind::Dir, 0o700) };
-        assert_eq!(fs.create(root(fs), b"dir", &user).unwrap_err(), Errno::ENOSPC);
-        let file = NewNode { kind: Kind::File, ..user };
-        fs.create(root(fs), b"empty", &file).expect("takes no block");
-        // A name for which its directory needs no block, too; one for which it does is root's.
-        let long = |nth: usize| format!("{nth}-{}", "n".repeat(240)).into_bytes();
-        let of_user = |nth: usize| fs.create(root(fs), &long(nth), &file).map(drop);
-        let made = (0..100).take_while(|nth| of_user(*nth).is_ok()).count();
-        assert!((10..16).contains(&made), "{made} names in a block");
-        assert_eq!(of_user(made), Err(Errno::ENOSPC));
-        assert_eq!(fs.getattr(root(fs)).map(|attr| attr.size), Ok(4096));
-        create(fs, root(fs), "root's", Kind::Dir);
-        fs.create(root(fs), &long(made), &node(Kind::File, 0o600)).expect("root's block");
-        assert!(fs.getattr(root(fs)).is_ok_and(|attr| attr.size > 4096));
-    });
-    on(32, &[&args[..], &["-E", "root_owner=0:0"]].concat(), |fs| {
-        assert_eq!(fs.character().blocks_kept_for, (Uid(0), Gid(0)));
-    });
+    if !common::have_tools() {
+        return;
+    }
+    let args = ["-t", "ext4", "-b", "4096", "-m", "20", "-O", "^dir_index", "-E", "root_owner=0:0"];
+    let (stranger, resuid) = (user(7), user(9));
+    for privileged in [OpCtx::service(), OpCtx::as_user(&resuid)] {
+        let device = edited(&args, &["ssv def_resuid 9"]);
+        let fs = &common::open(&device);
+        let stranger = OpCtx::as_user(&stranger);
+        let dirs: Vec<Ino> = ASKS.iter().map(|(name, _)| full_dir(fs, name)).collect();
+        let spare = create(fs, root(fs), "spare", Kind::File);
+        // All that a user may have, in smaller and smaller parts.
+        let (mut at, mut len) = (0, 32 << 20);
+        while len >= 4096 {
+            match fs.reserve(&stranger, spare, at, len) {
+                Ok(()) => at += len,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::ENOSPC);
+                    len /= 2;
+                }
+            }
+        }
+        for ((name, ask), dir) in ASKS.iter().zip(&dirs) {
+            assert_eq!(ask(fs, &stranger, *dir), Err(Errno::ENOSPC), "{name} by a user");
+        }
+        let empty = NewNode { uid: Uid(7), gid: Gid(7), ..node(Kind::File, 0o600) };
+        fs.create(&stranger, root(fs), b"empty", &empty).expect("takes no block");
+        for ((name, ask), dir) in ASKS.iter().zip(&dirs) {
+            assert_eq!(ask(fs, &privileged, *dir), Ok(()), "{name} by {:?}", privileged.uid());
+        }
+        fs.close().expect("closes");
+        assert_eq!(common::complaints(&device), None);
+    }
 }
 
 /// Attributes whose prefixes are not known here stay as they are, in the inode and in its block.
@@ -232,13 +306,13 @@ fn attributes_of_unknown_kinds_are_kept_and_not_shown() {
     let device = edited(&["-t", "ext4"], &requests);
     assert_eq!(common::complaints(&device), None);
     let fs = common::open(&device);
-    let file = fs.lookup(root(&fs), b"f").expect("there").ino;
-    assert_eq!(fs.listxattr(file), Ok(vec![b"user.a".to_vec()]));
-    assert_eq!(fs.getxattr(file, b"user.a"), Ok(b"short".to_vec()));
-    assert_eq!(fs.getxattr(file, b"gnu.author"), Err(Errno::EOPNOTSUPP));
-    fs.setxattr(file, b"user.b", &[b'b'; 300], XattrMode::Any).expect("room");
-    fs.removexattr(file, b"user.a").expect("there");
-    assert_eq!(fs.listxattr(file), Ok(vec![b"user.b".to_vec()]));
+    let file = fs.lookup(&OpCtx::service(), root(&fs), b"f").expect("there").ino;
+    assert_eq!(fs.listxattr(&OpCtx::service(), file), Ok(vec![b"user.a".to_vec()]));
+    assert_eq!(fs.getxattr(&OpCtx::service(), file, b"user.a"), Ok(b"short".to_vec()));
+    assert_eq!(fs.getxattr(&OpCtx::service(), file, b"gnu.author"), Err(Errno::EOPNOTSUPP));
+    fs.setxattr(&OpCtx::service(), file, b"user.b", &[b'b'; 300], XattrMode::Any).expect("room");
+    fs.removexattr(&OpCtx::service(), file, b"user.a").expect("there");
+    assert_eq!(fs.listxattr(&OpCtx::service(), file), Ok(vec![b"user.b".to_vec()]));
     assert_eq!(fs.stopped_by(), None);
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
@@ -261,9 +335,10 @@ fn the_first_attribute_sets_its_feature() {
             let fs = common::open(&device);
             let file = create(&fs, root(&fs), "file", Kind::File);
             let features = || debugfs(common::save(&device).path(), &["features"]);
-            fs.sync().expect("syncs");
+            fs.sync(&OpCtx::service()).expect("syncs");
             assert!(!features().contains("ext_attr"));
-            fs.setxattr(file, b"user.a", &vec![7; length], XattrMode::Any).expect("room");
+            fs.setxattr(&OpCtx::service(), file, b"user.a", &vec![7; length], XattrMode::Any)
+                .expect("room");
             fs.close().expect("closes");
             assert!(features().contains("ext_attr"), "{args:?} {length}: {}", features());
             assert_eq!(common::complaints(&device), None, "{args:?} {length}");
@@ -285,15 +360,15 @@ fn an_image_says_whose_group_new_files_have() {
         let fs = common::open(&common::load(&std::fs::read(image.path()).expect("readable")));
         let dir = create(&fs, root(&fs), "dir", Kind::Dir);
         let owner = SetAttr { gid: Some(Gid(77)), ..SetAttr::default() };
-        fs.setattr(dir, &owner).expect("set");
+        fs.setattr(&OpCtx::service(), dir, &owner).expect("set");
         for kind in [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo] {
             let new = NewNode { gid: Gid(5), target: b"to", ..node(kind, 0o755) };
             let name = format!("{kind:?}");
-            let made = fs.create(dir, name.as_bytes(), &new).expect("room").node;
+            let made = fs.create(&OpCtx::service(), dir, name.as_bytes(), &new).expect("room").node;
             assert_eq!(made.gid, Gid(group), "{kind:?}");
         }
         let new = NewNode { gid: Gid(5), ..node(Kind::File, 0o644) };
-        assert_eq!(fs.create_unlinked(dir, &new).expect("room").gid, Gid(group));
+        assert_eq!(fs.create_unlinked(&OpCtx::service(), dir, &new).expect("room").gid, Gid(group));
     }
 }
 
@@ -310,7 +385,7 @@ fn times_end_where_the_inode_s_room_does() {
             for (asked, kept) in [(1 << 40, latest), (-1 << 40, first), (1000, 1000)] {
                 let time = SetTime::At(Time { sec: asked, nsec: 5 });
                 let set = SetAttr { atime: Some(time), mtime: Some(time), ..SetAttr::default() };
-                let attr = fs.setattr(file, &set).expect("set");
+                let attr = fs.setattr(&OpCtx::service(), file, &set).expect("set");
                 let nsec = if kept == 1000 && inode_bytes == "256" { 5 } else { 0 };
                 assert_eq!(attr.mtime, Time { sec: kept, nsec }, "{inode_bytes}");
                 assert_eq!(attr.atime, Time { sec: kept, nsec }, "{inode_bytes}");

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr};
 
 /// Opens what mke2fs makes of `args`.
@@ -58,11 +59,14 @@ fn what_cannot_be_written_is_read_only_and_says_why() {
         assert!(fs.character().read_only);
         let root = fs.root().expect("root").ino;
         let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
-        assert_eq!(fs.create(root, b"new", &new).unwrap_err(), Errno::EROFS);
-        assert_eq!(fs.rmdir(root, b"lost+found").unwrap_err(), Errno::EROFS);
+        assert_eq!(fs.create(&OpCtx::service(), root, b"new", &new).unwrap_err(), Errno::EROFS);
+        assert_eq!(fs.rmdir(&OpCtx::service(), root, b"lost+found").unwrap_err(), Errno::EROFS);
         let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
-        assert_eq!(fs.setattr(root, &set).unwrap_err(), Errno::EROFS);
-        assert_eq!(fs.lookup(root, b"lost+found").map(|attr| attr.kind), Ok(Kind::Dir));
+        assert_eq!(fs.setattr(&OpCtx::service(), root, &set).unwrap_err(), Errno::EROFS);
+        assert_eq!(
+            fs.lookup(&OpCtx::service(), root, b"lost+found").map(|attr| attr.kind),
+            Ok(Kind::Dir)
+        );
         fs.close().expect("nothing to do");
     }
 }
@@ -135,17 +139,22 @@ fn ours(fs: &Ext4, dir: Ino, path: &str, found: &mut BTreeMap<String, Vec<u8>>) 
         entries.push((String::from_utf8_lossy(entry.name).into_owned(), entry.ino, entry.kind));
         true
     };
-    fs.readdir(dir, 0, &mut each).expect("lists");
+    fs.readdir(&OpCtx::service(), dir, 0, &mut each).expect("lists");
     for (name, ino, kind) in entries {
-        assert_eq!(fs.lookup(dir, name.as_bytes()).map(|attr| attr.ino), Ok(ino));
+        assert_eq!(
+            fs.lookup(&OpCtx::service(), dir, name.as_bytes()).map(|attr| attr.ino),
+            Ok(ino)
+        );
         let path_here = format!("{path}/{name}");
         match kind {
             Kind::Dir => ours(fs, ino, &path_here, found),
-            Kind::Symlink => drop(found.insert(path_here, fs.readlink(ino).expect("a target"))),
+            Kind::Symlink => drop(
+                found.insert(path_here, fs.readlink(&OpCtx::service(), ino).expect("a target")),
+            ),
             _ => {
-                let size = fs.getattr(ino).expect("a state").size as usize;
+                let size = fs.getattr(&OpCtx::service(), ino).expect("a state").size as usize;
                 let mut bytes = vec![0xee; size];
-                assert_eq!(fs.read(ino, 0, size, &mut &mut bytes[..]), Ok(size));
+                assert_eq!(fs.read(&OpCtx::service(), ino, 0, size, &mut &mut bytes[..]), Ok(size));
                 found.insert(path_here, bytes);
             }
         }

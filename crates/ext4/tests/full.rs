@@ -6,6 +6,7 @@ mod common;
 use polylane_base::{Errno, Ino, Result};
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, RenameMode, SetAttr, XattrMode};
 
 /// Small, so that it is full soon: 4 MiB of journal, 2 % of the rest for names alone.
@@ -20,11 +21,11 @@ fn make(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Result<Ino> {
     if kind == Kind::Symlink {
         new.target = LONG;
     }
-    Ok(fs.create(dir, name.as_bytes(), &new)?.node.ino)
+    Ok(fs.create(&OpCtx::service(), dir, name.as_bytes(), &new)?.node.ino)
 }
 
 fn remove(fs: &Ext4, dir: Ino, name: &str) {
-    if let Ok(gone) = fs.unlink(dir, name.as_bytes()) {
+    if let Ok(gone) = fs.unlink(&OpCtx::service(), dir, name.as_bytes()) {
         fs.forget(gone.node.ino);
     }
 }
@@ -55,34 +56,45 @@ fn work(fs: &Ext4, prefix: &str) -> Vec<usize> {
     note(file.map(drop));
     let Ok(file) = file else { return refused };
     for at in [0, 300_000, 100_000] {
-        note(fs.write(file, at, &mut &[1; 30_000][..]).map(drop));
+        note(fs.write(&OpCtx::service(), file, at, &mut &[1; 30_000][..]).map(drop));
     }
     // Every other block: the extents leave the inode.
     for block in 0..12u64 {
-        note(fs.write(file, (200 + block * 2) * 4096, &mut &[2; 10][..]).map(drop));
+        note(
+            fs.write(&OpCtx::service(), file, (200 + block * 2) * 4096, &mut &[2; 10][..])
+                .map(drop),
+        );
     }
-    note(fs.setxattr(file, b"user.big", &[3; 3000], XattrMode::Any).map(drop));
+    note(fs.setxattr(&OpCtx::service(), file, b"user.big", &[3; 3000], XattrMode::Any).map(drop));
     let keep_size = true;
-    note(fs.fallocate(file, Fallocate::Allocate { keep_size }, 2 << 20, 60_000).map(drop));
-    note(fs.fallocate(file, Fallocate::PunchHole, 4096, 8192).map(drop));
+    note(
+        fs.fallocate(&OpCtx::service(), file, Fallocate::Allocate { keep_size }, 2 << 20, 60_000)
+            .map(drop),
+    );
+    note(fs.fallocate(&OpCtx::service(), file, Fallocate::PunchHole, 4096, 8192).map(drop));
     // Ranges behind the end are refused, and it may be there.
-    if fs.getattr(file).expect("a state").size > 16384 {
-        note(fs.fallocate(file, Fallocate::InsertRange, 4096, 4096).map(drop));
-        note(fs.fallocate(file, Fallocate::CollapseRange, 8192, 4096).map(drop));
+    if fs.getattr(&OpCtx::service(), file).expect("a state").size > 16384 {
+        note(fs.fallocate(&OpCtx::service(), file, Fallocate::InsertRange, 4096, 4096).map(drop));
+        note(fs.fallocate(&OpCtx::service(), file, Fallocate::CollapseRange, 8192, 4096).map(drop));
     }
-    note(fs.link(file, root, name("second").as_bytes()).map(drop));
+    note(fs.link(&OpCtx::service(), file, root, name("second").as_bytes()).map(drop));
     let (from, to) = (name("second"), name("third"));
     let mode = RenameMode::NoReplace;
     if !is_missing(fs, root, &from) {
-        note(fs.rename(root, from.as_bytes(), dir, to.as_bytes(), mode).map(drop));
+        note(
+            fs.rename(&OpCtx::service(), root, from.as_bytes(), dir, to.as_bytes(), mode).map(drop),
+        );
     }
-    note(fs.setattr(file, &SetAttr { size: Some(5000), ..SetAttr::default() }).map(drop));
+    note(
+        fs.setattr(&OpCtx::service(), file, &SetAttr { size: Some(5000), ..SetAttr::default() })
+            .map(drop),
+    );
     refused
 }
 
 /// Whether `name` was not made.
 fn is_missing(fs: &Ext4, dir: Ino, name: &str) -> bool {
-    fs.lookup(dir, name.as_bytes()).is_err()
+    fs.lookup(&OpCtx::service(), dir, name.as_bytes()).is_err()
 }
 
 /// Takes every block, those for names too; the names of what holds one each.
@@ -92,7 +104,7 @@ fn fill(fs: &Ext4) -> Vec<String> {
     let (mut at, mut piece) = (0, 1 << 20);
     while piece >= 4096 {
         let mode = Fallocate::Allocate { keep_size: false };
-        match fs.fallocate(file, mode, at, piece) {
+        match fs.fallocate(&OpCtx::service(), file, mode, at, piece) {
             Ok(_) => at += piece,
             Err(_) => piece /= 2,
         }
@@ -109,9 +121,9 @@ fn with_blocks_left(base: &[u8], left: usize) -> bool {
     let fillers = fill(&fs);
     assert!(fillers.len() > 20, "{} fillers", fillers.len());
     fillers.iter().take(left).for_each(|name| remove(&fs, root, name));
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     let refused = work(&fs, "full-");
-    fs.sync().expect("a full file system syncs");
+    fs.sync(&OpCtx::service()).expect("a full file system syncs");
     fillers.iter().for_each(|name| remove(&fs, root, name));
     remove(&fs, root, "filler");
     assert_eq!(work(&fs, "free-"), [0; 0], "with room again, after {left} blocks");
@@ -142,7 +154,7 @@ fn every_allocation_may_find_no_inode() {
         let device = common::load(&base);
         let fs = common::open(&device);
         let root = fs.root().expect("root").ino;
-        let free = fs.statfs().expect("totals").ffree as usize;
+        let free = fs.statfs(&OpCtx::service()).expect("totals").ffree as usize;
         let names: Vec<String> =
             (0..free - left).map(|number| format!("filler-{number}")).collect();
         for name in &names {
@@ -171,28 +183,39 @@ fn an_ext3_gives_its_last_block_and_keeps_its_names_going() {
     let file = make(&fs, root, "data", Kind::File).expect("room");
     let (mut end, piece) = (0, vec![7; 256 << 10]);
     loop {
-        match fs.write(file, end, &mut &piece[..]) {
+        match fs.write(&OpCtx::service(), file, end, &mut &piece[..]) {
             Ok(0) | Err(Errno::ENOSPC) => break,
             Ok(count) => end += count as u64,
             Err(other) => panic!("{other}"),
         }
     }
-    let totals = fs.statfs().expect("totals");
+    let totals = fs.statfs(&OpCtx::service()).expect("totals");
     assert_eq!((totals.bfree, totals.bavail), (0, 0));
-    assert_eq!(fs.reserve(file, end, 1024, polylane_vfs::fs::Blocks::Kept), Err(Errno::ENOSPC));
+    assert_eq!(fs.reserve(&OpCtx::service(), file, end, 1024), Err(Errno::ENOSPC));
     make(&fs, root, "name", Kind::File).expect("the directory has room");
-    fs.link(file, root, b"second").expect("the directory has room");
+    fs.link(&OpCtx::service(), file, root, b"second").expect("the directory has room");
     let mode = RenameMode::Replace;
-    fs.rename(root, b"second", root, b"third", mode).expect("the directory has room");
-    fs.setxattr(file, b"user.small", b"1", XattrMode::Any).expect("the inode has room");
-    let outside = fs.setxattr(file, b"user.large", &[3; 700], XattrMode::Any);
+    fs.rename(&OpCtx::service(), root, b"second", root, b"third", mode)
+        .expect("the directory has room");
+    fs.setxattr(&OpCtx::service(), file, b"user.small", b"1", XattrMode::Any)
+        .expect("the inode has room");
+    let outside = fs.setxattr(&OpCtx::service(), file, b"user.large", &[3; 700], XattrMode::Any);
     assert_eq!(outside.map(drop), Err(Errno::ENOSPC));
     assert_eq!(make(&fs, root, "dir", Kind::Dir), Err(Errno::ENOSPC));
-    fs.fallocate(file, Fallocate::PunchHole, 1024, 1024).expect("a hole takes no block");
-    fs.fallocate(file, Fallocate::PunchHole, 400 << 10, 1024).expect("a hole takes no block");
+    fs.fallocate(&OpCtx::service(), file, Fallocate::PunchHole, 1024, 1024)
+        .expect("a hole takes no block");
+    fs.fallocate(&OpCtx::service(), file, Fallocate::PunchHole, 400 << 10, 1024)
+        .expect("a hole takes no block");
     make(&fs, root, "dir", Kind::Dir).expect("one block is free");
-    assert_eq!(fs.write(file, 1024, &mut &[1; 1024][..]), Ok(1024), "so was the other");
-    assert_eq!(fs.write(file, 400 << 10, &mut &[1; 1024][..]), Err(Errno::ENOSPC));
+    assert_eq!(
+        fs.write(&OpCtx::service(), file, 1024, &mut &[1; 1024][..]),
+        Ok(1024),
+        "so was the other"
+    );
+    assert_eq!(
+        fs.write(&OpCtx::service(), file, 400 << 10, &mut &[1; 1024][..]),
+        Err(Errno::ENOSPC)
+    );
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
 }

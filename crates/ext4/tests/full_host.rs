@@ -16,7 +16,7 @@ use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode};
-use polylane_vfs::{Cred, Vfs};
+use polylane_vfs::{Cred, OpCtx, Vfs};
 
 const ROOT: Ino = Ino(2);
 const FILE_BYTES: usize = 20_000;
@@ -37,21 +37,21 @@ fn content(at: usize) -> Vec<u8> {
 
 /// One file made, written and synced; every error is told.
 fn make(fs: &Ext4, at: usize) -> Result<(), Errno> {
-    let ino = fs.create(ROOT, &name(at), &file())?.node.ino;
+    let ino = fs.create(&OpCtx::service(), ROOT, &name(at), &file())?.node.ino;
     let bytes = content(at);
-    let written = fs.write(ino, 0, &mut &bytes[..]);
+    let written = fs.write(&OpCtx::service(), ino, 0, &mut &bytes[..]);
     let done = match written {
         Ok(count) if count < bytes.len() => Err(Errno::ENOSPC),
-        other => other.and_then(|_| fs.fsync(ino, false)),
+        other => other.and_then(|_| fs.fsync(&OpCtx::service(), ino, false)),
     };
     fs.forget(ino);
     done
 }
 
 fn check(fs: &Ext4, at: usize) {
-    let attr = fs.lookup(ROOT, &name(at)).unwrap();
+    let attr = fs.lookup(&OpCtx::service(), ROOT, &name(at)).unwrap();
     let mut bytes = vec![0; FILE_BYTES + 1];
-    let count = fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]).unwrap();
+    let count = fs.read(&OpCtx::service(), attr.ino, 0, bytes.len(), &mut &mut bytes[..]).unwrap();
     assert!(count == FILE_BYTES && bytes[..count] == content(at)[..], "file {at}");
     fs.forget(attr.ino);
 }
@@ -82,10 +82,10 @@ fn a_host_that_is_full_for_a_while_costs_nothing_but_time() {
         // Room again: the names that were refused are free or hold what can be replaced.
         disk.set_fault(None);
         for at in (0..12).filter(|at| !done.contains(at)) {
-            if fs.unlink(ROOT, &name(at)).is_ok_and(|changed| {
+            if fs.unlink(&OpCtx::service(), ROOT, &name(at)).is_ok_and(|changed| {
                 fs.forget(changed.node.ino);
                 true
-            }) || fs.lookup(ROOT, &name(at)).is_err()
+            }) || fs.lookup(&OpCtx::service(), ROOT, &name(at)).is_err()
             {
                 make(&fs, at).unwrap();
             }
@@ -118,27 +118,27 @@ fn names_are_refused_when_the_journal_cannot_be_written() {
     disk.set_fault(Some(Fault { on: FaultOn::Write, nth: 0, error, lasting: true }));
     let mut made = 0;
     let refused = loop {
-        match fs.create(ROOT, &name(made), &file()) {
+        match fs.create(&OpCtx::service(), ROOT, &name(made), &file()) {
             Ok(changed) => fs.forget(changed.node.ino),
             Err(errno) => break errno,
         }
         made += 1;
     };
     assert!(refused == Errno::ENOSPC && made > 100, "{refused:?} after {made}");
-    assert_eq!(fs.sync(), Err(Errno::ENOSPC));
-    assert_eq!(fs.unlink(ROOT, &name(0)).map(|_| ()), Err(Errno::ENOSPC));
+    assert_eq!(fs.sync(&OpCtx::service()), Err(Errno::ENOSPC));
+    assert_eq!(fs.unlink(&OpCtx::service(), ROOT, &name(0)).map(|_| ()), Err(Errno::ENOSPC));
     disk.set_fault(None);
     let until = Instant::now() + PATIENCE;
     while make(&fs, made).is_err() {
         assert!(Instant::now() < until, "there is room, and nobody notices");
         std::thread::sleep(Duration::from_millis(20));
     }
-    fs.sync().unwrap();
+    fs.sync(&OpCtx::service()).unwrap();
     fs.close().unwrap();
     let device = common::load(&disk.image().bytes());
     assert_eq!(common::complaints(&device), None);
     let fs = open(device);
-    assert!((0..made).all(|at| fs.lookup(ROOT, &name(at)).is_ok()));
+    assert!((0..made).all(|at| fs.lookup(&OpCtx::service(), ROOT, &name(at)).is_ok()));
     check(&fs, made);
 }
 
@@ -211,11 +211,11 @@ fn a_lane_outlives_a_full_host() {
     let write = |at: usize| -> Result<(), Errno> {
         let path = name(at);
         let flags = 0o2 | 0o100;
-        let file = vfs.open_path(&cred, &vfs.root(), &path, flags, 0o644, 0);
+        let file = vfs.open_path(&OpCtx::as_user(&cred), &vfs.root(), &path, flags, 0o644, 0);
         let file = file.map_err(|_| Errno::ENOSPC)?;
         let bytes = content(at).repeat(8);
-        let written = file.write(&cred, Some(0), &mut &bytes[..])?;
-        file.fsync(false)?;
+        let written = file.write(&OpCtx::as_user(&cred), Some(0), &mut &bytes[..])?;
+        file.fsync(&OpCtx::service(), false)?;
         if written.count < bytes.len() { Err(Errno::ENOSPC) } else { Ok(()) }
     };
     let mut at = 0;
@@ -228,7 +228,7 @@ fn a_lane_outlives_a_full_host() {
     assert!(refused == Errno::ENOSPC && (10..200).contains(&at), "{refused:?} after {at}");
     assert!(!fs.is_stopped(), "{:?}", fs.stopped_by());
     // What needs no room works on.
-    vfs.unlink(&cred, &vfs.root(), &name(0)).unwrap();
+    vfs.unlink(&OpCtx::as_user(&cred), &vfs.root(), &name(0)).unwrap();
     std::fs::remove_file(&other).unwrap();
     let until = Instant::now() + PATIENCE;
     while let Err(errno) = write(at) {
@@ -236,16 +236,19 @@ fn a_lane_outlives_a_full_host() {
         std::thread::sleep(Duration::from_millis(100));
     }
     (at + 1..at + 20).for_each(|more| write(more).unwrap());
-    vfs.sync().unwrap();
+    vfs.sync(&OpCtx::service()).unwrap();
     drop(vfs);
     fs.close().unwrap();
     drop(fs);
     run("e2fsck", &["-fn"], &volume);
     let fs = Ext4::open(device(&volume), Arc::new(SystemClock), &options).unwrap();
     for at in 1..at + 20 {
-        let attr = fs.lookup(ROOT, &name(at)).unwrap();
+        let attr = fs.lookup(&OpCtx::service(), ROOT, &name(at)).unwrap();
         let mut bytes = vec![0; 8 * FILE_BYTES];
-        assert_eq!(fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]), Ok(8 * FILE_BYTES));
+        assert_eq!(
+            fs.read(&OpCtx::service(), attr.ino, 0, bytes.len(), &mut &mut bytes[..]),
+            Ok(8 * FILE_BYTES)
+        );
         assert!(bytes == content(at).repeat(8), "file {at}");
     }
 }
@@ -268,7 +271,10 @@ fn damage_is_written_down_for_e2fsck() {
     bytes[at + 0x90] ^= 0xff;
     let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
     let fs = open(disk.clone());
-    assert_eq!(fs.lookup(ROOT, &name(1)).map(|attr| attr.ino), Err(Errno::EUCLEAN));
+    assert_eq!(
+        fs.lookup(&OpCtx::service(), ROOT, &name(1)).map(|attr| attr.ino),
+        Err(Errno::EUCLEAN)
+    );
     assert!(fs.is_stopped());
     drop(fs);
     let image = common::save(&common::load(&disk.image().bytes()));
@@ -295,11 +301,11 @@ fn renames_between_a_directory_and_one_above_it_end() {
     let bytes = common::image(16, &[common::LANE, &["-J", "size=4"]].concat());
     let fs = open(common::load(&bytes));
     let directory = NewNode { kind: Kind::Dir, ..file() };
-    let above = fs.create(ROOT, b"above", &directory).unwrap().node.ino;
-    fs.create(above, b"below", &directory).unwrap();
+    let above = fs.create(&OpCtx::service(), ROOT, b"above", &directory).unwrap().node.ino;
+    fs.create(&OpCtx::service(), above, b"below", &directory).unwrap();
     for mode in [RenameMode::Replace, RenameMode::Exchange] {
-        let up = fs.rename(above, b"below", ROOT, b"above", mode);
-        let down = fs.rename(ROOT, b"above", above, b"below", mode);
+        let up = fs.rename(&OpCtx::service(), above, b"below", ROOT, b"above", mode);
+        let down = fs.rename(&OpCtx::service(), ROOT, b"above", above, b"below", mode);
         assert_eq!((up, down), (Err(Errno::EUCLEAN), Err(Errno::EUCLEAN)));
     }
     fs.close().unwrap();
@@ -340,8 +346,8 @@ fn a_lane_on_a_full_host_is_opened_again_and_emptied() {
     }
     let names = |at: usize| format!("name-{at}").into_bytes();
     let named = |fs: &Ext4, at: usize| {
-        let ino = fs.create(ROOT, &names(at), &file())?.node.ino;
-        let synced = fs.fsync(ino, false);
+        let ino = fs.create(&OpCtx::service(), ROOT, &names(at), &file())?.node.ino;
+        let synced = fs.fsync(&OpCtx::service(), ino, false);
         fs.forget(ino);
         synced
     };
@@ -351,15 +357,17 @@ fn a_lane_on_a_full_host_is_opened_again_and_emptied() {
     drop(fs);
     let fs = open();
     (0..made).for_each(|at| check(&fs, at));
-    assert!((0..known).all(|at| fs.lookup(ROOT, &names(at)).map(|it| fs.forget(it.ino)).is_ok()));
+    assert!((0..known).all(|at| {
+        fs.lookup(&OpCtx::service(), ROOT, &names(at)).map(|it| fs.forget(it.ino)).is_ok()
+    }));
     for at in 0..made {
-        let gone = fs.unlink(ROOT, &name(at)).unwrap();
+        let gone = fs.unlink(&OpCtx::service(), ROOT, &name(at)).unwrap();
         fs.forget(gone.node.ino);
         if at % 7 == 0 {
-            fs.sync().unwrap();
+            fs.sync(&OpCtx::service()).unwrap();
         }
     }
-    fs.sync().unwrap();
+    fs.sync(&OpCtx::service()).unwrap();
     let until = Instant::now() + PATIENCE;
     while make(&fs, made + 1).is_err() {
         assert!(Instant::now() < until, "what was removed made no room");
@@ -400,7 +408,7 @@ fn live(disk: &Arc<SimDisk>) {
     });
     let made = |at: usize| {
         until_done(|| {
-            if let Ok(refused) = fs.unlink(ROOT, &name(at)) {
+            if let Ok(refused) = fs.unlink(&OpCtx::service(), ROOT, &name(at)) {
                 fs.forget(refused.node.ino);
             }
             make(&fs, at)
@@ -408,12 +416,12 @@ fn live(disk: &Arc<SimDisk>) {
     };
     (0..6).for_each(made);
     for at in (0..6).step_by(2) {
-        let gone = until_done(|| fs.unlink(ROOT, &name(at)));
+        let gone = until_done(|| fs.unlink(&OpCtx::service(), ROOT, &name(at)));
         fs.forget(gone.node.ino);
     }
-    until_done(|| fs.sync());
+    until_done(|| fs.sync(&OpCtx::service()));
     // Advice that the medium does not take is no failure of what was freed.
-    until_done(|| FileSystem::trim(&fs, 4096));
+    until_done(|| FileSystem::trim(&fs, &OpCtx::service(), 4096));
     made(6);
     assert!(!fs.is_stopped(), "{:?}", fs.stopped_by());
     // Where closing finds no room the next opening replays what is missing.
@@ -444,7 +452,11 @@ fn each_write_and_discard_may_find_no_room_once() {
             let device = common::load(&disk.image().bytes());
             let fs = open(device.clone());
             [1, 3, 5, 6].into_iter().for_each(|at| check(&fs, at));
-            assert!([0, 2, 4].into_iter().all(|at| fs.lookup(ROOT, &name(at)).is_err()));
+            assert!(
+                [0, 2, 4]
+                    .into_iter()
+                    .all(|at| fs.lookup(&OpCtx::service(), ROOT, &name(at)).is_err())
+            );
             make(&fs, 7).unwrap();
             fs.close().unwrap();
             assert_eq!(common::complaints(&device), None, "{on:?} {nth}");

@@ -12,6 +12,7 @@ use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_testkit::fs_suite::node;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr};
 use tempfile::NamedTempFile;
 
@@ -23,15 +24,23 @@ fn try_open(device: &Arc<RamDevice>) -> Result<Ext4, Error> {
 fn work(fs: &Ext4) {
     for n in 0..40 {
         let name = format!("dir{n}");
-        let dir = fs.create(root(fs), name.as_bytes(), &node(Kind::Dir, 0o755)).expect("room");
+        let dir = fs
+            .create(&OpCtx::service(), root(fs), name.as_bytes(), &node(Kind::Dir, 0o755))
+            .expect("room");
         for size in [0, 1, 5000, 300_000] {
             let name = format!("file{size}");
-            let file = fs.create(dir.node.ino, name.as_bytes(), &node(Kind::File, 0o644));
+            let file = fs.create(
+                &OpCtx::service(),
+                dir.node.ino,
+                name.as_bytes(),
+                &node(Kind::File, 0o644),
+            );
             let file = file.expect("room").node.ino;
-            fs.write(file, 0, &mut &vec![n as u8; size][..]).expect("room");
+            fs.write(&OpCtx::service(), file, 0, &mut &vec![n as u8; size][..]).expect("room");
         }
         if n % 3 == 0 {
-            let gone = fs.unlink(dir.node.ino, b"file300000").expect("there").node;
+            let gone =
+                fs.unlink(&OpCtx::service(), dir.node.ino, b"file300000").expect("there").node;
             fs.forget(gone.ino);
         }
     }
@@ -39,12 +48,15 @@ fn work(fs: &Ext4) {
 
 fn check_work(fs: &Ext4) {
     for n in 0..40 {
-        let dir = fs.lookup(root(fs), format!("dir{n}").as_bytes()).expect("there").ino;
-        let file = fs.lookup(dir, b"file5000").expect("there");
+        let dir = fs
+            .lookup(&OpCtx::service(), root(fs), format!("dir{n}").as_bytes())
+            .expect("there")
+            .ino;
+        let file = fs.lookup(&OpCtx::service(), dir, b"file5000").expect("there");
         let mut bytes = vec![0xee; 5000];
-        assert_eq!(fs.read(file.ino, 0, 5000, &mut &mut bytes[..]), Ok(5000));
+        assert_eq!(fs.read(&OpCtx::service(), file.ino, 0, 5000, &mut &mut bytes[..]), Ok(5000));
         assert!(bytes.iter().all(|byte| *byte == n as u8), "{n}");
-        assert_eq!(fs.lookup(dir, b"file300000").is_ok(), n % 3 != 0);
+        assert_eq!(fs.lookup(&OpCtx::service(), dir, b"file300000").is_ok(), n % 3 != 0);
     }
 }
 
@@ -83,9 +95,12 @@ fn without_a_journal_e2fsck_comes_after_a_power_cut() {
         used(&device, &format!("{args:?}"));
         assert!(dumped(&device).contains("Filesystem state:         clean"));
         let fs = common::open(&device);
-        let new = fs.create(root(&fs), b"synced", &node(Kind::File, 0o600)).expect("room").node;
-        fs.write(new.ino, 0, &mut &[7; 9000][..]).expect("room");
-        fs.fsync(new.ino, false).expect("syncs");
+        let new = fs
+            .create(&OpCtx::service(), root(&fs), b"synced", &node(Kind::File, 0o600))
+            .expect("room")
+            .node;
+        fs.write(&OpCtx::service(), new.ino, 0, &mut &[7; 9000][..]).expect("room");
+        fs.fsync(&OpCtx::service(), new.ino, false).expect("syncs");
         let cut = common::save(&device);
         drop(fs);
         let device = common::load(&std::fs::read(cut.path()).expect("readable"));
@@ -95,7 +110,10 @@ fn without_a_journal_e2fsck_comes_after_a_power_cut() {
         let why = fs.read_only_reasons.join(", ");
         assert!(why.contains("not unmounted cleanly") && why.contains("e2fsck"), "{why}");
         assert!(fs.character().read_only);
-        assert_eq!(fs.lookup(root(&fs), b"synced").map(|attr| attr.size), Ok(9000));
+        assert_eq!(
+            fs.lookup(&OpCtx::service(), root(&fs), b"synced").map(|attr| attr.size),
+            Ok(9000)
+        );
         drop(fs);
         let mended = Command::new("e2fsck").arg("-fy").arg(cut.path()).output();
         let mended = mended.expect("e2fsck runs").status.code();
@@ -103,9 +121,9 @@ fn without_a_journal_e2fsck_comes_after_a_power_cut() {
         let device = common::load(&std::fs::read(cut.path()).expect("readable"));
         let fs = try_open(&device).expect("opens");
         assert!(!fs.character().read_only);
-        let synced = fs.lookup(root(&fs), b"synced").expect("there");
+        let synced = fs.lookup(&OpCtx::service(), root(&fs), b"synced").expect("there");
         let mut bytes = [0; 9000];
-        assert_eq!(fs.read(synced.ino, 0, 9000, &mut &mut bytes[..]), Ok(9000));
+        assert_eq!(fs.read(&OpCtx::service(), synced.ino, 0, 9000, &mut &mut bytes[..]), Ok(9000));
         assert!(bytes.iter().all(|byte| *byte == 7));
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
@@ -128,9 +146,13 @@ fn descriptors_of_meta_groups_are_found() {
         used(&device, &format!("{args:?}"));
         // Every group is used, those among them that were never initialised.
         let fs = common::open(&device);
-        let file = fs.create(root(&fs), b"all", &node(Kind::File, 0o600)).expect("room").node.ino;
+        let file = fs
+            .create(&OpCtx::service(), root(&fs), b"all", &node(Kind::File, 0o600))
+            .expect("room")
+            .node
+            .ino;
         let (mut at, piece) = (0, vec![1; 1 << 20]);
-        while let Ok(count) = fs.write(file, at, &mut &piece[..]) {
+        while let Ok(count) = fs.write(&OpCtx::service(), file, at, &mut &piece[..]) {
             at += count as u64;
         }
         assert!(at > 70 << 20, "{args:?}: {at} bytes");
@@ -148,13 +170,21 @@ fn large_directories_get_one_level_more() {
     let args = ["-t", "ext4", "-b", "1024", "-O", "large_dir", "-m", "0", "-J", "size=8"];
     let device = common::make(160, &args);
     let fs = common::open(&device);
-    let dir = fs.create(root(&fs), b"dir", &node(Kind::Dir, 0o755)).expect("room").node.ino;
-    let file = fs.create(root(&fs), b"file", &node(Kind::File, 0o644)).expect("room").node.ino;
+    let dir = fs
+        .create(&OpCtx::service(), root(&fs), b"dir", &node(Kind::Dir, 0o755))
+        .expect("room")
+        .node
+        .ino;
+    let file = fs
+        .create(&OpCtx::service(), root(&fs), b"file", &node(Kind::File, 0o644))
+        .expect("room")
+        .node
+        .ino;
     let name = |n: u32| format!("{n:06}{}", "n".repeat(249));
     // Two levels end at some 20,000 of them.
     const COUNT: u32 = 40_000;
     for n in 0..COUNT {
-        fs.link(file, dir, name(n).as_bytes()).expect("room");
+        fs.link(&OpCtx::service(), file, dir, name(n).as_bytes()).expect("room");
     }
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
@@ -164,16 +194,16 @@ fn large_directories_get_one_level_more() {
     assert!(said.contains("Indirect levels: 2"), "{}", &said[..said.len().min(400)]);
     let fs = common::open(&device);
     let mut listed = 0;
-    fs.readdir(dir, 0, &mut |_| {
+    fs.readdir(&OpCtx::service(), dir, 0, &mut |_| {
         listed += 1;
         true
     })
     .expect("lists");
     assert_eq!(listed, COUNT);
     for n in (0..COUNT).step_by(3) {
-        fs.unlink(dir, name(n).as_bytes()).expect("there");
+        fs.unlink(&OpCtx::service(), dir, name(n).as_bytes()).expect("there");
     }
-    assert!(fs.lookup(dir, name(1).as_bytes()).is_ok());
+    assert!(fs.lookup(&OpCtx::service(), dir, name(1).as_bytes()).is_ok());
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
 }
@@ -232,8 +262,9 @@ fn fast_commits_are_replayed_only_where_they_count() {
         drop(fs);
         let fs = try_open(&device).expect("opens");
         let set = SetAttr { size: Some(1), ..SetAttr::default() };
-        let file = fs.create(root(&fs), b"f", &node(Kind::File, 0o600)).expect("room");
-        fs.setattr(file.node.ino, &set).expect("longer");
+        let file =
+            fs.create(&OpCtx::service(), root(&fs), b"f", &node(Kind::File, 0o600)).expect("room");
+        fs.setattr(&OpCtx::service(), file.node.ino, &set).expect("longer");
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use common::{create, root};
 use polylane_base::{Errno, Ino};
 use polylane_ext4::Ext4;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, StatFs, XattrMode};
 
 fn value(size: usize, seed: u8) -> Vec<u8> {
@@ -15,16 +16,16 @@ fn value(size: usize, seed: u8) -> Vec<u8> {
 }
 
 fn set(fs: &Ext4, ino: Ino, name: &str, bytes: &[u8]) -> Result<(), Errno> {
-    fs.setxattr(ino, name.as_bytes(), bytes, XattrMode::Any).map(drop)
+    fs.setxattr(&OpCtx::service(), ino, name.as_bytes(), bytes, XattrMode::Any).map(drop)
 }
 
 fn free(fs: &Ext4) -> (u64, u64) {
-    let StatFs { bfree, ffree, .. } = fs.statfs().expect("totals");
+    let StatFs { bfree, ffree, .. } = fs.statfs(&OpCtx::service()).expect("totals");
     (bfree, ffree)
 }
 
 fn removed(fs: &Ext4, name: &str) {
-    let ino = fs.unlink(root(fs), name.as_bytes()).expect("there").node.ino;
+    let ino = fs.unlink(&OpCtx::service(), root(fs), name.as_bytes()).expect("there").node.ino;
     fs.forget(ino);
 }
 
@@ -32,7 +33,7 @@ fn removed(fs: &Ext4, name: &str) {
 fn work(fs: &Arc<Ext4>) {
     let (file, other) =
         (create(fs, root(fs), "file", Kind::File), create(fs, root(fs), "other", Kind::Dir));
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     let before = free(fs);
     for ino in [file, other] {
         for (nth, size) in [65_536, 5000, 300, 20_000, 9000].into_iter().enumerate() {
@@ -40,26 +41,26 @@ fn work(fs: &Arc<Ext4>) {
         }
         set(fs, ino, "user.0", &value(30_000, 9)).expect("room");
         for (nth, size, seed) in [(0, 30_000, 9), (1, 5000, 1), (2, 300, 2), (3, 20_000, 3)] {
-            let found = fs.getxattr(ino, format!("user.{nth}").as_bytes());
+            let found = fs.getxattr(&OpCtx::service(), ino, format!("user.{nth}").as_bytes());
             assert!(found == Ok(value(size, seed)), "{nth}");
         }
-        assert_eq!(fs.listxattr(ino).map(|names| names.len()), Ok(5));
-        fs.removexattr(ino, b"user.3").expect("there");
-        assert_eq!(fs.getxattr(ino, b"user.3"), Err(Errno::ENODATA));
+        assert_eq!(fs.listxattr(&OpCtx::service(), ino).map(|names| names.len()), Ok(5));
+        fs.removexattr(&OpCtx::service(), ino, b"user.3").expect("there");
+        assert_eq!(fs.getxattr(&OpCtx::service(), ino, b"user.3"), Err(Errno::ENODATA));
         set(fs, ino, "user.1", b"short").expect("room");
     }
     for nth in [0, 1, 2, 4] {
-        fs.removexattr(file, format!("user.{nth}").as_bytes()).expect("there");
-        fs.removexattr(other, format!("user.{nth}").as_bytes()).expect("there");
+        fs.removexattr(&OpCtx::service(), file, format!("user.{nth}").as_bytes()).expect("there");
+        fs.removexattr(&OpCtx::service(), other, format!("user.{nth}").as_bytes()).expect("there");
     }
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     assert_eq!(free(fs), before);
     create(fs, root(fs), "gone", Kind::File);
-    let gone = fs.lookup(root(fs), b"gone").expect("there").ino;
+    let gone = fs.lookup(&OpCtx::service(), root(fs), b"gone").expect("there").ino;
     set(fs, gone, "user.large", &value(40_000, 5)).expect("room");
-    let last = fs.unlink_last(root(fs), b"gone", &mut || true);
+    let last = fs.unlink_last(&OpCtx::service(), root(fs), b"gone", &mut || true);
     assert!(last.is_ok_and(|last| last.is_some_and(|last| last.is_freed)));
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     assert_eq!(free(fs), before);
     set(fs, file, "user.stays", &value(33_333, 6)).expect("room");
 }
@@ -85,8 +86,8 @@ fn a_value_that_finds_no_room_changes_nothing() {
         }
         assert_eq!(set(fs, file, "user.more", &value(20_000, 2)), Err(Errno::ENOSPC));
         assert_eq!(set(fs, file, "user.large", &value(30_000, 3)), Err(Errno::ENOSPC));
-        assert!(fs.getxattr(file, b"user.large") == Ok(value(20_000, 1)));
-        assert_eq!(fs.listxattr(file), Ok(vec![b"user.large".to_vec()]));
+        assert!(fs.getxattr(&OpCtx::service(), file, b"user.large") == Ok(value(20_000, 1)));
+        assert_eq!(fs.listxattr(&OpCtx::service(), file), Ok(vec![b"user.large".to_vec()]));
         (0..inodes).for_each(|nth| removed(fs, &nth.to_string()));
         set(fs, file, "user.large", &value(30_000, 3)).expect("room");
     });

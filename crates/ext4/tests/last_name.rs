@@ -12,21 +12,25 @@ use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{FileSystem, Kind, Last, NewNode};
-use polylane_vfs::{Create, Cred, Node, Vfs};
+use polylane_vfs::{Create, Cred, Node, OpCtx, Vfs};
 
 const ROOT: Ino = Ino(2);
 const O_RDWR: i32 = 2;
 const O_CREAT: i32 = 0o100;
 
 fn make(fs: &Ext4, name: &[u8], bytes: &[u8]) -> Ino {
-    let ino = fs.create(ROOT, name, &NewNode::new(Kind::File, 0o644)).unwrap().node.ino;
-    fs.write(ino, 0, &mut &bytes[..]).unwrap();
+    let ino = fs
+        .create(&OpCtx::service(), ROOT, name, &NewNode::new(Kind::File, 0o644))
+        .unwrap()
+        .node
+        .ino;
+    fs.write(&OpCtx::service(), ino, 0, &mut &bytes[..]).unwrap();
     ino
 }
 
 fn unlink_last(fs: &Ext4, name: &[u8], is_over: bool) -> (Option<Last>, u32) {
     let mut asked = 0;
-    let last = fs.unlink_last(ROOT, name, &mut || {
+    let last = fs.unlink_last(&OpCtx::service(), ROOT, name, &mut || {
         asked += 1;
         is_over
     });
@@ -45,16 +49,16 @@ fn an_inode_that_nobody_holds_ends_with_its_name() {
         return;
     }
     let (device, fs) = new_volume();
-    let before = fs.statfs().unwrap();
+    let before = fs.statfs(&OpCtx::service()).unwrap();
     for (name, len) in [(&b"empty"[..], 0), (b"small", 100), (b"large", 5 << 20)] {
         make(&fs, name, &vec![7; len]);
         let (last, asked) = unlink_last(&fs, name, true);
         assert!(last.is_some_and(|last| last.is_freed) && asked == 1);
-        assert_eq!(fs.lookup(ROOT, name).err(), Some(Errno::ENOENT));
+        assert_eq!(fs.lookup(&OpCtx::service(), ROOT, name).err(), Some(Errno::ENOENT));
     }
-    assert_eq!(fs.statfs().unwrap().ffree, before.ffree);
-    fs.sync().unwrap();
-    assert_eq!(fs.statfs().unwrap().bfree, before.bfree);
+    assert_eq!(fs.statfs(&OpCtx::service()).unwrap().ffree, before.ffree);
+    fs.sync(&OpCtx::service()).unwrap();
+    assert_eq!(fs.statfs(&OpCtx::service()).unwrap().bfree, before.bfree);
     fs.close().unwrap();
     assert_eq!(common::complaints(&device), None);
 }
@@ -65,15 +69,15 @@ fn one_that_somebody_holds_lives_until_it_is_forgotten() {
         return;
     }
     let (device, fs) = new_volume();
-    let before = fs.statfs().unwrap();
+    let before = fs.statfs(&OpCtx::service()).unwrap();
     let ino = make(&fs, b"held", &[7; 9000]);
     let (last, asked) = unlink_last(&fs, b"held", false);
     assert!(last.is_some_and(|last| !last.is_freed) && asked == 1);
-    assert_eq!(fs.getattr(ino).unwrap().nlink, 0);
-    fs.write(ino, 9000, &mut &[8; 10][..]).unwrap();
+    assert_eq!(fs.getattr(&OpCtx::service(), ino).unwrap().nlink, 0);
+    fs.write(&OpCtx::service(), ino, 9000, &mut &[8; 10][..]).unwrap();
     fs.forget(ino);
-    assert_eq!(fs.getattr(ino).err(), Some(Errno::ESTALE));
-    assert_eq!(fs.statfs().unwrap().ffree, before.ffree);
+    assert_eq!(fs.getattr(&OpCtx::service(), ino).err(), Some(Errno::ESTALE));
+    assert_eq!(fs.statfs(&OpCtx::service()).unwrap().ffree, before.ffree);
     fs.close().unwrap();
     assert_eq!(common::complaints(&device), None);
 }
@@ -85,13 +89,19 @@ fn one_with_other_names_and_what_has_none_are_left_alone() {
     }
     let (device, fs) = new_volume();
     let ino = make(&fs, b"one", b"bytes");
-    fs.link(ino, ROOT, b"other").unwrap();
+    fs.link(&OpCtx::service(), ino, ROOT, b"other").unwrap();
     assert_eq!(unlink_last(&fs, b"one", true), (None, 0));
-    assert_eq!(fs.getattr(ino).unwrap().nlink, 2);
-    fs.create(ROOT, b"dir", &NewNode::new(Kind::Dir, 0o755)).unwrap();
+    assert_eq!(fs.getattr(&OpCtx::service(), ino).unwrap().nlink, 2);
+    fs.create(&OpCtx::service(), ROOT, b"dir", &NewNode::new(Kind::Dir, 0o755)).unwrap();
     let mut unasked = || -> bool { panic!("nothing can be removed") };
-    assert_eq!(fs.unlink_last(ROOT, b"none", &mut unasked).err(), Some(Errno::ENOENT));
-    assert_eq!(fs.unlink_last(ROOT, b"dir", &mut unasked).err(), Some(Errno::EISDIR));
+    assert_eq!(
+        fs.unlink_last(&OpCtx::service(), ROOT, b"none", &mut unasked).err(),
+        Some(Errno::ENOENT)
+    );
+    assert_eq!(
+        fs.unlink_last(&OpCtx::service(), ROOT, b"dir", &mut unasked).err(),
+        Some(Errno::EISDIR)
+    );
     fs.close().unwrap();
     assert_eq!(common::complaints(&device), None);
 }
@@ -106,26 +116,27 @@ fn who_comes_to_it_meanwhile_keeps_it() {
     let (device, fs) = new_volume();
     let vfs = Vfs::new(fs.clone(), small_options(Arc::new(TestClock::default()), 4 << 20)).unwrap();
     let (cred, root, ended) = (Cred::root(), vfs.root(), AtomicBool::new(false));
-    let file = |name: &[u8], flags| vfs.open_path(&cred, &root, name, flags, 0o644, 0);
+    let file =
+        |name: &[u8], flags| vfs.open_path(&OpCtx::as_user(&cred), &root, name, flags, 0o644, 0);
     thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..3000_u32 {
                 let made = file(b"file", O_RDWR | O_CREAT).unwrap();
-                made.write(&cred, Some(0), &mut &round.to_le_bytes()[..]).unwrap();
+                made.write(&OpCtx::as_user(&cred), Some(0), &mut &round.to_le_bytes()[..]).unwrap();
                 drop(made);
-                vfs.unlink(&cred, &root, b"file").unwrap();
+                vfs.unlink(&OpCtx::as_user(&cred), &root, b"file").unwrap();
                 let other =
                     Create { kind: Kind::File, perm: 0o600, umask: 0, rdev: 0, target: b"" };
-                drop(vfs.create(&cred, &root, b"other", &other).unwrap());
-                vfs.unlink(&cred, &root, b"other").unwrap();
+                drop(vfs.create(&OpCtx::as_user(&cred), &root, b"other", &other).unwrap());
+                vfs.unlink(&OpCtx::as_user(&cred), &root, b"other").unwrap();
             }
             ended.store(true, Ordering::SeqCst);
         });
         while !ended.load(Ordering::SeqCst) {
             let Ok(found) = file(b"file", O_RDWR) else { continue };
             let node: Node = found.node().clone();
-            found.write(&cred, Some(4), &mut &b"mine"[..]).unwrap();
-            assert_eq!(vfs.getattr(&node).unwrap().perm, 0o644, "another file");
+            found.write(&OpCtx::as_user(&cred), Some(4), &mut &b"mine"[..]).unwrap();
+            assert_eq!(vfs.getattr(&OpCtx::service(), &node).unwrap().perm, 0o644, "another file");
             drop(found);
         }
     });

@@ -10,6 +10,7 @@ use polylane_base::{Errno, Ino, TestClock, Time};
 use polylane_block::Error as DeviceError;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind, Late, NewNode};
 
 const ROOT: Ino = Ino(2);
@@ -42,8 +43,8 @@ fn name(at: usize) -> Vec<u8> {
 /// Makes a file, with room for its bytes promised.
 fn make(fs: &Ext4, at: usize) -> Ino {
     let new = NewNode::new(Kind::File, 0o644);
-    let ino = fs.create(ROOT, &name(at), &new).unwrap().node.ino;
-    fs.reserve(ino, 0, content(at).len() as u64, polylane_vfs::fs::Blocks::Kept).unwrap();
+    let ino = fs.create(&OpCtx::service(), ROOT, &name(at), &new).unwrap().node.ino;
+    fs.reserve(&OpCtx::service(), ino, 0, content(at).len() as u64).unwrap();
     ino
 }
 
@@ -54,14 +55,14 @@ fn store(fs: &Ext4, files: &[Ino]) -> Vec<Result<Attr, Errno>> {
     for (at, (ino, source)) in files.iter().zip(&mut sources).enumerate() {
         writes.push(Late { ino: *ino, offset: 0, source, times: times(at) });
     }
-    fs.write_late(&mut writes)
+    fs.write_late(&OpCtx::service(), &mut writes)
 }
 
 fn check(fs: &Ext4, at: usize) {
-    let attr = fs.lookup(ROOT, &name(at)).unwrap();
+    let attr = fs.lookup(&OpCtx::service(), ROOT, &name(at)).unwrap();
     let expected = content(at);
     let mut bytes = vec![0; expected.len() + 1];
-    let count = fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]).unwrap();
+    let count = fs.read(&OpCtx::service(), attr.ino, 0, bytes.len(), &mut &mut bytes[..]).unwrap();
     assert!(bytes[..count] == expected[..], "file {at}");
     assert_eq!([attr.mtime, attr.ctime], times(at));
     let blocks = expected.len().div_ceil(4096) as u64;
@@ -70,13 +71,17 @@ fn check(fs: &Ext4, at: usize) {
 
 /// Closes, has e2fsck look, opens again and compares everything.
 fn close_and_check(fs: &Ext4, disk: &SimDisk) {
-    let free = fs.statfs().unwrap().bfree;
+    let free = fs.statfs(&OpCtx::service()).unwrap().bfree;
     fs.close().unwrap();
     let device = common::load(&disk.image().bytes());
     assert_eq!(common::complaints(&device), None);
     let fs = common::open(&device);
     (0..FILES).for_each(|at| check(&fs, at));
-    assert_eq!(fs.statfs().unwrap().bfree, free, "no promise is left, no block is lost");
+    assert_eq!(
+        fs.statfs(&OpCtx::service()).unwrap().bfree,
+        free,
+        "no promise is left, no block is lost"
+    );
 }
 
 #[test]
@@ -88,7 +93,7 @@ fn many_small_files_are_a_few_writes() {
     let fs = open(&disk);
     let files: Vec<Ino> = (0..FILES).map(|at| make(&fs, at)).collect();
     // One has bytes already.
-    fs.write(files[11], 0, &mut &[9; 5000][..]).unwrap();
+    fs.write(&OpCtx::service(), files[11], 0, &mut &[9; 5000][..]).unwrap();
     let before = disk.requests();
     let stored = store(&fs, &files);
     let writes = disk.requests() - before;

@@ -9,10 +9,11 @@ use common::{create, on, root};
 use polylane_base::{Errno, Ino};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fs_suite::node;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
 
 fn remove(fs: &Ext4, dir: Ino, name: &str) {
-    let gone = fs.unlink(dir, name.as_bytes()).expect("is there").node;
+    let gone = fs.unlink(&OpCtx::service(), dir, name.as_bytes()).expect("is there").node;
     if gone.nlink == 0 {
         fs.forget(gone.ino);
     }
@@ -24,13 +25,14 @@ fn a_file_has_65000_names_and_no_more() {
         let (root, file) = (root(fs), create(fs, root(fs), "file", Kind::File));
         let dir = create(fs, root, "dir", Kind::Dir);
         for number in 1..65_000 {
-            fs.link(file, dir, format!("link{number}").as_bytes()).expect("one more");
+            fs.link(&OpCtx::service(), file, dir, format!("link{number}").as_bytes())
+                .expect("one more");
         }
-        assert_eq!(fs.link(file, dir, b"too many").unwrap_err(), Errno::EMLINK);
+        assert_eq!(fs.link(&OpCtx::service(), file, dir, b"too many").unwrap_err(), Errno::EMLINK);
         for number in (1..65_000).step_by(2) {
             remove(fs, dir, &format!("link{number}"));
         }
-        assert_eq!(fs.getattr(file).expect("a state").nlink, 32_500);
+        assert_eq!(fs.getattr(&OpCtx::service(), file).expect("a state").nlink, 32_500);
     });
 }
 
@@ -43,12 +45,15 @@ fn directories_without_number() {
         for number in 0..65_100 {
             create(fs, top, &format!("d{number}"), Kind::Dir);
         }
-        assert_eq!(fs.getattr(top).expect("a state").nlink, 1);
+        assert_eq!(fs.getattr(&OpCtx::service(), top).expect("a state").nlink, 1);
         for number in 0..100 {
-            let gone = fs.rmdir(top, format!("d{number}").as_bytes()).expect("empty").node;
+            let gone = fs
+                .rmdir(&OpCtx::service(), top, format!("d{number}").as_bytes())
+                .expect("empty")
+                .node;
             fs.forget(gone.ino);
         }
-        assert_eq!(fs.getattr(top).expect("a state").nlink, 1);
+        assert_eq!(fs.getattr(&OpCtx::service(), top).expect("a state").nlink, 1);
     });
 }
 
@@ -59,19 +64,23 @@ fn a_file_of_many_extents_is_cut_and_punched() {
     on(400, &[common::LANE, &["-J", "size=4"]].concat(), |fs| {
         let file = create(fs, root(fs), "file", Kind::File);
         for block in (0..40_000u64).step_by(2) {
-            fs.write(file, block * 4096, &mut &[block as u8; 100][..]).expect("room");
+            fs.write(&OpCtx::service(), file, block * 4096, &mut &[block as u8; 100][..])
+                .expect("room");
         }
-        fs.fallocate(file, Fallocate::PunchHole, 10_001 * 4096, 9999 * 4096).expect("a hole");
+        fs.fallocate(&OpCtx::service(), file, Fallocate::PunchHole, 10_001 * 4096, 9999 * 4096)
+            .expect("a hole");
         let collapse = Fallocate::CollapseRange;
-        fs.fallocate(file, collapse, 30_000 * 4096, 1000 * 4096).expect("moves");
-        fs.fallocate(file, Fallocate::InsertRange, 20_000 * 4096, 8192).expect("moves");
+        fs.fallocate(&OpCtx::service(), file, collapse, 30_000 * 4096, 1000 * 4096).expect("moves");
+        fs.fallocate(&OpCtx::service(), file, Fallocate::InsertRange, 20_000 * 4096, 8192)
+            .expect("moves");
         let mut byte = [0];
         for (block, value) in [(10_000u64, 16), (10_002, 0), (20_002, 32), (38_998, 60)] {
-            fs.read(file, block * 4096, 1, &mut &mut byte[..]).expect("reads");
+            fs.read(&OpCtx::service(), file, block * 4096, 1, &mut &mut byte[..]).expect("reads");
             assert_eq!(byte[0], value, "{block}");
         }
-        fs.setattr(file, &SetAttr { size: Some(5), ..SetAttr::default() }).expect("cut");
-        assert_eq!(fs.getattr(file).expect("a state").blocks, 8);
+        fs.setattr(&OpCtx::service(), file, &SetAttr { size: Some(5), ..SetAttr::default() })
+            .expect("cut");
+        assert_eq!(fs.getattr(&OpCtx::service(), file).expect("a state").blocks, 8);
     });
 }
 
@@ -79,15 +88,15 @@ fn a_file_of_many_extents_is_cut_and_punched() {
 fn a_file_cut_to_its_size_keeps_nothing_past_its_end() {
     on(64, common::LANE, |fs| {
         let file = create(fs, root(fs), "file", Kind::File);
-        fs.write(file, 0, &mut &[7; 5000][..]).expect("room");
-        let written = fs.getattr(file).expect("a state").blocks;
+        fs.write(&OpCtx::service(), file, 0, &mut &[7; 5000][..]).expect("room");
+        let written = fs.getattr(&OpCtx::service(), file).expect("a state").blocks;
         let past = Fallocate::Allocate { keep_size: true };
-        fs.fallocate(file, past, 0, 4 << 20).expect("room");
-        assert!(fs.getattr(file).expect("a state").blocks > written);
+        fs.fallocate(&OpCtx::service(), file, past, 0, 4 << 20).expect("room");
+        assert!(fs.getattr(&OpCtx::service(), file).expect("a state").blocks > written);
         let longer = SetAttr { size: Some(6000), ..SetAttr::default() };
-        let attr = fs.setattr(file, &longer).expect("a longer file");
+        let attr = fs.setattr(&OpCtx::service(), file, &longer).expect("a longer file");
         assert!(attr.blocks > written, "what lies past a growing end is going to be used");
-        let attr = fs.setattr(file, &longer).expect("the same size");
+        let attr = fs.setattr(&OpCtx::service(), file, &longer).expect("the same size");
         assert_eq!((attr.size, attr.blocks), (6000, written));
     });
 }
@@ -101,7 +110,7 @@ fn a_full_disk_has_room_again_after_a_removal() {
             let bytes = vec![round as u8; 1 << 20];
             let mut size = 0;
             let full = loop {
-                match fs.write(file, size, &mut &bytes[..]) {
+                match fs.write(&OpCtx::service(), file, size, &mut &bytes[..]) {
                     Ok(count) => size += count as u64,
                     Err(errno) => break errno,
                 }
@@ -110,7 +119,7 @@ fn a_full_disk_has_room_again_after_a_removal() {
             assert!(size > 20 << 20, "round {round}: only {size} bytes");
             // Names can still be added and removed: metadata has a pool of its own.
             create(fs, root, "dir", Kind::Dir);
-            let gone = fs.rmdir(root, b"dir").expect("removed").node;
+            let gone = fs.rmdir(&OpCtx::service(), root, b"dir").expect("removed").node;
             fs.forget(gone.ino);
             remove(fs, root, "file");
         }
@@ -124,12 +133,20 @@ fn inodes_run_out_and_come_back() {
             let mut made = 0;
             let full = loop {
                 let name = format!("f{made}");
-                match fs.create(root(fs), name.as_bytes(), &node(Kind::File, 0o600)) {
+                match fs.create(
+                    &OpCtx::service(),
+                    root(fs),
+                    name.as_bytes(),
+                    &node(Kind::File, 0o600),
+                ) {
                     Ok(_) => made += 1,
                     Err(errno) => break errno,
                 }
             };
-            assert_eq!((full, fs.statfs().expect("totals").ffree), (Errno::ENOSPC, 0));
+            assert_eq!(
+                (full, fs.statfs(&OpCtx::service()).expect("totals").ffree),
+                (Errno::ENOSPC, 0)
+            );
             (0..made).for_each(|number| remove(fs, root(fs), &format!("f{number}")));
         }
     });
@@ -144,26 +161,26 @@ fn open_files_without_names_do_not_survive_a_crash() {
     }
     let device = common::make(64, common::LANE);
     let fs = common::open(&device);
-    fs.sync().expect("syncs");
-    let free = fs.statfs().expect("totals");
+    fs.sync(&OpCtx::service()).expect("syncs");
+    let free = fs.statfs(&OpCtx::service()).expect("totals");
     for number in 0..300 {
         let name = format!("f{number}");
         let file = create(&fs, root(&fs), &name, Kind::File);
-        fs.write(file, 0, &mut &[1; 20_000][..]).expect("room");
-        fs.unlink(root(&fs), name.as_bytes()).expect("is there");
+        fs.write(&OpCtx::service(), file, 0, &mut &[1; 20_000][..]).expect("room");
+        fs.unlink(&OpCtx::service(), root(&fs), name.as_bytes()).expect("is there");
         if number % 3 == 0 {
             fs.forget(file);
         }
         if number % 50 == 0 {
-            fs.sync().expect("syncs");
+            fs.sync(&OpCtx::service()).expect("syncs");
         }
     }
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     // Dropped, not closed: as after a power cut.
     drop(fs);
     let fs = common::open(&device);
     assert!(fs.recovered.transactions > 0);
-    let now = fs.statfs().expect("totals");
+    let now = fs.statfs(&OpCtx::service()).expect("totals");
     assert_eq!((now.bfree, now.ffree), (free.bfree, free.ffree));
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
@@ -179,11 +196,15 @@ fn the_orphan_file_holds_files_without_names() {
     let device = common::make(64, &[common::LANE, &["-O", "orphan_file"]].concat());
     let fs = common::open(&device);
     let files: Vec<Ino> = (0..3000)
-        .map(|_| fs.create_unlinked(root(&fs), &node(Kind::File, 0o600)).expect("room").ino)
+        .map(|_| {
+            fs.create_unlinked(&OpCtx::service(), root(&fs), &node(Kind::File, 0o600))
+                .expect("room")
+                .ino
+        })
         .collect();
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     files.iter().step_by(2).for_each(|file| fs.forget(*file));
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     drop(fs);
     let features = |image: &std::path::Path| {
         let said = std::process::Command::new("dumpe2fs").arg("-h").arg(image).output();
@@ -196,7 +217,7 @@ fn the_orphan_file_holds_files_without_names() {
     let mended = String::from_utf8_lossy(&mended.expect("e2fsck runs").stdout).into_owned();
     assert_eq!(mended.matches("Clearing orphaned inode").count(), 1500, "{mended}");
     let fs = common::open(&device);
-    let totals = fs.statfs().expect("totals");
+    let totals = fs.statfs(&OpCtx::service()).expect("totals");
     assert_eq!(totals.files - totals.ffree, 12);
     fs.close().expect("closes");
     let image = common::save(&device);
@@ -214,7 +235,7 @@ fn a_directory_of_many_names() {
         let name = |number: u32| format!("{number:06}-{}", "n".repeat(number as usize % 30));
         let mut last = 0;
         for number in 0..60_000 {
-            match fs.link(file, dir, name(number).as_bytes()) {
+            match fs.link(&OpCtx::service(), file, dir, name(number).as_bytes()) {
                 Ok(_) => last = number,
                 Err(errno) => {
                     assert_eq!(errno, Errno::ENOSPC, "the tree of 1 KiB blocks is full");
@@ -228,10 +249,10 @@ fn a_directory_of_many_names() {
             count += 1;
             true
         };
-        fs.readdir(dir, 0, &mut each).expect("lists");
+        fs.readdir(&OpCtx::service(), dir, 0, &mut each).expect("lists");
         assert_eq!(count, last + 1);
         (0..=last).for_each(|number| remove(fs, dir, &name(number)));
-        let gone = fs.rmdir(root(fs), b"dir").expect("empty").node;
+        let gone = fs.rmdir(&OpCtx::service(), root(fs), b"dir").expect("empty").node;
         fs.forget(gone.ino);
     });
 }
@@ -258,21 +279,21 @@ fn freed_space_is_given_back() {
         let clock = Arc::new(polylane_base::TestClock::default());
         let fs = Ext4::open(device.clone(), clock, &options).expect("opens");
         let kept = create(&fs, root(&fs), "kept", Kind::File);
-        fs.write(kept, 0, &mut &[5; 1 << 20][..]).expect("room");
-        fs.sync().expect("syncs");
+        fs.write(&OpCtx::service(), kept, 0, &mut &[5; 1 << 20][..]).expect("room");
+        fs.sync(&OpCtx::service()).expect("syncs");
         let before = device.allocated_bytes();
         let file = create(&fs, root(&fs), "file", Kind::File);
-        fs.write(file, 0, &mut &vec![7; 20 << 20][..]).expect("room");
+        fs.write(&OpCtx::service(), file, 0, &mut &vec![7; 20 << 20][..]).expect("room");
         remove(&fs, root(&fs), "file");
-        fs.sync().expect("syncs");
+        fs.sync(&OpCtx::service()).expect("syncs");
         if !discard {
             assert!(device.allocated_bytes() > before + (15 << 20));
-            let bytes = FileSystem::trim(&fs, 65_536).expect("trims");
+            let bytes = FileSystem::trim(&fs, &OpCtx::service(), 65_536).expect("trims");
             assert!(bytes > 20 << 20);
         }
         assert!(device.allocated_bytes() < before + (1 << 20), "discard: {discard}");
         let mut bytes = vec![0; 1 << 20];
-        fs.read(kept, 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+        fs.read(&OpCtx::service(), kept, 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
         assert!(bytes.iter().all(|byte| *byte == 5));
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
@@ -294,26 +315,35 @@ fn names_that_were_promised_are_made_on_a_full_disk() {
         let other = create(fs, root(fs), "other", Kind::Dir);
         let data = create(fs, root(fs), "data", Kind::File);
         let mut size = 0;
-        while fs.write(data, size, &mut &[7; 65_536][..]).is_ok_and(|count| count > 0) {
+        while fs
+            .write(&OpCtx::service(), data, size, &mut &[7; 65_536][..])
+            .is_ok_and(|count| count > 0)
+        {
             size += 65_536;
         }
         // Links take metadata, also from the pool.
-        let linked =
-            (0..20_000).take_while(|number| fs.link(data, other, long(*number).as_bytes()).is_ok());
+        let linked = (0..20_000).take_while(|number| {
+            fs.link(&OpCtx::service(), data, other, long(*number).as_bytes()).is_ok()
+        });
         assert!((100..20_000).contains(&linked.count()));
         let files = (0..).take_while(|number| {
-            fs.create_unlinked(other, &node(Kind::File, 0o600)).is_ok() && *number < 1000
+            fs.create_unlinked(&OpCtx::service(), other, &node(Kind::File, 0o600)).is_ok()
+                && *number < 1000
         });
         assert!(files.count() < 512);
         for number in 0..NAMES {
             let new = node(Kind::File, 0o644);
-            let made =
-                fs.create_reserved(dir, long(number).as_bytes(), &new).expect("was promised");
+            let made = fs
+                .create_reserved(&OpCtx::service(), dir, long(number).as_bytes(), &new)
+                .expect("was promised");
             fs.forget(made.node.ino);
         }
         let new = node(Kind::File, 0o644);
-        assert_eq!(fs.create(dir, b"more", &new).map(|_| ()), Err(Errno::ENOSPC));
-        assert_eq!(fs.statfs().expect("totals").ffree, 0);
+        assert_eq!(
+            fs.create(&OpCtx::service(), dir, b"more", &new).map(|_| ()),
+            Err(Errno::ENOSPC)
+        );
+        assert_eq!(fs.statfs(&OpCtx::service()).expect("totals").ffree, 0);
     });
 }
 
@@ -321,25 +351,28 @@ fn names_that_were_promised_are_made_on_a_full_disk() {
 #[test]
 fn promises_of_names_come_back() {
     on(16, common::LANE, |fs| {
-        let before = fs.statfs().expect("totals");
+        let before = fs.statfs(&OpCtx::service()).expect("totals");
         fs.reserve_names(100).expect("room");
         let dir = create(fs, root(fs), "dir", Kind::Dir);
         for number in 0..40 {
             let (new, name) = (node(Kind::File, 0o644), format!("f{number}"));
-            let made = fs.create_reserved(dir, name.as_bytes(), &new).expect("was promised");
+            let made = fs
+                .create_reserved(&OpCtx::service(), dir, name.as_bytes(), &new)
+                .expect("was promised");
             assert_eq!(
-                fs.create_reserved(dir, name.as_bytes(), &new).map(|_| ()),
+                fs.create_reserved(&OpCtx::service(), dir, name.as_bytes(), &new).map(|_| ()),
                 Err(Errno::EEXIST)
             );
-            fs.rename_reserved(dir, name.as_bytes(), b"moved").expect("was promised");
-            fs.unlink(dir, b"moved").expect("is there");
+            fs.rename_reserved(&OpCtx::service(), dir, name.as_bytes(), b"moved")
+                .expect("was promised");
+            fs.unlink(&OpCtx::service(), dir, b"moved").expect("is there");
             fs.forget(made.node.ino);
         }
         fs.release_names(60);
-        let gone = fs.rmdir(root(fs), b"dir").expect("empty").node;
+        let gone = fs.rmdir(&OpCtx::service(), root(fs), b"dir").expect("empty").node;
         fs.forget(gone.ino);
-        fs.sync().expect("syncs");
-        let after = fs.statfs().expect("totals");
+        fs.sync(&OpCtx::service()).expect("syncs");
+        let after = fs.statfs(&OpCtx::service()).expect("totals");
         assert_eq!((after.bfree, after.ffree), (before.bfree, before.ffree));
     });
 }

@@ -16,6 +16,7 @@ use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::format::journal::{ASYNC_COMMIT, COMPAT_CHECKSUM, CSUM_V2, JournalSuperblock};
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 use tempfile::NamedTempFile;
 
@@ -98,9 +99,9 @@ fn keep(fs: &Ext4, name: &str) -> Vec<u8> {
     let bytes: Vec<u8> = (0..40_000u32).map(|n| (n % 253) as u8).collect();
     let root = fs.root().expect("root").ino;
     let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
-    let file = fs.create(root, name.as_bytes(), &new).expect("room").node.ino;
-    assert_eq!(fs.write(file, 0, &mut &bytes[..]), Ok(bytes.len()));
-    fs.fsync(file, false).expect("durable");
+    let file = fs.create(&OpCtx::service(), root, name.as_bytes(), &new).expect("room").node.ino;
+    assert_eq!(fs.write(&OpCtx::service(), file, 0, &mut &bytes[..]), Ok(bytes.len()));
+    fs.fsync(&OpCtx::service(), file, false).expect("durable");
     bytes
 }
 

@@ -13,32 +13,34 @@ use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::fs::{Blocks, Fallocate, FileSystem, Kind, RenameMode, SetAttr};
+use polylane_vfs::OpCtx;
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, RenameMode, SetAttr};
 
 const PAGE: u64 = 1024;
 /// `EXT4_EXTENTS_FL`, as users see it.
 const EXTENTS: u32 = 0x8_0000;
 
 fn find(fs: &Ext4, dir: Ino, name: &str) -> Ino {
-    fs.lookup(dir, name.as_bytes()).expect("is there").ino
+    fs.lookup(&OpCtx::service(), dir, name.as_bytes()).expect("is there").ino
 }
 
 fn has_map(fs: &Ext4, ino: Ino) -> bool {
-    fs.getattr(ino).expect("a state").flags & EXTENTS == 0
+    fs.getattr(&OpCtx::service(), ino).expect("a state").flags & EXTENTS == 0
 }
 
 fn truncate(fs: &Ext4, ino: Ino, size: u64) -> polylane_base::Result<u64> {
-    fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(|attr| attr.blocks)
+    fs.setattr(&OpCtx::service(), ino, &SetAttr { size: Some(size), ..SetAttr::default() })
+        .map(|attr| attr.blocks)
 }
 
 fn remove(fs: &Ext4, dir: Ino, name: &str) {
-    let gone = fs.unlink(dir, name.as_bytes()).expect("is there").node;
+    let gone = fs.unlink(&OpCtx::service(), dir, name.as_bytes()).expect("is there").node;
     fs.forget(gone.ino);
 }
 
 fn free(fs: &Ext4) -> (u64, u64) {
-    fs.sync().expect("commits");
-    fs.statfs().map(|totals| (totals.bfree, totals.ffree)).expect("totals")
+    fs.sync(&OpCtx::service()).expect("commits");
+    fs.statfs(&OpCtx::service()).map(|totals| (totals.bfree, totals.ffree)).expect("totals")
 }
 
 fn close(fs: &Ext4, device: &Arc<RamDevice>, what: &str) {
@@ -87,13 +89,13 @@ impl Model {
     }
 
     fn compare(&self, fs: &Ext4, ino: Ino, edges: &[u64], what: &str) {
-        assert_eq!(fs.getattr(ino).expect("a state").size, self.size, "{what}");
+        assert_eq!(fs.getattr(&OpCtx::service(), ino).expect("a state").size, self.size, "{what}");
         let around = edges.iter().flat_map(|edge| edge.saturating_sub(3)..edge + 3);
         let pages = self.pages.keys().copied().chain(around);
         for page in pages.filter(|page| page * PAGE < self.size) {
             let mut bytes = [0xee; PAGE as usize];
             let len = (self.size - page * PAGE).min(PAGE) as usize;
-            let read = fs.read(ino, page * PAGE, len, &mut &mut bytes[..len]);
+            let read = fs.read(&OpCtx::service(), ino, page * PAGE, len, &mut &mut bytes[..len]);
             assert_eq!(read, Ok(len), "{what}");
             let expected = self.pages.get(&page).unwrap_or(&[0; PAGE as usize]);
             assert!(bytes[..len] == expected[..len], "{what}: page {page}");
@@ -137,13 +139,18 @@ fn random_changes_agree_with_a_model() {
                 }
                 1..=4 => {
                     let len = 1 + rng.below(12 * block_bytes);
-                    fs.fallocate(ino, Fallocate::PunchHole, offset, len).expect("a hole");
+                    fs.fallocate(&OpCtx::service(), ino, Fallocate::PunchHole, offset, len)
+                        .expect("a hole");
                     model.clear(offset, (offset + len).min(model.size).max(offset));
                 }
                 _ => {
                     let len = 1 + rng.below(5 * block_bytes) as usize;
                     let bytes = vec![step as u8 | 1; len];
-                    assert_eq!(fs.write(ino, offset, &mut &bytes[..]), Ok(len), "{what}");
+                    assert_eq!(
+                        fs.write(&OpCtx::service(), ino, offset, &mut &bytes[..]),
+                        Ok(len),
+                        "{what}"
+                    );
                     model.write(offset, &bytes);
                 }
             }
@@ -159,8 +166,8 @@ fn random_changes_agree_with_a_model() {
             }
         }
         truncate(&fs, ino, 0).expect("cut");
-        assert_eq!(fs.getattr(ino).expect("a state").blocks, 0, "{what}");
-        fs.write(ino, edges[3] * PAGE, &mut &[1; 5000][..]).expect("room");
+        assert_eq!(fs.getattr(&OpCtx::service(), ino).expect("a state").blocks, 0, "{what}");
+        fs.write(&OpCtx::service(), ino, edges[3] * PAGE, &mut &[1; 5000][..]).expect("room");
         remove(&fs, root(&fs), "file");
         assert_eq!(free(&fs), before, "{what}");
         close(&fs, &device, &what);
@@ -177,8 +184,8 @@ fn what_a_map_cannot_do_is_refused() {
         let device = common::make(64, &["-t", "ext3", "-b", &block_bytes.to_string()]);
         let fs = common::open(&device);
         let file = create(&fs, root(&fs), "file", Kind::File);
-        fs.write(file, 0, &mut &[7; 50_000][..]).expect("room");
-        let before = fs.getattr(file).expect("a state");
+        fs.write(&OpCtx::service(), file, 0, &mut &[7; 50_000][..]).expect("room");
+        let before = fs.getattr(&OpCtx::service(), file).expect("a state");
         for mode in [
             Fallocate::Allocate { keep_size: false },
             Fallocate::Allocate { keep_size: true },
@@ -186,16 +193,20 @@ fn what_a_map_cannot_do_is_refused() {
             Fallocate::CollapseRange,
             Fallocate::InsertRange,
         ] {
-            assert_eq!(fs.fallocate(file, mode, 8192, 8192), Err(Errno::EOPNOTSUPP), "{mode:?}");
+            assert_eq!(
+                fs.fallocate(&OpCtx::service(), file, mode, 8192, 8192),
+                Err(Errno::EOPNOTSUPP),
+                "{mode:?}"
+            );
         }
-        assert_eq!(fs.getattr(file), Ok(before));
+        assert_eq!(fs.getattr(&OpCtx::service(), file), Ok(before));
         assert_eq!(truncate(&fs, file, size_max + 1), Err(Errno::EFBIG));
-        assert_eq!(fs.write(file, size_max, &mut &[1][..]), Err(Errno::EFBIG));
-        assert_eq!(fs.reserve(file, size_max, 1, Blocks::Kept), Err(Errno::EFBIG));
-        assert_eq!(fs.getattr(file), Ok(before));
-        fs.write(file, size_max - 1, &mut &[1][..]).expect("the last byte");
+        assert_eq!(fs.write(&OpCtx::service(), file, size_max, &mut &[1][..]), Err(Errno::EFBIG));
+        assert_eq!(fs.reserve(&OpCtx::service(), file, size_max, 1), Err(Errno::EFBIG));
+        assert_eq!(fs.getattr(&OpCtx::service(), file), Ok(before));
+        fs.write(&OpCtx::service(), file, size_max - 1, &mut &[1][..]).expect("the last byte");
         let mut byte = [0];
-        assert_eq!(fs.read(file, size_max - 1, 1, &mut &mut byte[..]), Ok(1));
+        assert_eq!(fs.read(&OpCtx::service(), file, size_max - 1, 1, &mut &mut byte[..]), Ok(1));
         assert_eq!((byte, truncate(&fs, file, 0)), ([1], Ok(0)));
         close(&fs, &device, "refused");
     }
@@ -204,6 +215,7 @@ fn what_a_map_cannot_do_is_refused() {
 /// Directories and long links have maps, too: they grow, are moved, emptied and removed.
 #[test]
 fn directories_with_maps_are_like_others() {
+    let ctx = &OpCtx::service();
     if !common::have_tools() {
         return;
     }
@@ -221,35 +233,35 @@ fn directories_with_maps_are_like_others() {
         let target = "t".repeat(900);
         let link =
             polylane_vfs::fs::NewNode { target: target.as_bytes(), ..node(Kind::Symlink, 0o777) };
-        let link = fs.create(top, b"link", &link).expect("room").node.ino;
-        assert_eq!(fs.readlink(link).as_deref(), Ok(target.as_bytes()));
+        let link = fs.create(ctx, top, b"link", &link).expect("room").node.ino;
+        assert_eq!(fs.readlink(ctx, link).as_deref(), Ok(target.as_bytes()));
         let replaced = find(&fs, top, &name(2));
-        fs.rename(top, name(1).as_bytes(), top, name(2).as_bytes(), RenameMode::Replace)
+        fs.rename(ctx, top, name(1).as_bytes(), top, name(2).as_bytes(), RenameMode::Replace)
             .expect("replaces");
         fs.forget(replaced);
-        fs.rename(top, name(7).as_bytes(), root(&fs), b"moved", RenameMode::Replace)
+        fs.rename(ctx, top, name(7).as_bytes(), root(&fs), b"moved", RenameMode::Replace)
             .expect("moves");
-        fs.rename(top, name(3).as_bytes(), root(&fs), b"moved", RenameMode::Exchange)
+        fs.rename(ctx, top, name(3).as_bytes(), root(&fs), b"moved", RenameMode::Exchange)
             .expect("exchanges");
-        let from = fs.lookup(top, name(7 * 100).as_bytes()).expect("there").ino;
-        assert_eq!(fs.lookup(from, b"none").unwrap_err(), Errno::ENOENT);
+        let from = fs.lookup(ctx, top, name(7 * 100).as_bytes()).expect("there").ino;
+        assert_eq!(fs.lookup(ctx, from, b"none").unwrap_err(), Errno::ENOENT);
         let mut left = Vec::new();
         let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
             left.push((String::from_utf8_lossy(entry.name).into_owned(), entry.kind));
             true
         };
-        fs.readdir(top, 0, &mut each).expect("lists");
+        fs.readdir(ctx, top, 0, &mut each).expect("lists");
         for (name, kind) in left {
             match kind {
                 Kind::Dir => {
-                    let gone = fs.rmdir(top, name.as_bytes()).expect("empty").node.ino;
+                    let gone = fs.rmdir(ctx, top, name.as_bytes()).expect("empty").node.ino;
                     fs.forget(gone);
                 }
                 _ => remove(&fs, top, &name),
             }
         }
         remove(&fs, root(&fs), "moved");
-        let gone = fs.rmdir(root(&fs), b"top").expect("empty").node.ino;
+        let gone = fs.rmdir(ctx, root(&fs), b"top").expect("empty").node.ino;
         fs.forget(gone);
         assert_eq!(free(&fs), before);
         close(&fs, &device, "directories");
@@ -277,14 +289,14 @@ fn an_upgraded_image_has_both_kinds() {
     let new = create(&fs, dir, "new", Kind::File);
     assert!(!has_map(&fs, new));
     for file in [old, new] {
-        fs.write(file, 699_999, &mut &[6; 100_000][..]).expect("room");
+        fs.write(&OpCtx::service(), file, 699_999, &mut &[6; 100_000][..]).expect("room");
         let mut bytes = [0; 2];
-        assert_eq!(fs.read(file, 699_998, 2, &mut &mut bytes[..]), Ok(2));
+        assert_eq!(fs.read(&OpCtx::service(), file, 699_998, 2, &mut &mut bytes[..]), Ok(2));
         assert_eq!(bytes, if file == old { [5, 6] } else { [0, 6] });
     }
     let deep = find(&fs, dir, "deep");
     truncate(&fs, deep, 1000).expect("cut");
-    assert_eq!(fs.getattr(deep).expect("a state").blocks, 2);
+    assert_eq!(fs.getattr(&OpCtx::service(), deep).expect("a state").blocks, 2);
     remove(&fs, root(&fs), "gone");
     close(&fs, &device, "upgraded");
 }
@@ -299,10 +311,10 @@ fn orphans_with_maps_are_freed_when_the_image_is_opened() {
     let fs = common::open(&device);
     let before = free(&fs);
     let file = create(&fs, root(&fs), "file", Kind::File);
-    fs.write(file, 0, &mut &vec![3; 3_000_000][..]).expect("room");
-    fs.write(file, 66 << 20, &mut &[3; 3000][..]).expect("room");
-    assert_eq!(fs.unlink(root(&fs), b"file").expect("there").node.nlink, 0);
-    fs.sync().expect("commits");
+    fs.write(&OpCtx::service(), file, 0, &mut &vec![3; 3_000_000][..]).expect("room");
+    fs.write(&OpCtx::service(), file, 66 << 20, &mut &[3; 3000][..]).expect("room");
+    assert_eq!(fs.unlink(&OpCtx::service(), root(&fs), b"file").expect("there").node.nlink, 0);
+    fs.sync(&OpCtx::service()).expect("commits");
     drop(fs);
     let fs = common::open(&device);
     assert_eq!(free(&fs), before);
@@ -317,11 +329,11 @@ fn a_lost_and_found_of_e2fscks_is_used_and_removed() {
     }
     let device = common::make(64, common::LANE);
     let fs = common::open(&device);
-    let gone = fs.rmdir(root(&fs), b"lost+found").expect("empty").node.ino;
+    let gone = fs.rmdir(&OpCtx::service(), root(&fs), b"lost+found").expect("empty").node.ino;
     fs.forget(gone);
     let dir = create(&fs, root(&fs), "dir", Kind::Dir);
     let file = create(&fs, dir, "file", Kind::File);
-    fs.write(file, 0, &mut &[7; 5000][..]).expect("room");
+    fs.write(&OpCtx::service(), file, 0, &mut &[7; 5000][..]).expect("room");
     close(&fs, &device, "before");
     let image = std::fs::read(common::save(&device).path()).expect("readable");
     let image = changed(image, "debugfs", &["-w", "-R", "unlink /dir/file"]);
@@ -335,13 +347,14 @@ fn a_lost_and_found_of_e2fscks_is_used_and_removed() {
         names.push(entry.name.to_vec());
         true
     };
-    fs.readdir(found, 0, &mut each).expect("lists");
+    fs.readdir(&OpCtx::service(), found, 0, &mut each).expect("lists");
     assert_eq!(names.len(), 1);
-    fs.rename(found, &names[0], found, b"name", RenameMode::Replace).expect("renames");
+    fs.rename(&OpCtx::service(), found, &names[0], found, b"name", RenameMode::Replace)
+        .expect("renames");
     create(&fs, found, "other", Kind::File);
     remove(&fs, found, "name");
     remove(&fs, found, "other");
-    let gone = fs.rmdir(root(&fs), b"lost+found").expect("empty").node.ino;
+    let gone = fs.rmdir(&OpCtx::service(), root(&fs), b"lost+found").expect("empty").node.ino;
     fs.forget(gone);
     close(&fs, &device, "after");
 }
@@ -379,16 +392,17 @@ fn promises_count_the_blocks_of_numbers() {
     let before = free(&fs);
     let file = create(&fs, root(&fs), "file", Kind::File);
     let offsets = || (1..60_000u64).map(|nth| nth * 256 * 1024);
-    let promised =
-        offsets().take_while(|offset| fs.reserve(file, *offset, 100, Blocks::Kept).is_ok()).count();
+    let promised = offsets()
+        .take_while(|offset| fs.reserve(&OpCtx::service(), file, *offset, 100).is_ok())
+        .count();
     assert!(promised > 5000, "{promised} of {} blocks", before.0);
     // One may be left, which is too few for a block and one that names it.
     let other = create(&fs, root(&fs), "other", Kind::File);
-    let written = fs.write(other, 0, &mut &[1; 100_000][..]);
+    let written = fs.write(&OpCtx::service(), other, 0, &mut &[1; 100_000][..]);
     assert!(matches!(written, Ok(1024) | Err(Errno::ENOSPC)), "{written:?}");
-    assert_eq!(fs.write(other, 1024, &mut &[1; 1024][..]), Err(Errno::ENOSPC));
+    assert_eq!(fs.write(&OpCtx::service(), other, 1024, &mut &[1; 1024][..]), Err(Errno::ENOSPC));
     for offset in offsets().take(promised).step_by(2) {
-        assert_eq!(fs.write(file, offset, &mut &[1; 100][..]), Ok(100));
+        assert_eq!(fs.write(&OpCtx::service(), file, offset, &mut &[1; 100][..]), Ok(100));
     }
     // The others are never written: what was made for them goes with the file.
     fs.unreserve(file, 0);

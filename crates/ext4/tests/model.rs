@@ -15,6 +15,7 @@ use polylane_testkit::driver::{self, Bench, Exact, compare_trees};
 use polylane_testkit::ops::{Generator, Limits, Op, Step};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Outcome, Subject, Value, VfsSubject, small_options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 
 const SEEDS: std::ops::Range<u64> = 1..5;
@@ -105,7 +106,8 @@ fn finish(stack: Stack, reference: &mut Reference, exact: Exact) {
     }
     stack.remove_below("");
     let stack = stack.reopened();
-    let (left, unused) = (stack.fs.statfs(), Stack::new(stack.args).fs.statfs());
+    let (left, unused) =
+        (stack.fs.statfs(&OpCtx::service()), Stack::new(stack.args).fs.statfs(&OpCtx::service()));
     let free = |totals: polylane_base::Result<polylane_vfs::fs::StatFs>| {
         totals.map(|totals| (totals.bfree, totals.ffree))
     };
@@ -202,10 +204,15 @@ fn a_full_file_system_loses_no_space() {
         let root = stack.fs.root().expect("root").ino;
         // All but some 30 blocks go to one file.
         let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
-        let hog = stack.fs.create(root, b"hog", &new).expect("room for a name").node.ino;
-        let free = stack.fs.statfs().expect("totals").bavail;
+        let hog = stack
+            .fs
+            .create(&OpCtx::service(), root, b"hog", &new)
+            .expect("room for a name")
+            .node
+            .ino;
+        let free = stack.fs.statfs(&OpCtx::service()).expect("totals").bavail;
         let bytes = vec![7; (free as usize - 30) * 4096];
-        assert_eq!(stack.fs.write(hog, 0, &mut &bytes[..]), Ok(bytes.len()));
+        assert_eq!(stack.fs.write(&OpCtx::service(), hog, 0, &mut &bytes[..]), Ok(bytes.len()));
         let mut stack = stack.reopened();
         let mut generator = Generator::new(seed, Limits::default());
         let mut full = 0;
@@ -216,7 +223,8 @@ fn a_full_file_system_loses_no_space() {
         let mut stack = stack.reopened();
         stack.remove_below("");
         let stack = stack.reopened();
-        let (left, unused) = (stack.fs.statfs(), Stack::new(args).fs.statfs());
+        let (left, unused) =
+            (stack.fs.statfs(&OpCtx::service()), Stack::new(args).fs.statfs(&OpCtx::service()));
         assert_eq!(left.map(|s| (s.bfree, s.ffree)), unused.map(|s| (s.bfree, s.ffree)));
     }
 }

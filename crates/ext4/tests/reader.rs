@@ -17,6 +17,7 @@ use polylane_testkit::driver::{Exact, compare_trees};
 use polylane_testkit::ops::{Generator, Limits, Op, Step};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Subject, VfsSubject, small_options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{DirEntry, FileSystem, Kind, Piece};
 
 const SEEDS: std::ops::Range<u64> = 1..4;
@@ -80,7 +81,7 @@ fn ours(fs: &Ext4) -> Tree {
                 todo.push(([&path, found.name].join(&b'/'), found.ino));
                 true
             };
-            fs.readdir(ino, 0, &mut each).expect("lists");
+            fs.readdir(&OpCtx::service(), ino, 0, &mut each).expect("lists");
         }
         tree.insert(path, entry);
     }
@@ -88,14 +89,14 @@ fn ours(fs: &Ext4) -> Tree {
 }
 
 fn our_entry(fs: &Ext4, ino: Ino) -> Entry {
-    let attr = fs.getattr(ino).expect("a state");
+    let attr = fs.getattr(&OpCtx::service(), ino).expect("a state");
     let content = match attr.kind {
-        Kind::Symlink => fs.readlink(ino).expect("a target"),
+        Kind::Symlink => fs.readlink(&OpCtx::service(), ino).expect("a target"),
         Kind::File if has_unwritten(fs, ino) => Vec::new(),
         Kind::File => {
             let mut bytes = vec![0xee; attr.size as usize];
             let len = bytes.len();
-            assert_eq!(fs.read(ino, 0, len, &mut &mut bytes[..]), Ok(len));
+            assert_eq!(fs.read(&OpCtx::service(), ino, 0, len, &mut &mut bytes[..]), Ok(len));
             bytes
         }
         _ => Vec::new(),
@@ -116,7 +117,7 @@ fn has_unwritten(fs: &Ext4, ino: Ino) -> bool {
         found |= piece.unwritten;
         true
     };
-    fs.pieces(ino, 0, u64::MAX, &mut each).expect("pieces");
+    fs.pieces(&OpCtx::service(), ino, 0, u64::MAX, &mut each).expect("pieces");
     found
 }
 
@@ -179,15 +180,20 @@ fn kind(of: FileType) -> Kind {
 fn furnish(fs: &Ext4) {
     let root = fs.root().expect("root").ino;
     let new = |kind| polylane_testkit::fs_suite::node(kind, 0o750);
-    let many = fs.create(root, b"many", &new(Kind::Dir)).expect("room").node.ino;
+    let many = fs.create(&OpCtx::service(), root, b"many", &new(Kind::Dir)).expect("room").node.ino;
     for number in 0..1500 {
         let name = format!("name-{number}-{}", "n".repeat(number % 90));
-        let made = fs.create(many, name.as_bytes(), &new(Kind::File)).expect("room").node;
+        let made = fs
+            .create(&OpCtx::service(), many, name.as_bytes(), &new(Kind::File))
+            .expect("room")
+            .node;
         fs.forget(made.ino);
     }
-    let file = fs.create(root, b"pieces", &new(Kind::File)).expect("room").node.ino;
+    let file =
+        fs.create(&OpCtx::service(), root, b"pieces", &new(Kind::File)).expect("room").node.ino;
     for piece in (0..1000u64).step_by(2) {
-        fs.write(file, piece * 4096 + piece, &mut &[piece as u8; 900][..]).expect("room");
+        fs.write(&OpCtx::service(), file, piece * 4096 + piece, &mut &[piece as u8; 900][..])
+            .expect("room");
     }
 }
 
@@ -248,7 +254,9 @@ fn another_reader_sees_what_we_wrote() {
         for seed in SEEDS {
             let device = common::load(&image);
             let fs = common::open(&device);
-            let gone = fs.rmdir(fs.root().expect("root").ino, b"lost+found").expect("empty");
+            let gone = fs
+                .rmdir(&OpCtx::service(), fs.root().expect("root").ino, b"lost+found")
+                .expect("empty");
             fs.forget(gone.node.ino);
             // Block maps know no blocks that were not written.
             let no_fallocate = args.contains(&"ext3");

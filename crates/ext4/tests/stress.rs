@@ -16,7 +16,7 @@ use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr, XattrMode};
-use polylane_vfs::{Create, Cred, Node, RENAME_EXCHANGE, Vfs};
+use polylane_vfs::{Create, Cred, Node, OpCtx, RENAME_EXCHANGE, Vfs};
 
 const THREADS: u64 = 8;
 const STEPS: usize = 1500;
@@ -45,7 +45,7 @@ impl Lane {
     }
 
     fn close(self) -> Arc<RamDevice> {
-        self.vfs.sync().expect("writes back");
+        self.vfs.sync(&OpCtx::service()).expect("writes back");
         drop(self.vfs);
         self.fs.close().expect("closes");
         assert_eq!(common::complaints(&self.device), None);
@@ -83,11 +83,12 @@ impl Private<'_> {
         match rng.below(12) {
             0..5 => self.write(rng, &name),
             5 => {
-                let gone = self.vfs.unlink(&cred, &self.dir, &name);
+                let gone = self.vfs.unlink(&OpCtx::as_user(&cred), &self.dir, &name);
                 assert_eq!(gone.is_ok(), self.known.remove(&name).is_some(), "{gone:?}");
             }
             6..8 => {
-                let moved = self.vfs.rename(&cred, &self.dir, &name, &self.dir, &other, 0);
+                let moved =
+                    self.vfs.rename(&OpCtx::as_user(&cred), &self.dir, &name, &self.dir, &other, 0);
                 let content = self.known.get(&name).cloned();
                 assert_eq!(moved.is_ok(), content.is_some(), "{moved:?}");
                 if let Some(content) = content.filter(|_| name != other) {
@@ -97,9 +98,9 @@ impl Private<'_> {
             }
             8..10 => self.truncate(rng, &name),
             10 => {
-                if let Ok(node) = self.vfs.lookup(&cred, &self.dir, &name) {
-                    let file = self.vfs.open(&cred, &node, O_RDWR).expect("opens");
-                    file.fsync(rng.percent(50)).expect("syncs");
+                if let Ok(node) = self.vfs.lookup(&OpCtx::as_user(&cred), &self.dir, &name) {
+                    let file = self.vfs.open(&OpCtx::as_user(&cred), &node, O_RDWR).expect("opens");
+                    file.fsync(&OpCtx::service(), rng.percent(50)).expect("syncs");
                 }
             }
             _ => self.list(),
@@ -110,11 +111,11 @@ impl Private<'_> {
         let cred = Cred::root();
         let file = self
             .vfs
-            .open_path(&cred, &self.dir, name, O_RDWR | O_CREAT, 0o644, 0)
+            .open_path(&OpCtx::as_user(&cred), &self.dir, name, O_RDWR | O_CREAT, 0o644, 0)
             .unwrap_or_else(|error| panic!("{error:?}"));
         let at = rng.below(60_000);
         let bytes = vec![rng.below(256) as u8; 1 + rng.below(30_000) as usize];
-        let written = file.write(&cred, Some(at), &mut &bytes[..]).expect("room");
+        let written = file.write(&OpCtx::as_user(&cred), Some(at), &mut &bytes[..]).expect("room");
         assert_eq!(written.count, bytes.len());
         let content = self.known.entry(name.to_vec()).or_default();
         let end = at as usize + bytes.len();
@@ -124,21 +125,21 @@ impl Private<'_> {
 
     fn truncate(&mut self, rng: &mut Rng, name: &[u8]) {
         let cred = Cred::root();
-        let Ok(node) = self.vfs.lookup(&cred, &self.dir, name) else { return };
+        let Ok(node) = self.vfs.lookup(&OpCtx::as_user(&cred), &self.dir, name) else { return };
         let size = rng.below(80_000);
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.vfs.setattr(&cred, &node, &set).expect("truncates");
+        self.vfs.setattr(&OpCtx::as_user(&cred), &node, &set).expect("truncates");
         self.known.get_mut(name).expect("known").resize(size as usize, 0);
     }
 
     fn list(&self) {
-        let open = self.vfs.open(&Cred::root(), &self.dir, 0).expect("opens");
+        let open = self.vfs.open(&OpCtx::service(), &self.dir, 0).expect("opens");
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
             names.push(entry.name.to_vec());
             true
         };
-        open.readdir(0, &mut each).expect("lists");
+        open.readdir(&OpCtx::service(), 0, &mut each).expect("lists");
         names.retain(|name| name != b"." && name != b"..");
         names.sort();
         assert_eq!(names, self.known.keys().cloned().collect::<Vec<_>>());
@@ -155,30 +156,32 @@ fn shared_step(vfs: &Vfs, rng: &mut Rng) {
     let (dir, to_dir) = (shared_dir(vfs, rng), shared_dir(vfs, rng));
     let (name, to) = (some_name(rng), some_name(rng));
     match rng.below(10) {
-        0 => _ = vfs.create(&cred, &dir, &name, &DIR),
+        0 => _ = vfs.create(&OpCtx::as_user(&cred), &dir, &name, &DIR),
         1..4 => {
-            if let Ok(file) = vfs.open_path(&cred, &dir, &name, O_RDWR | O_CREAT, 0o644, 0) {
+            if let Ok(file) =
+                vfs.open_path(&OpCtx::as_user(&cred), &dir, &name, O_RDWR | O_CREAT, 0o644, 0)
+            {
                 let at = Some(rng.below(20_000));
-                file.write(&cred, at, &mut &[7; 3000][..]).expect("room");
+                file.write(&OpCtx::as_user(&cred), at, &mut &[7; 3000][..]).expect("room");
                 if rng.percent(20) {
-                    file.fsync(false).expect("syncs");
+                    file.fsync(&OpCtx::service(), false).expect("syncs");
                 }
             }
         }
-        4 => _ = vfs.unlink(&cred, &dir, &name),
-        5 => _ = vfs.rmdir(&cred, &dir, &name),
+        4 => _ = vfs.unlink(&OpCtx::as_user(&cred), &dir, &name),
+        5 => _ = vfs.rmdir(&OpCtx::as_user(&cred), &dir, &name),
         6..8 => {
             let flags = if rng.percent(20) { RENAME_EXCHANGE } else { 0 };
-            let _ = vfs.rename(&cred, &dir, &name, &to_dir, &to, flags);
+            let _ = vfs.rename(&OpCtx::as_user(&cred), &dir, &name, &to_dir, &to, flags);
         }
         8 => {
-            if let Ok(node) = vfs.lookup(&cred, &dir, &name) {
-                let _ = vfs.link(&cred, &node, &to_dir, &to);
+            if let Ok(node) = vfs.lookup(&OpCtx::as_user(&cred), &dir, &name) {
+                let _ = vfs.link(&OpCtx::as_user(&cred), &node, &to_dir, &to);
             }
         }
         _ => {
-            let open = vfs.open(&cred, &dir, 0).expect("opens");
-            let listed = open.readdir(0, &mut |_| true);
+            let open = vfs.open(&OpCtx::as_user(&cred), &dir, 0).expect("opens");
+            let listed = open.readdir(&OpCtx::service(), 0, &mut |_| true);
             assert!(matches!(listed, Ok(()) | Err(Errno::ENOENT)));
         }
     }
@@ -187,9 +190,10 @@ fn shared_step(vfs: &Vfs, rng: &mut Rng) {
 fn shared_dir(vfs: &Vfs, rng: &mut Rng) -> Node {
     let cred = Cred::root();
     let name = format!("shared{}", rng.below(3));
-    let mut at = vfs.lookup(&cred, &vfs.root(), name.as_bytes()).expect("made first");
+    let mut at =
+        vfs.lookup(&OpCtx::as_user(&cred), &vfs.root(), name.as_bytes()).expect("made first");
     for _ in 0..rng.below(3) {
-        match vfs.lookup(&cred, &at, &some_name(rng)) {
+        match vfs.lookup(&OpCtx::as_user(&cred), &at, &some_name(rng)) {
             Ok(node) if node.kind() == Kind::Dir => at = node,
             _ => break,
         }
@@ -201,7 +205,7 @@ fn storm(vfs: &Arc<Vfs>, seed: u64) -> Vec<Known> {
     let cred = Cred::root();
     for shared in 0..3 {
         let name = format!("shared{shared}");
-        vfs.create(&cred, &vfs.root(), name.as_bytes(), &DIR).expect("made");
+        vfs.create(&OpCtx::as_user(&cred), &vfs.root(), name.as_bytes(), &DIR).expect("made");
     }
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
@@ -209,7 +213,7 @@ fn storm(vfs: &Arc<Vfs>, seed: u64) -> Vec<Known> {
             std::thread::spawn(move || {
                 let mut rng = Rng::new(seed * 1000 + thread);
                 let name = format!("private{thread}");
-                let dir = vfs.create(&Cred::root(), &vfs.root(), name.as_bytes(), &DIR);
+                let dir = vfs.create(&OpCtx::service(), &vfs.root(), name.as_bytes(), &DIR);
                 let dir = dir.expect("made");
                 let mut own = Private { vfs: &vfs, dir, known: Known::new() };
                 for _ in 0..STEPS {
@@ -229,12 +233,14 @@ fn check(vfs: &Arc<Vfs>, all: Vec<Known>) {
     let cred = Cred::root();
     for (thread, known) in all.into_iter().enumerate() {
         let name = format!("private{thread}");
-        let dir = vfs.lookup(&cred, &vfs.root(), name.as_bytes()).expect("is there");
+        let dir =
+            vfs.lookup(&OpCtx::as_user(&cred), &vfs.root(), name.as_bytes()).expect("is there");
         for (name, content) in &known {
-            let node = vfs.lookup(&cred, &dir, name).expect("is there");
-            let file = vfs.open(&cred, &node, O_RDWR).expect("opens");
+            let node = vfs.lookup(&OpCtx::as_user(&cred), &dir, name).expect("is there");
+            let file = vfs.open(&OpCtx::as_user(&cred), &node, O_RDWR).expect("opens");
             let mut bytes = vec![0; content.len() + 100];
-            let count = file.read(0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+            let count =
+                file.read(&OpCtx::service(), 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
             assert_eq!(count, content.len());
             let wrong: Vec<usize> = (0..count).filter(|at| bytes[*at] != content[*at]).collect();
             if let (Some(first), Some(last)) = (wrong.first(), wrong.last()) {
@@ -285,7 +291,8 @@ fn a_disk_that_is_filled_and_emptied_by_all() {
         assert!(full > 0, "the disk was never full");
         let device = lane.close();
         let lane = Lane::open(device);
-        let totals = polylane_vfs::fs::FileSystem::statfs(&*lane.fs).expect("totals");
+        let totals =
+            polylane_vfs::fs::FileSystem::statfs(&*lane.fs, &OpCtx::service()).expect("totals");
         assert!(totals.bfree * 4096 > 9 << 20, "{totals:?}: what was removed is free again");
         lane.close();
     });
@@ -298,11 +305,22 @@ fn fill_and_empty(vfs: &Vfs, thread: u64) -> u32 {
     let bytes = vec![thread as u8; 64 << 10];
     let mut full = 0;
     for _ in 0..6 {
-        let opened = vfs.open_path(&cred, &vfs.root(), name.as_bytes(), O_RDWR | O_CREAT, 0o644, 0);
+        let opened = vfs.open_path(
+            &OpCtx::as_user(&cred),
+            &vfs.root(),
+            name.as_bytes(),
+            O_RDWR | O_CREAT,
+            0o644,
+            0,
+        );
         let file = opened.unwrap_or_else(|error| panic!("{error:?}"));
         // A few MiB more than there are.
         for round in 0..100 {
-            match file.write(&cred, Some(round * bytes.len() as u64), &mut &bytes[..]) {
+            match file.write(
+                &OpCtx::as_user(&cred),
+                Some(round * bytes.len() as u64),
+                &mut &bytes[..],
+            ) {
                 Ok(written) if written.count == bytes.len() => {}
                 Ok(_) | Err(Errno::ENOSPC) => {
                     full += 1;
@@ -311,9 +329,10 @@ fn fill_and_empty(vfs: &Vfs, thread: u64) -> u32 {
                 Err(errno) => panic!("{errno:?}"),
             }
         }
-        file.fsync(false).expect("what was taken can be written");
+        file.fsync(&OpCtx::service(), false).expect("what was taken can be written");
         drop(file);
-        vfs.unlink(&cred, &vfs.root(), name.as_bytes()).expect("unlinks on a full disk");
+        vfs.unlink(&OpCtx::as_user(&cred), &vfs.root(), name.as_bytes())
+            .expect("unlinks on a full disk");
     }
     full
 }
@@ -330,10 +349,11 @@ fn with_shared_attributes() -> Arc<RamDevice> {
     let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
     let make = |n: u64| {
         let name = format!("file-{n}");
-        fs.create(root, name.as_bytes(), &new).expect("room").node.ino.0
+        fs.create(&OpCtx::service(), root, name.as_bytes(), &new).expect("room").node.ino.0
     };
     let inodes: Vec<u64> = (0..SHARERS).map(make).collect();
-    fs.setxattr(Ino(inodes[0]), b"user.shared", &[7; 2000], XattrMode::Any).expect("room");
+    fs.setxattr(&OpCtx::service(), Ino(inodes[0]), b"user.shared", &[7; 2000], XattrMode::Any)
+        .expect("room");
     fs.close().expect("closes");
     let image = common::save(&device);
     let debugfs = |commands: &str| {
@@ -376,9 +396,12 @@ fn a_shared_block_of_attributes_is_let_go_of_by_many_at_once() {
                 scope.spawn(move || {
                     for n in (thread..SHARERS).step_by(THREADS as usize) {
                         let name = format!("file-{n}");
-                        let file = fs.lookup(root, name.as_bytes()).expect("is there").ino;
+                        let file = fs
+                            .lookup(&OpCtx::service(), root, name.as_bytes())
+                            .expect("is there")
+                            .ino;
                         start.wait();
-                        fs.removexattr(file, b"user.shared").expect("has it");
+                        fs.removexattr(&OpCtx::service(), file, b"user.shared").expect("has it");
                     }
                 });
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use polylane_base::{Ino, TestClock};
 use polylane_ext4::{DataMode, Ext4, Options};
 use polylane_testkit::sim::{Event, Image, SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
 
 struct Bench {
@@ -35,34 +36,37 @@ impl Bench {
     fn create(&self, name: &str) -> Ino {
         let new = NewNode::new(Kind::File, 0o600);
         let root = self.fs.root().expect("root").ino;
-        self.fs.create(root, name.as_bytes(), &new).expect("room").node.ino
+        self.fs.create(&OpCtx::service(), root, name.as_bytes(), &new).expect("room").node.ino
     }
 
     /// As the page cache writes before a sync, and that sync.
     fn synced(&self, ino: Ino, offset: u64, bytes: &[u8], data_only: bool) {
         let syncing = Syncing { bytes: bytes.len() as u64, data_only };
-        let written = self.fs.write_synced(ino, offset, &mut &bytes[..], syncing);
+        let written =
+            self.fs.write_synced(&OpCtx::service(), ino, offset, &mut &bytes[..], syncing);
         assert_eq!(written, Ok(bytes.len()));
-        self.fs.fsync(ino, data_only).expect("durable");
+        self.fs.fsync(&OpCtx::service(), ino, data_only).expect("durable");
     }
 
     /// Writes in place and makes it durable.
     fn placed(&self, ino: Ino, offset: u64, bytes: &[u8]) {
-        assert_eq!(self.fs.write(ino, offset, &mut &bytes[..]), Ok(bytes.len()));
-        self.fs.fsync(ino, true).expect("durable");
+        assert_eq!(self.fs.write(&OpCtx::service(), ino, offset, &mut &bytes[..]), Ok(bytes.len()));
+        self.fs.fsync(&OpCtx::service(), ino, true).expect("durable");
     }
 
     fn read(&self, name: &str) -> Vec<u8> {
         let root = self.fs.root().expect("root").ino;
-        let attr = self.fs.lookup(root, name.as_bytes()).expect("is there");
+        let attr = self.fs.lookup(&OpCtx::service(), root, name.as_bytes()).expect("is there");
         let mut bytes = vec![0; attr.size as usize];
-        self.fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+        self.fs
+            .read(&OpCtx::service(), attr.ino, 0, bytes.len(), &mut &mut bytes[..])
+            .expect("reads");
         bytes
     }
 
     fn remove(&self, name: &str) {
         let root = self.fs.root().expect("root").ino;
-        let gone = self.fs.unlink(root, name.as_bytes()).expect("is there").node;
+        let gone = self.fs.unlink(&OpCtx::service(), root, name.as_bytes()).expect("is there").node;
         self.fs.forget(gone.ino);
     }
 
@@ -109,7 +113,10 @@ fn a_small_sync_is_one_durable_write() {
     bench.placed(placed, 0, &[2; 20_000]);
     let over = bench.requests(|| bench.synced(placed, 4096, &[3; 8192], true));
     assert_eq!(over, [1, 0, 0], "over written blocks");
-    assert_eq!(bench.requests(|| bench.fs.fsync(placed, true).expect("durable")), [0, 0, 0]);
+    assert_eq!(
+        bench.requests(|| bench.fs.fsync(&OpCtx::service(), placed, true).expect("durable")),
+        [0, 0, 0]
+    );
     let whole = bench.requests(|| bench.synced(placed, 4096, &[4; 8192], false));
     assert_eq!(whole, [1, 0, 0], "the same with the file's times");
     let bench = bench.cut();
@@ -124,8 +131,8 @@ fn a_small_sync_is_one_durable_write() {
 fn a_commit_that_shows_what_is_not_durable_flushes_first() {
     let Some(bench) = bench(DataMode::Ordered) else { return };
     let (shown, synced) = (bench.create("shown"), bench.create("synced"));
-    bench.fs.sync().expect("durable");
-    bench.fs.write(shown, 0, &mut &[5; 4096][..]).expect("in place");
+    bench.fs.sync(&OpCtx::service()).expect("durable");
+    bench.fs.write(&OpCtx::service(), shown, 0, &mut &[5; 4096][..]).expect("in place");
     let [durable, _, flushes] = bench.requests(|| bench.synced(synced, 0, &[6; 100], false));
     assert_eq!((durable, flushes), (1, 1), "body, flush, commit block");
 }
@@ -158,7 +165,7 @@ fn what_is_written_over_checkpointed_data_is_read() {
     for value in 1..8 {
         bench.synced(file, 0, &[value; 9000], false);
         // Whoever asks where it lies has it written there.
-        bench.fs.pieces(file, 0, 9000, &mut |_| true).expect("told");
+        bench.fs.pieces(&OpCtx::service(), file, 0, 9000, &mut |_| true).expect("told");
         bench.placed(file, 4096, &[value + 100; 4096]);
         let bytes = bench.read("file");
         assert!(bytes[4096..8192] == [value + 100; 4096] && bytes[..4096] == [value; 4096]);
@@ -174,21 +181,21 @@ fn freed_blocks_of_logged_data_belong_to_whoever_has_them_next() {
         bench.synced(file, 0, &[1; 40_960], false);
         if checkpointed {
             let mut seen = 0;
-            let told = bench.fs.pieces(file, 0, 40_960, &mut |_| {
+            let told = bench.fs.pieces(&OpCtx::service(), file, 0, 40_960, &mut |_| {
                 seen += 1;
                 true
             });
             assert!(told.is_ok() && seen > 0, "where it is said to be");
         }
         bench.remove("file");
-        bench.fs.sync().expect("durable");
+        bench.fs.sync(&OpCtx::service()).expect("durable");
         let mut others = Vec::new();
         for at in 0..60 {
             let name = format!("other{at}");
             bench.placed(bench.create(&name), 0, &[at + 2; 40_960]);
             others.push(name);
         }
-        bench.fs.sync().expect("durable");
+        bench.fs.sync(&OpCtx::service()).expect("durable");
         let bench = bench.cut();
         for (name, at) in others.iter().zip(2..) {
             assert!(bench.read(name).iter().all(|byte| *byte == at), "{name}, {checkpointed}");
@@ -203,10 +210,10 @@ fn all_data_can_go_to_the_log() {
     let file = bench.create("file");
     let bytes: Vec<u8> = (0..300_000u32).map(|at| (at / 7) as u8).collect();
     let written = bench.requests(|| {
-        assert_eq!(bench.fs.write(file, 100, &mut &bytes[..]), Ok(bytes.len()));
+        assert_eq!(bench.fs.write(&OpCtx::service(), file, 100, &mut &bytes[..]), Ok(bytes.len()));
     });
     assert_eq!(written, [0, 0, 0]);
-    bench.fs.fsync(file, false).expect("durable");
+    bench.fs.fsync(&OpCtx::service(), file, false).expect("durable");
     let bench = bench.cut();
     assert!(bench.read("file")[100..] == bytes);
     bench.fs.close().expect("closes");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use polylane_base::TestClock;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::SetAttr;
-use polylane_vfs::{Cred, Options, Vfs};
+use polylane_vfs::{Cred, OpCtx, Options, Vfs};
 
 const PAGE: usize = 4096;
 const O_RDWR: i32 = 2;
@@ -19,13 +19,15 @@ const KEEP_SIZE: i32 = 1;
 /// Pages that are left where 10 are allocated, and 5 written, and the file is truncated to `size`.
 fn left(vfs: &Vfs, name: &[u8], size: usize) -> (u64, u64) {
     let (cred, root) = (Cred::root(), vfs.root());
-    let file = vfs.open_path(&cred, &root, name, O_RDWR | O_CREAT, 0o644, 0).expect("made");
-    file.fallocate(&cred, KEEP_SIZE, 0, 10 * PAGE as u64).expect("room");
-    file.write(&cred, Some(0), &mut &vec![7; 5 * PAGE][..]).expect("written");
+    let file = vfs
+        .open_path(&OpCtx::as_user(&cred), &root, name, O_RDWR | O_CREAT, 0o644, 0)
+        .expect("made");
+    file.fallocate(&OpCtx::as_user(&cred), KEEP_SIZE, 0, 10 * PAGE as u64).expect("room");
+    file.write(&OpCtx::as_user(&cred), Some(0), &mut &vec![7; 5 * PAGE][..]).expect("written");
     let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
-    vfs.setattr(&cred, file.node(), &set).expect("truncated");
-    file.fsync(false).expect("synced");
-    let attr = vfs.getattr(file.node()).expect("a state");
+    vfs.setattr(&OpCtx::as_user(&cred), file.node(), &set).expect("truncated");
+    file.fsync(&OpCtx::service(), false).expect("synced");
+    let attr = vfs.getattr(&OpCtx::service(), file.node()).expect("a state");
     (attr.size, attr.blocks * 512 / PAGE as u64)
 }
 

@@ -10,6 +10,7 @@ use polylane_base::TestClock;
 use polylane_block::device::{BlockDevice, Channel, Completion, Op, Request, Submitted};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{DataMode, Ext4, Options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 
 /// Longer than anything takes that comes at all.
@@ -97,7 +98,8 @@ impl Channel for Road {
 fn size_after_a_cut(below: &Arc<RamDevice>) -> u64 {
     let cut = common::load(&std::fs::read(common::save(below).path()).expect("readable"));
     let fs = common::open(&cut);
-    let file = fs.lookup(fs.root().expect("root").ino, b"file").expect("is there");
+    let file =
+        fs.lookup(&OpCtx::service(), fs.root().expect("root").ino, b"file").expect("is there");
     fs.close().expect("closes");
     assert_eq!(common::complaints(&cut), None);
     file.size
@@ -121,15 +123,15 @@ fn a_commit_waits_for_data_where_they_are_ordered() {
         let fs = Ext4::open(slow.clone(), clock, &options).expect("opens");
         let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
         let root = fs.root().expect("root").ino;
-        let file = fs.create(root, b"file", &new).expect("room").node.ino;
-        fs.sync().expect("durable");
+        let file = fs.create(&OpCtx::service(), root, b"file", &new).expect("room").node.ino;
+        fs.sync(&OpCtx::service()).expect("durable");
         slow.set(Next::Holds);
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| fs.write(file, 0, &mut &[7; 4096][..]));
+            let writer = scope.spawn(|| fs.write(&OpCtx::service(), file, 0, &mut &[7; 4096][..]));
             slow.wait(Next::Held);
             let (end, mut size) = (Instant::now() + PATIENCE, 0);
             while size == 0 && Instant::now() < end {
-                fs.sync().expect("durable");
+                fs.sync(&OpCtx::service()).expect("durable");
                 size = size_after_a_cut(&below);
                 if data == DataMode::Ordered {
                     break;
@@ -140,10 +142,10 @@ fn a_commit_waits_for_data_where_they_are_ordered() {
             slow.set(Next::Passes);
             assert_eq!(writer.join().expect("no panic"), Ok(4096));
         });
-        fs.fsync(file, false).expect("durable");
+        fs.fsync(&OpCtx::service(), file, false).expect("durable");
         assert_eq!(size_after_a_cut(&below), 4096);
         let mut bytes = [0; 4096];
-        assert_eq!(fs.read(file, 0, 4096, &mut &mut bytes[..]), Ok(4096));
+        assert_eq!(fs.read(&OpCtx::service(), file, 0, 4096, &mut &mut bytes[..]), Ok(4096));
         assert!(bytes.iter().all(|byte| *byte == 7), "{data:?}");
         fs.close().expect("closes");
         assert_eq!(common::complaints(&below), None);

@@ -11,8 +11,6 @@
 //! hand: it listens with a time limit, and beats each time. It also says, in bit 2 of its word,
 //! whether any thread waits for a device: whoever waits for that thread is excused as well.
 
-use std::cell::RefCell;
-
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::handover::Heart;
@@ -28,55 +26,49 @@ pub const MAIN: usize = 0;
 pub const WORKERS: usize = 1;
 
 /// The beat of one thread, which alone writes it.
-struct Beat {
-    heart: Arc<Heart>,
+pub struct Beat {
+    heart: Option<Arc<Heart>>,
     thread: usize,
     count: u64,
 }
 
 impl Beat {
+    /// From now on the thread that has this is watched, under this word. It has nothing in hand.
+    pub fn watched(heart: Arc<Heart>, thread: usize) -> Beat {
+        let beat = Beat { heart: Some(heart), thread, count: 0 };
+        beat.idle();
+        beat
+    }
+
+    /// That of a thread without a supervisor.
+    pub fn unwatched() -> Beat {
+        Beat { heart: None, thread: 0, count: 0 }
+    }
+
+    /// The thread has something in hand now, or something else than before.
+    #[inline]
+    pub fn busy(&mut self) {
+        self.count += 1;
+        self.write(BUSY);
+    }
+
+    /// The thread has nothing in hand.
+    #[inline]
+    pub fn idle(&self) {
+        self.write(0);
+    }
+
+    /// The thread does what takes as long as a device takes.
+    pub fn excused(&mut self) {
+        self.count += 1;
+        self.write(BUSY | EXCUSED);
+    }
+
     fn write(&self, bits: u64) {
-        if let Ok(word) = self.heart.word(self.thread) {
+        if let Some(Ok(word)) = self.heart.as_ref().map(|heart| heart.word(self.thread)) {
             word.store(WATCHED | bits | self.count << COUNT_SHIFT, Ordering::Relaxed);
         }
     }
-}
-
-thread_local! {
-    static BEAT: RefCell<Option<Beat>> = const { RefCell::new(None) };
-}
-
-fn with(beat: impl FnOnce(&mut Beat)) {
-    BEAT.with(|place| place.borrow_mut().as_mut().map(beat));
-}
-
-/// From now on the calling thread is watched, under this word. It has nothing in hand.
-pub fn watch(heart: Arc<Heart>, thread: usize) {
-    BEAT.with(|place| *place.borrow_mut() = Some(Beat { heart, thread, count: 0 }));
-    idle();
-}
-
-/// The calling thread has something in hand now, or something else than before.
-#[inline]
-pub fn busy() {
-    with(|beat| {
-        beat.count += 1;
-        beat.write(BUSY);
-    });
-}
-
-/// The calling thread has nothing in hand.
-#[inline]
-pub fn idle() {
-    with(|beat| beat.write(0));
-}
-
-/// The calling thread does what takes as long as a device takes.
-pub fn excused() {
-    with(|beat| {
-        beat.count += 1;
-        beat.write(BUSY | EXCUSED);
-    });
 }
 
 /// Whether a word says that its thread has to go on: else it may stay as it is.
@@ -100,19 +92,19 @@ mod tests {
         let fd = Store::create().expect("memfd");
         let heart = Arc::new(Heart::attach(&fd).expect("map"));
         let word = || heart.word(3).expect("word").load(Ordering::Relaxed);
-        busy();
+        Beat::unwatched().busy();
         assert_eq!(word(), 0, "not watched");
-        watch(heart.clone(), 3);
+        let mut beat = Beat::watched(heart.clone(), 3);
         assert!(!must_move(word()));
-        busy();
+        beat.busy();
         let first = word();
         assert!(must_move(first));
-        busy();
+        beat.busy();
         assert!(must_move(word()) && word() != first);
         assert!(!is_excused(word()));
-        excused();
+        beat.excused();
         assert!(is_excused(word()) && must_move(word()));
-        idle();
+        beat.idle();
         assert!(!must_move(word()));
     }
 }

@@ -41,7 +41,7 @@ use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::handover::{self, Record, Store, Turns};
-use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs, Written};
+use polylane_vfs::{Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
 use crate::fuse::{self, nodes::NodeTable, nodes::Place, nodes::Target};
 use crate::kept::{FormerProcess, Kept};
@@ -224,18 +224,18 @@ impl Lane {
         self.guards_links.store(true, Ordering::Relaxed);
     }
 
-    /// Whether `cred` may give the inode a name more, wherever: the kernel's `may_linkat`.
-    pub(crate) fn may_link(&self, cred: &Cred, node: &Node) -> Result<bool> {
-        if !self.guards_links.load(Ordering::Relaxed) || cred.is_root() {
+    /// Whether it may be given the inode a name more, wherever: the kernel's `may_linkat`.
+    pub(crate) fn may_link(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<bool> {
+        if !self.guards_links.load(Ordering::Relaxed) || ctx.is_root() {
             return Ok(true);
         }
-        let attr = self.vfs.getattr(node)?;
+        let attr = self.vfs.getattr(ctx, node)?;
         let runs_as_group = libc::S_ISGID | libc::S_IXGRP;
         let harmless = node.kind() == Kind::File
             && attr.perm & libc::S_ISUID == 0
             && attr.perm & runs_as_group != runs_as_group;
-        let can_use = || self.vfs.access(cred, node, (libc::R_OK | libc::W_OK) as u32).is_ok();
-        Ok(cred.uid == attr.uid || harmless && can_use())
+        let can_use = || self.vfs.access(ctx, node, (libc::R_OK | libc::W_OK) as u32).is_ok();
+        Ok(ctx.uid() == attr.uid || harmless && can_use())
     }
 
     /// To be called by the shared-memory front end before it reads, writes, truncates or syncs
@@ -303,7 +303,7 @@ impl Lane {
             let within = file.size().saturating_sub(range.offset).min(range.len);
             again(within as usize).is_ok()
         });
-        if twice { file.sync_written(flags) } else { Ok(()) }
+        if twice { file.sync_written(&OpCtx::service(), flags) } else { Ok(()) }
     }
 
     /// To be called after a file may have grown without the kernel, and before the reply: what the
@@ -324,7 +324,7 @@ impl Lane {
     /// Tells the kernel how long a file is that it has open, though it was told before: it may have
     /// taken that back by a reply that was late.
     pub(crate) fn tell_size(&self, node: &Node) {
-        let size = self.vfs.getattr(node).map_or(0, |attr| attr.size);
+        let size = self.vfs.getattr(&OpCtx::service(), node).map_or(0, |attr| attr.size);
         if let Some(id) = self.nodes.id_of(node).filter(|_| size > 0) {
             self.notifier.grow(id, size, self.byte_at(node, size - 1));
         }
@@ -332,7 +332,8 @@ impl Lane {
 
     /// The node's id, and its size where the kernel takes it to be shorter.
     pub(crate) fn growth(&self, node: &Node) -> Option<(u64, u64)> {
-        let (id, size) = (self.nodes.id_of(node)?, self.vfs.getattr(node).ok()?.size);
+        let (id, size) =
+            (self.nodes.id_of(node)?, self.vfs.getattr(&OpCtx::service(), node).ok()?.size);
         let known = self.nodes.size_of(id)?;
         (known < size).then_some((id, size))
     }
@@ -346,11 +347,11 @@ impl Lane {
 
     /// A byte of a file; 0 when it cannot be read.
     fn byte_at(&self, node: &Node, offset: u64) -> u8 {
-        let cred = Cred { kernel_checked: true, ..Cred::root() };
+        let ctx = OpCtx::service().kernel_checked();
         let mut byte = [0];
-        if let Ok(file) = self.vfs.open(&cred, node, libc::O_RDONLY) {
+        if let Ok(file) = self.vfs.open(&ctx, node, libc::O_RDONLY) {
             // For the kernel, not for a program: no access time moves.
-            let _past_the_end = file.peek(offset, 1, &mut byte.as_mut_slice());
+            let _past_the_end = file.peek(&OpCtx::service(), offset, 1, &mut byte.as_mut_slice());
         }
         byte[0]
     }

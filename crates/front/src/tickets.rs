@@ -117,14 +117,14 @@ pub(crate) fn random_bytes() -> Result<[u8; 16]> {
 mod tests {
     use std::time::Duration;
 
-    use polylane_vfs::{Cred, Vfs};
+    use polylane_vfs::{OpCtx, Vfs};
 
     use super::*;
     use crate::lane::empty;
 
     fn ticket() -> (Arc<Vfs>, Ticket) {
         let vfs = empty::vfs();
-        let file = vfs.open(&Cred::root(), &vfs.root(), libc::O_DIRECTORY).unwrap();
+        let file = vfs.open(&OpCtx::service(), &vfs.root(), libc::O_DIRECTORY).unwrap();
         (vfs, Ticket { file, slot: None })
     }
 

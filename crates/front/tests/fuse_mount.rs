@@ -20,7 +20,7 @@ use polylane_front::fuse::{
 };
 use polylane_vfs::handover::{self, InFlight};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Options, Vfs};
+use polylane_vfs::{OpCtx, Options, Vfs};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags,
 };
@@ -283,10 +283,12 @@ fn crowd_from_inside(door: &Lane) {
         let name = rng.below(NAMES).to_string().into_bytes();
         let other = rng.below(NAMES).to_string().into_bytes();
         if rng.percent(50) {
-            if let Ok(Some(gone)) = door.vfs.take_unlinked(&root, &dir, &name) {
+            if let Ok(Some(gone)) = door.vfs.take_unlinked(&OpCtx::as_user(&root), &dir, &name) {
                 door.name_gone(&dir, &name, &gone);
             }
-        } else if let Ok(names) = door.vfs.take_renamed(&root, &dir, &name, &dir, &other, 0) {
+        } else if let Ok(names) =
+            door.vfs.take_renamed(&OpCtx::as_user(&root), &dir, &name, &dir, &other, 0)
+        {
             door.name_moved(&dir, &name, &names.moved);
             if let Some(replaced) = names.replaced {
                 door.name_gone(&dir, &other, &replaced);
@@ -523,11 +525,14 @@ fn cached_pages_follow_the_fast_lane_on_older_kernels() {
     };
     assert_eq!(read(), "0123456789");
     let (door, root) = (&lane.lane, polylane_vfs::Cred::root());
-    let file = door.vfs.open_path(&root, &door.vfs.root(), b"a", libc::O_RDWR, 0, 0).expect("open");
+    let file = door
+        .vfs
+        .open_path(&OpCtx::as_user(&root), &door.vfs.root(), b"a", libc::O_RDWR, 0, 0)
+        .expect("open");
     let write = |at: Option<u64>, bytes: &[u8]| {
         let range = polylane_front::notifier::Range { offset: at.unwrap_or(0), len: 0 };
         door.before_io(file.node(), range);
-        file.write(&root, at, &mut &*bytes).expect("written");
+        file.write(&OpCtx::as_user(&root), at, &mut &*bytes).expect("written");
         door.changed(file.node(), range);
     };
     write(Some(0), b"XY");
@@ -536,7 +541,7 @@ fn cached_pages_follow_the_fast_lane_on_older_kernels() {
     log.write_all(b"+kernel").expect("appended");
     assert_eq!(read(), "XY23456789+lane+kernel");
     let set = polylane_vfs::SetAttr { size: Some(4), ..Default::default() };
-    door.vfs.setattr(&root, file.node(), &set).expect("cut");
+    door.vfs.setattr(&OpCtx::as_user(&root), file.node(), &set).expect("cut");
     door.changed(file.node(), polylane_front::notifier::Range { offset: 4, len: 0 });
     assert_eq!(read(), "XY23");
 }
@@ -661,16 +666,19 @@ sys.stdin.readline()
     await_word(&mut python, "mapped");
     let door = &lane.lane;
     let root = polylane_vfs::Cred::root();
-    let file = door.vfs.open_path(&root, &door.vfs.root(), b"m", libc::O_RDWR, 0, 0).expect("open");
+    let file = door
+        .vfs
+        .open_path(&OpCtx::as_user(&root), &door.vfs.root(), b"m", libc::O_RDWR, 0, 0)
+        .expect("open");
     let read = || {
         let mut bytes = [0; 16];
         door.before_io(file.node(), polylane_front::notifier::Range { offset: 0, len: 16 });
-        file.read(0, 16, &mut &mut bytes[..]).expect("read");
+        file.read(&OpCtx::service(), 0, 16, &mut &mut bytes[..]).expect("read");
         bytes
     };
     assert_eq!(&read()[..6], b"mapped");
     door.before_io(file.node(), polylane_front::notifier::Range { offset: 6, len: 4 });
-    file.write(&root, Some(6), &mut &b"lane"[..]).expect("written");
+    file.write(&OpCtx::as_user(&root), Some(6), &mut &b"lane"[..]).expect("written");
     door.changed(file.node(), polylane_front::notifier::Range { offset: 6, len: 4 });
     let input = python.stdin.as_mut().expect("a pipe");
     input.write_all(b"\n").expect("told");
@@ -728,16 +736,16 @@ assert ctypes.get_errno() == errno.ESTALE, os.strerror(ctypes.get_errno())
     let Ok(mut python) = started else { return println!("skipped: no python3") };
     await_word(&mut python, "handle");
     let (vfs, root) = (&lane.lane.vfs, polylane_vfs::Cred::root());
-    let node = vfs.lookup(&root, &vfs.root(), b"a").expect("there");
+    let node = vfs.lookup(&OpCtx::as_user(&root), &vfs.root(), b"a").expect("there");
     // As the fast lane does it: the kernel lets go of the name that is gone, and knows no other.
-    vfs.rename(&root, &vfs.root(), b"a", &vfs.root(), b"b", 0).expect("renamed");
+    vfs.rename(&OpCtx::as_user(&root), &vfs.root(), b"a", &vfs.root(), b"b", 0).expect("renamed");
     lane.lane.name_moved(&vfs.root(), b"a", &node);
     let forgotten = || lane.lane.nodes.id_of(&node).is_none();
     assert!((0..500).any(|_| {
         thread::sleep(Duration::from_millis(10));
         forgotten()
     }));
-    let file = vfs.open(&root, &node, libc::O_RDWR).expect("opens");
+    let file = vfs.open(&OpCtx::as_user(&root), &node, libc::O_RDWR).expect("opens");
     drop(node);
     python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
     await_word(&mut python, "closed");
@@ -777,10 +785,12 @@ assert m[0:6] == b'mapped' and m[39000] == 7
     let (door, root) = (&lane.lane, polylane_vfs::Cred::root());
     let write = |python: &mut std::process::Child, at: u64, bytes: &[u8]| {
         let vfs = &door.vfs;
-        let file = vfs.open_path(&root, &vfs.root(), b"m", libc::O_RDWR, 0, 0).expect("open");
+        let file = vfs
+            .open_path(&OpCtx::as_user(&root), &vfs.root(), b"m", libc::O_RDWR, 0, 0)
+            .expect("open");
         let range = polylane_front::notifier::Range { offset: at, len: bytes.len() as u64 };
         door.before_io(file.node(), range);
-        file.write(&root, Some(at), &mut &*bytes).expect("written");
+        file.write(&OpCtx::as_user(&root), Some(at), &mut &*bytes).expect("written");
         door.changed(file.node(), range);
         python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
     };
@@ -892,7 +902,9 @@ fn a_slot_is_a_descriptor_of_the_bound_file() {
     fs::write(lane.path("a"), b"contents").expect("written");
     let vfs = &lane.lane.vfs;
     let root = polylane_vfs::Cred::root();
-    let file = vfs.open_path(&root, &vfs.root(), b"a", libc::O_RDWR, 0, 0).expect("opened");
+    let file = vfs
+        .open_path(&OpCtx::as_user(&root), &vfs.root(), b"a", libc::O_RDWR, 0, 0)
+        .expect("opened");
     session.bind(5, file).expect("bound");
 
     let mut text = String::new();
@@ -935,12 +947,12 @@ fn a_file_that_the_fast_lane_removes_is_freed_although_the_kernel_knew_it() {
     fs::write(lane.path("a"), vec![1; 1 << 20]).expect("written");
     let (door, root) = (&lane.lane, polylane_vfs::Cred::root());
     let dir = door.vfs.root();
-    let node = door.vfs.lookup(&root, &dir, b"a").expect("found");
-    door.vfs.unlink(&root, &dir, b"a").expect("removed");
+    let node = door.vfs.lookup(&OpCtx::as_user(&root), &dir, b"a").expect("found");
+    door.vfs.unlink(&OpCtx::as_user(&root), &dir, b"a").expect("removed");
     door.name_gone(&dir, b"a", &node);
     drop(node);
     for _ in 0..100 {
-        let totals = door.vfs.statfs().expect("totals");
+        let totals = door.vfs.statfs(&OpCtx::service()).expect("totals");
         if totals.bfree == totals.blocks {
             return;
         }

@@ -15,7 +15,7 @@ use polylane_front::notifier;
 use polylane_front::slots::{Token, Unbound};
 use polylane_front::witness::{Looks, Numbers, Witness};
 use polylane_testkit::fault::{Call, Faulty};
-use polylane_vfs::{Cred, OpenFile, SetAttr};
+use polylane_vfs::{OpCtx, OpenFile, SetAttr};
 
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
@@ -499,7 +499,7 @@ fn created_once(kernel: &mut Kernel, args: &[u8]) -> (u64, u64) {
 
 fn open_file(kernel: &Kernel, name: &str, flags: i32) -> Arc<OpenFile> {
     let vfs = &kernel.lane.vfs;
-    vfs.open_path(&Cred::root(), &vfs.root(), name.as_bytes(), flags, 0o644, 0).expect("opened")
+    vfs.open_path(&OpCtx::service(), &vfs.root(), name.as_bytes(), flags, 0o644, 0).expect("opened")
 }
 
 fn session(kernel: &Kernel) -> Arc<polylane_front::slots::SessionSlots> {
@@ -893,9 +893,10 @@ fn lists_are_kept_where_the_kernel_minds_them() {
     kernel.ask(INIT, 0, &init_with_all()).expect("agreed");
     let (id, _) = create(&mut kernel, ROOT, "a");
     let vfs = &kernel.lane.vfs;
-    let node = vfs.resolve(&Cred::root(), &vfs.root(), b"a", true).expect("made");
-    let perm = |kernel: &Kernel| kernel.lane.vfs.getattr(&node).expect("known").perm;
-    let set = |set: SetAttr| kernel.lane.vfs.setattr(&Cred::root(), &node, &set).expect("set");
+    let node = vfs.resolve(&OpCtx::service(), &vfs.root(), b"a", true).expect("made");
+    let perm =
+        |kernel: &Kernel| kernel.lane.vfs.getattr(&OpCtx::service(), &node).expect("known").perm;
+    let set = |set: SetAttr| kernel.lane.vfs.setattr(&OpCtx::service(), &node, &set).expect("set");
     set(SetAttr { gid: Some(Gid(5)), ..SetAttr::default() });
     set(SetAttr { perm: Some(0o2600), ..SetAttr::default() });
     let list = polylane_testkit::acl::naming_one(6);

@@ -17,6 +17,7 @@ use polylane_front::shm::Config;
 use polylane_front::slots::{Slot, Token};
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, Op};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::StatFs;
 use shm_kit::{Client, House, lock_message, make_slot, wait_for};
 
@@ -39,7 +40,7 @@ fn killed_clients_leave_nothing() {
     }
     drop(keeper);
     wait_for("the keeper to leave", || house.server.session_count() == 0);
-    let (empty, mut rng) = (house.lane.vfs.statfs().unwrap(), Rng::new(1));
+    let (empty, mut rng) = (house.lane.vfs.statfs(&OpCtx::service()).unwrap(), Rng::new(1));
     let mut before = Footprint::now();
     for kill in 0..KILLS {
         let mut victims: Vec<Victim> =
@@ -68,7 +69,7 @@ fn killed_clients_leave_nothing() {
 fn check(house: &House, empty: &StatFs, kill: u32) {
     wait_for("no session", || house.server.session_count() == 0);
     wait_for("no file of the dead", || {
-        let now = house.lane.vfs.statfs().unwrap();
+        let now = house.lane.vfs.statfs(&OpCtx::service()).unwrap();
         (now.ffree, now.bfree) == (empty.ffree, empty.bfree)
     });
     if !kill.is_multiple_of(10) {

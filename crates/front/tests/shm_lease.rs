@@ -24,7 +24,7 @@ use polylane_ipc::stream::{
 };
 use polylane_sys::Region;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, RENAME_EXCHANGE};
+use polylane_vfs::{OpCtx, RENAME_EXCHANGE};
 use shm_kit::{
     Client, House, connect_raw, count, count_panics, lane_on, make_slot, outcome, panics, wait_for,
 };
@@ -210,7 +210,7 @@ fn a_streamed_file_is_used_by_its_handle_and_by_its_slot() {
     assert_eq!(scene.holder.write(handle, 0, b"by the handle"), Ok(13));
     assert!(!scene.is_over());
     assert_eq!(
-        slot.file().unwrap().write(&Cred::root(), Some(0), &mut &b"BY"[..]).unwrap().count,
+        slot.file().unwrap().write(&OpCtx::service(), Some(0), &mut &b"BY"[..]).unwrap().count,
         2
     );
     assert!(scene.is_over());
@@ -307,7 +307,7 @@ fn an_escaped_slot_keeps_its_file() {
     post(&scene.holder, &entry(Change::Unlink, scene.lease, "file"));
     scene.holder.close(handle).unwrap();
     let file = slot.file().unwrap();
-    assert_eq!(scene.house.lane.vfs.getattr(file.node()).unwrap().nlink, 0);
+    assert_eq!(scene.house.lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().nlink, 0);
     // It is never bound again: the name is made, the handle is none, and the next sync says so.
     let lease = lease(&scene.holder, "d").unwrap().lease;
     let scene = Scene { lease, ..scene };
@@ -325,11 +325,15 @@ fn a_session_that_ends_leaves_what_it_did() {
     make_slot(&house, Token(holder.welcome.token), 0).unwrap();
     let handle = streamed_handle(0, 1);
     post(&holder, &Entry { slot: 1, flags: libc::O_RDWR as u32, handle, ..make(lease, "open") });
-    let free = house.lane.vfs.statfs().unwrap().ffree;
+    let free = house.lane.vfs.statfs(&OpCtx::service()).unwrap().ffree;
     post(&holder, &make(lease, "last"));
     drop(holder);
     wait_for("the holder to leave", || house.server.session_count() == 1);
-    assert_eq!(house.lane.vfs.statfs().unwrap().ffree, free - 1, "what was set aside is back");
+    assert_eq!(
+        house.lane.vfs.statfs(&OpCtx::service()).unwrap().ffree,
+        free - 1,
+        "what was set aside is back"
+    );
     let expected = ["last", "new", "old", "open"].map(String::from);
     assert_eq!(list(&other, "d"), expected.into());
 }

@@ -14,7 +14,7 @@ use polylane_ipc::message::{
     LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
 };
 use polylane_testkit::fault::{Call as FsCall, Faulty};
-use polylane_vfs::Cred;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Character, FileSystem};
 use polylane_vfs::memfs::MemFs;
 use shm_kit::{Client, House, USE_KERNEL, count, lane_of, lock_message, make_slot, wait_for};
@@ -454,7 +454,7 @@ fn a_session_that_ends_lets_go_of_everything() {
 
 fn open_file(house: &House, path: &str) -> std::sync::Arc<polylane_vfs::OpenFile> {
     let (vfs, root) = (&house.lane.vfs, house.lane.vfs.root());
-    vfs.open_path(&Cred::root(), &root, path.as_bytes(), libc::O_RDWR, 0, 0).unwrap()
+    vfs.open_path(&OpCtx::service(), &root, path.as_bytes(), libc::O_RDWR, 0, 0).unwrap()
 }
 
 fn token(client: &Client) -> Token {
@@ -514,7 +514,7 @@ fn expose_names_the_file_once() {
     let value = client.call(&Message { handle, ..Message::new(Op::Expose) }).unwrap().value;
     let key = u128::from(value[0]) | u128::from(value[1]) << 64;
     let ticket = house.lane.tickets.redeem(&key.to_le_bytes()).unwrap();
-    let node = house.lane.vfs.lookup(&Cred::root(), &house.lane.vfs.root(), b"f").unwrap();
+    let node = house.lane.vfs.lookup(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
     assert!(std::sync::Arc::ptr_eq(ticket.file.node(), &node));
     assert!(house.lane.tickets.redeem(&key.to_le_bytes()).is_none());
 }
@@ -570,7 +570,7 @@ fn what_the_kernel_has_mapped_is_served_by_a_helper() {
     let handle = client.create("f");
     client.write(handle, 0, b"mapped").unwrap();
     assert_eq!(house.server.totals().handed_off, 0);
-    let node = house.lane.vfs.lookup(&Cred::root(), &house.lane.vfs.root(), b"f").unwrap();
+    let node = house.lane.vfs.lookup(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
     node.tag().fetch_or(polylane_front::lane::TAG_PAGES, Ordering::SeqCst);
     let handed_off = |what: &str, expected: u64| {
         assert_eq!(house.server.totals().handed_off, expected, "{what}");

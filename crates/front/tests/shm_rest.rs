@@ -11,7 +11,8 @@ use polylane_ipc::message::{
     AT_REST, IS_MARK, LOCK_FLOCK, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
 };
 use polylane_vfs::{
-    Cred, Inode, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, SetAttr,
+    Cred, Inode, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx, OpenFile,
+    SetAttr,
 };
 use shm_kit::{Client, House, cached_lane, count};
 
@@ -71,7 +72,7 @@ impl<'a> Rest<'a> {
 fn beside(house: &House, path: &str) -> Arc<OpenFile> {
     let (vfs, cred) = (&house.lane.vfs, Cred::root());
     let flags = libc::O_RDWR | libc::O_CREAT;
-    vfs.open_path(&cred, &vfs.root(), path.as_bytes(), flags, 0o644, 0).unwrap()
+    vfs.open_path(&OpCtx::as_user(&cred), &vfs.root(), path.as_bytes(), flags, 0o644, 0).unwrap()
 }
 
 fn weak_of(house: &House, path: &str) -> Weak<Inode> {
@@ -89,7 +90,7 @@ fn a_file_at_rest_is_taken_back_with_its_last_name() {
         let (vfs, root) = (&house.lane.vfs, house.lane.vfs.root());
         for replaced in [false, true] {
             let gone = weak_of(&house, "f");
-            vfs.link(&Cred::root(), beside(&house, "f").node(), &root, b"g").unwrap();
+            vfs.link(&OpCtx::service(), beside(&house, "f").node(), &root, b"g").unwrap();
             let rest = Rest::open(&client, "f");
             assert!(rest.lie_down());
             other.op_at(Op::Unlink, "g").unwrap();
@@ -102,7 +103,7 @@ fn a_file_at_rest_is_taken_back_with_its_last_name() {
                 false => _ = other.op_at(Op::Unlink, "f").unwrap(),
                 true => {
                     drop(beside(&house, "new"));
-                    vfs.rename(&Cred::root(), &root, b"new", &root, b"f", 0).unwrap();
+                    vfs.rename(&OpCtx::service(), &root, b"new", &root, b"f", 0).unwrap();
                 }
             }
             assert!(!rest.holds() && !rest.get_up());
@@ -132,9 +133,9 @@ fn every_change_breaks_the_mark() {
         let client = house.client();
         let (vfs, root, cred) = (&house.lane.vfs, house.lane.vfs.root(), Cred::root());
         let set = |set: SetAttr| {
-            _ = vfs.setattr(&cred, beside(&house, "d/f").node(), &set).unwrap();
+            _ = vfs.setattr(&OpCtx::as_user(&cred), beside(&house, "d/f").node(), &set).unwrap();
         };
-        let dir = || vfs.resolve(&cred, &root, b"d", true).unwrap();
+        let dir = || vfs.resolve(&OpCtx::as_user(&cred), &root, b"d", true).unwrap();
         client.op_at(Op::Mkdir, "d").unwrap();
         let changes: [(&str, &dyn Fn()); 9] = [
             ("chmod", &|| set(SetAttr { perm: Some(0o600), ..SetAttr::default() })),
@@ -143,28 +144,32 @@ fn every_change_breaks_the_mark() {
             }),
             ("truncate", &|| set(SetAttr { size: Some(9), ..SetAttr::default() })),
             ("write", &|| {
-                _ = beside(&house, "d/f").write(&cred, Some(0), &mut &b"x"[..]).unwrap();
+                _ = beside(&house, "d/f")
+                    .write(&OpCtx::as_user(&cred), Some(0), &mut &b"x"[..])
+                    .unwrap();
             }),
-            ("link", &|| vfs.link(&cred, beside(&house, "d/f").node(), &root, b"g").unwrap()),
+            ("link", &|| {
+                vfs.link(&OpCtx::as_user(&cred), beside(&house, "d/f").node(), &root, b"g").unwrap()
+            }),
             ("rename", &|| {
-                vfs.rename(&cred, &dir(), b"f", &root, b"h", 0).unwrap();
-                vfs.rename(&cred, &root, b"h", &dir(), b"f", 0).unwrap();
+                vfs.rename(&OpCtx::as_user(&cred), &dir(), b"f", &root, b"h", 0).unwrap();
+                vfs.rename(&OpCtx::as_user(&cred), &root, b"h", &dir(), b"f", 0).unwrap();
             }),
             ("chmod of the directory", &|| {
                 let perm = SetAttr { perm: Some(0o700), ..SetAttr::default() };
-                _ = vfs.setattr(&cred, &dir(), &perm).unwrap();
+                _ = vfs.setattr(&OpCtx::as_user(&cred), &dir(), &perm).unwrap();
             }),
             ("rename of the directory", &|| {
-                vfs.rename(&cred, &root, b"d", &root, b"e", 0).unwrap();
-                vfs.rename(&cred, &root, b"e", &root, b"d", 0).unwrap();
+                vfs.rename(&OpCtx::as_user(&cred), &root, b"d", &root, b"e", 0).unwrap();
+                vfs.rename(&OpCtx::as_user(&cred), &root, b"e", &root, b"d", 0).unwrap();
             }),
-            ("unlink", &|| vfs.unlink(&cred, &dir(), b"f").unwrap()),
+            ("unlink", &|| vfs.unlink(&OpCtx::as_user(&cred), &dir(), b"f").unwrap()),
         ];
         for (what, change) in changes {
             drop(beside(&house, "d/f"));
             let perm = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-            vfs.setattr(&cred, &dir(), &perm).unwrap();
-            vfs.setattr(&cred, beside(&house, "d/f").node(), &perm).unwrap();
+            vfs.setattr(&OpCtx::as_user(&cred), &dir(), &perm).unwrap();
+            vfs.setattr(&OpCtx::as_user(&cred), beside(&house, "d/f").node(), &perm).unwrap();
             let rest = Rest::open(&client, "d/f");
             assert!(rest.lie_down() && rest.holds(), "{what}");
             change();
@@ -242,10 +247,13 @@ fn an_open_closes_the_file_whose_slot_it_takes() {
     let nobody = (Uid(65_534), Gid(65_534));
     let slot = house.lane.slots.create(token, 1, Access::Read, nobody).unwrap();
     for name in ["f", "g"] {
-        beside(&house, name).write(&Cred::root(), Some(0), &mut name.as_bytes()).unwrap();
+        beside(&house, name).write(&OpCtx::service(), Some(0), &mut name.as_bytes()).unwrap();
     }
-    let bound = || house.lane.vfs.getattr(slot.file().unwrap().node()).unwrap().ino;
-    let ino = |name: &str| house.lane.vfs.getattr(beside(&house, name).node()).unwrap().ino;
+    let bound =
+        || house.lane.vfs.getattr(&OpCtx::service(), slot.file().unwrap().node()).unwrap().ino;
+    let ino = |name: &str| {
+        house.lane.vfs.getattr(&OpCtx::service(), beside(&house, name).node()).unwrap().ino
+    };
     let open = |name, closed| open_with(&client, name, libc::O_RDONLY, [1, 0, MAY_REST, closed]);
     let rest = Rest::of(&client, open("f", 0).unwrap());
     assert!(rest.lie_down());
@@ -265,11 +273,11 @@ fn what_rests_is_shown_as_it_is() {
     let house = House::new();
     let client = house.client();
     let direct = beside(&house, "f");
-    direct.write(&Cred::root(), Some(0), &mut &[7; 5000][..]).unwrap();
+    direct.write(&OpCtx::service(), Some(0), &mut &[7; 5000][..]).unwrap();
     // Whoever reads it now moves the access time; later nobody does.
     std::thread::sleep(std::time::Duration::from_millis(20));
-    house.lane.vfs.getattr(direct.node()).unwrap();
-    direct.read(0, 1, &mut &mut [0; 1][..]).unwrap();
+    house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap();
+    direct.read(&OpCtx::service(), 0, 1, &mut &mut [0; 1][..]).unwrap();
     let reply = open_with(&client, "f", libc::O_RDONLY, [NO_SLOT, 9000, MAY_REST, 0]).unwrap();
     assert_eq!((count(&reply), reply.value[0]), (0, reply.value[5]), "in frames, not brought");
     let rest = Rest::of(&client, reply);
@@ -279,6 +287,6 @@ fn what_rests_is_shown_as_it_is() {
         views.find(look, page).is_some()
     };
     assert!(shown(0) && shown(1) && rest.lie_down());
-    direct.write(&Cred::root(), Some(0), &mut &[8; 10][..]).unwrap();
+    direct.write(&OpCtx::service(), Some(0), &mut &[8; 10][..]).unwrap();
     assert!(!rest.holds() && !shown(0) && shown(1));
 }

@@ -13,7 +13,7 @@ use polylane_front::shm::Config;
 use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, SHOW};
 use polylane_ipc::view::{HAS_DATA, NOTES_READS};
 use polylane_vfs::fs::XattrMode;
-use polylane_vfs::{Cred, OpenFile, SetAttr};
+use polylane_vfs::{OpCtx, OpenFile, SetAttr};
 use shm_kit::file::{File, PAGE, beside, now, read_beside};
 use shm_kit::{Client, House, cached_lane};
 
@@ -59,12 +59,12 @@ fn scribble(client: &Client, view: u32) {
 }
 
 fn perm(house: &House, direct: &OpenFile) -> u32 {
-    house.lane.vfs.getattr(direct.node()).expect("attributes").perm
+    house.lane.vfs.getattr(&OpCtx::service(), direct.node()).expect("attributes").perm
 }
 
 fn chmod(house: &House, direct: &OpenFile, perm: u32) {
     let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
-    house.lane.vfs.setattr(&Cred::root(), direct.node(), &set).expect("chmod");
+    house.lane.vfs.setattr(&OpCtx::service(), direct.node(), &set).expect("chmod");
 }
 
 fn open_bringing(client: &Client, path: &str) -> Reply {
@@ -77,7 +77,7 @@ fn open_bringing(client: &Client, path: &str) -> Reply {
 fn has_a_loan_to_read(house: &House, client: &Client, direct: &OpenFile) -> Option<(Reply, u32)> {
     std::thread::sleep(Duration::from_millis(20));
     let mut source: &[u8] = &[OLD];
-    direct.write(&Cred::root(), Some(0), &mut source).expect("written");
+    direct.write(&OpCtx::service(), Some(0), &mut source).expect("written");
     chmod(house, direct, 0o4755);
     for _ in 0..4 {
         let reply = open_bringing(client, "f");
@@ -123,11 +123,11 @@ const CHANGES: [(&str, Change); 4] = [
     ("capabilities", |house, direct| {
         let (name, value) = (b"security.capability", capabilities());
         let vfs = &house.lane.vfs;
-        vfs.setxattr(&Cred::root(), direct.node(), name, &value, XattrMode::Any).expect("set");
+        vfs.setxattr(&OpCtx::service(), direct.node(), name, &value, XattrMode::Any).expect("set");
     }),
     ("immutable", |house, direct| {
         // FS_IMMUTABLE_FL
-        house.lane.vfs.set_flags(&Cred::root(), direct.node(), 0x10).expect("chattr +i");
+        house.lane.vfs.set_flags(&OpCtx::service(), direct.node(), 0x10).expect("chattr +i");
     }),
 ];
 
@@ -144,7 +144,8 @@ fn nothing_that_is_written_after_a_change_of_rights_is_taken() {
         let client = house.client();
         let (file, direct) = lent(&house, &client);
         change(&house, &direct);
-        let state = || house.lane.vfs.getattr(direct.node()).expect("attributes");
+        let state =
+            || house.lane.vfs.getattr(&OpCtx::service(), direct.node()).expect("attributes");
         let before = state();
         scribble(&client, file.view);
         assert_eq!(read_beside(&direct, 0, PAGES * PAGE as usize), bytes(OLD), "{what}");
@@ -166,7 +167,7 @@ fn what_was_written_before_comes_before_the_change() {
         change(&house, &direct);
         assert!(!file.write_lent(0, b"behind"), "{what}: the loan goes on");
         let name = b"security.capability";
-        let has = house.lane.vfs.getxattr(&Cred::root(), direct.node(), name).is_ok();
+        let has = house.lane.vfs.getxattr(&OpCtx::service(), direct.node(), name).is_ok();
         assert_eq!(has, what == "capabilities", "{what}: what was written takes it away");
         assert_eq!(read_beside(&direct, 0, 6), b"before", "{what}");
         client.close(file.handle).expect("closed");

@@ -16,7 +16,7 @@ use polylane_ipc::stream::{
     Change, DATA_BYTES, Entry, LENT, Posted, SetState, ShortName, WRITE_BYTES_MAX, streamed_handle,
 };
 use polylane_ipc::view::FRAME_BYTES;
-use polylane_vfs::Cred;
+use polylane_vfs::OpCtx;
 use shm_kit::file::{File, PAGE, beside, read_beside, write_beside};
 use shm_kit::{Client, House, count, make_slot, requests_of, roomy_lane, wait_for};
 
@@ -135,7 +135,7 @@ fn a_model_agrees_where_pages_are_streamed() {
 #[test]
 fn nobody_reads_what_is_older_than_what_was_streamed() {
     let house = house();
-    let free = house.lane.vfs.statfs().unwrap().bfree;
+    let free = house.lane.vfs.statfs(&OpCtx::service()).unwrap().bfree;
     let (writing, reading) = (house.client(), house.client());
     let mut file = on_loan(&writing, "f", PAGES);
     let told: Vec<AtomicU64> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
@@ -171,7 +171,7 @@ fn nobody_reads_what_is_older_than_what_was_streamed() {
             while !over.load(SeqCst) {
                 house.lane.vfs.give_room_back();
                 std::thread::sleep(Duration::from_millis(1));
-                house.lane.vfs.sync().unwrap();
+                house.lane.vfs.sync(&OpCtx::service()).unwrap();
             }
         });
         // Each has pages of its own, so that the last number told is the last one written.
@@ -197,7 +197,9 @@ fn nobody_reads_what_is_older_than_what_was_streamed() {
     assert!(file.streamed > 300, "{}", file.streamed);
     // What was set aside is given back, the last loan's too.
     drop((writing, reading));
-    wait_for("the room", || house.lane.vfs.statfs().unwrap().bfree == free - PAGES);
+    wait_for("the room", || {
+        house.lane.vfs.statfs(&OpCtx::service()).unwrap().bfree == free - PAGES
+    });
 }
 
 #[test]
@@ -327,7 +329,7 @@ fn a_file_that_is_taken_from_rest_keeps_what_was_streamed() {
     // Its program closed it; before it looks whether that holds, the last name goes.
     assert!(client.channel.views().unwrap().lie_down(file.view, number_at_rest));
     let vfs = &house.lane.vfs;
-    vfs.unlink(&Cred::root(), &vfs.root(), b"f").unwrap();
+    vfs.unlink(&OpCtx::service(), &vfs.root(), b"f").unwrap();
     assert_eq!(number(&read_beside(&direct, 9 * PAGE, FRAME_BYTES)), 2);
 }
 

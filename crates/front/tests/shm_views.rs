@@ -20,7 +20,7 @@ use polylane_ipc::message::{LOCK_LEND, Message, NO_SLOT, Op, Reply, SHOW, SHOW_E
 use polylane_ipc::view::{FRAME_BYTES, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
 use polylane_vfs::{
-    Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, SetAttr,
+    Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx, OpenFile, SetAttr,
 };
 use shm_kit::file::{File, PAGE, beside, now, read_beside, write_beside};
 use shm_kit::{
@@ -51,7 +51,7 @@ fn what_is_written_behind_the_end_needs_no_request() {
     }
     assert!(file.unasked > 800, "{}", file.unasked);
     // Whoever looks sees all of it, and the end where it is.
-    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, 100_000);
+    assert_eq!(house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap().size, 100_000);
     assert_eq!(read_beside(&direct, 99_900, 4096), [231; 100]);
     file.write(100_000, &[1; 10]);
     file.write(100_010, &[2; 10]);
@@ -83,7 +83,10 @@ fn a_long_file_grows_without_waiting_from_frames_that_are_used_again() {
     for page in 0..PAGES {
         assert_eq!(read_beside(&direct, page * PAGE, FRAME_BYTES), [page as u8; FRAME_BYTES]);
     }
-    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, PAGES * PAGE);
+    assert_eq!(
+        house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap().size,
+        PAGES * PAGE
+    );
     // Reading ends a loan now and then; else it is half of the writes that need none.
     let writes = requests_of(&house, Op::Write);
     assert!(writes < PAGES / 5, "{writes} requests for {PAGES} writes");
@@ -163,7 +166,7 @@ fn who_looks_while_a_loan_is_extended_sees_a_prefix() {
         scope.spawn(|| {
             let mut last = 0;
             while !over.load(SeqCst) {
-                let size = house.lane.vfs.getattr(direct.node()).unwrap().size;
+                let size = house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap().size;
                 assert!(size >= last && size.is_multiple_of(512), "{size} after {last}");
                 let from = size.saturating_sub(3 * PAGE) / 512 * 512;
                 let bytes = read_beside(&direct, from, (size - from) as usize);
@@ -178,7 +181,10 @@ fn who_looks_while_a_loan_is_extended_sees_a_prefix() {
         over.store(true, SeqCst);
     });
     assert!(requests_of(&house, Op::Extend) > 0);
-    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, 40_000 * 512);
+    assert_eq!(
+        house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap().size,
+        40_000 * 512
+    );
     assert_eq!(house.server.totals().loans_failed, 0);
 }
 
@@ -217,7 +223,7 @@ fn a_client_that_dies_while_it_appends_leaves_whole_records() {
     let direct = beside(&house, "f");
     assert_eq!(read_beside(&direct, 4990, 4096), [7; 10]);
     assert!(!views.leave(file.view, inside, None, 5060));
-    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, 5000);
+    assert_eq!(house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap().size, 5000);
 }
 
 #[test]
@@ -282,7 +288,7 @@ fn who_read_to_the_end_finds_it_without_a_request_until_it_moves() {
         assert_eq!((count, &data[..count]), (4, &b"more"[..]));
         assert_eq!(file.read_shown(end + 4, &mut [0; 9]), Some(0), "the end is shown again");
         let cut = SetAttr { size: Some(end), ..SetAttr::default() };
-        house.lane.vfs.setattr(&Cred::root(), direct.node(), &cut).unwrap();
+        house.lane.vfs.setattr(&OpCtx::service(), direct.node(), &cut).unwrap();
         assert_eq!(file.read_shown(end + 4, &mut [0; 9]), None, "a cut hides it too");
         client.close(handle).unwrap();
     }
@@ -334,7 +340,7 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
             1 => _ = client.write(reply.handle, 10, &[7]).unwrap(),
             _ => {
                 let cut = SetAttr { size: Some(4), ..SetAttr::default() };
-                house.lane.vfs.setattr(&Cred::root(), direct.node(), &cut).unwrap();
+                house.lane.vfs.setattr(&OpCtx::service(), direct.node(), &cut).unwrap();
             }
         }
         assert!(!views.is_at(view, sequence), "change {change} is told");
@@ -392,7 +398,7 @@ fn who_reads_what_an_open_brought_moves_the_access_time_for_all_to_see() {
 fn made_beside(house: &House, path: &str) -> Arc<OpenFile> {
     let (vfs, cred) = (&house.lane.vfs, Cred::root());
     let flags = libc::O_RDWR | libc::O_CREAT;
-    vfs.open_path(&cred, &vfs.root(), path.as_bytes(), flags, 0o666, 0).unwrap()
+    vfs.open_path(&OpCtx::as_user(&cred), &vfs.root(), path.as_bytes(), flags, 0o666, 0).unwrap()
 }
 
 /// Makes a file of so many bytes whose reading moves no time.
@@ -406,7 +412,7 @@ fn make_quiet(house: &House, path: &str, bytes: &[u8]) -> Arc<OpenFile> {
 /// Whoever reads the file now moves the access time; later nobody does.
 fn read_later(house: &House, direct: &OpenFile) {
     std::thread::sleep(Duration::from_millis(20));
-    house.lane.vfs.getattr(direct.node()).unwrap();
+    house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap();
     read_beside(direct, 0, 1);
 }
 
@@ -454,10 +460,10 @@ fn a_file_without_a_name_is_kept_by_no_view() {
             match how {
                 2 => {
                     drop(made_beside(&house, "new"));
-                    vfs.rename(&Cred::root(), &root, b"new", &root, b"f", 0).unwrap();
-                    vfs.unlink(&Cred::root(), &root, b"f").unwrap();
+                    vfs.rename(&OpCtx::service(), &root, b"new", &root, b"f", 0).unwrap();
+                    vfs.unlink(&OpCtx::service(), &root, b"f").unwrap();
                 }
-                _ => vfs.unlink(&Cred::root(), &root, b"f").unwrap(),
+                _ => vfs.unlink(&OpCtx::service(), &root, b"f").unwrap(),
             }
             if let Some(handle) = in_use {
                 assert!(gone.upgrade().is_some(), "it is open");
@@ -516,7 +522,7 @@ fn who_reads_here_and_there_is_shown_what_lies_around() {
         let direct = beside(&house, "f");
         let pages: u64 = 512;
         let bytes: Vec<u8> = (0..pages).flat_map(|n| [(n % 251) as u8; FRAME_BYTES]).collect();
-        direct.write(&Cred::root(), Some(0), &mut bytes.as_slice()).unwrap();
+        direct.write(&OpCtx::service(), Some(0), &mut bytes.as_slice()).unwrap();
         // The access time becomes later than that of the write.
         std::thread::sleep(Duration::from_millis(20));
         file.read(0, 1);
@@ -526,7 +532,7 @@ fn who_reads_here_and_there_is_shown_what_lies_around() {
         }
         assert!(file.unasked > 300, "{} of {pages} reads", file.unasked);
         // Others change what was shown without being asked for, and cut it off.
-        direct.write(&Cred::root(), Some(301 * PAGE), &mut &[255; 5000][..]).unwrap();
+        direct.write(&OpCtx::service(), Some(301 * PAGE), &mut &[255; 5000][..]).unwrap();
         assert_eq!(file.read(301 * PAGE + 4990, 20), [vec![255; 10], vec![51; 10]].concat());
         file.truncate(400 * PAGE + 7);
         assert_eq!(file.read(400 * PAGE, 4096).len(), 7);
@@ -573,7 +579,9 @@ fn agrees_with_a_model(house: &House, appends: u64) {
                     model[from..to].fill(0);
                 }
                 2 => {
-                    direct.write(&Cred::root(), Some(offset), &mut &vec![byte; len][..]).unwrap();
+                    direct
+                        .write(&OpCtx::service(), Some(offset), &mut &vec![byte; len][..])
+                        .unwrap();
                     model.resize(model.len().max(end), 0);
                     model[offset as usize..end].fill(byte);
                 }
@@ -673,7 +681,7 @@ fn state_changes_are_seen_at_once_and_times_are_those_of_the_write() {
     let first = file.state();
     assert_eq!(file.state(), first);
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
-    vfs.setattr(&Cred::root(), direct.node(), &set).unwrap();
+    vfs.setattr(&OpCtx::service(), direct.node(), &set).unwrap();
     assert_eq!(file.state().mode & 0o777, 0o600);
     client.call_at(Message::new(Op::Link), b"f", b"g").unwrap();
     assert_eq!(file.state().nlink, 2);
@@ -683,7 +691,7 @@ fn state_changes_are_seen_at_once_and_times_are_those_of_the_write() {
     assert!(file.write_lent(0, &[3; 10]));
     let after = now();
     std::thread::sleep(Duration::from_millis(20));
-    let seen = vfs.getattr(direct.node()).unwrap().mtime;
+    let seen = vfs.getattr(&OpCtx::service(), direct.node()).unwrap().mtime;
     let seen = seen.sec * 1_000_000_000 + i64::from(seen.nsec);
     assert!((before..=after).contains(&seen), "{before} {seen} {after}");
     assert!(!file.write_lent(0, &[4; 10]), "the loan is over");

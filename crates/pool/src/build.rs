@@ -18,7 +18,7 @@ use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
+use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
 
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
@@ -189,7 +189,7 @@ fn libservice(
             let (uid, gid) = spec.owner;
             let owner = SetAttr { uid: Some(Uid(uid)), gid: Some(Gid(gid)), ..SetAttr::default() };
             let root = fs.root().map_err(failed)?;
-            fs.setattr(root.ino, &owner).map_err(failed)?;
+            fs.setattr(&OpCtx::service(), root.ino, &owner).map_err(failed)?;
             Ok((Some(Arc::new(fs)), None))
         }
         (Backing::Dir, Store::Host(host)) => Ok((Some(Arc::new(host)), None)),
@@ -318,9 +318,9 @@ impl Running {
         self.disk.as_ref().map(|disk| disk.governor.hurry())
     }
 
-    fn settle(self, sync: fn(&Vfs) -> polylane_base::Result<()>) -> Option<i32> {
+    fn settle(self, sync: fn(&Vfs, &OpCtx<'_>) -> polylane_base::Result<()>) -> Option<i32> {
         drop(self.server);
-        let synced = sync(&self.vfs);
+        let synced = sync(&self.vfs, &OpCtx::service());
         // With the doors and the VFS go the last references to removed files, whose space the file
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);
@@ -337,7 +337,8 @@ impl Running {
         };
         let vfs = &self.vfs;
         disk.answer(ask, fds, || {
-            vfs.sync().map_err(|error| Failure::because("lane", "write everything back", error))
+            vfs.sync(&OpCtx::service())
+                .map_err(|error| Failure::because("lane", "write everything back", error))
         })
     }
 
@@ -414,7 +415,7 @@ impl Running {
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
-            "files": self.vfs.statfs().ok().map(|totals| serde_json::json!({
+            "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
                 "size_bytes": totals.blocks * u64::from(totals.bsize),
                 "free_bytes": totals.bfree * u64::from(totals.bsize),
                 "inodes": totals.files,

@@ -12,7 +12,8 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::file::{Files, reserve_rings};
-use polylane_front::{Handover, beat, former_processes};
+use polylane_front::beat::{self, Beat};
+use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
@@ -86,7 +87,7 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
         }
     };
     match start(fds, confined) {
-        Ok(running) => serve(running, &control),
+        Ok((running, beat)) => serve(running, beat, &control),
         Err(failure) => {
             // The supervisor says it; a lost line changes nothing about the end.
             let _ = control.send(&FromService::Failed(failure.line), &[]);
@@ -95,7 +96,7 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
     }
 }
 
-fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
+fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let take = |number| {
         ns::inherited_fd(number)
             .map_err(|error| Failure::because("service", "take its files", error))
@@ -122,9 +123,9 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let handover = take_over(&spec, &kept).map_err(failed)?;
     let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
     let in_flight = Arc::new(InFlight::attach(&kept).map_err(failed)?);
-    beat::watch(heart.clone(), beat::MAIN);
+    let mut beat = Beat::watched(heart.clone(), beat::MAIN);
     // From the start: one that hangs before its first beat must be seen, too.
-    beat::busy();
+    beat.busy();
     // It opens /proc, and must do so before nothing can be opened any more.
     let host = dir.as_ref().map(OwnedFd::try_clone).transpose().map_err(Errno::from);
     let open = |dir| match &handover {
@@ -152,7 +153,9 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     });
     let beside = (handover, heart, in_flight);
     let store = (store, lowers);
-    build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))
+    let running =
+        build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))?;
+    Ok((running, beat))
 }
 
 /// Descriptors that all lowers of a union keep when the process may have very many.
@@ -211,7 +214,7 @@ fn make_room() {
 }
 
 /// Answers the supervisor until it wants the end or is gone itself, and shows it that it lives.
-fn serve(mut running: Running, control: &Link) -> u8 {
+fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
     let ready = FromService::Ready { wire: polylane_ipc::message::VERSION };
     if control.send(&ready, &[]).is_err() {
         return FAILED;
@@ -227,15 +230,15 @@ fn serve(mut running: Running, control: &Link) -> u8 {
         if !wait_for(control.as_fd(), left.unwrap_or(BEAT_PERIOD).min(BEAT_PERIOD)) {
             // While the volume stands still, so may everybody who works on it.
             match left {
-                None if uring::waiters() == 0 => beat::busy(),
-                _ => beat::excused(),
+                None if uring::waiters() == 0 => beat.busy(),
+                _ => beat.excused(),
             }
             if left.is_some_and(|left| left <= BEAT_PERIOD) {
                 running.thaw();
             }
             continue;
         }
-        beat::busy();
+        beat.busy();
         match control.receive::<ToService>() {
             Ok(Some((ToService::Stats, _))) => asked = true,
             Ok(Some((ToService::Share, fds))) => running.share(fds),

@@ -105,6 +105,7 @@ fn waits_for_device(pid: u32, who: Who) -> bool {
 #[cfg(test)]
 mod tests {
     use polylane_base::sync::Arc;
+    use polylane_front::beat::Beat;
     use polylane_vfs::handover::Store;
 
     use super::*;
@@ -123,17 +124,17 @@ mod tests {
     fn who_has_something_in_hand_and_does_not_move_hangs() {
         let (mut dog, heart) = watched();
         assert_eq!(looks(&mut dog, false), 100, "nobody is watched");
-        beat::watch(heart, beat::WORKERS);
+        let mut beat = Beat::watched(heart, beat::WORKERS);
         assert_eq!(looks(&mut dog, false), 100, "it sleeps");
-        beat::busy();
+        beat.busy();
         for _ in 0..20 {
-            beat::busy();
+            beat.busy();
             assert!(!dog.hangs(|_| false), "it moves");
         }
         assert_eq!(looks(&mut dog, true), 100, "a device is slow");
         assert!(dog.hangs(|_| false));
         dog.restart();
-        beat::busy();
+        beat.busy();
         assert_eq!(looks(&mut dog, false), LOOKS_MAX + 1);
     }
 
@@ -144,13 +145,13 @@ mod tests {
         let beat_main = |times: u32| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    beat::watch(main.clone(), beat::MAIN);
-                    (0..times).for_each(|_| beat::excused());
+                    let mut beat = Beat::watched(main.clone(), beat::MAIN);
+                    (0..times).for_each(|_| beat.excused());
                 });
             });
         };
-        beat::watch(heart.clone(), beat::WORKERS + 1);
-        beat::busy();
+        let mut beat = Beat::watched(heart.clone(), beat::WORKERS + 1);
+        beat.busy();
         for times in 1..20 {
             beat_main(times);
             assert!(!dog.hangs(|_| false));

@@ -13,6 +13,7 @@ mod shm_kit;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use polylane_front::shm::Config;
+use polylane_vfs::OpCtx;
 use shm_kit::{House, count_panics, hostile};
 
 /// How long without `POLYLANE_CLIENTS_SECONDS`, and how long a round is at most.
@@ -39,7 +40,7 @@ fn good_clients_among_hostile_ones_on_a_volume() {
             let config = Config { workers, sessions_max: 64, ..Config::default() };
             let house = House::over(shm_kit::lane_of(fs.clone()), config);
             hostile::play(&house, 3, seed, left.clamp(Duration::from_secs(1), ROUND));
-            house.lane.vfs.sync().unwrap();
+            house.lane.vfs.sync(&OpCtx::service()).unwrap();
         });
         if begin.elapsed() >= whole {
             break;

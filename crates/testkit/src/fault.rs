@@ -4,9 +4,10 @@
 //! changed while threads use it. Faults count calls from the moment the plan is set.
 
 use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode,
-    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode,
+    Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -182,48 +183,49 @@ impl FileSystem for Faulty {
         self.inner.root()
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.pass(Call::Look)?;
-        self.inner.lookup(dir, name)
+        self.inner.lookup(ctx, dir, name)
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         self.pass(Call::Look)?;
-        self.inner.getattr(ino)
+        self.inner.getattr(ctx, ino)
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.setattr(ino, set)
+        self.inner.setattr(ctx, ino, set)
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         self.pass(Call::Change)?;
-        self.inner.create(dir, name, new)
+        self.inner.create(ctx, dir, name, new)
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+    fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.create_unlinked(dir, new)
+        self.inner.create_unlinked(ctx, dir, new)
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.pass(Call::Change)?;
-        self.inner.link(ino, dir, name)
+        self.inner.link(ctx, ino, dir, name)
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.pass(Call::Change)?;
-        self.inner.unlink(dir, name)
+        self.inner.unlink(ctx, dir, name)
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.pass(Call::Change)?;
-        self.inner.rmdir(dir, name)
+        self.inner.rmdir(ctx, dir, name)
     }
 
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -231,40 +233,54 @@ impl FileSystem for Faulty {
         mode: RenameMode,
     ) -> Result<Renamed> {
         self.pass(Call::Change)?;
-        self.inner.rename(from_dir, from, to_dir, to, mode)
+        self.inner.rename(ctx, from_dir, from, to_dir, to, mode)
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
         self.pass(Call::Look)?;
-        self.inner.readlink(ino)
+        self.inner.readlink(ctx, ino)
     }
 
     fn readdir(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         self.pass(Call::Look)?;
-        self.inner.readdir(dir, from, each)
+        self.inner.readdir(ctx, dir, from, each)
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+    fn read(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
         self.pass(Call::Read)?;
-        self.inner.read(ino, offset, len, sink)
+        self.inner.read(ctx, ino, offset, len, sink)
     }
 
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
+    fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
         self.pass(Call::Write)?;
         let len = self.take_bytes(source.len());
         match len == 0 && !source.is_empty() {
             true => Err(Errno::ENOSPC),
-            false => self.inner.write(ino, offset, &mut Part { source, len }),
+            false => self.inner.write(ctx, ino, offset, &mut Part { source, len }),
         }
     }
 
-    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> Result<()> {
-        self.inner.reserve(ino, offset, len, from)
+    fn reserve(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        self.inner.reserve(ctx, ino, offset, len)
     }
 
     fn reserve_names(&self, count: u32) -> Result<()> {
@@ -292,63 +308,85 @@ impl FileSystem for Faulty {
         }
     }
 
-    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
-        if self.has_room { Ok(0) } else { self.inner.reserve_aside(ino, offset, len, left) }
+    fn reserve_aside(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        left: u64,
+    ) -> Result<u64> {
+        if self.has_room { Ok(0) } else { self.inner.reserve_aside(ctx, ino, offset, len, left) }
     }
 
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
+    fn fallocate(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.fallocate(ino, mode, offset, len)
+        self.inner.fallocate(ctx, ino, mode, offset, len)
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
         self.pass(Call::Look)?;
-        self.inner.seek(ino, offset, target)
+        self.inner.seek(ctx, ino, offset, target)
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.pass(Call::Look)?;
-        self.inner.getxattr(ino, name)
+        self.inner.getxattr(ctx, ino, name)
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
+    fn setxattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.setxattr(ino, name, value, mode)
+        self.inner.setxattr(ctx, ino, name, value, mode)
     }
 
     fn set_acl(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         kind: AclKind,
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.set_acl(ino, kind, acl, perm)
+        self.inner.set_acl(ctx, ino, kind, acl, perm)
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.pass(Call::Look)?;
-        self.inner.listxattr(ino)
+        self.inner.listxattr(ctx, ino)
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
         self.pass(Call::Change)?;
-        self.inner.removexattr(ino, name)
+        self.inner.removexattr(ctx, ino, name)
     }
 
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+    fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         self.pass(Call::Sync)?;
-        self.inner.fsync(ino, data_only)
+        self.inner.fsync(ctx, ino, data_only)
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {
         self.pass(Call::Sync)?;
-        self.inner.sync()
+        self.inner.sync(ctx)
     }
 
-    fn statfs(&self) -> Result<StatFs> {
-        self.inner.statfs()
+    fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
+        self.inner.statfs(ctx)
     }
 
     fn forget(&self, ino: Ino) {

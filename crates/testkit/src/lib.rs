@@ -28,6 +28,7 @@ pub mod fault;
 pub mod fs_suite;
 pub mod kernel;
 pub mod model;
+mod model_rules;
 pub mod ops;
 pub mod probe;
 pub mod reference;

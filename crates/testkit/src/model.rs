@@ -4,16 +4,16 @@
 //! entries in the order of their cookies. It is the reference that others are compared with, and
 //! a libservice with `cache_data: true` below a `Vfs` whose page cache is under test.
 
-use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use crate::model_rules::{PAGE, check_xattr, time};
+use polylane_base::{Clock, Errno, Ino, Result, Time};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-/// Bytes of a page: the unit of holes.
-const PAGE: u64 = 4096;
 /// Largest file: bytes lie in one vector.
 pub const FILE_SIZE_MAX: u64 = 64 << 20;
 /// The root's number.
@@ -56,8 +56,12 @@ impl Model {
         Model { state: Mutex::new(state), clock }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut State, Time) -> Result<T>) -> Result<T> {
-        work(&mut self.state.lock().unwrap(), self.clock.now())
+    fn with<T>(
+        &self,
+        ctx: &OpCtx<'_>,
+        work: impl FnOnce(&mut State, Time) -> Result<T>,
+    ) -> Result<T> {
+        work(&mut self.state.lock().unwrap(), ctx.now(&*self.clock))
     }
 }
 
@@ -262,7 +266,6 @@ impl FileSystem for Model {
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,
             max_dir_links: 1000,
-            blocks_kept_for: (Uid(0), Gid(0)),
             whole_seconds: false,
             acls: false,
             flags: 0,
@@ -271,22 +274,22 @@ impl FileSystem for Model {
     }
 
     fn root(&self) -> Result<Attr> {
-        self.getattr(Ino(ROOT))
+        self.getattr(&OpCtx::service(), Ino(ROOT))
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.with(|state, _| {
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.with(ctx, |state, _| {
             let ino = state.entry(dir, name)?;
             state.attr(ino)
         })
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.with(|state, _| state.attr(ino))
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
+        self.with(ctx, |state, _| state.attr(ino))
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.with(|state, now| {
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.with(ctx, |state, now| {
             if let Some(size) = set.size {
                 if size > FILE_SIZE_MAX {
                     return Err(Errno::EFBIG);
@@ -307,8 +310,8 @@ impl FileSystem for Model {
         })
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
-        self.with(|state, now| {
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        self.with(ctx, |state, now| {
             match state.entry(dir, name) {
                 Ok(_) => return Err(Errno::EEXIST),
                 Err(Errno::ENOENT) => {}
@@ -323,15 +326,15 @@ impl FileSystem for Model {
         })
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
-        self.with(|state, now| {
+    fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+        self.with(ctx, |state, now| {
             state.dir(dir)?;
             Ok(state.add(new, 0, now))
         })
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
-        self.with(|state, now| {
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.with(ctx, |state, now| {
             if state.attr(ino)?.kind == Kind::Dir {
                 return Err(Errno::EPERM);
             }
@@ -341,8 +344,8 @@ impl FileSystem for Model {
         })
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
-        self.with(|state, now| {
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.with(ctx, |state, now| {
             let ino = state.entry(dir, name)?;
             if state.attr(ino)?.kind == Kind::Dir {
                 return Err(Errno::EISDIR);
@@ -352,8 +355,8 @@ impl FileSystem for Model {
         })
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
-        self.with(|state, now| {
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.with(ctx, |state, now| {
             let ino = state.entry(dir, name)?;
             if !state.dir(ino)?.names.is_empty() {
                 return Err(Errno::ENOTEMPTY);
@@ -365,13 +368,14 @@ impl FileSystem for Model {
 
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
         to: &[u8],
         mode: RenameMode,
     ) -> Result<Renamed> {
-        self.with(|state, now| {
+        self.with(ctx, |state, now| {
             let moved = state.entry(from_dir, from)?;
             let other = match state.entry(to_dir, to) {
                 Err(Errno::ENOENT) => None,
@@ -411,8 +415,8 @@ impl FileSystem for Model {
         })
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.with(|state, _| {
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.with(ctx, |state, _| {
             let node = state.node(ino)?;
             if node.kind() == Kind::Symlink { Ok(node.target.clone()) } else { Err(Errno::EINVAL) }
         })
@@ -420,11 +424,12 @@ impl FileSystem for Model {
 
     fn readdir(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let listed: Vec<(u64, Bytes, Attr)> = self.with(|state, _| {
+        let listed: Vec<(u64, Bytes, Attr)> = self.with(ctx, |state, _| {
             let dir = state.dir(dir)?;
             let names: Vec<_> =
                 dir.order.range(from + 1..).map(|(&at, name)| (at, name.clone())).collect();
@@ -440,8 +445,15 @@ impl FileSystem for Model {
         Ok(())
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
-        self.with(|state, _| {
+    fn read(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        self.with(ctx, |state, _| {
             let data = &state.file(ino)?.data;
             let start = (offset as usize).min(data.len());
             let bytes = &data[start..data.len().min(start.saturating_add(len))];
@@ -450,8 +462,14 @@ impl FileSystem for Model {
         })
     }
 
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
-        self.with(|state, now| {
+    fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        self.with(ctx, |state, now| {
             let len = source.len() as u64;
             let end = offset.checked_add(len).filter(|&end| end <= FILE_SIZE_MAX);
             let end = end.ok_or(Errno::EFBIG)?;
@@ -470,8 +488,15 @@ impl FileSystem for Model {
         })
     }
 
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
-        self.with(|state, now| {
+    fn fallocate(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
+        self.with(ctx, |state, now| {
             let end = offset.checked_add(len).filter(|&end| end <= FILE_SIZE_MAX);
             let end = end.ok_or(Errno::EFBIG)?;
             let file = state.file(ino)?;
@@ -486,8 +511,8 @@ impl FileSystem for Model {
         })
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
-        self.with(|state, _| {
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        self.with(ctx, |state, _| {
             let file = state.file(ino)?;
             let size = file.data.len() as u64;
             let wanted = target == SeekFor::Data;
@@ -502,17 +527,24 @@ impl FileSystem for Model {
         })
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr(name)?;
-        self.with(|state, _| state.node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA))
+        self.with(ctx, |state, _| state.node(ino)?.xattrs.get(name).cloned().ok_or(Errno::ENODATA))
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
+    fn setxattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
         check_xattr(name)?;
         if value.len() > 65536 {
             return Err(Errno::E2BIG);
         }
-        self.with(|state, now| {
+        self.with(ctx, |state, now| {
             let node = state.node(ino)?;
             match (node.xattrs.contains_key(name), mode) {
                 (true, XattrMode::Create) => return Err(Errno::EEXIST),
@@ -524,27 +556,27 @@ impl FileSystem for Model {
         })
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.with(|state, _| Ok(state.node(ino)?.xattrs.keys().cloned().collect()))
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.with(ctx, |state, _| Ok(state.node(ino)?.xattrs.keys().cloned().collect()))
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
         check_xattr(name)?;
-        self.with(|state, now| {
+        self.with(ctx, |state, now| {
             state.node(ino)?.xattrs.remove(name).ok_or(Errno::ENODATA)?;
             state.touch(ino, now)
         })
     }
 
-    fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
-        self.with(|state, _| state.node(ino).map(|_| ()))
+    fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, _data_only: bool) -> Result<()> {
+        self.with(ctx, |state, _| state.node(ino).map(|_| ()))
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, _: &OpCtx<'_>) -> Result<()> {
         Ok(())
     }
 
-    fn statfs(&self) -> Result<StatFs> {
+    fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
         let many = 1 << 30;
         let used = self.state.lock().unwrap().nodes.len() as u64;
         Ok(StatFs {
@@ -564,22 +596,5 @@ impl FileSystem for Model {
         if state.nodes.get(&ino.0).is_some_and(|node| node.attr.nlink == 0) {
             state.nodes.remove(&ino.0);
         }
-    }
-}
-
-fn check_xattr(name: &[u8]) -> Result<()> {
-    let known: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-    match known.iter().any(|space| name.starts_with(space)) {
-        true if name.len() > 255 => Err(Errno::ERANGE),
-        true => Ok(()),
-        false => Err(Errno::EOPNOTSUPP),
-    }
-}
-
-fn time(set: Option<SetTime>, old: Time, now: Time) -> Time {
-    match set {
-        None => old,
-        Some(SetTime::Now) => now,
-        Some(SetTime::At(time)) => time,
     }
 }

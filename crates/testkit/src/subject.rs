@@ -3,7 +3,7 @@
 use crate::ops::{MOUNT_PATH, Op, Step, UMASK, USERS};
 use polylane_base::{Clock, Errno, Gid, Time, Uid};
 use polylane_vfs::fs::{Attr, FileSystem, Kind, SetAttr, SetTime};
-use polylane_vfs::{Create, Cred, Node, OpenFile, Options, PathError, Vfs};
+use polylane_vfs::{Create, Cred, Node, OpCtx, OpenFile, Options, PathError, Vfs};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,38 +157,38 @@ impl VfsSubject {
         self.open.get(&slot).ok_or(Failure::NoFile)
     }
 
-    fn resolve(&self, cred: &Cred, path: &str, follow: bool) -> Result<Node, Failure> {
-        Ok(self.vfs.resolve(cred, &self.root, path.as_bytes(), follow)?)
+    fn resolve(&self, ctx: &OpCtx<'_>, path: &str, follow: bool) -> Result<Node, Failure> {
+        Ok(self.vfs.resolve(ctx, &self.root, path.as_bytes(), follow)?)
     }
 
-    fn create(&self, cred: &Cred, path: &str, kind: Kind, perm: u32, target: &str) -> Outcome {
-        let last = self.vfs.resolve_parent(cred, &self.root, path.as_bytes())?;
+    fn create(&self, ctx: &OpCtx<'_>, path: &str, kind: Kind, perm: u32, target: &str) -> Outcome {
+        let last = self.vfs.resolve_parent(ctx, &self.root, path.as_bytes())?;
         let new = Create { kind, perm, umask: UMASK, rdev: 0, target: target.as_bytes() };
-        self.vfs.create(cred, &last.dir, &last.name, &new)?;
+        self.vfs.create(ctx, &last.dir, &last.name, &new)?;
         Ok(Value::Done)
     }
 
-    fn names_op(&mut self, cred: &Cred, op: &Op) -> Outcome {
+    fn names_op(&mut self, ctx: &OpCtx<'_>, op: &Op) -> Outcome {
         let vfs = &self.vfs;
-        let parent = |path: &str| vfs.resolve_parent(cred, &self.root, path.as_bytes());
+        let parent = |path: &str| vfs.resolve_parent(ctx, &self.root, path.as_bytes());
         match op {
-            Op::Mkdir { path, perm } => return self.create(cred, path, Kind::Dir, *perm, ""),
-            Op::Mknod { path, kind, perm } => return self.create(cred, path, *kind, *perm, ""),
+            Op::Mkdir { path, perm } => return self.create(ctx, path, Kind::Dir, *perm, ""),
+            Op::Mknod { path, kind, perm } => return self.create(ctx, path, *kind, *perm, ""),
             Op::Symlink { target, path } => {
-                return self.create(cred, path, Kind::Symlink, 0o777, target);
+                return self.create(ctx, path, Kind::Symlink, 0o777, target);
             }
             Op::Link { from, to } => {
-                let node = self.resolve(cred, from, false)?;
+                let node = self.resolve(ctx, from, false)?;
                 let last = parent(to)?;
-                vfs.link(cred, &node, &last.dir, &last.name)?;
+                vfs.link(ctx, &node, &last.dir, &last.name)?;
             }
             Op::Unlink { path } => {
                 let last = parent(path)?;
-                vfs.unlink(cred, &last.dir, &last.name)?;
+                vfs.unlink(ctx, &last.dir, &last.name)?;
             }
             Op::Rmdir { path } => {
                 let last = parent(path)?;
-                vfs.rmdir(cred, &last.dir, &last.name)?;
+                vfs.rmdir(ctx, &last.dir, &last.name)?;
             }
             Op::Rename { from, to, flags } => {
                 // The kernel refuses these before it looks at the paths.
@@ -196,22 +196,22 @@ impl VfsSubject {
                     return Err(Errno::EINVAL.into());
                 }
                 let (from, to) = (parent(from)?, parent(to)?);
-                vfs.rename(cred, &from.dir, &from.name, &to.dir, &to.name, *flags)?;
+                vfs.rename(ctx, &from.dir, &from.name, &to.dir, &to.name, *flags)?;
             }
             Op::Readlink { path } => {
-                return Ok(Value::Bytes(vfs.readlink(&self.resolve(cred, path, false)?)?));
+                return Ok(Value::Bytes(vfs.readlink(ctx, &self.resolve(ctx, path, false)?)?));
             }
-            Op::List { path } => return self.list(cred, path),
+            Op::List { path } => return self.list(ctx, path),
             _ => unreachable!("not an operation on names: {op:?}"),
         }
         Ok(Value::Done)
     }
 
-    fn list(&self, cred: &Cred, path: &str) -> Outcome {
+    fn list(&self, ctx: &OpCtx<'_>, path: &str) -> Outcome {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-        let dir = self.vfs.open_path(cred, &self.root, path.as_bytes(), flags, 0, 0)?;
+        let dir = self.vfs.open_path(ctx, &self.root, path.as_bytes(), flags, 0, 0)?;
         let mut names = Vec::new();
-        dir.readdir(0, &mut |entry| {
+        dir.readdir(ctx, 0, &mut |entry| {
             names.push((entry.name.to_vec(), entry.kind));
             true
         })?;
@@ -222,9 +222,9 @@ impl VfsSubject {
         Ok(Value::Names(names))
     }
 
-    fn open(&mut self, cred: &Cred, slot: u8, path: &str, flags: i32, perm: u32) -> Outcome {
+    fn open(&mut self, ctx: &OpCtx<'_>, slot: u8, path: &str, flags: i32, perm: u32) -> Outcome {
         let path = path.as_bytes();
-        let file = self.vfs.open_path(cred, &self.root, path, flags, perm, UMASK)?;
+        let file = self.vfs.open_path(ctx, &self.root, path, flags, perm, UMASK)?;
         if !matches!(file.node().kind(), Kind::File | Kind::Dir) {
             return Err(Failure::Leaves);
         }
@@ -232,13 +232,13 @@ impl VfsSubject {
         Ok(Value::Done)
     }
 
-    fn file_op(&mut self, cred: &Cred, op: &Op) -> Outcome {
+    fn file_op(&mut self, ctx: &OpCtx<'_>, op: &Op) -> Outcome {
         match *op {
-            Op::Open { slot, ref path, flags, perm } => self.open(cred, slot, path, flags, perm),
+            Op::Open { slot, ref path, flags, perm } => self.open(ctx, slot, path, flags, perm),
             Op::LinkOpen { slot, ref to } => {
                 let file = self.file(slot)?;
-                let last = self.vfs.resolve_parent(cred, &self.root, to.as_bytes())?;
-                self.vfs.link(cred, file.node(), &last.dir, &last.name)?;
+                let last = self.vfs.resolve_parent(ctx, &self.root, to.as_bytes())?;
+                self.vfs.link(ctx, file.node(), &last.dir, &last.name)?;
                 Ok(Value::Done)
             }
             Op::Close { slot } => {
@@ -246,18 +246,18 @@ impl VfsSubject {
             }
             Op::Read { slot, at, len } => {
                 let mut buffer = vec![0xee; len];
-                let count = self.file(slot)?.read(at, len, &mut buffer.as_mut_slice())?;
+                let count = self.file(slot)?.read(ctx, at, len, &mut buffer.as_mut_slice())?;
                 buffer.truncate(count);
                 Ok(Value::Bytes(buffer))
             }
             Op::Write { slot, at, len, fill } => {
                 let bytes = pattern(fill, len);
-                let written = self.file(slot)?.write(cred, at, &mut bytes.as_slice())?;
+                let written = self.file(slot)?.write(ctx, at, &mut bytes.as_slice())?;
                 Ok(Value::Offset(written.end))
             }
-            Op::Resize { slot, size } => self.resize(cred, slot, size),
+            Op::Resize { slot, size } => self.resize(ctx, slot, size),
             Op::Fallocate { slot, flags, at, len } => {
-                self.file(slot)?.fallocate(cred, flags, at, len)?;
+                self.file(slot)?.fallocate(ctx, flags, at, len)?;
                 Ok(Value::Done)
             }
             Op::Seek { slot, at, target } => {
@@ -265,15 +265,15 @@ impl VfsSubject {
                 if file.node().kind() != Kind::File {
                     return Err(Failure::NoFile);
                 }
-                Ok(Value::Offset(file.seek(at, target)?))
+                Ok(Value::Offset(file.seek(ctx, at, target)?))
             }
             Op::Copy { from, at, to, to_at, len } => {
-                let count = self.file(from)?.copy_range(cred, at, (self.file(to)?, to_at), len)?;
+                let count = self.file(from)?.copy_range(ctx, at, (self.file(to)?, to_at), len)?;
                 Ok(Value::Offset(count))
             }
-            Op::StatOpen { slot } => self.state(self.file(slot)?.node()),
+            Op::StatOpen { slot } => self.state(ctx, self.file(slot)?.node()),
             Op::Fsync { slot, data_only } => {
-                self.file(slot)?.fsync(data_only)?;
+                self.file(slot)?.fsync(ctx, data_only)?;
                 Ok(Value::Done)
             }
             _ => unreachable!("not an operation on open files: {op:?}"),
@@ -281,82 +281,82 @@ impl VfsSubject {
     }
 
     /// ftruncate(2): the front end checks the access mode, the `Vfs` no rights.
-    fn resize(&self, cred: &Cred, slot: u8, size: u64) -> Outcome {
+    fn resize(&self, ctx: &OpCtx<'_>, slot: u8, size: u64) -> Outcome {
         let file = self.file(slot)?;
         let writable = file.flags() & libc::O_ACCMODE != libc::O_RDONLY;
         if !writable || file.node().kind() != Kind::File {
             return Err(Errno::EINVAL.into());
         }
-        let cred = Cred { kernel_checked: true, ..cred.clone() };
+        let ctx = &OpCtx { kernel_checked: true, ..*ctx };
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.vfs.setattr(&cred, file.node(), &set)?;
+        self.vfs.setattr(ctx, file.node(), &set)?;
         Ok(Value::Done)
     }
 
-    fn state(&self, node: &Node) -> Outcome {
-        Ok(Value::State(State::of(&self.vfs.getattr(node)?)))
+    fn state(&self, ctx: &OpCtx<'_>, node: &Node) -> Outcome {
+        Ok(Value::State(State::of(&self.vfs.getattr(ctx, node)?)))
     }
 
-    fn set(&self, cred: &Cred, path: &str, follow: bool, set: &SetAttr) -> Outcome {
-        self.vfs.setattr(cred, &self.resolve(cred, path, follow)?, set)?;
+    fn set(&self, ctx: &OpCtx<'_>, path: &str, follow: bool, set: &SetAttr) -> Outcome {
+        self.vfs.setattr(ctx, &self.resolve(ctx, path, follow)?, set)?;
         Ok(Value::Done)
     }
 
-    fn state_op(&mut self, cred: &Cred, op: &Op) -> Outcome {
+    fn state_op(&mut self, ctx: &OpCtx<'_>, op: &Op) -> Outcome {
         let none = SetAttr::default();
         match op {
             Op::Truncate { path, size } => {
-                self.set(cred, path, true, &SetAttr { size: Some(*size), ..none })
+                self.set(ctx, path, true, &SetAttr { size: Some(*size), ..none })
             }
             Op::Chmod { path, perm } => {
-                self.set(cred, path, true, &SetAttr { perm: Some(*perm), ..none })
+                self.set(ctx, path, true, &SetAttr { perm: Some(*perm), ..none })
             }
             Op::Chown { path, uid, gid, follow } => {
                 let (uid, gid) = (uid.map(Uid), gid.map(Gid));
-                self.set(cred, path, *follow, &SetAttr { uid, gid, ..none })
+                self.set(ctx, path, *follow, &SetAttr { uid, gid, ..none })
             }
             Op::Times { path, atime, mtime } => {
                 let (atime, mtime) = (set_time(*atime), set_time(*mtime));
                 let set = SetAttr { atime, mtime, ..none };
                 // A front end asks for no change then: without a field it would be chown(-1, -1).
                 match set == none {
-                    true => self.resolve(cred, path, true).map(|_| Value::Done),
-                    false => self.set(cred, path, true, &set),
+                    true => self.resolve(ctx, path, true).map(|_| Value::Done),
+                    false => self.set(ctx, path, true, &set),
                 }
             }
-            Op::Stat { path, follow } => self.state(&self.resolve(cred, path, *follow)?),
+            Op::Stat { path, follow } => self.state(ctx, &self.resolve(ctx, path, *follow)?),
             Op::Access { path, mask } => {
-                self.vfs.access(cred, &self.resolve(cred, path, true)?, *mask)?;
+                self.vfs.access(ctx, &self.resolve(ctx, path, true)?, *mask)?;
                 Ok(Value::Done)
             }
             Op::Sync => {
-                self.vfs.sync()?;
+                self.vfs.sync(ctx)?;
                 Ok(Value::Done)
             }
-            _ => self.xattr_op(cred, op),
+            _ => self.xattr_op(ctx, op),
         }
     }
 
-    fn xattr_op(&mut self, cred: &Cred, op: &Op) -> Outcome {
+    fn xattr_op(&mut self, ctx: &OpCtx<'_>, op: &Op) -> Outcome {
         match op {
             Op::SetXattr { path, name, len, mode } => {
-                let node = self.resolve(cred, path, true)?;
-                self.vfs.setxattr(cred, &node, name.as_bytes(), &vec![b'x'; *len], *mode)?;
+                let node = self.resolve(ctx, path, true)?;
+                self.vfs.setxattr(ctx, &node, name.as_bytes(), &vec![b'x'; *len], *mode)?;
                 Ok(Value::Done)
             }
             Op::GetXattr { path, name } => {
-                let node = self.resolve(cred, path, true)?;
-                Ok(Value::Bytes(self.vfs.getxattr(cred, &node, name.as_bytes())?))
+                let node = self.resolve(ctx, path, true)?;
+                Ok(Value::Bytes(self.vfs.getxattr(ctx, &node, name.as_bytes())?))
             }
             Op::ListXattr { path } => {
-                let node = self.resolve(cred, path, true)?;
-                let mut names = self.vfs.listxattr(cred, &node)?;
+                let node = self.resolve(ctx, path, true)?;
+                let mut names = self.vfs.listxattr(ctx, &node)?;
                 names.sort();
                 Ok(Value::Xattrs(names))
             }
             Op::RemoveXattr { path, name } => {
-                let node = self.resolve(cred, path, true)?;
-                self.vfs.removexattr(cred, &node, name.as_bytes())?;
+                let node = self.resolve(ctx, path, true)?;
+                self.vfs.removexattr(ctx, &node, name.as_bytes())?;
                 Ok(Value::Done)
             }
             _ => unreachable!("not an operation on state: {op:?}"),
@@ -367,6 +367,7 @@ impl VfsSubject {
 impl Subject for VfsSubject {
     fn apply(&mut self, step: &Step) -> Outcome {
         let cred = cred(step.who);
+        let ctx = &OpCtx::as_user(&cred);
         match &step.op {
             Op::Mkdir { .. }
             | Op::Mknod { .. }
@@ -376,7 +377,7 @@ impl Subject for VfsSubject {
             | Op::Rmdir { .. }
             | Op::Rename { .. }
             | Op::Readlink { .. }
-            | Op::List { .. } => self.names_op(&cred, &step.op),
+            | Op::List { .. } => self.names_op(ctx, &step.op),
             Op::Open { .. }
             | Op::LinkOpen { .. }
             | Op::Close { .. }
@@ -387,8 +388,8 @@ impl Subject for VfsSubject {
             | Op::Seek { .. }
             | Op::Copy { .. }
             | Op::StatOpen { .. }
-            | Op::Fsync { .. } => self.file_op(&cred, &step.op),
-            _ => self.state_op(&cred, &step.op),
+            | Op::Fsync { .. } => self.file_op(ctx, &step.op),
+            _ => self.state_op(ctx, &step.op),
         }
     }
 }

@@ -9,6 +9,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
@@ -22,31 +23,36 @@ use crate::upper::{Upper, index_name, links_value};
 
 impl Act<'_> {
     /// The node's inode in the upper, copied up if need be. To be called without `changing`.
-    pub(crate) fn copied_up(&self, node: &Arc<Node>) -> Result<Held> {
+    pub(crate) fn copied_up(&self, ctx: &OpCtx<'_>, node: &Arc<Node>) -> Result<Held> {
         match node.upper() {
             Some(upper) => Ok(upper),
             None => {
                 let _alone = self.changing.write();
-                self.copy_up(node, None)
+                self.copy_up(ctx, node, None)
             }
         }
     }
 
     /// The same with `changing` held alone. `cut`: data from there on is not wanted.
-    pub(crate) fn copy_up(&self, node: &Arc<Node>, cut: Option<u64>) -> Result<Held> {
+    pub(crate) fn copy_up(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Arc<Node>,
+        cut: Option<u64>,
+    ) -> Result<Held> {
         if let Some(held) = node.upper() {
             return Ok(held);
         }
         let upper = self.upper()?;
         let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
-        let attr = lower.held.attr()?;
+        let attr = lower.held.attr(ctx)?;
         let place = node.state().place.clone();
         let dir = match &place {
-            Some(place) => Some(self.copy_up(&place.dir, None)?),
+            Some(place) => Some(self.copy_up(ctx, &place.dir, None)?),
             None => None,
         };
         let target = match node.kind {
-            Kind::Symlink => lower.held.fs().readlink(lower.held.ino())?,
+            Kind::Symlink => lower.held.fs().readlink(ctx, lower.held.ino())?,
             _ => Vec::new(),
         };
         let new = NewNode {
@@ -56,11 +62,12 @@ impl Act<'_> {
             target: &target,
             ..NewNode::new(node.kind, attr.perm)
         };
-        let (made, held, _) = upper.make(&new)?;
-        let below = self.furnish(node, lower, (&held, &attr), cut);
-        let below = below.inspect_err(|_| upper.discard(&made))?;
-        let placed = self.settle(node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
-        let uncovered = placed.inspect_err(|_| upper.discard(&made))?;
+        let (made, held, _) = upper.make(ctx, &new)?;
+        let below = self.furnish(ctx, node, lower, (&held, &attr), cut);
+        let below = below.inspect_err(|_| upper.discard(ctx, &made))?;
+        let placed =
+            self.settle(ctx, node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
+        let uncovered = placed.inspect_err(|_| upper.discard(ctx, &made))?;
         let mut state = node.state();
         state.upper = Some(held.clone());
         (state.below, state.uncovered) = (below, uncovered);
@@ -73,18 +80,19 @@ impl Act<'_> {
     /// Gives a new inode what the lower's has, and marks.
     fn furnish(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         lower: &Lower,
         (held, attr): (&Held, &Attr),
         cut: Option<u64>,
     ) -> Result<Option<Below>> {
         let upper = self.upper()?;
-        copy_attributes(&lower.held, held)?;
+        copy_attributes(ctx, &lower.held, held)?;
         let bound = attr.size.min(cut.unwrap_or(u64::MAX));
         let has_data = node.kind == Kind::File && bound > 0;
         if has_data && cut.is_some() && bound <= SMALL {
             let data = node.data().unwrap_or(&lower.held);
-            copy_data(data, held, 0, bound)?;
+            copy_data(ctx, data, held, 0, bound)?;
         }
         let has_data = has_data && !(cut.is_some() && bound <= SMALL);
         let below =
@@ -95,28 +103,40 @@ impl Act<'_> {
             ..SetAttr::default()
         };
         if has_data {
-            upper.expect_marks()?;
-            upper.fs().setattr(held.ino(), &SetAttr { size: Some(bound), ..SetAttr::default() })?;
+            upper.expect_marks(ctx)?;
+            upper.fs().setattr(
+                ctx,
+                held.ino(),
+                &SetAttr { size: Some(bound), ..SetAttr::default() },
+            )?;
         }
-        self.mark(node, held, below, has_data)?;
+        self.mark(ctx, node, held, below, has_data)?;
         // Access lists may have changed them.
         set.perm = Some(attr.perm);
         let settable = upper.fs().character().flags;
         if attr.flags & settable != 0 {
             set.flags = Some(attr.flags & settable);
         }
-        upper.fs().setattr(held.ino(), &set)?;
+        upper.fs().setattr(ctx, held.ino(), &set)?;
         Ok(below)
     }
 
     /// Writes what is recorded of a copied-up inode. Where a layer can keep no marks on it, as on
     /// symbolic links in the `user.` name space, its number is what is lost.
-    fn mark(&self, node: &Node, held: &Held, below: Option<Below>, must: bool) -> Result<()> {
+    fn mark(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        held: &Held,
+        below: Option<Below>,
+        must: bool,
+    ) -> Result<()> {
         let upper = self.upper()?;
-        let marked = upper.set_mark(held.ino(), Mark::Origin, b"").and_then(|()| match node.kind {
-            Kind::Dir => Ok(()),
-            _ => self.write_below(node, held, below),
-        });
+        let marked =
+            upper.set_mark(ctx, held.ino(), Mark::Origin, b"").and_then(|()| match node.kind {
+                Kind::Dir => Ok(()),
+                _ => self.write_below(ctx, node, held, below),
+            });
         match marked {
             Err(Errno::EPERM | Errno::EOPNOTSUPP) if !must => Ok(()),
             marked => marked,
@@ -124,10 +144,16 @@ impl Act<'_> {
     }
 
     /// Records what a file in the upper still has in the lower.
-    pub(crate) fn write_below(&self, node: &Node, held: &Held, below: Option<Below>) -> Result<()> {
+    pub(crate) fn write_below(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        held: &Held,
+        below: Option<Below>,
+    ) -> Result<()> {
         let upper = self.upper()?;
         let Some(lower) = node.lowers.first() else { return Ok(()) };
-        let data = node.data().unwrap_or(&lower.held).attr()?;
+        let data = node.data().unwrap_or(&lower.held).attr(ctx)?;
         let record = Record {
             layer: u16::try_from(self.rank(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
             ino: lower.held.ino(),
@@ -137,13 +163,13 @@ impl Act<'_> {
             mtime: data.mtime,
         };
         if below.is_none() {
-            upper.remove_mark(held.ino(), Mark::Metacopy)?;
+            upper.remove_mark(ctx, held.ino(), Mark::Metacopy)?;
         }
-        upper.set_mark(held.ino(), Mark::Polylane, &record.to_value())?;
+        upper.set_mark(ctx, held.ino(), Mark::Polylane, &record.to_value())?;
         match below {
             Some(below) => {
                 let value = if below.whole { b"".as_slice() } else { BLOCKS };
-                upper.set_mark(held.ino(), Mark::Metacopy, value)
+                upper.set_mark(ctx, held.ino(), Mark::Metacopy, value)
             }
             None => Ok(()),
         }
@@ -152,6 +178,7 @@ impl Act<'_> {
     /// Gives what was made aside its names.
     fn settle(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         (held, attr): (&Held, &Attr),
         made: &[u8],
@@ -160,36 +187,36 @@ impl Act<'_> {
         let upper = self.upper()?;
         let Some((place, dir)) = place else {
             // It has no name any more: an open file is written.
-            upper.fs().unlink(upper.tmp(), made)?;
+            upper.fs().unlink(ctx, upper.tmp(), made)?;
             return Ok(None);
         };
         let mut uncovered = None;
         if node.kind != Kind::Dir && attr.nlink > 1 {
             uncovered = Some(attr.nlink - 1);
-            upper.set_mark(held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
-            upper.fs().link(held.ino(), upper.index.ino(), &index_name(node.ino))?;
+            upper.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
+            upper.fs().link(ctx, held.ino(), upper.index.ino(), &index_name(node.ino))?;
         }
-        let before = dir.attr()?;
-        self.make_impure(&place.dir, dir)?;
+        let before = dir.attr(ctx)?;
+        self.make_impure(ctx, &place.dir, dir)?;
         let mode = RenameMode::NoReplace;
-        let placed = upper.fs().rename(upper.tmp(), made, dir.ino(), &place.name, mode);
+        let placed = upper.fs().rename(ctx, upper.tmp(), made, dir.ino(), &place.name, mode);
         if let Err(errno) = placed {
             if uncovered.is_some() {
-                let _ = upper.fs().unlink(upper.index.ino(), &index_name(node.ino));
+                let _ = upper.fs().unlink(ctx, upper.index.ino(), &index_name(node.ino));
             }
             return Err(errno);
         }
-        upper.restore_times(dir, &before)?;
+        upper.restore_times(ctx, dir, &before)?;
         Ok(uncovered)
     }
 
     /// Marks a directory of the upper that gets an entry which was copied up.
-    pub(crate) fn make_impure(&self, node: &Node, held: &Held) -> Result<()> {
+    pub(crate) fn make_impure(&self, ctx: &OpCtx<'_>, node: &Node, held: &Held) -> Result<()> {
         if node.lowers.is_empty() && node.state().is_impure {
             return Ok(());
         }
-        if held.mark(Mark::Impure)?.is_none() {
-            self.upper()?.set_mark(held.ino(), Mark::Impure, b"y")?;
+        if held.mark(ctx, Mark::Impure)?.is_none() {
+            self.upper()?.set_mark(ctx, held.ino(), Mark::Impure, b"y")?;
         }
         node.state().is_impure = true;
         Ok(())
@@ -197,34 +224,46 @@ impl Act<'_> {
 
     /// Gives a file that was copied up by one of its names in the lowers another of them, if the
     /// upper does not have it yet.
-    pub(crate) fn cover(&self, node: &Arc<Node>, dir: &Arc<Node>, name: &[u8]) -> Result<()> {
-        let held = self.copy_up(node, None)?;
-        let dir_held = self.copy_up(dir, None)?;
+    pub(crate) fn cover(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Arc<Node>,
+        dir: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<()> {
+        let held = self.copy_up(ctx, node, None)?;
+        let dir_held = self.copy_up(ctx, dir, None)?;
         let Some(uncovered) = node.state().uncovered.filter(|&left| left > 0) else {
             return Ok(());
         };
-        if dir_held.lookup(name)?.is_some() {
+        if dir_held.lookup(ctx, name)?.is_some() {
             return Ok(());
         }
         let upper = self.upper()?;
-        self.redirect(node, &held)?;
-        let before = dir_held.attr()?;
-        self.make_impure(dir, &dir_held)?;
-        self.set_uncovered(node, &held, uncovered - 1)?;
-        upper.fs().link(held.ino(), dir_held.ino(), name)?;
-        upper.restore_times(&dir_held, &before)
+        self.redirect(ctx, node, &held)?;
+        let before = dir_held.attr(ctx)?;
+        self.make_impure(ctx, dir, &dir_held)?;
+        self.set_uncovered(ctx, node, &held, uncovered - 1)?;
+        upper.fs().link(ctx, held.ino(), dir_held.ino(), name)?;
+        upper.restore_times(ctx, &dir_held, &before)
     }
 
     /// Counts the names that a file has in the lowers alone.
-    pub(crate) fn set_uncovered(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
-        self.upper()?.set_mark(held.ino(), Mark::Nlink, &links_value(uncovered))?;
+    pub(crate) fn set_uncovered(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        held: &Held,
+        uncovered: u32,
+    ) -> Result<()> {
+        self.upper()?.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(uncovered))?;
         node.state().uncovered = Some(uncovered);
         Ok(())
     }
 
     /// Before a copied-up node gets another name: where its lowers are. Of what has none that
     /// count, nothing.
-    pub(crate) fn redirect(&self, node: &Node, held: &Held) -> Result<()> {
+    pub(crate) fn redirect(&self, ctx: &OpCtx<'_>, node: &Node, held: &Held) -> Result<()> {
         let needs = match node.kind {
             Kind::Dir => !node.lowers.is_empty(),
             _ => node.state().below.is_some(),
@@ -232,29 +271,29 @@ impl Act<'_> {
         if !needs {
             return Ok(());
         }
-        self.upper()?.set_mark(held.ino(), Mark::Redirect, &node.lower_path)
+        self.upper()?.set_mark(ctx, held.ino(), Mark::Redirect, &node.lower_path)
     }
 }
 
 /// Copies extended attributes and access lists, but no marks.
-fn copy_attributes(from: &Held, to: &Held) -> Result<()> {
-    let names = match from.fs().listxattr(from.ino()) {
+fn copy_attributes(ctx: &OpCtx<'_>, from: &Held, to: &Held) -> Result<()> {
+    let names = match from.fs().listxattr(ctx, from.ino()) {
         Err(Errno::EOPNOTSUPP) => return Ok(()),
         names => names?,
     };
     for name in names {
         let Some(shown) = from.layer().space().shown(&name) else { continue };
-        let value = from.fs().getxattr(from.ino(), &name)?;
+        let value = from.fs().getxattr(ctx, from.ino(), &name)?;
         if let Some(kind) = AclKind::from_name(&shown) {
             let acl = Acl::parse(&value)?;
-            match to.fs().set_acl(to.ino(), kind, acl.as_ref(), None) {
+            match to.fs().set_acl(ctx, to.ino(), kind, acl.as_ref(), None) {
                 Ok(_) | Err(Errno::EOPNOTSUPP) => {}
                 Err(errno) => return Err(errno),
             }
             continue;
         }
         let kept = to.layer().space().kept(&shown);
-        match to.fs().setxattr(to.ino(), &kept, &value, XattrMode::Any) {
+        match to.fs().setxattr(ctx, to.ino(), &kept, &value, XattrMode::Any) {
             Ok(_) | Err(Errno::EOPNOTSUPP) => {}
             Err(errno) => return Err(errno),
         }
@@ -264,8 +303,8 @@ fn copy_attributes(from: &Held, to: &Held) -> Result<()> {
 
 impl Upper {
     /// Removes a file from the index, which has no other name any more.
-    pub(crate) fn remove_from_index(&self, node: &Node) -> Result<()> {
-        match self.fs().unlink(self.index.ino(), &index_name(node.ino)) {
+    pub(crate) fn remove_from_index(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<()> {
+        match self.fs().unlink(ctx, self.index.ino(), &index_name(node.ino)) {
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
         }

@@ -11,6 +11,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, Kind};
 
 use crate::Act;
@@ -76,19 +77,19 @@ impl Found {
 }
 
 /// Whether an entry of the directory `dir` is a whiteout.
-pub(crate) fn is_whiteout(dir: &Held, held: &Held, attr: &Attr) -> Result<bool> {
+pub(crate) fn is_whiteout(ctx: &OpCtx<'_>, dir: &Held, held: &Held, attr: &Attr) -> Result<bool> {
     match attr.kind {
         Kind::Char => Ok(attr.rdev == 0),
         Kind::File if attr.size == 0 => {
-            Ok(has_files_as_whiteouts(dir)? && held.mark(Mark::Whiteout)?.is_some())
+            Ok(has_files_as_whiteouts(ctx, dir)? && held.mark(ctx, Mark::Whiteout)?.is_some())
         }
         _ => Ok(false),
     }
 }
 
 /// Whether empty files in `dir` may be whiteouts.
-pub(crate) fn has_files_as_whiteouts(dir: &Held) -> Result<bool> {
-    Ok(dir.mark(Mark::Opaque)?.is_some_and(|value| value == b"x"))
+pub(crate) fn has_files_as_whiteouts(ctx: &OpCtx<'_>, dir: &Held) -> Result<bool> {
+    Ok(dir.mark(ctx, Mark::Opaque)?.is_some_and(|value| value == b"x"))
 }
 
 /// An entry of a directory of one layer; whiteouts apart.
@@ -99,9 +100,9 @@ pub(crate) enum Entry {
 }
 
 /// Looks at one layer.
-pub(crate) fn entry(dir: &Held, name: &[u8]) -> Result<Entry> {
-    let Some((held, attr)) = dir.lookup(name)? else { return Ok(Entry::Absent) };
-    match is_whiteout(dir, &held, &attr)? {
+pub(crate) fn entry(ctx: &OpCtx<'_>, dir: &Held, name: &[u8]) -> Result<Entry> {
+    let Some((held, attr)) = dir.lookup(ctx, name)? else { return Ok(Entry::Absent) };
+    match is_whiteout(ctx, dir, &held, &attr)? {
         true => Ok(Entry::Whiteout),
         false => Ok(Entry::Node(held, attr)),
     }
@@ -117,7 +118,7 @@ struct Walked {
 }
 
 /// Walks a path from the root of a layer. `deeper`: there are layers below.
-fn walk(layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
+fn walk(ctx: &OpCtx<'_>, layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
     let mut dir = layer.root();
     let mut walked = Walked { entry: Entry::Absent, is_end: false, redirected: None };
     let names: Vec<&[u8]> = path.split(|&byte| byte == b'/').filter(|n| !n.is_empty()).collect();
@@ -126,7 +127,7 @@ fn walk(layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
         if matches!(*name, b"." | b"..") || name.len() > 255 {
             return Err(Errno::EIO);
         }
-        let found = entry(&dir, name)?;
+        let found = entry(ctx, &dir, name)?;
         walked.is_end |= matches!(found, Entry::Whiteout);
         let Entry::Node(held, attr) = found else { return Ok(walked) };
         if at == last {
@@ -138,8 +139,8 @@ fn walk(layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
             return Ok(walked);
         }
         if deeper {
-            walked.is_end |= held.mark(Mark::Opaque)?.is_some_and(|value| value == b"y");
-            if let Some(redirect) = held.mark(Mark::Redirect)? {
+            walked.is_end |= held.mark(ctx, Mark::Opaque)?.is_some_and(|value| value == b"y");
+            if let Some(redirect) = held.mark(ctx, Mark::Redirect)? {
                 let mut path = match redirect.starts_with(b"/") {
                     true => redirect,
                     false => {
@@ -162,22 +163,22 @@ fn walk(layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Result<Walked> {
 impl Act<'_> {
     /// What `name` in `dir` is; `None` for nothing. `ENOTDIR`; `EIO` where marks contradict each
     /// other or what lies in the lowers is not what was recorded.
-    pub(crate) fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+    pub(crate) fn find(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
         dir.dir()?;
         if dir.state().is_removed || self.is_canary(dir, name) {
             return Ok(None);
         }
         let above = match dir.upper() {
-            Some(upper) => entry(&upper, name)?,
+            Some(upper) => entry(ctx, &upper, name)?,
             None => Entry::Absent,
         };
         match above {
             Entry::Whiteout => Ok(None),
-            Entry::Absent => self.find_in_lowers(dir, name),
+            Entry::Absent => self.find_in_lowers(ctx, dir, name),
             Entry::Node(held, attr) if attr.kind == Kind::Dir => {
-                self.find_dir(dir, name, held, attr).map(Some)
+                self.find_dir(ctx, dir, name, held, attr).map(Some)
             }
-            Entry::Node(held, attr) => self.find_file(dir, name, held, attr).map(Some),
+            Entry::Node(held, attr) => self.find_file(ctx, dir, name, held, attr).map(Some),
         }
     }
 
@@ -187,9 +188,9 @@ impl Act<'_> {
     }
 
     /// Whether anything would be seen as `name` in `dir` if the upper had no such entry.
-    pub(crate) fn is_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<bool> {
+    pub(crate) fn is_in_lowers(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<bool> {
         for lower in &dir.lowers {
-            match entry(&lower.held, name)? {
+            match entry(ctx, &lower.held, name)? {
                 Entry::Absent => {}
                 Entry::Whiteout => return Ok(false),
                 Entry::Node(..) => return Ok(true),
@@ -198,58 +199,75 @@ impl Act<'_> {
         Ok(false)
     }
 
-    fn find_dir(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
+    fn find_dir(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+        held: Held,
+        attr: Attr,
+    ) -> Result<Found> {
         let mut below = InLowers::default();
-        if held.mark(Mark::Opaque)?.is_none_or(|value| value != b"y") {
-            let redirect = held.mark(Mark::Redirect)?;
+        if held.mark(ctx, Mark::Opaque)?.is_none_or(|value| value != b"y") {
+            let redirect = held.mark(ctx, Mark::Redirect)?;
             if redirect.is_some() || !dir.lowers.is_empty() {
                 let way = Way::redirected(name, redirect);
-                below = self.search(dir, way, Some(true))?;
+                below = self.search(ctx, dir, way, Some(true))?;
             }
         }
         Ok(found(Some((held, attr)), below))
     }
 
-    fn find_file(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
+    fn find_file(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+        held: Held,
+        attr: Attr,
+    ) -> Result<Found> {
         if dir.lowers.is_empty() && !dir.state().is_impure {
             return Ok(found(Some((held, attr)), InLowers::default()));
         }
-        let record = held.mark(Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let record =
+            held.mark(ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
         let metacopy = match attr.kind {
-            Kind::File => held.mark(Mark::Metacopy)?,
+            Kind::File => held.mark(ctx, Mark::Metacopy)?,
             _ => None,
         };
         let mut lower = InLowers::default();
         // What overlayfs copied up has the number of what is below it.
-        if metacopy.is_some() || record.is_none() && held.mark(Mark::Origin)?.is_some() {
-            let redirect = held.mark(Mark::Redirect)?;
-            lower = self.search(dir, Way::redirected(name, redirect), Some(false))?;
+        if metacopy.is_some() || record.is_none() && held.mark(ctx, Mark::Origin)?.is_some() {
+            let redirect = held.mark(ctx, Mark::Redirect)?;
+            lower = self.search(ctx, dir, Way::redirected(name, redirect), Some(false))?;
             if lower.attr.is_some_and(|lower| lower.kind != attr.kind) {
                 lower = InLowers::default();
             }
         }
-        self.above(held, attr, lower, (record, metacopy))
+        self.above(ctx, held, attr, lower, (record, metacopy))
     }
 
-    fn find_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
-        let lower = self.search(dir, Way::Name(name.to_vec()), None)?;
+    fn find_in_lowers(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+        let lower = self.search(ctx, dir, Way::Name(name.to_vec()), None)?;
         let Some(attr) = lower.attr else { return Ok(None) };
         let indexed = match &self.upper {
             Some(upper) if attr.kind != Kind::Dir && attr.nlink > 1 => {
                 let number = self.number(&lower.lowers[0]);
-                upper.index.lookup(&crate::upper::index_name(number))?
+                upper.index.lookup(ctx, &crate::upper::index_name(number))?
             }
             _ => None,
         };
         let Some((held, upper)) = indexed else { return Ok(Some(found(None, lower))) };
-        let record = held.mark(Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
-        let metacopy = held.mark(Mark::Metacopy)?;
-        self.above(held, upper, lower, (record, metacopy)).map(Some)
+        let record =
+            held.mark(ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let metacopy = held.mark(ctx, Mark::Metacopy)?;
+        self.above(ctx, held, upper, lower, (record, metacopy)).map(Some)
     }
 
     /// A file in the upper, with what lies below it.
     fn above(
         &self,
+        ctx: &OpCtx<'_>,
         held: Held,
         attr: Attr,
         lower: InLowers,
@@ -258,9 +276,9 @@ impl Act<'_> {
         let mut all = found(None, lower);
         all.below = match metacopy {
             None => None,
-            Some(value) => self.below(&all, &attr, &record, &value)?,
+            Some(value) => self.below(ctx, &all, &attr, &record, &value)?,
         };
-        let links = held.mark(Mark::Nlink)?;
+        let links = held.mark(ctx, Mark::Nlink)?;
         all.uncovered = links.as_deref().and_then(crate::upper::uncovered);
         all.record = record;
         all.upper = Some((held, attr));
@@ -270,13 +288,14 @@ impl Act<'_> {
     /// What a file that is not whole still has in the lower.
     fn below(
         &self,
+        ctx: &OpCtx<'_>,
         all: &Found,
         attr: &Attr,
         record: &Option<Record>,
         metacopy: &[u8],
     ) -> Result<Option<Below>> {
         let data = all.data.as_ref().or(all.lowers.first()).ok_or(Errno::EIO)?;
-        let lower = data.held.attr()?;
+        let lower = data.held.attr(ctx)?;
         let recorded = match record {
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
                 return Err(Errno::EIO);
@@ -292,14 +311,20 @@ impl Act<'_> {
     }
 
     /// Searches the lowers. `dirs`: directories alone, anything but directories, either.
-    fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
+    fn search(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        way: Way,
+        dirs: Option<bool>,
+    ) -> Result<InLowers> {
         let mut way = way;
         let mut found = InLowers::default();
         // A file without data of its own was found.
         let mut wants_data = false;
         let last = self.lowers.len().saturating_sub(1);
         for (index, layer) in self.lowers.iter().enumerate() {
-            let walked = self.look(dir, &way, (index, layer))?;
+            let walked = self.look(ctx, dir, &way, (index, layer))?;
             let here = way.path(dir);
             if let Some(path) = walked.redirected {
                 way = Way::Path(path);
@@ -320,8 +345,10 @@ impl Act<'_> {
             }
             let deeper = index < last && matches!(attr.kind, Kind::Dir | Kind::File);
             let mark = match attr.kind {
-                Kind::Dir if deeper => lower.held.mark(Mark::Opaque)?.filter(|value| value == b"y"),
-                Kind::File => lower.held.mark(Mark::Metacopy)?,
+                Kind::Dir if deeper => {
+                    lower.held.mark(ctx, Mark::Opaque)?.filter(|value| value == b"y")
+                }
+                Kind::File => lower.held.mark(ctx, Mark::Metacopy)?,
                 _ => None,
             };
             let goes_on = match (is_dir, &mark) {
@@ -329,7 +356,8 @@ impl Act<'_> {
                 (false, Some(value)) if value == BLOCKS => return Err(Errno::EIO),
                 (false, mark) => mark.is_some(),
             };
-            let redirect = if goes_on && deeper { lower.held.mark(Mark::Redirect)? } else { None };
+            let redirect =
+                if goes_on && deeper { lower.held.mark(ctx, Mark::Redirect)? } else { None };
             match wants_data && !goes_on {
                 true => found.data = Some(lower),
                 false if is_dir || found.lowers.is_empty() => found.lowers.push(lower),
@@ -347,13 +375,19 @@ impl Act<'_> {
     }
 
     /// Looks for something in one lower.
-    fn look(&self, dir: &Node, way: &Way, (index, layer): (usize, &Arc<Layer>)) -> Result<Walked> {
+    fn look(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        way: &Way,
+        (index, layer): (usize, &Arc<Layer>),
+    ) -> Result<Walked> {
         let name = match way {
-            Way::Path(path) => return walk(layer, path, index + 1 < self.lowers.len()),
+            Way::Path(path) => return walk(ctx, layer, path, index + 1 < self.lowers.len()),
             Way::Name(name) => name,
         };
         let lower = dir.lowers.iter().find(|lower| lower.index == index);
-        let entry = lower.map_or(Ok(Entry::Absent), |lower| entry(&lower.held, name))?;
+        let entry = lower.map_or(Ok(Entry::Absent), |lower| entry(ctx, &lower.held, name))?;
         let is_end = matches!(entry, Entry::Whiteout);
         Ok(Walked { entry, is_end, redirected: None })
     }
@@ -384,7 +418,13 @@ impl Act<'_> {
     }
 
     /// The node of what was found as `name` in `dir`.
-    pub(crate) fn node(&self, dir: &Arc<Node>, name: &[u8], found: Found) -> Result<Arc<Node>> {
+    pub(crate) fn node(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Arc<Node>,
+        name: &[u8],
+        found: Found,
+    ) -> Result<Arc<Node>> {
         if let Some((held, _)) = &found.upper
             && let Some(node) = self.table.of_upper(held.ino())
         {
@@ -394,7 +434,7 @@ impl Act<'_> {
         let kind = found.kind();
         let is_impure = match &found.upper {
             Some((held, _)) if kind == Kind::Dir => {
-                !found.lowers.is_empty() || held.mark(Mark::Impure)?.is_some()
+                !found.lowers.is_empty() || held.mark(ctx, Mark::Impure)?.is_some()
             }
             _ => false,
         };

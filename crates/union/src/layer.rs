@@ -13,6 +13,7 @@ use std::fmt;
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind};
 use rustc_hash::FxHashMap;
 
@@ -37,12 +38,13 @@ impl Layer {
     /// A layer whose root is that of `fs`. Errors: those of [`FileSystem::root`]; `ENOTDIR` when
     /// that is no directory.
     pub fn new(fs: Arc<dyn FileSystem>) -> Result<Arc<Layer>> {
+        let ctx = &OpCtx::service();
         let root = fs.root()?;
         if root.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         // What keeps no attributes of the trusted name space says so of any of them.
-        let space = match fs.getxattr(root.ino, &Mark::Opaque.name(Space::Trusted)) {
+        let space = match fs.getxattr(ctx, root.ino, &Mark::Opaque.name(Space::Trusted)) {
             Ok(_) | Err(Errno::ENODATA) => Space::Trusted,
             Err(_) => Space::User,
         };
@@ -66,9 +68,14 @@ impl Layer {
     }
 
     /// `FileSystem::lookup`; the result is held. `None` for `ENOENT`.
-    pub(crate) fn lookup(self: &Arc<Self>, dir: Ino, name: &[u8]) -> Result<Option<(Held, Attr)>> {
+    pub(crate) fn lookup(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<Option<(Held, Attr)>> {
         let _asking = self.asking.read();
-        match self.fs.lookup(dir, name) {
+        match self.fs.lookup(ctx, dir, name) {
             Ok(attr) => Ok(Some((self.count(attr.ino), attr))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno),
@@ -82,8 +89,8 @@ impl Layer {
     }
 
     /// A mark of an inode, if it has it.
-    pub(crate) fn mark(&self, ino: Ino, mark: Mark) -> Result<Option<Vec<u8>>> {
-        match self.fs.getxattr(ino, &mark.name(self.space)) {
+    pub(crate) fn mark(&self, ctx: &OpCtx<'_>, ino: Ino, mark: Mark) -> Result<Option<Vec<u8>>> {
+        match self.fs.getxattr(ctx, ino, &mark.name(self.space)) {
             Ok(value) => Ok(Some(value)),
             Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM | Errno::EACCES) => Ok(None),
             Err(errno) => Err(errno),
@@ -137,18 +144,18 @@ impl Held {
     }
 
     /// Its state.
-    pub(crate) fn attr(&self) -> Result<Attr> {
-        self.fs().getattr(self.ino)
+    pub(crate) fn attr(&self, ctx: &OpCtx<'_>) -> Result<Attr> {
+        self.fs().getattr(ctx, self.ino)
     }
 
     /// A mark that it has.
-    pub(crate) fn mark(&self, mark: Mark) -> Result<Option<Vec<u8>>> {
-        self.layer.mark(self.ino, mark)
+    pub(crate) fn mark(&self, ctx: &OpCtx<'_>, mark: Mark) -> Result<Option<Vec<u8>>> {
+        self.layer.mark(ctx, self.ino, mark)
     }
 
     /// An entry of it.
-    pub(crate) fn lookup(&self, name: &[u8]) -> Result<Option<(Held, Attr)>> {
-        self.layer.lookup(self.ino, name)
+    pub(crate) fn lookup(&self, ctx: &OpCtx<'_>, name: &[u8]) -> Result<Option<(Held, Attr)>> {
+        self.layer.lookup(ctx, self.ino, name)
     }
 }
 

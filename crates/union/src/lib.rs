@@ -53,8 +53,9 @@ use std::ops::Deref;
 
 use polylane_base::sync::{Arc, RwLock};
 use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
     RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 
@@ -98,23 +99,24 @@ impl Union {
         lowers: Vec<Arc<Layer>>,
         upper: Option<UpperOn>,
     ) -> std::result::Result<Union, OpenError> {
+        let ctx = &OpCtx::service();
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
         }
         let mut roots = Vec::new();
         for (index, layer) in lowers.iter().enumerate() {
             let held = layer.root();
-            let canary = upper::find_canary(&held);
+            let canary = upper::find_canary(ctx, &held);
             match canary.map_err(|errno| OpenError::Lower(index, errno))? {
                 Canary::Dumb => return Err(OpenError::MarksLost),
                 Canary::Absent | Canary::Marked => {}
             }
             roots.push(Lower { index, held });
         }
-        let like = roots.first().and_then(|lower| lower.held.attr().ok());
-        let upper = upper.map(|on| Upper::open(on, like.as_ref())).transpose()?;
+        let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
+        let upper = upper.map(|on| Upper::open(ctx, on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
-        let top = roots[0].held.attr().map_err(failed)?;
+        let top = roots[0].held.attr(ctx).map_err(failed)?;
         let table = Arc::new(Table::default());
         let parts = Parts {
             ino: table.number(lowers.len() - 1, top.ino),
@@ -158,57 +160,59 @@ impl FileSystem for Union {
     }
 
     fn root(&self) -> Result<Attr> {
-        self.act().attr(&self.root)
+        let ctx = &OpCtx::service();
+        self.act().attr(ctx, &self.root)
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let act = self.act();
         let dir = self.table.get(dir)?;
         let _shared = self.changing.read();
-        let found = act.find(&dir, name)?.ok_or(Errno::ENOENT)?;
-        act.attr(&*act.node(&dir, name, found)?)
+        let found = act.find(ctx, &dir, name)?.ok_or(Errno::ENOENT)?;
+        act.attr(ctx, &*act.node(ctx, &dir, name, found)?)
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.act().attr(&*self.table.get(ino)?)
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
+        self.act().attr(ctx, &*self.table.get(ino)?)
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.act().set(&self.table.get(ino)?, set)
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.act().set(ctx, &self.table.get(ino)?, set)
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().create(&dir, name, new)
+        self.act().create(ctx, &dir, name, new)
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+    fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.table.get(dir)?.dir()?;
         let _alone = self.changing.write();
-        self.act().create_unlinked(new)
+        self.act().create_unlinked(ctx, new)
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         let (node, dir) = (self.table.get(ino)?, self.table.get(dir)?);
         let _alone = self.changing.write();
-        self.act().link(&node, &dir, name)
+        self.act().link(ctx, &node, &dir, name)
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().unlink(&dir, name)
+        self.act().unlink(ctx, &dir, name)
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().rmdir(&dir, name)
+        self.act().rmdir(ctx, &dir, name)
     }
 
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -217,16 +221,17 @@ impl FileSystem for Union {
     ) -> Result<Renamed> {
         let (from_dir, to_dir) = (self.table.get(from_dir)?, self.table.get(to_dir)?);
         let _alone = self.changing.write();
-        self.act().rename((&from_dir, from), (&to_dir, to), mode)
+        self.act().rename(ctx, (&from_dir, from), (&to_dir, to), mode)
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
         let held = self.act().top(&*self.table.get(ino)?)?;
-        held.fs().readlink(held.ino())
+        held.fs().readlink(ctx, held.ino())
     }
 
     fn readdir(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
@@ -236,7 +241,7 @@ impl FileSystem for Union {
         let mut from = from;
         loop {
             let shared = self.changing.read();
-            let listed = act.list(&dir, from)?;
+            let listed = act.list(ctx, &dir, from)?;
             drop(shared);
             let Some(last) = listed.last() else { return Ok(()) };
             from = last.next;
@@ -248,17 +253,30 @@ impl FileSystem for Union {
         }
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
-        self.act().read(&*self.table.get(ino)?, offset, len, sink)
+    fn read(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        self.act().read(ctx, &*self.table.get(ino)?, offset, len, sink)
     }
 
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
-        self.act().write(&self.table.get(ino)?, offset, source)
+    fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        self.act().write(ctx, &self.table.get(ino)?, offset, source)
     }
 
-    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> Result<()> {
-        let upper = self.act().written(&self.table.get(ino)?)?;
-        upper.fs().reserve(upper.ino(), offset, len, from)
+    fn reserve(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        let upper = self.act().written(ctx, &self.table.get(ino)?)?;
+        upper.fs().reserve(ctx, upper.ino(), offset, len)
     }
 
     fn unreserve(&self, ino: Ino, offset: u64) {
@@ -281,70 +299,92 @@ impl FileSystem for Union {
         }
     }
 
-    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
-        let upper = self.act().written(&self.table.get(ino)?)?;
-        upper.fs().reserve_aside(upper.ino(), offset, len, left)
+    fn reserve_aside(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        left: u64,
+    ) -> Result<u64> {
+        let upper = self.act().written(ctx, &self.table.get(ino)?)?;
+        upper.fs().reserve_aside(ctx, upper.ino(), offset, len, left)
     }
 
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
+    fn fallocate(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
         let node = self.table.get(ino)?;
         let act = self.act();
-        act.fallocate(&node, mode, (offset, len))?;
-        act.attr(&node)
+        act.fallocate(ctx, &node, mode, (offset, len))?;
+        act.attr(ctx, &node)
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
-        self.act().seek(&*self.table.get(ino)?, offset, target)
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        self.act().seek(ctx, &*self.table.get(ino)?, offset, target)
     }
 
-    fn trim(&self, len_min: u64) -> Result<u64> {
-        self.act().upper()?.fs().trim(len_min)
+    fn trim(&self, ctx: &OpCtx<'_>, len_min: u64) -> Result<u64> {
+        self.act().upper()?.fs().trim(ctx, len_min)
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.act().getxattr(&*self.table.get(ino)?, name)
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.act().getxattr(ctx, &*self.table.get(ino)?, name)
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
-        self.act().setxattr(&self.table.get(ino)?, name, value, mode)
+    fn setxattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
+        self.act().setxattr(ctx, &self.table.get(ino)?, name, value, mode)
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.act().listxattr(&*self.table.get(ino)?)
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.act().listxattr(ctx, &*self.table.get(ino)?)
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
-        self.act().removexattr(&self.table.get(ino)?, name)
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
+        self.act().removexattr(ctx, &self.table.get(ino)?, name)
     }
 
     fn set_acl(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         kind: AclKind,
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> Result<Attr> {
         let node = self.table.get(ino)?;
-        let upper = self.act().copied_up(&node)?;
-        upper.fs().set_acl(upper.ino(), kind, acl, perm)?;
-        self.act().attr(&node)
+        let upper = self.act().copied_up(ctx, &node)?;
+        upper.fs().set_acl(ctx, upper.ino(), kind, acl, perm)?;
+        self.act().attr(ctx, &node)
     }
 
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+    fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         match self.table.get(ino)?.upper() {
-            Some(upper) => upper.fs().fsync(upper.ino(), data_only),
+            Some(upper) => upper.fs().fsync(ctx, upper.ino(), data_only),
             None => Ok(()),
         }
     }
 
-    fn sync(&self) -> Result<()> {
-        self.upper.as_ref().map_or(Ok(()), |upper| upper.fs().sync())
+    fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {
+        self.upper.as_ref().map_or(Ok(()), |upper| upper.fs().sync(ctx))
     }
 
-    fn statfs(&self) -> Result<StatFs> {
+    fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
         match &self.upper {
-            Some(upper) => upper.fs().statfs(),
-            None => self.lowers[0].fs().statfs(),
+            Some(upper) => upper.fs().statfs(ctx),
+            None => self.lowers[0].fs().statfs(ctx),
         }
     }
 

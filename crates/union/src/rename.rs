@@ -3,6 +3,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 use crate::Act;
@@ -24,34 +25,44 @@ struct Above<'a> {
 
 impl Act<'_> {
     /// `FileSystem::rename`. `EINVAL` for [`RenameMode::Whiteout`], as from overlayfs.
-    pub(crate) fn rename(&self, from: End<'_>, to: End<'_>, mode: RenameMode) -> Result<Renamed> {
+    pub(crate) fn rename(
+        &self,
+        ctx: &OpCtx<'_>,
+        from: End<'_>,
+        to: End<'_>,
+        mode: RenameMode,
+    ) -> Result<Renamed> {
         if mode == RenameMode::Whiteout {
             return Err(Errno::EINVAL);
         }
         if self.is_canary(to.0, to.1) {
             return Err(Errno::EPERM);
         }
-        let moved = self.find(from.0, from.1)?.ok_or(Errno::ENOENT)?;
-        let moved = self.node(from.0, from.1, moved)?;
-        let other = self.find(to.0, to.1)?.map(|other| self.node(to.0, to.1, other)).transpose()?;
+        let moved = self.find(ctx, from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let moved = self.node(ctx, from.0, from.1, moved)?;
+        let other = self
+            .find(ctx, to.0, to.1)?
+            .map(|other| self.node(ctx, to.0, to.1, other))
+            .transpose()?;
         match (mode, &other) {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
             (RenameMode::Exchange, None) => return Err(Errno::ENOENT),
             (_, Some(other)) if Arc::ptr_eq(other, &moved) => {}
-            (RenameMode::Exchange, Some(other)) => self.exchange(from, to, &moved, other)?,
-            _ => self.replace(from, to, &moved, other.as_ref())?,
+            (RenameMode::Exchange, Some(other)) => self.exchange(ctx, from, to, &moved, other)?,
+            _ => self.replace(ctx, from, to, &moved, other.as_ref())?,
         }
         let other = other.filter(|other| !Arc::ptr_eq(other, &moved));
         Ok(Renamed {
-            from_dir: self.attr(from.0)?,
-            to_dir: self.attr(to.0)?,
-            node: self.attr(&moved)?,
-            other: other.map(|other| self.attr(&other)).transpose()?,
+            from_dir: self.attr(ctx, from.0)?,
+            to_dir: self.attr(ctx, to.0)?,
+            node: self.attr(ctx, &moved)?,
+            other: other.map(|other| self.attr(ctx, &other)).transpose()?,
         })
     }
 
     fn replace(
         &self,
+        ctx: &OpCtx<'_>,
         from: End<'_>,
         to: End<'_>,
         moved: &Arc<Node>,
@@ -65,34 +76,34 @@ impl Act<'_> {
             _ => {}
         }
         if let Some(other) = other.filter(|_| is_dir)
-            && !self.is_empty(other)?
+            && !self.is_empty(ctx, other)?
         {
             return Err(Errno::ENOTEMPTY);
         }
-        let (from_held, to_held) = (self.open_dir(from.0)?, self.open_dir(to.0)?);
-        self.prepare(moved, from, (to, &to_held))?;
+        let (from_held, to_held) = (self.open_dir(ctx, from.0)?, self.open_dir(ctx, to.0)?);
+        self.prepare(ctx, moved, from, (to, &to_held))?;
         if let Some(other) = other {
-            self.before_removal(other)?;
+            self.before_removal(ctx, other)?;
         }
-        let above = find::entry(&to_held, to.1)?;
+        let above = find::entry(ctx, &to_held, to.1)?;
         if let (Entry::Node(own, _), Some(other), true) = (&above, other, is_dir) {
-            self.clear(other, (&to_held, to.1), own)?;
+            self.clear(ctx, other, (&to_held, to.1), own)?;
         }
-        let leaves_whiteout = self.is_in_lowers(from.0, from.1)?;
+        let leaves_whiteout = self.is_in_lowers(ctx, from.0, from.1)?;
         let (from_above, to_above) =
             (Above { dir: &from_held, name: from.1 }, Above { dir: &to_held, name: to.1 });
         match (&above, leaves_whiteout) {
             (Entry::Whiteout, _) if is_dir => {
-                swap(upper, from_above, to_above, leaves_whiteout)?;
+                swap(ctx, upper, from_above, to_above, leaves_whiteout)?;
             }
-            (_, true) => move_and_white_out(upper, from_above, to_above, is_dir)?,
+            (_, true) => move_and_white_out(ctx, upper, from_above, to_above, is_dir)?,
             (_, false) => {
                 let mode = RenameMode::Replace;
-                upper.fs().rename(from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
+                upper.fs().rename(ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
             }
         }
         if let Some(other) = other {
-            self.after_removal(other, to, matches!(above, Entry::Node(..)))?;
+            self.after_removal(ctx, other, to, matches!(above, Entry::Node(..)))?;
         }
         put(moved, to);
         Ok(())
@@ -100,17 +111,18 @@ impl Act<'_> {
 
     fn exchange(
         &self,
+        ctx: &OpCtx<'_>,
         from: End<'_>,
         to: End<'_>,
         moved: &Arc<Node>,
         other: &Arc<Node>,
     ) -> Result<()> {
         let upper = self.upper()?;
-        let (from_held, to_held) = (self.open_dir(from.0)?, self.open_dir(to.0)?);
-        self.prepare(moved, from, (to, &to_held))?;
-        self.prepare(other, to, (from, &from_held))?;
+        let (from_held, to_held) = (self.open_dir(ctx, from.0)?, self.open_dir(ctx, to.0)?);
+        self.prepare(ctx, moved, from, (to, &to_held))?;
+        self.prepare(ctx, other, to, (from, &from_held))?;
         let mode = RenameMode::Exchange;
-        upper.fs().rename(from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
+        upper.fs().rename(ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
         put(moved, to);
         put(other, from);
         Ok(())
@@ -119,20 +131,21 @@ impl Act<'_> {
     /// Brings what is about to move into the upper, with the marks that it needs where it goes.
     fn prepare(
         &self,
+        ctx: &OpCtx<'_>,
         moved: &Arc<Node>,
         from: End<'_>,
         (to, to_held): (End<'_>, &Held),
     ) -> Result<()> {
-        let held = self.copy_up(moved, None)?;
-        self.cover(moved, from.0, from.1)?;
-        self.redirect(moved, &held)?;
+        let held = self.copy_up(ctx, moved, None)?;
+        self.cover(ctx, moved, from.0, from.1)?;
+        self.redirect(ctx, moved, &held)?;
         let is_pure_dir = moved.kind == Kind::Dir && moved.lowers.is_empty();
-        if is_pure_dir && self.is_in_lowers(to.0, to.1)? {
-            self.upper()?.set_mark(held.ino(), Mark::Opaque, b"y")?;
+        if is_pure_dir && self.is_in_lowers(ctx, to.0, to.1)? {
+            self.upper()?.set_mark(ctx, held.ino(), Mark::Opaque, b"y")?;
         }
         let from_mixed = !from.0.lowers.is_empty() || from.0.state().is_impure;
         match from_mixed && !Arc::ptr_eq(from.0, to.0) {
-            true => self.make_impure(to.0, to_held),
+            true => self.make_impure(ctx, to.0, to_held),
             false => Ok(()),
         }
     }
@@ -146,28 +159,34 @@ fn put(node: &Node, (dir, name): End<'_>) {
 }
 
 /// Moves a directory to the place of a whiteout, which takes its place or goes.
-fn swap(upper: &Upper, from: Above<'_>, to: Above<'_>, keep: bool) -> Result<()> {
+fn swap(ctx: &OpCtx<'_>, upper: &Upper, from: Above<'_>, to: Above<'_>, keep: bool) -> Result<()> {
     let mode = RenameMode::Exchange;
-    upper.fs().rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode)?;
+    upper.fs().rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode)?;
     match keep {
         true => Ok(()),
-        false => upper.fs().unlink(from.dir.ino(), from.name).map(|_| ()),
+        false => upper.fs().unlink(ctx, from.dir.ino(), from.name).map(|_| ()),
     }
 }
 
 /// Moves something and leaves a whiteout.
-fn move_and_white_out(upper: &Upper, from: Above<'_>, to: Above<'_>, is_dir: bool) -> Result<()> {
+fn move_and_white_out(
+    ctx: &OpCtx<'_>,
+    upper: &Upper,
+    from: Above<'_>,
+    to: Above<'_>,
+    is_dir: bool,
+) -> Result<()> {
     let mode = RenameMode::Whiteout;
-    let moved = upper.fs().rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
+    let moved = upper.fs().rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
     match moved {
         // Where the upper cannot do both in one: the whiteout goes ahead to the new name.
         Err(Errno::EINVAL | Errno::EPERM | Errno::EOPNOTSUPP) => {
-            let above = to.dir.lookup(to.name)?;
+            let above = to.dir.lookup(ctx, to.name)?;
             match above.is_some() && is_dir {
-                true => upper.white_out_dir(to.dir, to.name)?,
-                false => upper.white_out(to.dir, to.name)?,
+                true => upper.white_out_dir(ctx, to.dir, to.name)?,
+                false => upper.white_out(ctx, to.dir, to.name)?,
             }
-            swap(upper, from, to, true)
+            swap(ctx, upper, from, to, true)
         }
         moved => moved.map(|_| ()),
     }

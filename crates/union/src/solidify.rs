@@ -2,6 +2,7 @@
 
 use polylane_base::Result;
 use polylane_base::sync::Arc;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::Kind;
 
 use crate::node::Node;
@@ -12,42 +13,43 @@ impl Union {
     /// that were. To be called when no file is written. One that was cut off goes on when it is
     /// called again. `EROFS` without an upper; `ENOSPC`.
     pub fn solidify(&self) -> Result<u64> {
+        let ctx = &OpCtx::service();
         let act = self.act();
         let upper = act.upper()?;
         let mut count = 0;
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
             let _alone = self.changing.write();
-            for name in act.names_above(&dir)? {
-                let Some(found) = act.find(&dir, &name)? else { continue };
+            for name in act.names_above(ctx, &dir)? {
+                let Some(found) = act.find(ctx, &dir, &name)? else { continue };
                 if found.upper.is_none() {
                     continue;
                 }
                 let kind = found.kind();
                 // A node that the VFS does not hold goes at the end of this.
-                let node = act.node(&dir, &name, found)?;
+                let node = act.node(ctx, &dir, &name, found)?;
                 let is_partial = node.state().below.is_some();
                 match node.upper() {
                     _ if kind == Kind::Dir => left.push(node),
                     Some(held) if is_partial => {
-                        act.complete_keeping_times(&node, &held)?;
+                        act.complete_keeping_times(ctx, &node, &held)?;
                         count += 1;
                     }
                     _ => {}
                 }
             }
         }
-        upper.expect_no_marks()?;
+        upper.expect_no_marks(ctx)?;
         Ok(count)
     }
 }
 
 impl Act<'_> {
     /// The names that the upper has in a directory.
-    fn names_above(&self, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
+    fn names_above(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         if let Some(held) = dir.upper() {
-            held.fs().readdir(held.ino(), 0, &mut |entry| {
+            held.fs().readdir(ctx, held.ino(), 0, &mut |entry| {
                 names.push(entry.name.to_vec());
                 true
             })?;

@@ -2,6 +2,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{AclKind, Attr, Kind, SetAttr, XattrMode};
 
 use crate::Act;
@@ -22,8 +23,8 @@ impl Act<'_> {
     }
 
     /// A node's state.
-    pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
-        let own = self.top(node)?.attr()?;
+    pub(crate) fn attr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Attr> {
+        let own = self.top(node)?.attr(ctx)?;
         let (is_removed, has_upper, below, uncovered) = {
             let state = node.state();
             (state.is_removed, state.upper.is_some(), state.below, state.uncovered)
@@ -41,33 +42,33 @@ impl Act<'_> {
         };
         let mut blocks = own.blocks;
         if let (Some(_), Some(lower), true) = (below, node.data(), has_upper) {
-            blocks = blocks.max(lower.attr()?.blocks.min(own.size.div_ceil(512)));
+            blocks = blocks.max(lower.attr(ctx)?.blocks.min(own.size.div_ceil(512)));
         }
         Ok(Attr { ino: node.ino, generation: node.generation, nlink, blocks, ..own })
     }
 
     /// `FileSystem::setattr`.
-    pub(crate) fn set(&self, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn set(&self, ctx: &OpCtx<'_>, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
         // As overlayfs: to have been read is no reason to copy something up.
         let is_kept_atime = set.ctime.is_some()
             && *set == SetAttr { atime: set.atime, ctime: set.ctime, ..SetAttr::default() };
         if is_kept_atime && node.upper().is_none() {
-            return self.attr(node);
+            return self.attr(ctx, node);
         }
         match set.size {
-            Some(size) => self.truncate(node, size, set)?,
+            Some(size) => self.truncate(ctx, node, size, set)?,
             None => {
-                let upper = self.copied_up(node)?;
-                upper.fs().setattr(upper.ino(), set)?;
+                let upper = self.copied_up(ctx, node)?;
+                upper.fs().setattr(ctx, upper.ino(), set)?;
             }
         }
-        self.attr(node)
+        self.attr(ctx, node)
     }
 
     /// `FileSystem::getxattr`.
-    pub(crate) fn getxattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn getxattr(&self, ctx: &OpCtx<'_>, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         let top = self.top(node)?;
-        match top.fs().getxattr(top.ino(), &top.layer().space().kept(name)) {
+        match top.fs().getxattr(ctx, top.ino(), &top.layer().space().kept(name)) {
             // A layer that keeps no access lists, under an upper that does: the file has none.
             Err(Errno::EOPNOTSUPP) if self.character.acls && AclKind::from_name(name).is_some() => {
                 Err(Errno::ENODATA)
@@ -77,15 +78,16 @@ impl Act<'_> {
     }
 
     /// `FileSystem::listxattr`.
-    pub(crate) fn listxattr(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn listxattr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Vec<Vec<u8>>> {
         let top = self.top(node)?;
-        let names = top.fs().listxattr(top.ino())?;
+        let names = top.fs().listxattr(ctx, top.ino())?;
         Ok(names.iter().filter_map(|name| top.layer().space().shown(name)).collect())
     }
 
     /// `FileSystem::setxattr`.
     pub(crate) fn setxattr(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Arc<Node>,
         name: &[u8],
         value: &[u8],
@@ -93,25 +95,30 @@ impl Act<'_> {
     ) -> Result<Attr> {
         // What is refused anyway copies nothing up.
         if node.upper().is_none() && mode != XattrMode::Any {
-            match (self.getxattr(node, name), mode) {
+            match (self.getxattr(ctx, node, name), mode) {
                 (Ok(_), XattrMode::Create) => return Err(Errno::EEXIST),
                 (Err(errno), XattrMode::Replace) => return Err(errno),
                 _ => {}
             }
         }
-        let upper = self.copied_up(node)?;
+        let upper = self.copied_up(ctx, node)?;
         let kept = upper.layer().space().kept(name);
-        upper.fs().setxattr(upper.ino(), &kept, value, mode)?;
-        self.attr(node)
+        upper.fs().setxattr(ctx, upper.ino(), &kept, value, mode)?;
+        self.attr(ctx, node)
     }
 
     /// `FileSystem::removexattr`.
-    pub(crate) fn removexattr(&self, node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
+    pub(crate) fn removexattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<Attr> {
         if node.upper().is_none() {
-            self.getxattr(node, name)?;
+            self.getxattr(ctx, node, name)?;
         }
-        let upper = self.copied_up(node)?;
-        upper.fs().removexattr(upper.ino(), &upper.layer().space().kept(name))?;
-        self.attr(node)
+        let upper = self.copied_up(ctx, node)?;
+        upper.fs().removexattr(ctx, upper.ino(), &upper.layer().space().kept(name))?;
+        self.attr(ctx, node)
     }
 }

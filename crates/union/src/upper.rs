@@ -18,6 +18,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
@@ -86,14 +87,18 @@ pub(crate) fn uncovered(value: &[u8]) -> Option<u32> {
 
 impl Upper {
     /// Opens or makes an upper, whose tree begins as `like`.
-    pub(crate) fn open(on: UpperOn, like: Option<&Attr>) -> Result<Upper, OpenError> {
+    pub(crate) fn open(
+        ctx: &OpCtx<'_>,
+        on: UpperOn,
+        like: Option<&Attr>,
+    ) -> Result<Upper, OpenError> {
         let layer = Layer::new(on.fs).map_err(OpenError::Upper)?;
         if on.is_alone {
-            check_names(&layer)?;
+            check_names(ctx, &layer)?;
         }
         let names = (on.tree.as_slice(), on.work.as_slice());
-        let upper = Upper::prepare(layer, names, like).map_err(OpenError::Upper)?;
-        match find_canary(&upper.root).map_err(OpenError::Upper)? {
+        let upper = Upper::prepare(ctx, layer, names, like).map_err(OpenError::Upper)?;
+        match find_canary(ctx, &upper.root).map_err(OpenError::Upper)? {
             Canary::Dumb => return Err(OpenError::MarksLost),
             Canary::Absent => {}
             Canary::Marked => upper.has_canary.store(true, Ordering::Relaxed),
@@ -102,6 +107,7 @@ impl Upper {
     }
 
     fn prepare(
+        ctx: &OpCtx<'_>,
         layer: Arc<Layer>,
         (tree, work): (&[u8], &[u8]),
         like: Option<&Attr>,
@@ -111,26 +117,32 @@ impl Upper {
         if let Some(like) = like {
             new = NewNode { uid: like.uid, gid: like.gid, ..NewNode::new(Kind::Dir, like.perm) };
         }
-        let root = made_dir(&top, tree, &new)?;
-        let work = made_dir(&top, work, &NewNode::new(Kind::Dir, 0o700))?;
-        let own = made_dir(&work, b"polylane", &NewNode::new(Kind::Dir, 0o700))?;
-        let index = made_dir(&own, b"index", &NewNode::new(Kind::Dir, 0o700))?;
-        let tmp = made_dir(&own, b"tmp", &NewNode::new(Kind::Dir, 0o700))?;
+        let root = made_dir(ctx, &top, tree, &new)?;
+        let work = made_dir(ctx, &top, work, &NewNode::new(Kind::Dir, 0o700))?;
+        let own = made_dir(ctx, &work, b"polylane", &NewNode::new(Kind::Dir, 0o700))?;
+        let index = made_dir(ctx, &own, b"index", &NewNode::new(Kind::Dir, 0o700))?;
+        let tmp = made_dir(ctx, &own, b"tmp", &NewNode::new(Kind::Dir, 0o700))?;
         // Fails here where marks cannot be written at all.
-        layer.fs().setxattr(own.ino(), &Mark::Polylane.name(layer.space()), b"", XattrMode::Any)?;
-        let granule = u64::from(layer.fs().statfs()?.bsize).next_power_of_two().max(GRANULE_MIN);
+        layer.fs().setxattr(
+            ctx,
+            own.ino(),
+            &Mark::Polylane.name(layer.space()),
+            b"",
+            XattrMode::Any,
+        )?;
+        let granule = u64::from(layer.fs().statfs(ctx)?.bsize).next_power_of_two().max(GRANULE_MIN);
         let (has_canary, last) = (AtomicBool::new(false), AtomicU64::new(0));
         let tells_pieces = false;
         let mut upper = Upper { layer, root, index, tmp, granule, tells_pieces, has_canary, last };
-        upper.empty(&upper.tmp)?;
-        upper.tells_pieces = upper.probe_pieces()?;
+        upper.empty(ctx, &upper.tmp)?;
+        upper.tells_pieces = upper.probe_pieces(ctx)?;
         Ok(upper)
     }
 
-    fn probe_pieces(&self) -> Result<bool> {
-        let (name, held, _) = self.make(&NewNode::new(Kind::File, 0o600))?;
-        let told = self.fs().pieces(held.ino(), 0, self.granule, &mut |_| true);
-        self.discard(&name);
+    fn probe_pieces(&self, ctx: &OpCtx<'_>) -> Result<bool> {
+        let (name, held, _) = self.make(ctx, &NewNode::new(Kind::File, 0o600))?;
+        let told = self.fs().pieces(ctx, held.ino(), 0, self.granule, &mut |_| true);
+        self.discard(ctx, &name);
         Ok(told.is_ok())
     }
 
@@ -149,32 +161,32 @@ impl Upper {
     }
 
     /// Makes something aside.
-    pub(crate) fn make(&self, new: &NewNode<'_>) -> Result<(Vec<u8>, Held, Attr)> {
+    pub(crate) fn make(&self, ctx: &OpCtx<'_>, new: &NewNode<'_>) -> Result<(Vec<u8>, Held, Attr)> {
         let name = self.fresh_name();
-        let made = self.fs().create(self.tmp.ino(), &name, new)?;
+        let made = self.fs().create(ctx, self.tmp.ino(), &name, new)?;
         Ok((name, self.layer.adopt(made.node.ino), made.node))
     }
 
     /// Removes something that was made aside, or moved there. An error leaves it there until the
     /// union is opened again.
-    pub(crate) fn discard(&self, name: &[u8]) {
-        if let Ok(Some((held, attr))) = self.tmp.lookup(name) {
-            let _ = self.remove(&self.tmp, name, &held, attr.kind);
+    pub(crate) fn discard(&self, ctx: &OpCtx<'_>, name: &[u8]) {
+        if let Ok(Some((held, attr))) = self.tmp.lookup(ctx, name) {
+            let _ = self.remove(ctx, &self.tmp, name, &held, attr.kind);
         }
     }
 
     /// Makes a whiteout aside, as the name of something in the directory `dir` is about to be one.
-    fn whiteout(&self, dir: &Held) -> Result<Vec<u8>> {
+    fn whiteout(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<Vec<u8>> {
         let name = self.fresh_name();
-        match self.fs().create(self.tmp.ino(), &name, &NewNode::WHITEOUT) {
+        match self.fs().create(ctx, self.tmp.ino(), &name, &NewNode::WHITEOUT) {
             Ok(made) => drop(self.layer.adopt(made.node.ino)),
             Err(Errno::EPERM | Errno::EOPNOTSUPP) => {
                 let new = NewNode::new(Kind::File, 0o600);
-                let made = self.fs().create(self.tmp.ino(), &name, &new)?;
+                let made = self.fs().create(ctx, self.tmp.ino(), &name, &new)?;
                 let held = self.layer.adopt(made.node.ino);
-                self.set_mark(held.ino(), Mark::Whiteout, b"y")?;
-                if dir.mark(Mark::Opaque)?.is_none() {
-                    self.set_mark(dir.ino(), Mark::Opaque, b"x")?;
+                self.set_mark(ctx, held.ino(), Mark::Whiteout, b"y")?;
+                if dir.mark(ctx, Mark::Opaque)?.is_none() {
+                    self.set_mark(ctx, dir.ino(), Mark::Opaque, b"x")?;
                 }
             }
             Err(errno) => return Err(errno),
@@ -183,54 +195,62 @@ impl Upper {
     }
 
     /// Puts a whiteout in the place of `name` in `dir`, whatever but a directory is there.
-    pub(crate) fn white_out(&self, dir: &Held, name: &[u8]) -> Result<()> {
-        let made = self.whiteout(dir)?;
-        let placed = self.fs().rename(self.tmp(), &made, dir.ino(), name, RenameMode::Replace);
-        placed.inspect_err(|_| self.discard(&made)).map(|_| ())
+    pub(crate) fn white_out(&self, ctx: &OpCtx<'_>, dir: &Held, name: &[u8]) -> Result<()> {
+        let made = self.whiteout(ctx, dir)?;
+        let placed = self.fs().rename(ctx, self.tmp(), &made, dir.ino(), name, RenameMode::Replace);
+        placed.inspect_err(|_| self.discard(ctx, &made)).map(|_| ())
     }
 
     /// Puts a whiteout in the place of the directory `name` in `dir`, which goes aside and is
     /// removed, with the whiteouts in it.
-    pub(crate) fn white_out_dir(&self, dir: &Held, name: &[u8]) -> Result<()> {
-        let made = self.whiteout(dir)?;
-        let placed = self.fs().rename(self.tmp(), &made, dir.ino(), name, RenameMode::Exchange);
-        placed.inspect_err(|_| self.discard(&made))?;
-        self.discard(&made);
+    pub(crate) fn white_out_dir(&self, ctx: &OpCtx<'_>, dir: &Held, name: &[u8]) -> Result<()> {
+        let made = self.whiteout(ctx, dir)?;
+        let placed =
+            self.fs().rename(ctx, self.tmp(), &made, dir.ino(), name, RenameMode::Exchange);
+        placed.inspect_err(|_| self.discard(ctx, &made))?;
+        self.discard(ctx, &made);
         Ok(())
     }
 
     /// Gives what was made aside a name that a whiteout has.
     pub(crate) fn place_over(
         &self,
+        ctx: &OpCtx<'_>,
         (made, kind): (&[u8], Kind),
         dir: &Held,
         name: &[u8],
     ) -> Result<()> {
         let mode = if kind == Kind::Dir { RenameMode::Exchange } else { RenameMode::Replace };
-        let placed = self.fs().rename(self.tmp(), made, dir.ino(), name, mode);
-        placed.inspect_err(|_| self.discard(made))?;
+        let placed = self.fs().rename(ctx, self.tmp(), made, dir.ino(), name, mode);
+        placed.inspect_err(|_| self.discard(ctx, made))?;
         if mode == RenameMode::Exchange {
-            self.discard(made);
+            self.discard(ctx, made);
         }
         Ok(())
     }
 
     /// Writes a mark.
-    pub(crate) fn set_mark(&self, ino: Ino, mark: Mark, value: &[u8]) -> Result<()> {
+    pub(crate) fn set_mark(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mark: Mark,
+        value: &[u8],
+    ) -> Result<()> {
         let name = mark.name(self.layer.space());
-        self.fs().setxattr(ino, &name, value, XattrMode::Any).map(|_| ())
+        self.fs().setxattr(ctx, ino, &name, value, XattrMode::Any).map(|_| ())
     }
 
     /// Removes a mark.
-    pub(crate) fn remove_mark(&self, ino: Ino, mark: Mark) -> Result<()> {
-        match self.fs().removexattr(ino, &mark.name(self.layer.space())) {
+    pub(crate) fn remove_mark(&self, ctx: &OpCtx<'_>, ino: Ino, mark: Mark) -> Result<()> {
+        match self.fs().removexattr(ctx, ino, &mark.name(self.layer.space())) {
             Ok(_) | Err(Errno::ENODATA) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
     /// Before the first file that is not whole: the canary.
-    pub(crate) fn expect_marks(&self) -> Result<()> {
+    pub(crate) fn expect_marks(&self, ctx: &OpCtx<'_>) -> Result<()> {
         if self.has_canary.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -238,59 +258,66 @@ impl Upper {
             Space::Trusted => NewNode::WHITEOUT,
             Space::User => NewNode::new(Kind::File, 0o600),
         };
-        let (name, held, _) = self.make(&new)?;
-        let marked = self.set_mark(held.ino(), Mark::Polylane, b"");
-        marked.inspect_err(|_| self.discard(&name))?;
-        let root = self.root.attr()?;
+        let (name, held, _) = self.make(ctx, &new)?;
+        let marked = self.set_mark(ctx, held.ino(), Mark::Polylane, b"");
+        marked.inspect_err(|_| self.discard(ctx, &name))?;
+        let root = self.root.attr(ctx)?;
         let mode = RenameMode::Replace;
-        self.fs().rename(self.tmp(), &name, self.root.ino(), CANARY, mode)?;
-        self.restore_times(&self.root, &root)?;
+        self.fs().rename(ctx, self.tmp(), &name, self.root.ino(), CANARY, mode)?;
+        self.restore_times(ctx, &self.root, &root)?;
         self.has_canary.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// All files are whole: nothing need be known of marks.
-    pub(crate) fn expect_no_marks(&self) -> Result<()> {
+    pub(crate) fn expect_no_marks(&self, ctx: &OpCtx<'_>) -> Result<()> {
         if !self.has_canary.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        let root = self.root.attr()?;
-        self.fs().unlink(self.root.ino(), CANARY)?;
-        self.restore_times(&self.root, &root)
+        let root = self.root.attr(ctx)?;
+        self.fs().unlink(ctx, self.root.ino(), CANARY)?;
+        self.restore_times(ctx, &self.root, &root)
     }
 
     /// Gives a directory the times back that it had before an entry was copied up into it.
-    pub(crate) fn restore_times(&self, dir: &Held, before: &Attr) -> Result<()> {
+    pub(crate) fn restore_times(&self, ctx: &OpCtx<'_>, dir: &Held, before: &Attr) -> Result<()> {
         let set = SetAttr {
             atime: Some(SetTime::At(before.atime)),
             mtime: Some(SetTime::At(before.mtime)),
             ctime: Some(before.ctime),
             ..SetAttr::default()
         };
-        self.fs().setattr(dir.ino(), &set).map(|_| ())
+        self.fs().setattr(ctx, dir.ino(), &set).map(|_| ())
     }
 
     /// Removes everything in a directory.
-    pub(crate) fn empty(&self, dir: &Held) -> Result<()> {
+    pub(crate) fn empty(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<()> {
         let mut names = Vec::new();
-        self.fs().readdir(dir.ino(), 0, &mut |entry| {
+        self.fs().readdir(ctx, dir.ino(), 0, &mut |entry| {
             names.push(entry.name.to_vec());
             true
         })?;
         for name in names {
-            if let Some((held, attr)) = dir.lookup(&name)? {
-                self.remove(dir, &name, &held, attr.kind)?;
+            if let Some((held, attr)) = dir.lookup(ctx, &name)? {
+                self.remove(ctx, dir, &name, &held, attr.kind)?;
             }
         }
         Ok(())
     }
 
-    fn remove(&self, dir: &Held, name: &[u8], held: &Held, kind: Kind) -> Result<Changed> {
+    fn remove(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Held,
+        name: &[u8],
+        held: &Held,
+        kind: Kind,
+    ) -> Result<Changed> {
         if kind != Kind::Dir {
-            return self.fs().unlink(dir.ino(), name);
+            return self.fs().unlink(ctx, dir.ino(), name);
         }
-        self.empty(held)?;
-        self.fs().rmdir(dir.ino(), name)
+        self.empty(ctx, held)?;
+        self.fs().rmdir(ctx, dir.ino(), name)
     }
 }
 
@@ -305,28 +332,28 @@ pub(crate) enum Canary {
 }
 
 /// Looks for the canary in the root of a tree.
-pub(crate) fn find_canary(root: &Held) -> Result<Canary> {
-    let Some((canary, _)) = root.lookup(CANARY)? else { return Ok(Canary::Absent) };
-    Ok(match canary.mark(Mark::Polylane)? {
+pub(crate) fn find_canary(ctx: &OpCtx<'_>, root: &Held) -> Result<Canary> {
+    let Some((canary, _)) = root.lookup(ctx, CANARY)? else { return Ok(Canary::Absent) };
+    Ok(match canary.mark(ctx, Mark::Polylane)? {
         Some(_) => Canary::Marked,
         None => Canary::Dumb,
     })
 }
 
 /// A directory, made if it is not there.
-fn made_dir(dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<Held> {
-    match dir.lookup(name)? {
+fn made_dir(ctx: &OpCtx<'_>, dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<Held> {
+    match dir.lookup(ctx, name)? {
         Some((held, attr)) if attr.kind == Kind::Dir => Ok(held),
         Some(_) => Err(Errno::ENOTDIR),
         None => {
-            let made = dir.fs().create(dir.ino(), name, new)?;
+            let made = dir.fs().create(ctx, dir.ino(), name, new)?;
             Ok(dir.layer().adopt(made.node.ino))
         }
     }
 }
 
 /// Refuses a root in which there is anything but what an upper has.
-fn check_names(layer: &Arc<Layer>) -> Result<(), OpenError> {
+fn check_names(ctx: &OpCtx<'_>, layer: &Arc<Layer>) -> Result<(), OpenError> {
     let known: [&[u8]; 3] = [b"upper", b"work", b"lost+found"];
     let mut other = None;
     let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
@@ -334,6 +361,6 @@ fn check_names(layer: &Arc<Layer>) -> Result<(), OpenError> {
         other.is_none()
     };
     let root = layer.root();
-    root.fs().readdir(root.ino(), 0, &mut each).map_err(OpenError::Upper)?;
+    root.fs().readdir(ctx, root.ino(), 0, &mut each).map_err(OpenError::Upper)?;
     other.map_or(Ok(()), |name| Err(OpenError::NotAnUpper(name)))
 }

@@ -10,6 +10,7 @@ use polylane_block::wait::Waiter;
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 use polylane_union::{Layer, OpenError, Union, UpperOn};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, XattrMode};
 use std::process::Command;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ fn uppers() -> Vec<(&'static str, Fs)> {
 
 /// Blocks of 512 bytes that an upper has in use.
 fn used(upper: &Fs) -> u64 {
-    let totals = upper.statfs().expect("totals");
+    let totals = upper.statfs(&OpCtx::service()).expect("totals");
     (totals.blocks - totals.bfree) * u64::from(totals.bsize) / 512
 }
 
@@ -71,7 +72,7 @@ fn changes_of_a_large_file_move_no_data() {
         let big = u.ino("big");
         u.chmod(big, 0o600);
         let set = SetAttr { uid: Some(polylane_base::Uid(5)), ..SetAttr::default() };
-        fs.setattr(big, &set).expect("chown");
+        fs.setattr(&OpCtx::service(), big, &set).expect("chown");
         u.rename("big", "moved").expect("renames");
         u.link("moved", "other");
         assert_eq!(u.read(big), bytes, "{name}");
@@ -104,14 +105,14 @@ fn change(fs: &Union, ino: Ino, bytes: &mut Vec<u8>, rng: &mut Rng) {
     match rng.below(8) {
         0..4 => {
             let new = pattern(len as usize, at as u8);
-            assert_eq!(fs.write(ino, at, &mut &new[..]), Ok(new.len()));
+            assert_eq!(fs.write(&OpCtx::service(), ino, at, &mut &new[..]), Ok(new.len()));
             bytes.resize(bytes.len().max(end), 0);
             bytes[start..end].copy_from_slice(&new);
         }
         4 => {
             let size = rng.below(size + 20_000);
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            fs.setattr(ino, &set).expect("truncates");
+            fs.setattr(&OpCtx::service(), ino, &set).expect("truncates");
             bytes.resize(size as usize, 0);
         }
         mode => {
@@ -120,7 +121,7 @@ fn change(fs: &Union, ino: Ino, bytes: &mut Vec<u8>, rng: &mut Rng) {
                 6 => Fallocate::ZeroRange { keep_size: false },
                 _ => Fallocate::Allocate { keep_size: false },
             };
-            match fs.fallocate(ino, mode, at, len) {
+            match fs.fallocate(&OpCtx::service(), ino, mode, at, len) {
                 // Block maps know no allocation without writing.
                 Err(Errno::EOPNOTSUPP) => return,
                 done => drop(done.expect("allocates")),
@@ -198,7 +199,7 @@ fn a_removed_file_of_a_lower_can_be_read_and_written() {
         &u.read(open)[99_999..100_003],
         [&pattern(200_000, 3)[99_999..100_000], b"new"].concat()
     );
-    assert_eq!(fs.getattr(open).map(|attr| attr.nlink), Ok(0));
+    assert_eq!(fs.getattr(&OpCtx::service(), open).map(|attr| attr.nlink), Ok(0));
     assert_eq!(u.find("f"), Err(Errno::ENOENT));
 }
 
@@ -223,6 +224,7 @@ fn an_upper_that_lost_its_marks_is_refused() {
     u.write(u.ino("f"), 70_000, b"new");
     assert_eq!(u.names(""), ["f"], "the canary is not seen");
     let made = fs.create(
+        &OpCtx::service(),
         u.ino(""),
         b".polylane-blocks",
         &polylane_testkit::fs_suite::node(polylane_vfs::fs::Kind::File, 0o600),
@@ -232,13 +234,15 @@ fn an_upper_that_lost_its_marks_is_refused() {
     // As in a copy without attributes.
     let own = Tree(&*upper);
     let canary = own.ino("upper/.polylane-blocks");
-    upper.removexattr(canary, b"trusted.overlay.polylane").expect("was there");
+    upper.removexattr(&OpCtx::service(), canary, b"trusted.overlay.polylane").expect("was there");
     let lowers = vec![Layer::new(low.clone()).expect("a root")];
     assert_eq!(
         Union::open(lowers, Some(UpperOn::new(upper.clone()))).err(),
         Some(OpenError::MarksLost)
     );
-    upper.setxattr(canary, b"trusted.overlay.polylane", b"", XattrMode::Any).expect("kept");
+    upper
+        .setxattr(&OpCtx::service(), canary, b"trusted.overlay.polylane", b"", XattrMode::Any)
+        .expect("kept");
     let fs = union(&[&low], Some(&upper));
     assert_eq!(fs.solidify(), Ok(1));
     assert_eq!(own.find("upper/.polylane-blocks"), Err(Errno::ENOENT));
@@ -252,8 +256,8 @@ fn what_is_the_lowers_counts_as_data() {
     let ino = Tree(&*fs).ino("f");
     Tree(&*fs).write(ino, 70_000, b"new");
     Tree(&*fs).truncate(ino, 1 << 20);
-    assert_eq!(fs.seek(ino, 5000, SeekFor::Data), Ok(5000));
-    let hole = fs.seek(ino, 0, SeekFor::Hole).expect("there is one");
+    assert_eq!(fs.seek(&OpCtx::service(), ino, 5000, SeekFor::Data), Ok(5000));
+    let hole = fs.seek(&OpCtx::service(), ino, 0, SeekFor::Hole).expect("there is one");
     assert!((200_000..205_000).contains(&hole), "{hole}");
-    assert_eq!(fs.seek(ino, 300_000, SeekFor::Data), Err(Errno::ENXIO));
+    assert_eq!(fs.seek(&OpCtx::service(), ino, 300_000, SeekFor::Data), Err(Errno::ENXIO));
 }

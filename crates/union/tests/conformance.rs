@@ -4,6 +4,7 @@ use polylane_base::{Errno, TestClock};
 use polylane_testkit::fs_suite::{self, Can};
 use polylane_testkit::probe;
 use polylane_union::{Layer, Union, UpperOn};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
@@ -61,6 +62,9 @@ fn files_of_a_lower_without_access_lists_have_none() {
     let host = HostDir::with_descriptors(file.into(), 32).expect("a directory");
     let fs = union(Arc::new(host), memfs());
     assert!(fs.character().acls);
-    let found = fs.lookup(fs.root().expect("a root").ino, b"f").expect("there");
-    assert_eq!(fs.getxattr(found.ino, b"system.posix_acl_access"), Err(Errno::ENODATA));
+    let found = fs.lookup(&OpCtx::service(), fs.root().expect("a root").ino, b"f").expect("there");
+    assert_eq!(
+        fs.getxattr(&OpCtx::service(), found.ino, b"system.posix_acl_access"),
+        Err(Errno::ENODATA)
+    );
 }

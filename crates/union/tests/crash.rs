@@ -8,6 +8,7 @@ use polylane_base::TestClock;
 use polylane_base::rng::Rng;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -105,7 +106,7 @@ fn a_cut_leaves_the_old_tree_or_the_new_one() {
         let before = tree.whole();
         change(&tree);
         let after = tree.whole();
-        union.sync().expect("syncs");
+        union.sync(&OpCtx::service()).expect("syncs");
         drop(union);
         drop(upper);
         fs.close().expect("closes");

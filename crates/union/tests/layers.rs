@@ -5,6 +5,7 @@ mod common;
 use common::{Tree, memfs, union};
 use polylane_base::Errno;
 use polylane_union::{OpenError, Union, UpperOn};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, XattrMode};
 
 #[test]
@@ -37,7 +38,8 @@ fn an_opaque_directory_hides_what_is_below_it() {
     Tree(&*low).mkdir("d");
     Tree(&*low).file("d/low", b"");
     let dir = Tree(&*high).mkdir("d");
-    high.setxattr(dir, b"trusted.overlay.opaque", b"y", XattrMode::Any).expect("kept");
+    high.setxattr(&OpCtx::service(), dir, b"trusted.overlay.opaque", b"y", XattrMode::Any)
+        .expect("kept");
     let fs = union(&[&high, &low], None);
     assert_eq!(Tree(&*fs).names("d"), [""; 0]);
     assert!(fs.character().read_only);
@@ -52,10 +54,12 @@ fn files_as_whiteouts_hide_names() {
     }
     let dir = Tree(&*high).mkdir("d");
     let file = Tree(&*high).file("d/a", b"");
-    high.setxattr(file, b"trusted.overlay.whiteout", b"y", XattrMode::Any).expect("kept");
+    high.setxattr(&OpCtx::service(), file, b"trusted.overlay.whiteout", b"y", XattrMode::Any)
+        .expect("kept");
     let fs = union(&[&high, &low], None);
     assert_eq!(Tree(&*fs).names("d"), ["a", "b"], "only in a directory that says so");
-    high.setxattr(dir, b"trusted.overlay.opaque", b"x", XattrMode::Any).expect("kept");
+    high.setxattr(&OpCtx::service(), dir, b"trusted.overlay.opaque", b"x", XattrMode::Any)
+        .expect("kept");
     let fs = union(&[&high, &low], None);
     assert_eq!(Tree(&*fs).names("d"), ["b"]);
     assert_eq!(Tree(&*fs).find("d/a"), Err(Errno::ENOENT));
@@ -107,7 +111,7 @@ fn numbers_stay() {
     assert_eq!((u.ino("e"), u.ino("g")), (dir, file));
     // And the directory stream says the same.
     let mut listed = Vec::new();
-    fs.readdir(fs.root().expect("a root").ino, 0, &mut |entry| {
+    fs.readdir(&OpCtx::service(), fs.root().expect("a root").ino, 0, &mut |entry| {
         listed.push((entry.name.to_vec(), entry.ino));
         true
     })
@@ -148,7 +152,8 @@ fn a_redirect_does_not_pass_what_is_hidden() {
     }
     Tree(&*low).file("a/b/low", b"");
     let dir = Tree(&*high).ino("a");
-    high.setxattr(dir, b"trusted.overlay.opaque", b"y", XattrMode::Any).expect("kept");
+    high.setxattr(&OpCtx::service(), dir, b"trusted.overlay.opaque", b"y", XattrMode::Any)
+        .expect("kept");
     let fs = union(&[&high, &low], Some(&upper));
     assert_eq!(Tree(&*fs).names("a/b"), [""; 0]);
     Tree(&*fs).rename("a/b", "c").expect("renames");
@@ -170,7 +175,7 @@ fn a_stream_sees_each_name_once_while_names_are_copied_up() {
     let (mut seen, mut from) = (Vec::new(), 0);
     loop {
         let mut next = None;
-        fs.readdir(root, from, &mut |entry| {
+        fs.readdir(&OpCtx::service(), root, from, &mut |entry| {
             next = Some((entry.name.to_vec(), entry.next));
             false
         })
@@ -197,11 +202,11 @@ fn marks_are_not_a_users() {
     let fs = union(&[&low], Some(&upper));
     let dir = Tree(&*fs).mkdir("d");
     let name = b"trusted.overlay.opaque";
-    assert_eq!(fs.getxattr(dir, name), Err(Errno::ENODATA));
-    fs.setxattr(dir, name, b"mine", XattrMode::Any).expect("kept");
-    assert_eq!(fs.listxattr(dir), Ok(vec![name.to_vec()]));
-    assert_eq!(fs.getxattr(dir, name), Ok(b"mine".to_vec()));
-    let device = fs.create(dir, b"wh", &NewNode::WHITEOUT);
+    assert_eq!(fs.getxattr(&OpCtx::service(), dir, name), Err(Errno::ENODATA));
+    fs.setxattr(&OpCtx::service(), dir, name, b"mine", XattrMode::Any).expect("kept");
+    assert_eq!(fs.listxattr(&OpCtx::service(), dir), Ok(vec![name.to_vec()]));
+    assert_eq!(fs.getxattr(&OpCtx::service(), dir, name), Ok(b"mine".to_vec()));
+    let device = fs.create(&OpCtx::service(), dir, b"wh", &NewNode::WHITEOUT);
     assert_eq!(device.map(|_| ()), Err(Errno::EPERM));
 }
 

@@ -11,7 +11,7 @@ use polylane_base::SystemClock;
 use polylane_testkit::fault::Faulty;
 use polylane_vfs::fs::{Character, FileSystem};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, Node, Options, Vfs};
+use polylane_vfs::{Cred, Node, OpCtx, Options, Vfs};
 
 const O_RDWR: i32 = 2;
 const O_CREAT: i32 = 0o100;
@@ -59,12 +59,19 @@ fn time(name: &str, rounds: u32, mut op: impl FnMut(u32)) {
 fn transaction(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str, round: u32) {
     let from = format!("{dir}/file-{round}");
     let to = format!("{dir}/renamed-{round}");
-    drop(vfs.open_path(cred, root, from.as_bytes(), O_RDWR | O_CREAT, 0o644, 0o22));
-    let a = vfs.resolve_parent(cred, root, from.as_bytes()).expect("exists");
-    let b = vfs.resolve_parent(cred, root, to.as_bytes()).expect("exists");
-    vfs.rename(cred, &a.dir, &a.name, &b.dir, &b.name, 0).expect("renames");
-    let b = vfs.resolve_parent(cred, root, to.as_bytes()).expect("exists");
-    vfs.unlink(cred, &b.dir, &b.name).expect("unlinks");
+    drop(vfs.open_path(
+        &OpCtx::as_user(cred),
+        root,
+        from.as_bytes(),
+        O_RDWR | O_CREAT,
+        0o644,
+        0o22,
+    ));
+    let a = vfs.resolve_parent(&OpCtx::as_user(cred), root, from.as_bytes()).expect("exists");
+    let b = vfs.resolve_parent(&OpCtx::as_user(cred), root, to.as_bytes()).expect("exists");
+    vfs.rename(&OpCtx::as_user(cred), &a.dir, &a.name, &b.dir, &b.name, 0).expect("renames");
+    let b = vfs.resolve_parent(&OpCtx::as_user(cred), root, to.as_bytes()).expect("exists");
+    vfs.unlink(&OpCtx::as_user(cred), &b.dir, &b.name).expect("unlinks");
 }
 
 /// The three parts of a transaction, on a few files in turn.
@@ -74,7 +81,9 @@ fn parts(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str) {
     let names =
         |kind: &str| -> Vec<String> { (0..FILES).map(|n| format!("{dir}/{kind}-{n}")).collect() };
     let (from, to) = (names("from"), names("to"));
-    let last = |path: &String| vfs.resolve_parent(cred, root, path.as_bytes()).expect("exists");
+    let last = |path: &String| {
+        vfs.resolve_parent(&OpCtx::as_user(cred), root, path.as_bytes()).expect("exists")
+    };
     let mut sums = [0.0; 4];
     for _ in 0..TURNS {
         let mut at = cpu_ns();
@@ -84,17 +93,25 @@ fn parts(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str) {
             at = now;
         };
         for name in &from {
-            drop(vfs.open_path(cred, root, name.as_bytes(), O_RDWR | O_CREAT, 0o644, 0o22));
+            drop(vfs.open_path(
+                &OpCtx::as_user(cred),
+                root,
+                name.as_bytes(),
+                O_RDWR | O_CREAT,
+                0o644,
+                0o22,
+            ));
         }
         lap(&mut sums[0]);
         for (from, to) in from.iter().zip(&to) {
             let (a, b) = (last(from), last(to));
-            vfs.rename(cred, &a.dir, &a.name, &b.dir, &b.name, 0).expect("renames");
+            vfs.rename(&OpCtx::as_user(cred), &a.dir, &a.name, &b.dir, &b.name, 0)
+                .expect("renames");
         }
         lap(&mut sums[1]);
         for name in &to {
             let a = last(name);
-            vfs.unlink(cred, &a.dir, &a.name).expect("unlinks");
+            vfs.unlink(&OpCtx::as_user(cred), &a.dir, &a.name).expect("unlinks");
         }
         lap(&mut sums[2]);
         to.iter().for_each(|name| drop(black_box(last(name))));
@@ -111,30 +128,34 @@ fn one(vfs: &Vfs, dir: &str) {
     let rounds = 500_000;
     let file = format!("{dir}/data");
     let open = |path: &str, flags| {
-        vfs.open_path(&cred, &root, path.as_bytes(), flags, 0o644, 0o22).expect("opens")
+        vfs.open_path(&OpCtx::as_user(&cred), &root, path.as_bytes(), flags, 0o644, 0o22)
+            .expect("opens")
     };
     let data = open(&file, O_RDWR | O_CREAT);
     let mut page = [7u8; 4096];
-    data.write(&cred, Some(0), &mut &page[..]).expect("writes");
+    data.write(&OpCtx::as_user(&cred), Some(0), &mut &page[..]).expect("writes");
     time("resolve dir/data", rounds, |_| {
-        black_box(vfs.resolve(&cred, &root, file.as_bytes(), true).expect("exists"));
+        black_box(
+            vfs.resolve(&OpCtx::as_user(&cred), &root, file.as_bytes(), true).expect("exists"),
+        );
     });
     time("resolve absent", rounds, |_| {
-        black_box(vfs.resolve(&cred, &root, b"absent", true).expect_err("absent"));
+        black_box(vfs.resolve(&OpCtx::as_user(&cred), &root, b"absent", true).expect_err("absent"));
     });
     time("stat dir/data", rounds, |_| {
-        let node = vfs.resolve(&cred, &root, file.as_bytes(), true).expect("exists");
-        black_box(vfs.getattr(&node).expect("lives"));
+        let node =
+            vfs.resolve(&OpCtx::as_user(&cred), &root, file.as_bytes(), true).expect("exists");
+        black_box(vfs.getattr(&OpCtx::service(), &node).expect("lives"));
     });
     time("fstat", rounds, |_| {
-        black_box(vfs.getattr(data.node()).expect("lives"));
+        black_box(vfs.getattr(&OpCtx::service(), data.node()).expect("lives"));
     });
     time("open+close dir/data", rounds, |_| drop(black_box(open(&file, O_RDWR))));
     time("read 4 KiB", rounds, |_| {
-        black_box(data.read(0, 4096, &mut &mut page[..]).expect("reads"));
+        black_box(data.read(&OpCtx::service(), 0, 4096, &mut &mut page[..]).expect("reads"));
     });
     time("write 4 KiB", rounds, |_| {
-        black_box(data.write(&cred, Some(0), &mut &page[..]).expect("writes"));
+        black_box(data.write(&OpCtx::as_user(&cred), Some(0), &mut &page[..]).expect("writes"));
     });
     parts(vfs, &cred, &root, dir);
     time("create+rename+unlink", rounds, |round| transaction(vfs, &cred, &root, dir, round));
@@ -154,7 +175,7 @@ fn run(vfs: &Vfs, threads: usize) {
     for dir in &dirs {
         let kind = polylane_vfs::Kind::Dir;
         let new = polylane_vfs::Create { kind, perm: 0o777, umask: 0, rdev: 0, target: b"" };
-        vfs.create(&Cred::root(), &root, dir.as_bytes(), &new).expect("creates");
+        vfs.create(&OpCtx::service(), &root, dir.as_bytes(), &new).expect("creates");
     }
     std::thread::scope(|scope| {
         for dir in &dirs {

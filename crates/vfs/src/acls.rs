@@ -17,7 +17,7 @@ use polylane_base::{Errno, Result};
 use crate::access::{self, GROUP_CLASS};
 use crate::acl::{Acl, AclKind};
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::{Acls, Attr, Character, Kind, SetAttr};
 use crate::inode::{Inode, LISTED, NO_DEFAULT_ACL, Node};
 use crate::names::check_alive;
@@ -40,7 +40,7 @@ impl Inode {
     /// Permission bits and the list that they belong to, if they do, of one moment. `EIO` for a
     /// list that is not well-formed, the errors of reading it.
     #[inline]
-    pub(crate) fn rights(&self) -> Result<(u32, Option<Arc<Acl>>)> {
+    pub(crate) fn rights(&self, ctx: &OpCtx<'_>) -> Result<(u32, Option<Arc<Acl>>)> {
         let perm = self.perm.load(Acquire);
         // Linux does not look at a list whose mask grants nothing: who is named is one of the
         // others.
@@ -48,15 +48,15 @@ impl Inode {
             return Ok((perm & 0o7777, None));
         }
         let mut known = self.acls.lock();
-        let acl = self.find_acl(&mut known, AclKind::Access)?;
+        let acl = self.find_acl(ctx, &mut known, AclKind::Access)?;
         Ok((self.perm(), acl))
     }
 
     /// A list of its, if it has one. Errors as of [`rights`](Self::rights).
     #[inline]
-    pub(crate) fn acl(&self, kind: AclKind) -> Result<Option<Arc<Acl>>> {
+    pub(crate) fn acl(&self, ctx: &OpCtx<'_>, kind: AclKind) -> Result<Option<Arc<Acl>>> {
         match self.may_have(kind) {
-            true => self.find_acl(&mut self.acls.lock(), kind),
+            true => self.find_acl(ctx, &mut self.acls.lock(), kind),
             false => Ok(None),
         }
     }
@@ -80,17 +80,22 @@ impl Inode {
         }
     }
 
-    fn find_acl(&self, known: &mut Known, kind: AclKind) -> Result<Option<Arc<Acl>>> {
+    fn find_acl(
+        &self,
+        ctx: &OpCtx<'_>,
+        known: &mut Known,
+        kind: AclKind,
+    ) -> Result<Option<Arc<Acl>>> {
         let known = &mut known[kind as usize];
         if known.is_none() && self.may_have(kind) {
-            *known = self.read_acl(kind)?.map(Arc::new);
+            *known = self.read_acl(ctx, kind)?.map(Arc::new);
             self.note(kind, known.is_some());
         }
         Ok(known.clone())
     }
 
-    fn read_acl(&self, kind: AclKind) -> Result<Option<Acl>> {
-        match self.core.fs.getxattr(self.ino(), kind.name()) {
+    fn read_acl(&self, ctx: &OpCtx<'_>, kind: AclKind) -> Result<Option<Acl>> {
+        match self.core.fs.getxattr(ctx, self.ino(), kind.name()) {
             Ok(value) => Acl::parse(&value).map_err(|_| Errno::EIO),
             Err(Errno::ENODATA) => Ok(None),
             Err(errno) => Err(errno),
@@ -111,6 +116,7 @@ impl Inode {
     /// the state locked.
     fn change_acl(
         &self,
+        ctx: &OpCtx<'_>,
         held: &mut Attr,
         kind: AclKind,
         acl: Option<Acl>,
@@ -118,7 +124,7 @@ impl Inode {
     ) -> Result<()> {
         let mut known = self.acls.lock();
         self.note(kind, true);
-        let new = self.core.fs.set_acl(self.ino(), kind, acl.as_ref(), perm)?;
+        let new = self.core.fs.set_acl(ctx, self.ino(), kind, acl.as_ref(), perm)?;
         self.keep(held, new);
         self.note(kind, acl.is_some());
         known[kind as usize] = acl.map(Arc::new);
@@ -139,11 +145,17 @@ pub(crate) struct Inherited {
 impl Inherited {
     /// For something of that kind, made with permission bits `perm`. The umask counts where the
     /// directory has no default list.
-    pub(crate) fn new(dir: &Inode, kind: Kind, perm: u32, umask: u32) -> Result<Inherited> {
+    pub(crate) fn new(
+        ctx: &OpCtx<'_>,
+        dir: &Inode,
+        kind: Kind,
+        perm: u32,
+        umask: u32,
+    ) -> Result<Inherited> {
         if kind == Kind::Symlink {
             return Ok(Inherited { perm, access: None, default: None });
         }
-        let Some(default) = dir.acl(AclKind::Default)? else {
+        let Some(default) = dir.acl(ctx, AclKind::Default)? else {
             return Ok(Inherited { perm: perm & !umask, access: None, default: None });
         };
         let (access, perm) = default.inherited(perm);
@@ -160,31 +172,31 @@ impl Inherited {
 impl Core {
     /// Before permission bits are set: the list of an inode that has one follows them, with the
     /// bits as one change.
-    pub(crate) fn follow_mode(&self, node: &Inode, set: &SetAttr) -> Result<()> {
+    pub(crate) fn follow_mode(&self, ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<()> {
         let Some(perm) = set.perm.filter(|_| node.may_have(AclKind::Access)) else { return Ok(()) };
         let mut held = node.attr();
-        let Some(acl) = node.acl(AclKind::Access)? else { return Ok(()) };
+        let Some(acl) = node.acl(ctx, AclKind::Access)? else { return Ok(()) };
         let new = acl.with_mode(perm);
         if new == *acl {
             return Ok(());
         }
-        node.change_acl(&mut held, AclKind::Access, Some(new), Some(perm))
+        node.change_acl(ctx, &mut held, AclKind::Access, Some(new), Some(perm))
     }
 }
 
 impl Vfs {
     /// The value of the attribute that holds a list. `ENODATA`, `EOPNOTSUPP`.
-    pub(crate) fn get_acl(&self, node: &Node, kind: AclKind) -> Result<Vec<u8>> {
+    pub(crate) fn get_acl(&self, ctx: &OpCtx<'_>, node: &Node, kind: AclKind) -> Result<Vec<u8>> {
         self.check_keeps_acls(node)?;
-        Ok(node.acl(kind)?.ok_or(Errno::ENODATA)?.to_value())
+        Ok(node.acl(ctx, kind)?.ok_or(Errno::ENODATA)?.to_value())
     }
 
     /// Sets or removes (`None`, or one without entries) a list. An access list sets the permission
-    /// bits, and is not kept where these say all that it says. `EPERM` unless `cred` owns the
+    /// bits, and is not kept where these say all that it says. `EPERM` unless `ctx` owns the
     /// inode, `EACCES` for a default list of what is no directory, the errors of [`Acl::parse`].
     pub(crate) fn set_acl(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         node: &Node,
         kind: AclKind,
         value: Option<&[u8]>,
@@ -194,31 +206,31 @@ impl Vfs {
         if kind == AclKind::Default && !node.is_dir() {
             return if acl.is_some() { Err(Errno::EACCES) } else { Ok(()) };
         }
-        access::check_owner(cred, node)?;
+        access::check_owner(ctx, node)?;
         // As a change of its mode: who may search it may be another afterwards, and what a lease's
         // holder makes in it may inherit.
         let _announced = node.is_dir().then(|| self.core.change_paths());
-        let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+        let _entries = node.is_dir().then(|| self.core.lock_entries(ctx, node));
         if node.is_dir() {
             check_alive(node)?;
         }
         let is_file = node.kind() == Kind::File;
         let _data = is_file.then(|| self.core.lock_shared(node));
         let mut held = node.attr();
-        if acl.is_none() && node.acl(kind) == Ok(None) {
+        if acl.is_none() && node.acl(ctx, kind) == Ok(None) {
             return Ok(());
         }
-        let Some(acl) = acl else { return node.change_acl(&mut held, kind, None, None) };
+        let Some(acl) = acl else { return node.change_acl(ctx, &mut held, kind, None, None) };
         if kind == AclKind::Default {
-            return node.change_acl(&mut held, kind, Some(acl), None);
+            return node.change_acl(ctx, &mut held, kind, Some(acl), None);
         }
-        let special = match access::keeps_set_gid(cred, node) {
+        let special = match access::keeps_set_gid(ctx, node) {
             true => held.perm & !0o777,
             false => held.perm & !(0o777 | access::SET_GID),
         };
         let perm = special | acl.mode();
         let acl = Some(acl).filter(|acl| !acl.is_mode_alone());
-        node.change_acl(&mut held, kind, acl, Some(perm))
+        node.change_acl(ctx, &mut held, kind, acl, Some(perm))
     }
 
     fn check_keeps_acls(&self, node: &Node) -> Result<()> {

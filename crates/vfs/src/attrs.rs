@@ -4,7 +4,7 @@ use polylane_base::{Errno, Result, Time};
 
 use crate::access::{self, SET_GID, SET_UID, WRITE};
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Attr, Kind, SetAttr, SetTime};
 use crate::inode::{ATIME_DUE, Inode, Node};
@@ -15,11 +15,11 @@ const ATIME_AGE_MAX_SECONDS: i64 = 24 * 60 * 60;
 
 impl Vfs {
     /// The state of an inode.
-    pub fn getattr(&self, node: &Node) -> Result<Attr> {
+    pub fn getattr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Attr> {
         self.begin();
         self.core.settle(node);
         self.core.end_loan_on(node);
-        let mut attr = *node.fresh_attr()?;
+        let mut attr = *node.fresh_attr(ctx)?;
         if let Some(pages) = node.pages_used() {
             // Space of delayed writes is not allocated yet, but programs take a file with fewer
             // blocks than bytes for a sparse one.
@@ -35,14 +35,14 @@ impl Vfs {
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.
-    pub fn setattr(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
+    pub fn setattr(&self, ctx: &OpCtx<'_>, node: &Node, set: &SetAttr) -> Result<Attr> {
         self.begin();
         self.core.writable()?;
         let mut set = *set;
         if set.size.is_some() {
             check_sizable(node)?;
         }
-        check_set(cred, node, &set)?;
+        check_set(ctx, node, &set)?;
         flags::check_set(node, &set)?;
         match set.size {
             Some(size) if size > self.core.character.max_file_size => Err(Errno::EFBIG),
@@ -50,37 +50,37 @@ impl Vfs {
                 let _data = self.core.lock_exclusive(node);
                 self.core.begins_to_change(node);
                 node.data_changes(0, u64::MAX);
-                self.core.kill_caps(node)?;
-                apply_rules(cred, node, &mut set);
-                self.core.follow_mode(node, &set)?;
-                self.core.resize(node, &set)
+                self.core.kill_caps(ctx, node)?;
+                apply_rules(ctx, node, &mut set);
+                self.core.follow_mode(ctx, node, &set)?;
+                self.core.resize(ctx, node, &set)
             }
             None => {
                 // Times that are set now come after those of what was written before.
                 let is_file = node.kind() == Kind::File;
-                let _data = is_file.then(|| self.core.lock_shared_as(cred, node)).transpose()?;
+                let _data = is_file.then(|| self.core.lock_shared_as(ctx, node)).transpose()?;
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
                 let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
-                let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+                let _entries = node.is_dir().then(|| self.core.lock_entries(ctx, node));
                 if is_chown(&set) {
-                    self.core.kill_caps(node)?;
+                    self.core.kill_caps(ctx, node)?;
                 }
-                apply_rules(cred, node, &mut set);
-                self.core.follow_mode(node, &set)?;
-                self.core.set(node, &set)
+                apply_rules(ctx, node, &mut set);
+                self.core.follow_mode(ctx, node, &set)?;
+                self.core.set(ctx, node, &set)
             }
         }
     }
 
-    /// access(2) with the rights of `cred`: `mask` of `R_OK` 4, `W_OK` 2, `X_OK` 1. `EACCES`,
+    /// access(2) with the rights of `ctx`: `mask` of `R_OK` 4, `W_OK` 2, `X_OK` 1. `EACCES`,
     /// `EROFS`.
-    pub fn access(&self, cred: &Cred, node: &Node, mask: u32) -> Result<()> {
+    pub fn access(&self, ctx: &OpCtx<'_>, node: &Node, mask: u32) -> Result<()> {
         self.begin();
         let stores = matches!(node.kind(), Kind::File | Kind::Dir | Kind::Symlink);
         if mask & WRITE != 0 && stores {
             self.core.writable()?;
         }
-        access::check(cred, node, mask & 7)
+        access::check(ctx, node, mask & 7)
     }
 }
 
@@ -99,57 +99,57 @@ fn is_chown(set: &SetAttr) -> bool {
 }
 
 /// Who may ask for what.
-fn check_set(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
-    if cred.kernel_checked || cred.is_root() {
+fn check_set(ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<()> {
+    if ctx.kernel_checked || ctx.is_root() {
         return Ok(());
     }
     if let Some(uid) = set.uid {
         // Giving away needs CAP_CHOWN; "to myself" is no change.
-        if cred.uid != node.uid() || uid != node.uid() {
+        if ctx.uid() != node.uid() || uid != node.uid() {
             return Err(Errno::EPERM);
         }
     }
-    let member = |gid| gid == node.gid() || cred.in_group(gid);
-    if set.gid.is_some_and(|gid| cred.uid != node.uid() || !member(gid)) {
+    let member = |gid| gid == node.gid() || ctx.in_group(gid);
+    if set.gid.is_some_and(|gid| ctx.uid() != node.uid() || !member(gid)) {
         return Err(Errno::EPERM);
     }
     // chown(-1, -1) needs a right only where it changes the mode.
     let perm = node.perm();
-    let loses_bits = !node.is_dir() && access::without_set_id(Some(cred), node, perm) != perm;
+    let loses_bits = !node.is_dir() && access::without_set_id(Some(ctx), node, perm) != perm;
     if set.perm.is_some() || *set == SetAttr::default() && loses_bits {
-        access::check_owner(cred, node)?;
+        access::check_owner(ctx, node)?;
     }
     if set.size.is_some() {
-        access::check(cred, node, WRITE)?;
+        access::check(ctx, node, WRITE)?;
     }
-    check_set_times(cred, node, set)
+    check_set_times(ctx, node, set)
 }
 
 /// Any time for the owner; "now" for both also for those who may write.
-fn check_set_times(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
-    if set.atime.is_none() && set.mtime.is_none() || cred.uid == node.uid() {
+fn check_set_times(ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<()> {
+    if set.atime.is_none() && set.mtime.is_none() || ctx.uid() == node.uid() {
         return Ok(());
     }
     if set.atime == Some(SetTime::Now) && set.mtime == Some(SetTime::Now) {
-        return access::check(cred, node, WRITE);
+        return access::check(ctx, node, WRITE);
     }
     Err(Errno::EPERM)
 }
 
 /// What a change brings with it: set-id bits go where ownership or contents change.
-fn apply_rules(cred: &Cred, node: &Inode, set: &mut SetAttr) {
+fn apply_rules(ctx: &OpCtx<'_>, node: &Inode, set: &mut SetAttr) {
     if let Some(perm) = set.perm.as_mut() {
         *perm &= 0o7777;
         let gid = set.gid.unwrap_or(node.gid());
-        if !cred.kernel_checked && !cred.has_fsetid() && !cred.in_group(gid) {
+        if !ctx.kernel_checked && !ctx.has_fsetid() && !ctx.in_group(gid) {
             *perm &= !SET_GID;
         }
     }
     let new_owner = is_chown(set) && !node.is_dir();
-    let new_data = set.size.is_some() && !cred.has_fsetid();
+    let new_data = set.size.is_some() && !ctx.has_fsetid();
     if new_owner || new_data {
         let perm = set.perm.unwrap_or(node.perm());
-        let less = access::without_set_id(Some(cred), node, perm);
+        let less = access::without_set_id(Some(ctx), node, perm);
         if less != perm {
             set.perm = Some(less);
         }
@@ -158,9 +158,9 @@ fn apply_rules(cred: &Cred, node: &Inode, set: &mut SetAttr) {
 
 impl Core {
     /// Applies changes that leave the size alone.
-    pub(crate) fn set(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn set(&self, ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<Attr> {
         let mut held = node.attr();
-        let new = self.fs.setattr(node.ino(), set)?;
+        let new = self.fs.setattr(ctx, node.ino(), set)?;
         // What is set explicitly wins over what a delayed write left to be told.
         if set.size.is_some() {
             held.size = new.size;
@@ -173,28 +173,29 @@ impl Core {
         Ok(*held)
     }
 
-    /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits and
+    /// Before a change of data by `ctx` (`None`: by nobody in particular): set-id bits and
     /// capabilities go.
-    pub(crate) fn kill_set_id(&self, cred: Option<&Cred>, node: &Inode) -> Result<()> {
-        self.kill_caps(node)?;
+    pub(crate) fn kill_set_id(&self, ctx: Option<&OpCtx<'_>>, node: &Inode) -> Result<()> {
+        let acting = ctx.copied().unwrap_or(OpCtx::service());
+        self.kill_caps(&acting, node)?;
         let perm = node.perm();
-        if perm & (SET_UID | SET_GID) == 0 || cred.is_some_and(Cred::has_fsetid) {
+        if perm & (SET_UID | SET_GID) == 0 || ctx.is_some_and(OpCtx::has_fsetid) {
             return Ok(());
         }
         let mut held = node.attr();
-        let less = access::without_set_id(cred, node, held.perm);
+        let less = access::without_set_id(ctx, node, held.perm);
         if less == held.perm {
             return Ok(());
         }
-        let perm = Some(less);
-        let new = self.fs.setattr(node.ino(), &SetAttr { perm, ..SetAttr::default() })?;
+        let set = SetAttr { perm: Some(less), ..SetAttr::default() };
+        let new = self.fs.setattr(&acting, node.ino(), &set)?;
         node.keep(&mut held, new);
         Ok(())
     }
 
     /// Moves the access time of something that was read (`relatime`). Failure is no failure of the
     /// read, so there is none. Call without the lock of the inode's entries or data.
-    pub(crate) fn touch(&self, node: &Inode) {
+    pub(crate) fn touch(&self, ctx: &OpCtx<'_>, node: &Inode) {
         node.lower(ATIME_DUE);
         // The host of a volatile file system keeps access times itself.
         if self.character.read_only || self.character.volatile {
@@ -202,33 +203,34 @@ impl Core {
         }
         // The change time is given back as it is known, so nothing may change contents meanwhile.
         let _contents = node.lock.read();
-        self.accessed(node, self.now());
+        self.accessed(ctx, node, self.now(ctx));
     }
 
     /// Sets the access time. Call with the lock of the inode's entries or data.
-    pub(crate) fn accessed(&self, node: &Inode, time: Time) {
+    pub(crate) fn accessed(&self, ctx: &OpCtx<'_>, node: &Inode, time: Time) {
         node.lower(ATIME_DUE);
-        let Ok(mut held) = node.fresh_attr() else { return };
+        let Ok(mut held) = node.fresh_attr(ctx) else { return };
         let atime = Some(SetTime::At(time));
         let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };
-        if let Ok(new) = self.fs.setattr(node.ino(), &set) {
+        if let Ok(new) = self.fs.setattr(ctx, node.ino(), &set) {
             node.keep(&mut held, new);
         }
     }
 
     /// Makes the next read move an access time that is a day old. Called when a file is opened:
     /// asking the clock at every read would cost more than the read.
-    pub(crate) fn age_atime(&self, node: &Inode) {
-        if !node.has(ATIME_DUE) && self.now().sec - node.attr().atime.sec > ATIME_AGE_MAX_SECONDS {
+    pub(crate) fn age_atime(&self, ctx: &OpCtx<'_>, node: &Inode) {
+        if !node.has(ATIME_DUE) && self.now(ctx).sec - node.attr().atime.sec > ATIME_AGE_MAX_SECONDS
+        {
             node.atime_is_due();
         }
     }
 
     /// Changes the size, and what else `set` says. Call with the data lock held for change.
-    pub(crate) fn resize(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn resize(&self, ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<Attr> {
         match (node.pages(), set.size) {
-            (Some(pages), Some(size)) => self.cached_resize(node, pages, size, set),
-            _ => self.set(node, set),
+            (Some(pages), Some(size)) => self.cached_resize(ctx, node, pages, size, set),
+            _ => self.set(ctx, node, set),
         }
     }
 }

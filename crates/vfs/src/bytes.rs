@@ -2,6 +2,7 @@
 
 use polylane_base::{Errno, Ino, Result, Time};
 
+use crate::ctx::OpCtx;
 use crate::fs::{Attr, FileSystem, SetAttr, SetTime};
 
 /// Where read bytes go. Implemented over plain memory and over a client's request buffer.
@@ -66,12 +67,12 @@ pub struct Late<'a> {
 impl Late<'_> {
     /// Stores it by a write and a change of state. `ENOSPC`: not all of it, or nothing; the errors
     /// of [`FileSystem::write`] and [`FileSystem::setattr`].
-    pub fn store(&mut self, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
-        if fs.write(self.ino, self.offset, self.source)? < self.source.len() {
+    pub fn store(&mut self, ctx: &OpCtx<'_>, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
+        if fs.write(ctx, self.ino, self.offset, self.source)? < self.source.len() {
             return Err(Errno::ENOSPC);
         }
         let (mtime, ctime) = (Some(SetTime::At(self.times[0])), Some(self.times[1]));
-        fs.setattr(self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
+        fs.setattr(ctx, self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
     }
 }
 

@@ -9,6 +9,7 @@ use polylane_base::{Errno, Ino, Result, Time};
 
 use crate::acls::Inherited;
 use crate::cache::PageCache;
+use crate::ctx::OpCtx;
 use crate::dentry::{Cached, DentryTable};
 use crate::fs::{Attr, Character, FileSystem, Kind, Revived};
 use crate::inode::{FREED, Inode, LOCKED, NO_CAPS, Node};
@@ -66,8 +67,9 @@ impl Core {
         })
     }
 
-    pub(crate) fn now(&self) -> Time {
-        let now = self.options.clock.now();
+    /// The time of an operation's changes.
+    pub(crate) fn now(&self, ctx: &OpCtx<'_>) -> Time {
+        let now = ctx.now(&*self.options.clock);
         match self.character.whole_seconds {
             true => Time { nsec: 0, ..now },
             false => now,
@@ -160,23 +162,39 @@ impl Core {
     }
 
     /// Finds `name` in `dir` without permission checks.
-    pub(crate) fn child(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
+    pub(crate) fn child(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+    ) -> Result<Node> {
         if let Some(known) = self.known_child(dir, name) {
             return known;
         }
         let _entries = dir.lock.read();
-        self.ask_child(dir, name, true)
+        self.ask_child(ctx, dir, name, true)
     }
 
     /// [`child`](Self::child) for callers that hold the lock of `dir`'s entries.
-    pub(crate) fn child_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
-        self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, true))
+    pub(crate) fn child_locked(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+    ) -> Result<Node> {
+        self.known_child(dir, name).unwrap_or_else(|| self.ask_child(ctx, dir, name, true))
     }
 
     /// [`child_locked`](Self::child_locked) for a name that the caller is about to give to
     /// something else: that it does not exist yet is not worth keeping.
-    pub(crate) fn target_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
-        let found = self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, false));
+    pub(crate) fn target_locked(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+    ) -> Result<Option<Node>> {
+        let found =
+            self.known_child(dir, name).unwrap_or_else(|| self.ask_child(ctx, dir, name, false));
         match found {
             Ok(node) => Ok(Some(node)),
             Err(Errno::ENOENT) => Ok(None),
@@ -198,10 +216,16 @@ impl Core {
 
     /// Asks the libservice and keeps the answer. The lock of `dir`'s entries keeps the answer true
     /// until it is in the table. `keep_absent`: also that there is none.
-    fn ask_child(self: &Arc<Self>, dir: &Node, name: &[u8], keep_absent: bool) -> Result<Node> {
+    fn ask_child(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+        keep_absent: bool,
+    ) -> Result<Node> {
         loop {
             let epoch = self.inodes.epoch();
-            match self.fs.lookup(dir.ino(), name) {
+            match self.fs.lookup(ctx, dir.ino(), name) {
                 Ok(attr) => {
                     if let Some(node) = self.adopt(attr, dir, epoch) {
                         self.dentries.put(dir.id, name, Some(&node));

@@ -1,4 +1,4 @@
-//! Who asks: identity of a caller, as a front end established it.
+//! Credentials: the identity of a caller, as a front end established it.
 
 use polylane_base::sync::Arc;
 use polylane_base::{Gid, Uid};
@@ -27,29 +27,14 @@ pub struct Cred {
     pub gid: Gid,
     /// Supplementary groups.
     pub groups: Arc<[Gid]>,
-    /// The kernel checked the permissions of this operation already (FUSE `default_permissions`, or
-    /// an operation on an open file whose access mode the front end checked); ours are skipped.
-    pub kernel_checked: bool,
     /// Whether it has `CAP_FSETID`.
     pub fsetid: Fsetid,
-    /// The front end's session that asks, by a number of its own; 0: none that could hold leases.
-    pub session: u64,
-    /// The call applies what the session's client did under a lease; see [`crate::Holder`].
-    pub streamed: bool,
 }
 
 impl Cred {
     /// User 0, group 0.
     pub fn root() -> Cred {
-        Cred {
-            uid: Uid(0),
-            gid: Gid(0),
-            groups: Arc::new([]),
-            kernel_checked: false,
-            fsetid: Fsetid::OfUser,
-            session: 0,
-            streamed: false,
-        }
+        Cred { uid: Uid(0), gid: Gid(0), groups: Arc::new([]), fsetid: Fsetid::OfUser }
     }
 
     /// Whether this identity overrides permission bits.

@@ -1,5 +1,6 @@
 //! Open files: reading, writing, space, directory streams.
 
+mod ends;
 mod streamed;
 
 use std::sync::OnceLock;
@@ -10,10 +11,10 @@ use polylane_base::{Errno, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::cache::{FilePages, ReadAhead};
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
-use crate::handover::{self, Op};
-use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS, STALE};
+use crate::handover::Op;
+use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS};
 use crate::lock::By;
 use crate::oplock::Guard;
 use crate::stats::Count;
@@ -211,23 +212,35 @@ impl OpenFile {
 
     /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. `EBADF` when not
     /// open for reading, `EISDIR`.
-    pub fn read(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
-        let count = self.peek(offset, len, sink)?;
+    pub fn read(
+        &self,
+        ctx: &OpCtx<'_>,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let count = self.peek(ctx, offset, len, sink)?;
         if self.moves_atime() {
-            self.node.core.touch(&self.node);
+            self.node.core.touch(ctx, &self.node);
         }
         Ok(count)
     }
 
     /// As [`OpenFile::read`], for who may not read it in the end: no access time moves.
-    pub fn peek(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+    pub fn peek(
+        &self,
+        ctx: &OpCtx<'_>,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
         let node = self.readable()?;
         let core = &node.core;
         core.count(Count::Ops);
         let _data = core.lock_shared(node);
         match node.pages() {
-            Some(pages) => core.cached_read(node, pages, &self.ahead, offset, len, sink),
-            None => core.fs.read(node.ino(), offset, len, sink),
+            Some(pages) => core.cached_read(ctx, node, pages, &self.ahead, offset, len, sink),
+            None => core.fs.read(ctx, node.ino(), offset, len, sink),
         }
     }
 
@@ -252,22 +265,27 @@ impl OpenFile {
     }
 
     /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless
-    /// `cred` is root. Short only when space or the largest file size ran out after the first
+    /// `ctx` is root. Short only when space or the largest file size ran out after the first
     /// bytes. `EBADF`, `EPERM` when it is immutable, `EFBIG`, `ENOSPC`.
-    pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
+    pub fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        at: Option<u64>,
+        source: &mut dyn Source,
+    ) -> Result<Written> {
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
-        self.write_if(cred, at, source, check_unfrozen)
+        self.write_if(ctx, at, source, check_unfrozen)
     }
 
     /// Writes at `at`, or at the end with `None`, whatever the open file does otherwise. `EPERM`
     /// where nothing but appending is allowed; otherwise as [`OpenFile::write`].
     pub fn write_placed(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         at: Option<u64>,
         source: &mut dyn Source,
     ) -> Result<Written> {
-        self.write_if(cred, at, source, |node| match at.is_some() && node.has(ONLY_GROWS) {
+        self.write_if(ctx, at, source, |node| match at.is_some() && node.has(ONLY_GROWS) {
             true => Err(Errno::EPERM),
             false => check_unfrozen(node),
         })
@@ -283,9 +301,14 @@ impl OpenFile {
     /// Stores bytes of a mapping at `at`, also where the file is open for appending, and though it
     /// became immutable since it was mapped. `EPERM` where nothing but appending was allowed;
     /// otherwise as [`OpenFile::write`].
-    pub fn write_mapped(&self, cred: &Cred, at: u64, source: &mut dyn Source) -> Result<Written> {
+    pub fn write_mapped(
+        &self,
+        ctx: &OpCtx<'_>,
+        at: u64,
+        source: &mut dyn Source,
+    ) -> Result<Written> {
         let appends = self.wish().contains(OFlags::APPEND);
-        self.write_if(cred, Some(at), source, |node| match appends && node.has(ONLY_GROWS) {
+        self.write_if(ctx, Some(at), source, |node| match appends && node.has(ONLY_GROWS) {
             true => Err(Errno::EPERM),
             false => Ok(()),
         })
@@ -294,7 +317,7 @@ impl OpenFile {
     /// Writes, if `allowed` says so with the data locked.
     fn write_if(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         at: Option<u64>,
         source: &mut dyn Source,
         allowed: impl FnOnce(&Node) -> Result<()>,
@@ -308,13 +331,13 @@ impl OpenFile {
         }
         let _data = core.lock_exclusive(node);
         allowed(node)?;
-        let at = match (at, handover::former(Op::Append)) {
+        let at = match (at, ctx.former(Op::Append)) {
             (Some(at), _) => at,
             // Where a former service put, or began to put, these very bytes.
             (None, Some([end, ..])) => end,
             (None, None) => {
-                let end = node.end()?;
-                handover::intend(Op::Append, [end, 0, 0, 0]);
+                let end = node.end(ctx)?;
+                ctx.intend(Op::Append, [end, 0, 0, 0]);
                 end
             }
         };
@@ -322,25 +345,25 @@ impl OpenFile {
             return Ok(Written { count: 0, end: at });
         }
         let len = room(core.character.max_file_size, at, source.len())?;
-        core.kill_set_id(Some(cred), node)?;
+        core.kill_set_id(Some(ctx), node)?;
         core.begins_to_change(node);
         node.data_changes(at, at + len as u64);
-        let count = core.put(node, (at, len), source, core.blocks_for(cred))?;
+        let count = core.put(ctx, node, (at, len), source)?;
         Ok(Written { count, end: at + count as u64 })
     }
 
     /// What a write by a descriptor with `flags` also does before it returns: with `O_SYNC` as
     /// fsync(2) would, with `O_DSYNC` as fdatasync(2).
-    pub fn sync_written(&self, flags: i32) -> Result<()> {
+    pub fn sync_written(&self, ctx: &OpCtx<'_>, flags: i32) -> Result<()> {
         match synchronous(flags) {
-            Some(data_only) => self.fsync(data_only),
+            Some(data_only) => self.fsync(ctx, data_only),
             None => Ok(()),
         }
     }
 
     /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once
     /// to each open file, and so is `EIO` for a directory that lost names with a former service.
-    pub fn fsync(&self, data_only: bool) -> Result<()> {
+    pub fn fsync(&self, ctx: &OpCtx<'_>, data_only: bool) -> Result<()> {
         let core = &self.node.core;
         core.count(Count::Ops);
         if !matches!(self.node.kind(), Kind::File | Kind::Dir) {
@@ -350,7 +373,7 @@ impl OpenFile {
         core.end_loan_on(&self.node);
         let begun = core.begin_sync(&self.node);
         let Some(pages) = self.node.pages_used() else {
-            core.fs.fsync(self.node.ino(), data_only)?;
+            core.fs.fsync(ctx, self.node.ino(), data_only)?;
             core.end_sync(begun);
             return match self.node.is_dir() && self.failures_seen.swap(1, Relaxed) == 0 {
                 true => core.tell_of_lost_names(&self.node),
@@ -358,7 +381,7 @@ impl OpenFile {
             };
         };
         let written = core.write_synced(&self.node, pages, data_only);
-        let synced = core.fs.fsync(self.node.ino(), data_only);
+        let synced = core.fs.fsync(ctx, self.node.ino(), data_only);
         if written.is_ok() && synced.is_ok() {
             core.end_sync(begun);
         }
@@ -368,7 +391,7 @@ impl OpenFile {
 
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,
     /// `ENOSPC`, `EOPNOTSUPP`.
-    pub fn fallocate(&self, cred: &Cred, flags: i32, offset: u64, len: u64) -> Result<()> {
+    pub fn fallocate(&self, ctx: &OpCtx<'_>, flags: i32, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Errno::EINVAL);
         }
@@ -385,7 +408,7 @@ impl OpenFile {
         if node.has(ONLY_GROWS) && !matches!(mode, Fallocate::Allocate { .. }) {
             return Err(Errno::EPERM);
         }
-        if handover::counts() && node.shifted_before(mode, len)? {
+        if ctx.is_once() && node.shifted_before(ctx, mode, len)? {
             return Ok(());
         }
         core.begins_to_change(node);
@@ -394,46 +417,51 @@ impl OpenFile {
         if let (Fallocate::PunchHole, Some(pages)) = (mode, node.pages())
             && offset >= node.size()
         {
-            core.retime(node, pages, core.now(), None);
-            return core.kill_set_id(Some(cred), node);
+            core.retime(node, pages, core.now(ctx), None);
+            return core.kill_set_id(Some(ctx), node);
         }
         if mode != (Fallocate::Allocate { keep_size: true }) {
             node.data_changes(0, u64::MAX);
         }
         match node.pages() {
             Some(pages) => {
-                core.cached_fallocate(node, pages, mode, (offset, len), core.blocks_for(cred))?;
+                core.cached_fallocate(ctx, node, pages, mode, (offset, len))?;
             }
             None => {
                 let mut held = node.attr();
-                let new = core.fs.fallocate(node.ino(), mode, offset, len)?;
+                let new = core.fs.fallocate(ctx, node.ino(), mode, offset, len)?;
                 node.keep(&mut held, new);
             }
         }
-        core.kill_set_id(Some(cred), node)
+        core.kill_set_id(Some(ctx), node)
     }
 
     /// `lseek` SEEK_DATA and SEEK_HOLE. `ENXIO` when there is nothing more.
-    pub fn seek(&self, offset: u64, target: SeekFor) -> Result<u64> {
+    pub fn seek(&self, ctx: &OpCtx<'_>, offset: u64, target: SeekFor) -> Result<u64> {
         if self.node.kind() != Kind::File || self.wish().contains(OFlags::PATH) {
             return Err(Errno::EINVAL);
         }
         let core = &self.node.core;
         let _data = core.lock_shared(&self.node);
         let Some(pages) = self.node.pages_used() else {
-            return core.fs.seek(self.node.ino(), offset, target);
+            return core.fs.seek(ctx, self.node.ino(), offset, target);
         };
         // The libservice must know the data to tell it from a hole.
         core.write_back(&self.node, pages)?;
         let _backing = pages.backing.read();
-        core.fs.seek(self.node.ino(), offset, target)
+        core.fs.seek(ctx, self.node.ino(), offset, target)
     }
 
     /// Lists the directory from position `from` (0: the start, or a former [`DirEntry::next`]), `.`
     /// and `..` included, until `each` returns false. Stable: a name that is neither added nor
     /// removed meanwhile is seen exactly once. `each` must not call the VFS. `ENOTDIR`, `ENOENT`
     /// when the directory was removed.
-    pub fn readdir(&self, from: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    pub fn readdir(
+        &self,
+        ctx: &OpCtx<'_>,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let node = &self.node;
         node.core.count(Count::Ops);
         if !node.is_dir() {
@@ -451,21 +479,21 @@ impl OpenFile {
             return Ok(());
         }
         let from = from.saturating_sub(AFTER_DOT_DOT);
-        node.core.fs.readdir(node.ino(), from, &mut |mut entry| {
+        node.core.fs.readdir(ctx, node.ino(), from, &mut |mut entry| {
             entry.next = entry.next.saturating_add(AFTER_DOT_DOT);
             each(entry)
         })?;
         if self.moves_atime() {
-            node.core.touch(node);
+            node.core.touch(ctx, node);
         }
         Ok(())
     }
 
-    /// copy_file_range(2) by `cred`: at most `len` bytes at `from` of this file to `at` of `to`.
+    /// copy_file_range(2) by `ctx`: at most `len` bytes at `from` of this file to `at` of `to`.
     /// `EINVAL` when the two ranges of one file overlap.
     pub fn copy_range(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         from: u64,
         (to, at): (&OpenFile, u64),
         len: u64,
@@ -480,7 +508,7 @@ impl OpenFile {
         }
         check_unfrozen(target)?;
         // What lies past the end is not copied, so it cannot overlap either.
-        let len = len.min(source.fresh_attr()?.size.saturating_sub(from));
+        let len = len.min(source.fresh_attr(ctx)?.size.saturating_sub(from));
         let (from_end, to_end) = (from.saturating_add(len), at.saturating_add(len));
         if source.id == target.id && from < to_end && at < from_end {
             return Err(Errno::EINVAL);
@@ -489,11 +517,11 @@ impl OpenFile {
         let mut done = 0;
         while done < len {
             let want = buffer.len().min(usize::try_from(len - done).unwrap_or(usize::MAX));
-            let count = self.read(from + done, want, &mut &mut buffer[..want])?;
+            let count = self.read(ctx, from + done, want, &mut &mut buffer[..want])?;
             if count == 0 {
                 break;
             }
-            let written = match to.write(cred, Some(at + done), &mut &buffer[..count]) {
+            let written = match to.write(ctx, Some(at + done), &mut &buffer[..count]) {
                 Ok(written) => written.count,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
@@ -557,44 +585,5 @@ fn fallocate_mode(flags: i32) -> Result<Fallocate> {
         FallocateFlags::INSERT_RANGE if !keep_size => Ok(Fallocate::InsertRange),
         rest if rest.is_empty() => Ok(Fallocate::Allocate { keep_size }),
         _ => Err(Errno::EOPNOTSUPP),
-    }
-}
-
-impl crate::inode::Inode {
-    /// The size that appending starts from. Call with the data lock held for change.
-    fn end(&self) -> Result<u64> {
-        if self.core.character.volatile {
-            return self.fresh_attr().map(|attr| attr.size);
-        }
-        Ok(self.size())
-    }
-
-    /// Whether a former service took a range out, or put one in, on behalf of this very request;
-    /// else notes that it is about to be done. Call with the data lock held for change.
-    fn shifted_before(&self, mode: Fallocate, len: u64) -> Result<bool> {
-        if !matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange) {
-            return Ok(false);
-        }
-        let size = self.end()?;
-        let shifted = |before: u64| match mode {
-            Fallocate::CollapseRange => before.checked_sub(len) == Some(size),
-            _ => before.checked_add(len) == Some(size),
-        };
-        match handover::former(Op::Shift) {
-            Some([before, ..]) => Ok(shifted(before)),
-            None => {
-                handover::intend(Op::Shift, [size, 0, 0, 0]);
-                Ok(false)
-            }
-        }
-    }
-
-    /// A write through the libservice reached `end`. Call with the data lock held for change.
-    pub(crate) fn grew(&self, end: u64) {
-        let mut attr = self.attr();
-        attr.size = attr.size.max(end);
-        self.mirror(&attr);
-        self.raise(STALE);
-        self.atime_is_due();
     }
 }

@@ -18,7 +18,7 @@ use polylane_base::{Errno, Result};
 
 use crate::access;
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::{Kind, SetAttr, SetTime};
 use crate::inode::{FROZEN, Inode, NO_ATIME, Node, ONLY_GROWS};
 use crate::names::check_alive;
@@ -97,32 +97,32 @@ pub(crate) fn check_set(node: &Inode, set: &SetAttr) -> Result<()> {
 
 impl Vfs {
     /// The flags of a file or directory. `ENOTTY` for others, and where none are kept.
-    pub fn flags(&self, node: &Node) -> Result<u32> {
+    pub fn flags(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<u32> {
         self.begin();
         self.check_keeps_flags(node)?;
-        Ok(node.fresh_attr()?.flags)
+        Ok(node.fresh_attr(ctx)?.flags)
     }
 
     /// Sets the flags of a file or directory to `flags`; those of how it is stored stay as they
-    /// are. `EPERM`: `cred` is neither its owner nor root, whatever the kernel checked; not root,
+    /// are. `EPERM`: `ctx` is neither its owner nor root, whatever the kernel checked; not root,
     /// and [`IMMUTABLE`] or [`APPEND`] would change; it is immutable and would stay so, with other
     /// flags. `EOPNOTSUPP`: a flag would change that cannot be set; `ENOTTY` as
     /// [`flags`](Self::flags), `EROFS`.
-    pub fn set_flags(&self, cred: &Cred, node: &Node, flags: u32) -> Result<()> {
+    pub fn set_flags(&self, ctx: &OpCtx<'_>, node: &Node, flags: u32) -> Result<()> {
         self.begin();
         self.core.writable()?;
         self.check_keeps_flags(node)?;
-        let cred = &Cred { kernel_checked: false, ..cred.clone() };
-        access::check_owner(cred, node)?;
+        let ctx = &OpCtx { kernel_checked: false, ..*ctx };
+        access::check_owner(ctx, node)?;
         let _announced = self.core.change_paths();
         let _data = (!node.is_dir()).then(|| self.core.lock_exclusive(node));
-        let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+        let _entries = node.is_dir().then(|| self.core.lock_entries(ctx, node));
         if node.is_dir() {
             check_alive(node)?;
         }
-        let changed = node.fresh_attr()?.flags ^ flags;
-        self.core.check_change(cred, node, flags, changed & !OF_STORAGE)?;
-        self.core.set(node, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(drop)
+        let changed = node.fresh_attr(ctx)?.flags ^ flags;
+        self.core.check_change(ctx, node, flags, changed & !OF_STORAGE)?;
+        self.core.set(ctx, node, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(drop)
     }
 
     fn check_keeps_flags(&self, node: &Node) -> Result<()> {
@@ -132,8 +132,8 @@ impl Vfs {
 }
 
 impl Core {
-    fn check_change(&self, cred: &Cred, node: &Inode, flags: u32, changed: u32) -> Result<()> {
-        if changed & PRIVILEGED != 0 && !cred.is_root() {
+    fn check_change(&self, ctx: &OpCtx<'_>, node: &Inode, flags: u32, changed: u32) -> Result<()> {
+        if changed & PRIVILEGED != 0 && !ctx.is_root() {
             return Err(Errno::EPERM);
         }
         if changed & !self.character.flags != 0 {

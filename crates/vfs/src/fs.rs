@@ -26,141 +26,13 @@
 //! - Hostile or corrupt media are an error, never a panic. After a failed metadata write the file
 //!   system answers `EROFS` or `EIO` to changes until it is opened again.
 
-use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Errno, Gid, Ino, Result, Uid};
+
+use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
+pub use crate::attr::{Attr, Kind, SetAttr, SetTime};
 pub use crate::bytes::{Late, Piece, Sink, Source, Syncing};
-
-/// Which free blocks a change may take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Blocks {
-    /// Those that are not kept for privileged users.
-    Common,
-    /// All.
-    Kept,
-}
-
-/// What a directory entry or inode is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// A named pipe.
-    Fifo = 1,
-    /// A character device.
-    Char = 2,
-    /// A directory.
-    Dir = 4,
-    /// A block device.
-    Block = 6,
-    /// A regular file.
-    File = 8,
-    /// A symbolic link.
-    Symlink = 10,
-    /// A UNIX-domain socket.
-    Socket = 12,
-}
-
-impl Kind {
-    /// The `S_IFMT` bits of `st_mode`.
-    pub const fn mode_bits(self) -> u32 {
-        (self as u32) << 12
-    }
-
-    /// The kind named by the `S_IFMT` bits, if they name one.
-    pub const fn from_mode(mode: u32) -> Option<Kind> {
-        Self::from_dtype(((mode >> 12) & 0xf) as u8)
-    }
-
-    /// The kind for a `d_type` of readdir(3), if it is one.
-    pub const fn from_dtype(dtype: u8) -> Option<Kind> {
-        Some(match dtype {
-            1 => Kind::Fifo,
-            2 => Kind::Char,
-            4 => Kind::Dir,
-            6 => Kind::Block,
-            8 => Kind::File,
-            10 => Kind::Symlink,
-            12 => Kind::Socket,
-            _ => return None,
-        })
-    }
-}
-
-/// The state of an inode, as in inode(7).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Attr {
-    /// Inode number.
-    pub ino: Ino,
-    /// Tells a reused inode number from its former owner.
-    pub generation: u64,
-    /// What it is.
-    pub kind: Kind,
-    /// Permission, set-id and sticky bits: the low 12 bits of `st_mode`.
-    pub perm: u32,
-    /// Hard links; 0 once the last name is gone.
-    pub nlink: u32,
-    /// Owner.
-    pub uid: Uid,
-    /// Group.
-    pub gid: Gid,
-    /// Device number (`makedev`) for devices, else 0.
-    pub rdev: u64,
-    /// Bytes; the length of the target for a symbolic link.
-    pub size: u64,
-    /// Allocated 512-byte units.
-    pub blocks: u64,
-    /// Preferred I/O size in bytes.
-    pub blksize: u32,
-    /// Last access.
-    pub atime: Time,
-    /// Last change of the data.
-    pub mtime: Time,
-    /// Last change of the inode.
-    pub ctime: Time,
-    /// Creation.
-    pub btime: Time,
-    /// Inode flags, bits of [`flags`](crate::flags).
-    pub flags: u32,
-}
-
-impl Attr {
-    /// `st_mode`: kind and permission bits.
-    pub fn mode(&self) -> u32 {
-        self.kind.mode_bits() | self.perm
-    }
-}
-
-/// A change of time stamp: to a given time or to now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SetTime {
-    /// The file system's clock.
-    Now,
-    /// This time.
-    At(Time),
-}
-
-/// Changes to an inode; `None` leaves a field as it is. `ctime` moves with any change, unless it is
-/// given: the VFS gives it when it hands on times that it kept (access times, delayed writes).
-/// Front ends leave it `None`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SetAttr {
-    /// New permission bits (12 bits).
-    pub perm: Option<u32>,
-    /// New owner.
-    pub uid: Option<Uid>,
-    /// New group.
-    pub gid: Option<Gid>,
-    /// New size; growing leaves a hole. Moves `mtime` too, also when the size stays.
-    pub size: Option<u64>,
-    /// New access time.
-    pub atime: Option<SetTime>,
-    /// New modification time.
-    pub mtime: Option<SetTime>,
-    /// Exactly this change time.
-    pub ctime: Option<Time>,
-    /// New inode flags, of those that can be set ([`Character::flags`]); others stay.
-    pub flags: Option<u32>,
-}
 
 /// What to create.
 #[derive(Clone, Debug)]
@@ -343,8 +215,6 @@ pub struct Character {
     /// The same of a directory; more where the file system itself says when one is full, since its
     /// link count does not tell of all its subdirectories.
     pub max_dir_links: u32,
-    /// The user and the group that may take the blocks kept free, beside root; group 0: none.
-    pub blocks_kept_for: (Uid, Gid),
     /// Times have no fraction of a second.
     pub whole_seconds: bool,
     /// It keeps access control lists, as the extended attributes that [`AclKind::name`] names. They
@@ -366,26 +236,26 @@ pub trait FileSystem: Send + Sync {
     fn root(&self) -> Result<Attr>;
 
     /// Finds `name` in `dir`. `ENOENT` when there is none.
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr>;
 
     /// The state of an inode.
-    fn getattr(&self, ino: Ino) -> Result<Attr>;
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr>;
 
     /// Changes the state of an inode; returns the new one.
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr>;
 
     /// Creates `name` in `dir`. `EEXIST` when it exists.
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed>;
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed>;
 
     /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. `nlink` is
     /// 0; `link` may give it a name later.
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr>;
+    fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr>;
 
     /// Gives `ino` one more name.
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed>;
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed>;
 
     /// Removes the name of something that is not a directory. The inode lives on until `forget`.
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed>;
 
     /// [`unlink`](Self::unlink) of a last name and [`forget`](Self::forget) in one change, if
     /// `is_over`, asked once, when nothing but the medium can fail any more, says that nobody holds
@@ -393,22 +263,24 @@ pub trait FileSystem: Send + Sync {
     /// the inode has other names.
     fn unlink_last(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         name: &[u8],
         is_over: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Last>> {
-        let _ = (dir, name, is_over);
+        let _ = (ctx, dir, name, is_over);
         Ok(None)
     }
 
     /// Removes an empty directory. `ENOTEMPTY` when it is not.
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed>;
 
     /// Moves a name. The VFS has already refused moving a directory into itself, kind mismatches
     /// and names of one inode (a no-op); `ENOTEMPTY` for a full target directory is the
     /// libservice's.
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -417,48 +289,63 @@ pub trait FileSystem: Send + Sync {
     ) -> Result<Renamed>;
 
     /// The target of a symbolic link.
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>>;
 
     /// Lists `dir` from position `from` (0: the start, or a former `DirEntry::next`), without `.`
     /// and `..`, until `each` returns false. Stable under change: an entry that is neither added
     /// nor removed during the stream is seen exactly once.
     fn readdir(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()>;
 
     /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. Holes are zeros.
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize>;
+    fn read(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize>;
 
     /// Writes all of `source` at `offset`, growing the file; returns bytes written, fewer only when
     /// space ran out after the first ones. Moves `mtime` and `ctime`.
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize>;
+    fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize>;
 
     /// The same for bytes that a sync of the file follows at once: they may go where that takes
     /// them soonest.
     fn write_synced(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         source: &mut dyn Source,
         _syncing: Syncing,
     ) -> Result<usize> {
-        self.write(ino, offset, source)
+        self.write(ctx, ino, offset, source)
     }
 
     /// Stores what was kept of several files, each as [`Late::store`] does, and answers each. A
     /// file system may store many small files at the price of one.
-    fn write_late(&self, writes: &mut [Late<'_>]) -> Vec<Result<Attr>> {
-        writes.iter_mut().map(|late| late.store(self)).collect()
+    fn write_late(&self, ctx: &OpCtx<'_>, writes: &mut [Late<'_>]) -> Vec<Result<Attr>> {
+        writes.iter_mut().map(|late| late.store(ctx, self)).collect()
     }
 
     /// Promises space for `len` bytes at `offset` that the VFS is about to keep as dirty pages, so
     /// that `ENOSPC` is told to the writer and not found at write-back. What was promised before is
     /// not promised twice. A promise ends with the `write` that brings its bytes, when the range is
     /// truncated, punched or moved, and at `forget`. By default nothing is promised.
-    fn reserve(&self, _ino: Ino, _offset: u64, _len: u64, _from: Blocks) -> Result<()> {
+    fn reserve(&self, _ctx: &OpCtx<'_>, _ino: Ino, _offset: u64, _len: u64) -> Result<()> {
         Ok(())
     }
 
@@ -471,7 +358,8 @@ pub trait FileSystem: Send + Sync {
         None
     }
 
-    /// Sets [common](Blocks::Common) blocks aside for data, at which nobody else can be faster.
+    /// Sets blocks aside for data, not those kept for privileged users, at which nobody else can be
+    /// faster.
     /// `ENOSPC`; `EOPNOTSUPP`.
     fn reserve_blocks(&self, _count: u64) -> Result<()> {
         Err(polylane_base::Errno::EOPNOTSUPP)
@@ -482,22 +370,37 @@ pub trait FileSystem: Send + Sync {
 
     /// [`reserve`](Self::reserve) out of `left` blocks that were set aside; returns how many of
     /// them it took. `ENOSPC`: they are too few, and none was taken.
-    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
-        let _ = (ino, offset, len, left);
+    fn reserve_aside(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        left: u64,
+    ) -> Result<u64> {
+        let _ = (ctx, ino, offset, len, left);
         Err(polylane_base::Errno::EOPNOTSUPP)
     }
 
     /// `fallocate(2)`; `EOPNOTSUPP` for modes it cannot do. `len` > 0, `offset + len` in range.
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr>;
+    fn fallocate(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr>;
 
     /// `lseek` SEEK_DATA and SEEK_HOLE; `ENXIO` past the end or when no data follows.
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64>;
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64>;
 
     /// Where the file lies on the medium: `each` is told its pieces that overlap `len` bytes at
     /// `offset`, in order, until it says false. Also what lies past the end of the file.
     /// `EOPNOTSUPP` where there is no medium, or it is no secret of ours to tell.
     fn pieces(
         &self,
+        _ctx: &OpCtx<'_>,
         _ino: Ino,
         _offset: u64,
         _len: u64,
@@ -508,41 +411,49 @@ pub trait FileSystem: Send + Sync {
 
     /// Gives free space back to the medium, in runs of at least `len_min` bytes (FITRIM). Returns
     /// the bytes given.
-    fn trim(&self, _len_min: u64) -> Result<u64> {
+    fn trim(&self, _ctx: &OpCtx<'_>, _len_min: u64) -> Result<u64> {
         Err(polylane_base::Errno::EOPNOTSUPP)
     }
 
     /// Reads an extended attribute whole. `ENODATA` when there is none.
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
 
     /// Writes an extended attribute; returns the inode's new state.
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr>;
+    fn setxattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr>;
 
     /// The names of all extended attributes.
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>>;
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>>;
 
     /// Removes an extended attribute; returns the inode's new state.
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr>;
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr>;
 
     /// Sets (`Some`) or removes an access control list, and sets permission bits if `perm` is
     /// given, as one change; returns the inode's new state. To remove one that is not there is no
     /// error. Read by [`getxattr`](Self::getxattr). `EOPNOTSUPP` where none are kept.
     fn set_acl(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         kind: AclKind,
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> Result<Attr> {
-        let _ = (ino, kind, acl, perm);
+        let _ = (ctx, ino, kind, acl, perm);
         Err(Errno::EOPNOTSUPP)
     }
 
     /// Makes the file's data, and its state unless `data_only`, durable.
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
+    fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()>;
 
     /// Makes everything durable.
-    fn sync(&self) -> Result<()>;
+    fn sync(&self, ctx: &OpCtx<'_>) -> Result<()>;
 
     /// Sets room aside for `count` new names of new files, so that that many creations and renames
     /// cannot fail for want of it. Undone by [`FileSystem::release_names`]; an ordinary creation
@@ -570,14 +481,26 @@ pub trait FileSystem: Send + Sync {
 
     /// [`FileSystem::create`] of a regular file out of room that was set aside, at which nobody
     /// else can be faster: one name less of it when it succeeds.
-    fn create_reserved(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
-        let _ = (dir, name, new);
+    fn create_reserved(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<Changed> {
+        let _ = (ctx, dir, name, new);
         Err(polylane_base::Errno::EOPNOTSUPP)
     }
 
     /// [`FileSystem::rename`] within one directory, with room that was set aside: it stays so.
-    fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> Result<Renamed> {
-        self.rename(dir, from, dir, to, RenameMode::Replace)
+    fn rename_reserved(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<Renamed> {
+        self.rename(ctx, dir, from, dir, to, RenameMode::Replace)
     }
 
     /// An inode that a former service of the same files held, by its number: as if it had been
@@ -592,7 +515,7 @@ pub trait FileSystem: Send + Sync {
     fn end_revival(&self) {}
 
     /// Totals.
-    fn statfs(&self) -> Result<StatFs>;
+    fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs>;
 
     /// The VFS holds the inode no longer; an inode without links is freed now.
     fn forget(&self, ino: Ino);

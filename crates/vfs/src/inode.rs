@@ -20,6 +20,7 @@ use crate::acl::Acl;
 use crate::acls::unknown_acls;
 use crate::cache::FilePages;
 use crate::core::Core;
+use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Attr, Kind};
 use crate::oplock::Opens;
@@ -275,10 +276,10 @@ impl Inode {
     }
 
     /// The state, asked for anew where the kept one may be old.
-    pub(crate) fn fresh_attr(&self) -> Result<MutexGuard<'_, Attr>> {
+    pub(crate) fn fresh_attr(&self, ctx: &OpCtx<'_>) -> Result<MutexGuard<'_, Attr>> {
         let mut held = self.attr.lock();
         if self.core.character.volatile || self.lower(STALE) {
-            match self.core.fs.getattr(self.ino) {
+            match self.core.fs.getattr(ctx, self.ino) {
                 Ok(new) => self.keep(&mut held, new),
                 Err(errno) => {
                     self.raise(STALE);
@@ -300,14 +301,14 @@ impl Inode {
     }
 
     /// The target of a symbolic link; it never changes, so it is asked for once.
-    pub(crate) fn target(&self) -> Result<&[u8]> {
+    pub(crate) fn target(&self, ctx: &OpCtx<'_>) -> Result<&[u8]> {
         if let Some(target) = self.target.get() {
             return Ok(target);
         }
         if self.kind != Kind::Symlink {
             return Err(Errno::EINVAL);
         }
-        let target = self.core.fs.readlink(self.ino)?;
+        let target = self.core.fs.readlink(ctx, self.ino)?;
         Ok(self.target.get_or_init(|| target.into()))
     }
 

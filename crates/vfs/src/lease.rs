@@ -48,8 +48,8 @@ use polylane_base::{Errno, Result, Time};
 use crate::access::{self, EXEC, READ, WRITE};
 use crate::acl::AclKind;
 use crate::core::Core;
-use crate::cred::Cred;
-use crate::fs::{Blocks, Changed, Kind, NewNode};
+use crate::ctx::OpCtx;
+use crate::fs::{Changed, Kind, NewNode};
 use crate::inode::{Inode, LEASED, Node, ONLY_GROWS};
 use crate::marks::Moving;
 use crate::names::{check_alive, check_dir};
@@ -93,7 +93,7 @@ pub struct Aside {
 /// Where the blocks of a write come from.
 pub(crate) enum Room<'a> {
     /// What is free.
-    Free(Blocks),
+    Free,
     /// What was set aside.
     Aside(&'a mut Aside),
 }
@@ -221,7 +221,7 @@ impl Leases {
 }
 
 impl Vfs {
-    /// Grants the session of `cred` a lease on the directory that `path` names, seen from `start`:
+    /// Grants the session of `ctx` a lease on the directory that `path` names, seen from `start`:
     /// an empty path is `start` itself. `each` is told the names in it, until it says false: too
     /// many; where `look` wants it, also whether a name is the only way to a regular file, which
     /// the session may remove. The front end must have room set aside for what its client may do
@@ -232,7 +232,7 @@ impl Vfs {
     /// `EACCES` without the right to list and to change the directory; the errors of a path walk.
     pub fn lease(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         (start, path): (&Node, &[u8]),
         holder: Weak<dyn Holder>,
         look: Look,
@@ -241,20 +241,20 @@ impl Vfs {
         let core = &self.core;
         core.fs.reserve_names(0)?;
         let epoch = core.leases.epoch.load(SeqCst);
-        let dir = self.plain_directory(cred, start, path)?;
-        let entries = core.lock_entries(cred, &dir);
+        let dir = self.plain_directory(ctx, start, path)?;
+        let entries = core.lock_entries(ctx, &dir);
         check_alive(&dir)?;
         core.writable()?;
         // To know every name is to list it.
-        access::check(cred, &dir, READ | EXEC | WRITE)?;
-        if dir.has(ONLY_GROWS) || dir.acl(AclKind::Default)?.is_some() {
+        access::check(ctx, &dir, READ | EXEC | WRITE)?;
+        if dir.has(ONLY_GROWS) || dir.acl(ctx, AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        let number = core.leases.begin(&dir, (cred.session, holder));
+        let number = core.leases.begin(&dir, (ctx.session(), holder));
         let leased = Leased { dir: dir.clone(), number };
         core.marks.leased();
         let (mut all, mut files) = (true, Files::default());
-        let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
+        let listed = core.fs.readdir(ctx, dir.ino(), 0, &mut |entry| {
             match look != Look::Names && entry.kind == Kind::File && files.ends.len() < SOLE_MAX {
                 // A look at it waits for the end of the listing.
                 true => files.push(entry.name),
@@ -265,7 +265,7 @@ impl Vfs {
         let mut known = true;
         all = all
             && files.names().all(|name| {
-                let sole = core.is_sole(cred, &dir, name, look);
+                let sole = core.is_sole(ctx, &dir, name, look);
                 known = sole.is_some();
                 sole.is_some_and(|sole| each(name, sole))
             });
@@ -355,11 +355,16 @@ impl Vfs {
 
     /// The time by this VFS's clock.
     pub fn now(&self) -> Time {
-        self.core.now()
+        self.core.now(&OpCtx::service())
     }
 
     /// The directory of a path that means the same until a directory is renamed.
-    fn plain_directory(&self, cred: &Cred, start: &Node, path: &[u8]) -> Result<Node, PathError> {
+    fn plain_directory(
+        &self,
+        ctx: &OpCtx<'_>,
+        start: &Node,
+        path: &[u8],
+    ) -> Result<Node, PathError> {
         let unfit = PathError::Errno(Errno::EOPNOTSUPP);
         let is_plain = |name: &[u8]| !matches!(name, b"." | b"..");
         if path.starts_with(b"/") || !path.split(|&byte| byte == b'/').all(is_plain) {
@@ -368,8 +373,8 @@ impl Vfs {
         let dir = if path.is_empty() {
             start.clone()
         } else {
-            let mut walk = Walk::new(self, cred, start, path)?;
-            walk.run(Goal::Follow)?;
+            let mut walk = Walk::new(self, ctx, start, path)?;
+            walk.run(ctx, Goal::Follow)?;
             if walk.followed_links() {
                 return Err(unfit);
             }
@@ -383,55 +388,55 @@ impl Vfs {
 impl Core {
     /// Looks a name up in `dir` while nobody else has a lease on it. Call without locks.
     #[inline]
-    pub(crate) fn look<T>(&self, cred: &Cred, dir: &Inode, look: impl Fn() -> T) -> T {
+    pub(crate) fn look<T>(&self, ctx: &OpCtx<'_>, dir: &Inode, look: impl Fn() -> T) -> T {
         loop {
             if dir.has(LEASED) {
-                self.look_at_leased(cred, dir);
+                self.look_at_leased(ctx, dir);
             }
             let found = look();
             // What was found may be a file that its maker believes to be alone with: one that was
             // granted a lease meanwhile.
-            if !dir.has(LEASED) || self.is_holder(cred, dir) {
+            if !dir.has(LEASED) || self.is_holder(ctx, dir) {
                 return found;
             }
         }
     }
 
     #[cold]
-    fn look_at_leased(&self, cred: &Cred, dir: &Inode) {
+    fn look_at_leased(&self, ctx: &OpCtx<'_>, dir: &Inode) {
         match self.leases.of_dir(dir) {
-            Some(held) if held.session == cred.session => {}
+            Some(held) if held.session == ctx.session() => {}
             Some(held) => self.end(dir, &held),
             None => {}
         }
     }
 
     #[cold]
-    fn is_holder(&self, cred: &Cred, dir: &Inode) -> bool {
-        self.leases.of_dir(dir).is_some_and(|held| held.session == cred.session)
+    fn is_holder(&self, ctx: &OpCtx<'_>, dir: &Inode) -> bool {
+        self.leases.of_dir(dir).is_some_and(|held| held.session == ctx.session())
     }
 
     /// Creates a name; a streamed call does so out of the room set aside.
     pub(crate) fn create(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         dir: &Inode,
         name: &[u8],
         new: &NewNode<'_>,
     ) -> Result<Changed> {
-        if !cred.streamed || !self.fs.creates_reserved() {
-            return self.fs.create(dir.ino(), name, new);
+        if !ctx.streamed || !self.fs.creates_reserved() {
+            return self.fs.create(ctx, dir.ino(), name, new);
         }
-        let changed = self.fs.create_reserved(dir.ino(), name, new)?;
+        let changed = self.fs.create_reserved(ctx, dir.ino(), name, new)?;
         self.leases.room.fetch_sub(1, Relaxed);
         Ok(changed)
     }
 
     /// Does `work`, which makes a name. If there is no room, all that was set aside for leases is
     /// given back and it is done again. Call without locks.
-    pub(crate) fn with_room<T>(&self, cred: &Cred, work: impl Fn() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_room<T>(&self, ctx: &OpCtx<'_>, work: impl Fn() -> Result<T>) -> Result<T> {
         match work() {
-            Err(Errno::ENOSPC) if !cred.streamed && self.leases.any() => {
+            Err(Errno::ENOSPC) if !ctx.streamed && self.leases.any() => {
                 self.end_leases();
                 work()
             }
@@ -439,11 +444,15 @@ impl Core {
         }
     }
 
-    /// Locks the entries of `dir` for a change by `cred`, which ends the lease of whoever has one.
-    pub(crate) fn lock_entries<'a>(&self, cred: &Cred, dir: &'a Inode) -> RwLockWriteGuard<'a, ()> {
+    /// Locks the entries of `dir` for a change by `ctx`, which ends the lease of whoever has one.
+    pub(crate) fn lock_entries<'a>(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &'a Inode,
+    ) -> RwLockWriteGuard<'a, ()> {
         loop {
             let entries = dir.lock.write();
-            if !dir.has(LEASED) || cred.streamed {
+            if !dir.has(LEASED) || ctx.streamed {
                 return entries;
             }
             drop(entries);
@@ -451,18 +460,24 @@ impl Core {
         }
     }
 
-    /// Whether a name of `dir` is the only way to a regular file, and `cred` may remove it; `None`:
+    /// Whether a name of `dir` is the only way to a regular file, and `ctx` may remove it; `None`:
     /// that is not remembered. Call with the entries of `dir` locked for change and the flag
     /// [`LEASED`] up: whoever comes to the file from now on comes by this directory.
-    fn is_sole(self: &Arc<Self>, cred: &Cred, dir: &Node, name: &[u8], look: Look) -> Option<bool> {
+    fn is_sole(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+        look: Look,
+    ) -> Option<bool> {
         let found = match look {
             Look::Remembered => self.known_child(dir, name)?,
-            Look::Names | Look::Sole => self.child_locked(dir, name),
+            Look::Names | Look::Sole => self.child_locked(ctx, dir, name),
         };
         let is_sole = |node: &Node| {
             node.kind() == Kind::File
                 && node.nlink() == 1
-                && access::check_remove(cred, dir, node).is_ok()
+                && access::check_remove(ctx, dir, node).is_ok()
                 // The table of names has it, we, and those who have it in hand.
                 && self.cache.holders(node) == 2
         };
@@ -513,9 +528,9 @@ impl Core {
     }
 
     /// Ends the leases of the session that asks. Call without locks.
-    pub(crate) fn end_leases_of(&self, cred: &Cred) {
-        if self.leases.any() && !cred.streamed {
-            self.leases.of(cred.session).iter().for_each(|holder| holder.revoke());
+    pub(crate) fn end_leases_of(&self, ctx: &OpCtx<'_>) {
+        if self.leases.any() && !ctx.streamed {
+            self.leases.of(ctx.session()).iter().for_each(|holder| holder.revoke());
         }
     }
 

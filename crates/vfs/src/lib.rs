@@ -29,12 +29,14 @@
 mod access;
 mod acl;
 mod acls;
+mod attr;
 mod attrs;
 mod bytes;
 mod cache;
 mod caps;
 mod core;
 mod cred;
+mod ctx;
 mod dentry;
 mod file;
 pub mod flags;
@@ -63,6 +65,7 @@ mod walk;
 mod xattr;
 
 pub use cred::{Cred, Fsetid};
+pub use ctx::{OpCtx, Origin};
 pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};

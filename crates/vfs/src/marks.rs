@@ -29,7 +29,7 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use polylane_base::{Errno, Result};
 
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::inode::{Inode, LEASED, MARKED, NAMED, Node};
 use crate::vfs::{PathError, Vfs};
 use crate::walk::{Goal, Walk};
@@ -150,7 +150,7 @@ impl Vfs {
     /// is known to hold; `None`: it may be another at any time.
     pub fn resolve_marked<T>(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         (start, path): (&Node, &[u8]),
         follow: bool,
         ask: impl FnOnce(&Node) -> Result<T>,
@@ -160,21 +160,21 @@ impl Vfs {
         let marks = &self.core.marks;
         let ways = marks.marker.get().map(|marker| marker.count(WAYS));
         let ways = ways.filter(|_| marks.moving.load(SeqCst) == 0);
-        let mut walk = match Walk::new(self, cred, start, path) {
+        let mut walk = match Walk::new(self, ctx, start, path) {
             Ok(walk) => walk.keeping(),
             Err(error) => return (Err(error), None),
         };
-        let walked = walk.run(if follow { Goal::Follow } else { Goal::NoFollow });
+        let walked = walk.run(ctx, if follow { Goal::Follow } else { Goal::NoFollow });
         let name = walk.take_looked_up();
         match walked {
             Ok(_) => {
                 let node = walk.here();
-                let mark = ways.and_then(|ways| self.core.mark(ways, name, Some(&node)));
+                let mark = ways.and_then(|ways| self.core.mark(ctx, ways, name, Some(&node)));
                 let answer = ask(&node).map_err(PathError::Errno);
                 (answer, mark)
             }
             Err(PathError::Errno(Errno::ENOENT)) => {
-                let mark = ways.and_then(|ways| self.core.mark(ways, name, None));
+                let mark = ways.and_then(|ways| self.core.mark(ctx, ways, name, None));
                 (Err(Errno::ENOENT.into()), mark)
             }
             Err(error) => (Err(error), None),
@@ -186,6 +186,7 @@ impl Core {
     /// The mark of `node` (`None`: of nothing) as what the name names that was looked up last.
     fn mark(
         self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
         ways: u64,
         name: Option<(Node, Vec<u8>)>,
         node: Option<&Node>,
@@ -195,7 +196,7 @@ impl Core {
         let name_count = match &name {
             Some((dir, name)) => {
                 mark.name = place_of_name(dir, name);
-                self.count_name(&**marker, (dir, name), node)?
+                self.count_name(ctx, &**marker, (dir, name), node)?
             }
             None if node.is_none() => return None,
             None => ways,
@@ -218,6 +219,7 @@ impl Core {
     /// leads back to a directory is not the node's own: it is told apart by what it names.
     fn count_name(
         self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
         marker: &dyn Marker,
         (dir, name): (&Node, &[u8]),
         node: Option<&Node>,
@@ -228,7 +230,7 @@ impl Core {
         }
         dir.raise(NAMED);
         let count = marker.count(place_of_name(dir, name));
-        let same = match (self.child_locked(dir, name), node) {
+        let same = match (self.child_locked(ctx, dir, name), node) {
             (Ok(found), Some(node)) => found.id == node.id,
             (Err(Errno::ENOENT), None) => true,
             _ => false,

@@ -9,10 +9,10 @@ use polylane_base::{Errno, Result};
 use crate::access::{self, EXEC};
 use crate::acls::Inherited;
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Kind, NewNode, SetAttr};
-use crate::handover::{self, Op};
+use crate::handover::Op;
 use crate::inode::{ATIME_DUE, FROZEN, Inode, LEASED, LINKABLE, Node, ONLY_GROWS, STALE};
 use crate::vfs::{Create, Vfs};
 use crate::walk::{NAME_MAX, PATH_MAX};
@@ -39,8 +39,8 @@ pub(crate) fn check_alive(dir: &Inode) -> Result<()> {
 }
 
 /// `EEXIST` when `name` exists, else `denied`: an existing name is reported before a missing right.
-fn exists_or(core: &Arc<Core>, dir: &Node, name: &[u8], denied: Errno) -> Errno {
-    match core.child_locked(dir, name) {
+fn exists_or(ctx: &OpCtx<'_>, core: &Arc<Core>, dir: &Node, name: &[u8], denied: Errno) -> Errno {
+    match core.child_locked(ctx, dir, name) {
         Ok(_) => Errno::EEXIST,
         Err(_) => denied,
     }
@@ -55,12 +55,12 @@ fn new_perm(new: &Create<'_>) -> u32 {
     }
 }
 
-/// Refuses what `cred` must not create, whatever the directory says.
-fn check_create(cred: &Cred, new: &Create<'_>) -> Result<()> {
+/// Refuses what `ctx` must not create, whatever the directory says.
+fn check_create(ctx: &OpCtx<'_>, new: &Create<'_>) -> Result<()> {
     let is_whiteout = new.kind == Kind::Char && new.rdev == 0;
     match new.kind {
         // CAP_MKNOD; a whiteout is free for all.
-        Kind::Char | Kind::Block if !is_whiteout && !cred.is_root() && !cred.kernel_checked => {
+        Kind::Char | Kind::Block if !is_whiteout && !ctx.is_root() && !ctx.kernel_checked => {
             Err(Errno::EPERM)
         }
         Kind::Symlink if new.target.is_empty() => Err(Errno::ENOENT),
@@ -90,18 +90,19 @@ impl Core {
     /// nothing of that name, notes that it is about to be made.
     fn made_before(
         self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
         dir: &Node,
         name: &[u8],
         new: &NewNode<'_>,
     ) -> Result<Option<Node>> {
-        match self.child_locked(dir, name) {
-            Err(Errno::ENOENT) => handover::intend(Op::Make, [0; 4]),
+        match self.child_locked(ctx, dir, name) {
+            Err(Errno::ENOENT) => ctx.intend(Op::Make, [0; 4]),
             // It was not there when the former service began.
-            Ok(node) if handover::former(Op::Make).is_some() && node.kind() == new.kind => {
+            Ok(node) if ctx.former(Op::Make).is_some() && node.kind() == new.kind => {
                 let (uid, gid) = (Some(new.uid), Some(new.gid));
                 let perm = (new.kind != Kind::Symlink).then_some(new.perm);
                 let set = SetAttr { perm, uid, gid, ..SetAttr::default() };
-                node.keep_now(self.fs.setattr(node.ino(), &set)?);
+                node.keep_now(self.fs.setattr(ctx, node.ino(), &set)?);
                 return Ok(Some(node));
             }
             _ => {}
@@ -111,8 +112,8 @@ impl Core {
 
     /// Whether a former service removed a name on behalf of this very request; `found` is what it
     /// names now.
-    fn removed_before(&self, found: &Result<Node>) -> bool {
-        match (handover::former(Op::Remove), found) {
+    fn removed_before(&self, ctx: &OpCtx<'_>, found: &Result<Node>) -> bool {
+        match (ctx.former(Op::Remove), found) {
             (Some(_), Err(errno)) => *errno == Errno::ENOENT,
             (Some([ino, generation, ..]), Ok(node)) => !is(node, ino, generation),
             (None, _) => false,
@@ -120,14 +121,15 @@ impl Core {
     }
 
     /// Notes that an inode is about to lose a name.
-    fn removes(&self, victim: &Node) {
-        handover::intend(Op::Remove, [victim.ino().0, victim.generation(), 0, 0]);
+    fn removes(&self, ctx: &OpCtx<'_>, victim: &Node) {
+        ctx.intend(Op::Remove, [victim.ino().0, victim.generation(), 0, 0]);
     }
 
     /// Removes the last name of an inode that nobody else holds, and ends it with it: it is put
     /// into `over`, to be dropped without locks.
     fn unlink_last(
         &self,
+        ctx: &OpCtx<'_>,
         (dir, name): (&Inode, &[u8]),
         victim: Node,
         over: &mut Option<Inode>,
@@ -145,7 +147,7 @@ impl Core {
             }
             over.is_some()
         };
-        let last = self.fs.unlink_last(dir.ino(), name, &mut is_over)?;
+        let last = self.fs.unlink_last(ctx, dir.ino(), name, &mut is_over)?;
         if let Some(last) = &last {
             dir.keep_now(last.dir);
         }
@@ -157,7 +159,7 @@ impl Core {
             (Some(_), None, Some(node)) => {
                 // Somebody came to it meanwhile, and may change it: its state is asked for in turn.
                 node.raise(STALE);
-                drop(node.fresh_attr()?);
+                drop(node.fresh_attr(ctx)?);
                 self.cache.unlinked(&node);
                 Ok(Unlinked::Held(node))
             }
@@ -177,13 +179,19 @@ impl Core {
 
     /// Whether a former service gave `node` this name on behalf of this very request; else notes
     /// that it is about to get it.
-    fn linked_before(self: &Arc<Self>, node: &Node, dir: &Node, name: &[u8]) -> bool {
-        match self.child_locked(dir, name) {
+    fn linked_before(
+        self: &Arc<Self>,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        dir: &Node,
+        name: &[u8],
+    ) -> bool {
+        match self.child_locked(ctx, dir, name) {
             Err(Errno::ENOENT) => {
-                handover::intend(Op::Link, [0; 4]);
+                ctx.intend(Op::Link, [0; 4]);
                 false
             }
-            Ok(found) => handover::former(Op::Link).is_some() && found.id == node.id,
+            Ok(found) => ctx.former(Op::Link).is_some() && found.id == node.id,
             Err(_) => false,
         }
     }
@@ -206,16 +214,16 @@ pub(crate) fn is(node: &Inode, ino: u64, generation: u64) -> bool {
 
 impl Vfs {
     /// Finds `name` in `dir`; `.` and `..` too. `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
-    pub fn lookup(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
+    pub fn lookup(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
-        access::check(cred, dir, EXEC)?;
+        access::check(ctx, dir, EXEC)?;
         match name {
             b"." => return Ok(dir.clone()),
             b".." => return Ok(dir.parent()),
             _ => check_name(name)?,
         }
-        self.core.look(cred, dir, || self.core.child(dir, name))
+        self.core.look(ctx, dir, || self.core.child(ctx, dir, name))
     }
 
     /// What `name` in `dir` names, as far as the dentry table has it. No permission is asked for,
@@ -229,25 +237,31 @@ impl Vfs {
         !self.core.character.volatile
     }
 
-    /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory,
+    /// Creates `name` in `dir`. The owner is `ctx`, the group `ctx`'s or, in a set-gid directory,
     /// the directory's. `EEXIST` when the name exists.
-    pub fn create(&self, cred: &Cred, dir: &Node, name: &[u8], new: &Create<'_>) -> Result<Node> {
+    pub fn create(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+        new: &Create<'_>,
+    ) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
         match name {
             b"." | b".." => return Err(Errno::EEXIST),
             _ => check_name(name)?,
         }
-        self.core.with_room(cred, || {
-            let _entries = self.core.lock_entries(cred, dir);
-            self.create_locked(cred, dir, name, new)
+        self.core.with_room(ctx, || {
+            let _entries = self.core.lock_entries(ctx, dir);
+            self.create_locked(ctx, dir, name, new)
         })
     }
 
     /// [`create`](Self::create) with the entries of `dir` locked for change.
     pub(crate) fn create_locked(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         dir: &Node,
         name: &[u8],
         new: &Create<'_>,
@@ -255,34 +269,34 @@ impl Vfs {
         let core = &self.core;
         let allowed = core
             .writable()
-            .and_then(|()| access::check_add(cred, dir))
-            .and_then(|()| check_create(cred, new));
+            .and_then(|()| access::check_add(ctx, dir))
+            .and_then(|()| check_create(ctx, new));
         if let Err(denied) = allowed {
-            return Err(exists_or(core, dir, name, denied));
+            return Err(exists_or(ctx, core, dir, name, denied));
         }
         check_alive(dir)?;
         if new.kind == Kind::Dir && dir.nlink() >= core.character.max_dir_links {
-            return Err(exists_or(core, dir, name, Errno::EMLINK));
+            return Err(exists_or(ctx, core, dir, name, Errno::EMLINK));
         }
-        let inherited = Inherited::new(dir, new.kind, new_perm(new), new.umask)?;
-        let (gid, perm) = access::inherit(cred, dir, new.kind, inherited.perm);
+        let inherited = Inherited::new(ctx, dir, new.kind, new_perm(new), new.umask)?;
+        let (gid, perm) = access::inherit(ctx, dir, new.kind, inherited.perm);
         let node = NewNode {
             kind: new.kind,
             perm,
-            uid: cred.uid,
+            uid: ctx.uid(),
             gid,
             rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
             target: if new.kind == Kind::Symlink { new.target } else { b"" },
             acls: inherited.acls(),
             flags: flags::inherited(dir, new.kind),
         };
-        if handover::counts()
-            && let Some(made) = core.made_before(dir, name, &node)?
+        if ctx.is_once()
+            && let Some(made) = core.made_before(ctx, dir, name, &node)?
         {
             return Ok(made);
         }
         core.name_changes(dir, name);
-        let changed = core.create(cred, dir, name, &node)?;
+        let changed = core.create(ctx, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir), inherited);
         core.dentries.put(dir.id, name, Some(&node));
@@ -291,20 +305,26 @@ impl Vfs {
 
     /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. It lives
     /// while it is held, or until `link` gives it a name.
-    pub fn create_unlinked(&self, cred: &Cred, dir: &Node, perm: u32, umask: u32) -> Result<Node> {
+    pub fn create_unlinked(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        perm: u32,
+        umask: u32,
+    ) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
         self.core.writable()?;
-        access::check_add(cred, dir)?;
-        self.core.with_room(cred, || {
-            let _entries = self.core.lock_entries(cred, dir);
+        access::check_add(ctx, dir)?;
+        self.core.with_room(ctx, || {
+            let _entries = self.core.lock_entries(ctx, dir);
             check_alive(dir)?;
-            let inherited = Inherited::new(dir, Kind::File, perm & 0o7777, umask)?;
-            let (gid, perm) = access::inherit(cred, dir, Kind::File, inherited.perm);
-            let (kind, uid, rdev, acls) = (Kind::File, cred.uid, 0, inherited.acls());
+            let inherited = Inherited::new(ctx, dir, Kind::File, perm & 0o7777, umask)?;
+            let (gid, perm) = access::inherit(ctx, dir, Kind::File, inherited.perm);
+            let (kind, uid, rdev, acls) = (Kind::File, ctx.uid(), 0, inherited.acls());
             let flags = flags::inherited(dir, kind);
             let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls, flags };
-            let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
+            let attr = self.core.fs.create_unlinked(ctx, dir.ino(), &new)?;
             let node = self.core.adopt_new(attr, None, inherited);
             node.raise(LINKABLE);
             Ok(node)
@@ -313,7 +333,7 @@ impl Vfs {
 
     /// Gives `node` one more name. `EPERM` for directories, `EEXIST`, `EMLINK`, `ENOENT` for an
     /// inode whose last name is gone.
-    pub fn link(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
+    pub fn link(&self, ctx: &OpCtx<'_>, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
         self.begin();
         check_dir(dir)?;
         match name {
@@ -321,31 +341,31 @@ impl Vfs {
             _ => check_name(name)?,
         }
         // Others may see the file by its new name from now on.
-        self.core.end_leases_of(cred);
-        self.core.with_room(cred, || self.link_once(cred, node, dir, name))
+        self.core.end_leases_of(ctx);
+        self.core.with_room(ctx, || self.link_once(ctx, node, dir, name))
     }
 
-    fn link_once(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
+    fn link_once(&self, ctx: &OpCtx<'_>, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
         let core = &self.core;
-        let _entries = core.lock_entries(cred, dir);
+        let _entries = core.lock_entries(ctx, dir);
         let allowed = core
             .writable()
-            .and_then(|()| access::check_add(cred, dir))
+            .and_then(|()| access::check_add(ctx, dir))
             .and_then(|()| check_may_be_linked(node));
         if let Err(denied) = allowed {
-            return Err(exists_or(core, dir, name, denied));
+            return Err(exists_or(ctx, core, dir, name, denied));
         }
         check_alive(dir)?;
-        if handover::counts() && core.linked_before(node, dir, name) {
+        if ctx.is_once() && core.linked_before(ctx, node, dir, name) {
             return Ok(());
         }
         let mut attr = node.attr();
         if let Err(refused) = check_linkable(core, node) {
             drop(attr);
-            return Err(exists_or(core, dir, name, refused));
+            return Err(exists_or(ctx, core, dir, name, refused));
         }
         core.name_changes(dir, name);
-        let changed = core.fs.link(node.ino(), dir.ino(), name)?;
+        let changed = core.fs.link(ctx, node.ino(), dir.ino(), name)?;
         node.lower(LINKABLE);
         node.keep(&mut attr, changed.node);
         drop(attr);
@@ -356,21 +376,21 @@ impl Vfs {
     }
 
     /// Removes a name that is not a directory's. The inode lives on while it is held. `EISDIR`.
-    pub fn unlink(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
-        self.take_unlinked(cred, dir, name).map(drop)
+    pub fn unlink(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<()> {
+        self.take_unlinked(ctx, dir, name).map(drop)
     }
 
     /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when that is over, or a
     /// former service removed it. After a streamed call [`Vfs::lost_a_name`] is to be told.
-    pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
-        let victim = self.unlink_once(cred, dir, name)?;
-        if let Some(victim) = victim.as_ref().filter(|_| !cred.streamed) {
+    pub fn take_unlinked(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+        let victim = self.unlink_once(ctx, dir, name)?;
+        if let Some(victim) = victim.as_ref().filter(|_| !ctx.streamed) {
             self.core.lost_a_name(victim);
         }
         Ok(victim)
     }
 
-    fn unlink_once(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+    fn unlink_once(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;
         check_name(name)?;
@@ -378,28 +398,28 @@ impl Vfs {
         let victim;
         let mut over = None;
         let core = &self.core;
-        let _entries = core.lock_entries(cred, dir);
-        victim = core.child_locked(dir, name);
-        if core.removed_before(&victim) {
+        let _entries = core.lock_entries(ctx, dir);
+        victim = core.child_locked(ctx, dir, name);
+        if core.removed_before(ctx, &victim) {
             return Ok(None);
         }
         let victim = victim?;
         core.writable()?;
-        access::check_remove(cred, dir, &victim)?;
+        access::check_remove(ctx, dir, &victim)?;
         if victim.is_dir() {
             return Err(Errno::EISDIR);
         }
-        core.removes(&victim);
+        core.removes(ctx, &victim);
         // Paths may lead through a link.
         let _moving = (victim.kind() == Kind::Symlink).then(|| core.marks.moving());
         core.name_changes(dir, name);
-        let victim = match core.unlink_last((dir, name), victim, &mut over)? {
+        let victim = match core.unlink_last(ctx, (dir, name), victim, &mut over)? {
             Unlinked::NotYet(victim) => victim,
             Unlinked::Held(victim) => return Ok(Some(victim)),
             Unlinked::Over => return Ok(None),
         };
         let mut attr = victim.attr();
-        let changed = core.fs.unlink(dir.ino(), name)?;
+        let changed = core.fs.unlink(ctx, dir.ino(), name)?;
         victim.keep(&mut attr, changed.node);
         drop(attr);
         dir.keep_now(changed.dir);
@@ -409,13 +429,18 @@ impl Vfs {
     }
 
     /// Removes an empty directory. `ENOTEMPTY`, `ENOTDIR`, `EINVAL` for `.`, `ENOTEMPTY` for `..`.
-    pub fn rmdir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
-        self.take_removed_dir(cred, dir, name).map(drop)
+    pub fn rmdir(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<()> {
+        self.take_removed_dir(ctx, dir, name).map(drop)
     }
 
     /// [`rmdir`](Self::rmdir), and the directory that lost its name; `None` as
     /// [`take_unlinked`](Self::take_unlinked).
-    pub fn take_removed_dir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+    pub fn take_removed_dir(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: &Node,
+        name: &[u8],
+    ) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;
         match name {
@@ -425,14 +450,14 @@ impl Vfs {
         let core = &self.core;
         loop {
             let victim;
-            let entries = core.lock_entries(cred, dir);
-            victim = core.child_locked(dir, name);
-            if core.removed_before(&victim) {
+            let entries = core.lock_entries(ctx, dir);
+            victim = core.child_locked(ctx, dir, name);
+            if core.removed_before(ctx, &victim) {
                 return Ok(None);
             }
             let victim = victim?;
             core.writable()?;
-            access::check_remove(cred, dir, &victim)?;
+            access::check_remove(ctx, dir, &victim)?;
             check_dir(&victim)?;
             // Nothing may be created in it between the libservice's look and its end.
             let inside = victim.lock.write();
@@ -441,10 +466,10 @@ impl Vfs {
                 core.end_lease_on(&victim);
                 continue;
             }
-            core.removes(&victim);
+            core.removes(ctx, &victim);
             let _moving = core.marks.moving();
             core.name_changes(dir, name);
-            let mut changed = core.fs.rmdir(dir.ino(), name)?;
+            let mut changed = core.fs.rmdir(ctx, dir.ino(), name)?;
             changed.node.nlink = 0;
             victim.keep_now(changed.node);
             drop(inside);
@@ -455,11 +480,11 @@ impl Vfs {
     }
 
     /// The target of a symbolic link. `EINVAL` for anything else.
-    pub fn readlink(&self, node: &Node) -> Result<Vec<u8>> {
+    pub fn readlink(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Vec<u8>> {
         self.begin();
-        let target = node.target()?.to_vec();
+        let target = node.target(ctx)?.to_vec();
         if node.has(ATIME_DUE) {
-            self.core.touch(node);
+            self.core.touch(ctx, node);
         }
         Ok(target)
     }

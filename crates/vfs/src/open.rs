@@ -5,7 +5,7 @@ use polylane_base::{Errno, Result};
 use rustix::fs::OFlags;
 
 use crate::access::{self, READ, WRITE};
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::file::OpenFile;
 use crate::fs::{Kind, SetAttr};
 use crate::inode::{LINKABLE, Node, ONLY_GROWS};
@@ -43,7 +43,7 @@ impl Vfs {
     /// and devices are the caller's affair.
     pub fn open_path(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         start: &Node,
         path: &[u8],
         flags: i32,
@@ -53,25 +53,25 @@ impl Vfs {
         self.begin();
         let wish = bits(flags);
         let missing = Missing { perm, umask };
-        let mut walk = Walk::new(self, cred, start, path)?;
+        let mut walk = Walk::new(self, ctx, start, path)?;
         if wish.contains(OFlags::PATH) || !wish.intersects(OFlags::CREATE | TMPFILE) {
             let nofollow = wish.contains(OFlags::NOFOLLOW);
-            walk.run(if nofollow { Goal::NoFollow } else { Goal::Follow })?;
-            return Ok(self.open(cred, &walk.here(), flags)?);
+            walk.run(ctx, if nofollow { Goal::NoFollow } else { Goal::Follow })?;
+            return Ok(self.open(ctx, &walk.here(), flags)?);
         }
         if wish.intersects(TMPFILE) {
-            walk.run(Goal::Follow)?;
-            return Ok(self.open_unlinked(cred, &walk.here(), flags, &missing)?);
+            walk.run(ctx, Goal::Follow)?;
+            return Ok(self.open_unlinked(ctx, &walk.here(), flags, &missing)?);
         }
         if wish.contains(OFlags::DIRECTORY) {
             return Err(Errno::EINVAL.into());
         }
-        self.open_or_create(cred, walk, flags, &missing)
+        self.open_or_create(ctx, walk, flags, &missing)
     }
 
     fn open_unlinked(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         dir: &Node,
         flags: i32,
         missing: &Missing,
@@ -80,7 +80,7 @@ impl Vfs {
         if !wish.contains(OFlags::DIRECTORY) || !wish.intersects(OFlags::WRONLY | OFlags::RDWR) {
             return Err(Errno::EINVAL);
         }
-        let node = self.create_unlinked(cred, dir, missing.perm, missing.umask)?;
+        let node = self.create_unlinked(ctx, dir, missing.perm, missing.umask)?;
         if wish.contains(OFlags::EXCL) {
             node.lower(LINKABLE);
         }
@@ -90,22 +90,24 @@ impl Vfs {
     /// `O_CREAT`: the last name is opened, followed or created.
     fn open_or_create(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         mut walk: Walk<'_>,
         flags: i32,
         missing: &Missing,
     ) -> Result<Arc<OpenFile>, PathError> {
         let wish = bits(flags);
         loop {
-            match walk.run(Goal::Parent)? {
+            match walk.run(ctx, Goal::Parent)? {
                 End::Here if wish.contains(OFlags::EXCL) => return Err(Errno::EEXIST.into()),
                 End::Name { slash: true } | End::Here => return Err(Errno::EISDIR.into()),
-                End::Name { .. } if walk.is_covered(walk.last()) => return Err(PathError::Leaves),
+                End::Name { .. } if walk.is_covered(ctx, walk.last()) => {
+                    return Err(PathError::Leaves);
+                }
                 End::Name { .. } => (),
             }
-            match self.open_last(cred, &walk, flags, missing)? {
+            match self.open_last(ctx, &walk, flags, missing)? {
                 Last::Opened(file) => return Ok(file),
-                Last::Link(link) => walk.enter_link(&link)?,
+                Last::Link(link) => walk.enter_link(ctx, &link)?,
             }
         }
     }
@@ -113,14 +115,14 @@ impl Vfs {
     /// Opens or creates what the last name of a walk means in the directory that it came to.
     fn open_last(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         walk: &Walk<'_>,
         flags: i32,
         missing: &Missing,
     ) -> Result<Last> {
         let (wish, mut races) = (bits(flags), RACES_MAX);
         loop {
-            let found = self.find_or_create(cred, walk.at(), walk.last(), missing);
+            let found = self.find_or_create(ctx, walk.at(), walk.last(), missing);
             let (node, created) = match found {
                 // Removed behind our back since it was found: it is looked for again.
                 Err(Errno::ESTALE | Errno::ENOENT) if races > 0 => {
@@ -139,7 +141,7 @@ impl Vfs {
                 Kind::Symlink if wish.contains(OFlags::NOFOLLOW) => return Err(Errno::ELOOP),
                 Kind::Symlink => return Ok(Last::Link(node)),
                 Kind::Dir => return Err(Errno::EISDIR),
-                _ => match self.open(cred, &node, flags) {
+                _ => match self.open(ctx, &node, flags) {
                     Err(Errno::ESTALE) if races > 0 => races -= 1,
                     opened => return opened.map(Last::Opened),
                 },
@@ -151,22 +153,22 @@ impl Vfs {
     /// creating is the question whether it exists.
     fn find_or_create(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         dir: &Node,
         name: &[u8],
         missing: &Missing,
     ) -> Result<(Node, bool)> {
-        let known = self.core.look(cred, dir, || self.core.known_child(dir, name));
+        let known = self.core.look(ctx, dir, || self.core.known_child(dir, name));
         if let Some(Ok(known)) = known {
             return Ok((known, false));
         }
         let (perm, umask) = (missing.perm, missing.umask);
         let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-        self.core.with_room(cred, || {
-            let _entries = self.core.lock_entries(cred, dir);
-            match self.create_locked(cred, dir, name, &new) {
+        self.core.with_room(ctx, || {
+            let _entries = self.core.lock_entries(ctx, dir);
+            match self.create_locked(ctx, dir, name, &new) {
                 Ok(node) => Ok((node, true)),
-                Err(Errno::EEXIST) => Ok((self.core.child_locked(dir, name)?, false)),
+                Err(Errno::EEXIST) => Ok((self.core.child_locked(ctx, dir, name)?, false)),
                 Err(errno) => Err(errno),
             }
         })
@@ -176,7 +178,7 @@ impl Vfs {
     /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM`
     /// for another owner's file with `O_NOATIME`, and for writing where [`flags`](crate::flags)
     /// forbid it. `EAGAIN`: the kernel may have a lease on it, and is to open it for a client.
-    pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
+    pub fn open(&self, ctx: &OpCtx<'_>, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
         let wish = bits(flags);
         if wish.contains(OFlags::DIRECTORY) && !node.is_dir() {
             return Err(Errno::ENOTDIR);
@@ -191,18 +193,18 @@ impl Vfs {
             Kind::Dir | Kind::File if mask & WRITE != 0 => self.core.writable()?,
             _ => (),
         }
-        access::check(cred, node, mask)?;
+        access::check(ctx, node, mask)?;
         if node.has(ONLY_GROWS) && mask & WRITE != 0 && !appends(wish) {
             return Err(Errno::EPERM);
         }
         if wish.contains(OFlags::NOATIME) {
-            access::check_owner(cred, node)?;
+            access::check_owner(ctx, node)?;
         }
-        self.core.age_atime(node);
-        let file = oplock::opened(cred, node, flags)?;
+        self.core.age_atime(ctx, node);
+        let file = oplock::opened(ctx, node, flags)?;
         if wish.contains(OFlags::TRUNC) && node.kind() == Kind::File {
             // The right to write was checked above.
-            let checked = Cred { kernel_checked: true, ..cred.clone() };
+            let checked = OpCtx { kernel_checked: true, ..*ctx };
             self.setattr(&checked, node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
         }
         Ok(file)
@@ -210,7 +212,7 @@ impl Vfs {
 
     /// Opens an inode again that a former service had open: all was checked then.
     pub fn reopen(&self, node: &Node, flags: i32) -> Arc<OpenFile> {
-        self.core.age_atime(node);
+        self.core.age_atime(&OpCtx::service(), node);
         OpenFile::new(node.clone(), flags)
     }
 }

@@ -15,7 +15,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Se
 use polylane_base::{Errno, Result};
 use rustix::fs::OFlags;
 
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::file::OpenFile;
 use crate::inode::Node;
 use crate::vfs::Vfs;
@@ -78,17 +78,17 @@ impl Guard {
 }
 
 /// An open file. `EAGAIN`: the kernel is to open it.
-pub(crate) fn opened(cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
+pub(crate) fn opened(ctx: &OpCtx<'_>, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
     let file = OpenFile::new(node.clone(), flags);
-    let is_client = cred.session != 0;
+    let is_client = ctx.session() != 0;
     if is_client && node.opens.are_guarded() { Err(Errno::EAGAIN) } else { Ok(file) }
 }
 
 impl Vfs {
     /// Keeps leases away while a file is cut by its path, which counts as an open for writing.
     /// `EAGAIN`: the kernel is to do it.
-    pub fn open_to_cut(&self, cred: &Cred, node: &Node) -> Result<Arc<OpenFile>> {
-        opened(cred, node, OFlags::WRONLY.bits().cast_signed())
+    pub fn open_to_cut(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Arc<OpenFile>> {
+        opened(ctx, node, OFlags::WRONLY.bits().cast_signed())
     }
 }
 

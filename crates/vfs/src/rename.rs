@@ -15,9 +15,9 @@ use polylane_base::{Errno, Result};
 
 use crate::access::{self, WRITE};
 use crate::core::{Core, is_ancestor};
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::{Kind, RenameMode, Renamed};
-use crate::handover::{self, Op};
+use crate::handover::Op;
 use crate::inode::{LEASED, Node};
 use crate::names::{check_alive, check_dir, check_name, is};
 use crate::vfs::Vfs;
@@ -97,21 +97,21 @@ impl Vfs {
     /// nothing happens.
     pub fn rename(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         from_dir: &Node,
         from: &[u8],
         to_dir: &Node,
         to: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.take_renamed(cred, from_dir, from, to_dir, to, flags).map(drop)
+        self.take_renamed(ctx, from_dir, from, to_dir, to, flags).map(drop)
     }
 
     /// [`rename`](Self::rename), and the inodes that changed names. After a streamed call
     /// [`Vfs::lost_a_name`] is to be told of what was replaced.
     pub fn take_renamed(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         from_dir: &Node,
         from: &[u8],
         to_dir: &Node,
@@ -131,9 +131,9 @@ impl Vfs {
         let mut announced = None;
         loop {
             wish.announced = announced.is_some();
-            match self.rename_once(cred, from, to, wish) {
+            match self.rename_once(ctx, from, to, wish) {
                 Ok(done) => {
-                    if let Some(replaced) = done.replaced.as_ref().filter(|_| !cred.streamed) {
+                    if let Some(replaced) = done.replaced.as_ref().filter(|_| !ctx.streamed) {
                         self.core.lost_a_name(replaced);
                     }
                     return Ok(done);
@@ -149,15 +149,15 @@ impl Vfs {
     /// is dropped after the locks, since it may be the end of a large file.
     fn rename_once(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         from: Side<'_>,
         to: Side<'_>,
         wish: Wish,
     ) -> Result<Moved, Stop> {
         let core = &self.core;
         if from.dir.id == to.dir.id {
-            let _entries = core.lock_entries(cred, from.dir);
-            return move_name(core, cred, from, to, wish);
+            let _entries = core.lock_entries(ctx, from.dir);
+            return move_name(core, ctx, from, to, wish);
         }
         let _renaming = core.renaming.lock();
         let (first, second) =
@@ -165,7 +165,7 @@ impl Vfs {
         let _first = first.lock.write();
         let _second = second.lock.write();
         check_leases([from.dir, to.dir])?;
-        move_name(core, cred, from, to, wish)
+        move_name(core, ctx, from, to, wish)
     }
 }
 
@@ -177,20 +177,20 @@ fn lies_first(a: &Node, b: &Node) -> bool {
 /// The rename itself, with the entries of both directories locked.
 fn move_name(
     core: &Arc<Core>,
-    cred: &Cred,
+    ctx: &OpCtx<'_>,
     from: Side<'_>,
     to: Side<'_>,
     wish: Wish,
 ) -> Result<Moved, Stop> {
-    if let Some(moved) = moved_before(core, from, to)? {
+    if let Some(moved) = moved_before(ctx, core, from, to)? {
         return Ok(Moved { moved, replaced: None });
     }
-    let moved = core.child_locked(from.dir, from.name)?;
-    let target = core.target_locked(to.dir, to.name)?;
+    let moved = core.child_locked(ctx, from.dir, from.name)?;
+    let target = core.target_locked(ctx, to.dir, to.name)?;
     check_target(&target, wish)?;
     if moved.is_dir() || target.as_ref().is_some_and(|target| target.is_dir()) {
         // Clients stream changes of files only; this would end leases while one is at work.
-        if cred.streamed {
+        if ctx.streamed {
             return Err(Errno::EISDIR.into());
         }
         if !wish.announced {
@@ -203,18 +203,18 @@ fn move_name(
     if target.as_ref().is_some_and(|target| target.id == moved.id) {
         return Ok(Moved { moved, replaced: target });
     }
-    check_rights(cred, from, to, &moved, target.as_ref(), wish.mode)?;
+    check_rights(ctx, from, to, &moved, target.as_ref(), wish.mode)?;
     check_alive(to.dir)?;
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
     check_leases(&target)?;
-    handover::intend(Op::Rename, [moved.ino().0, moved.generation(), 0, 0]);
+    ctx.intend(Op::Rename, [moved.ino().0, moved.generation(), 0, 0]);
     let is_link = |node: &Node| node.kind() == Kind::Symlink;
     let links = is_link(&moved) || target.as_ref().is_some_and(is_link);
     let _moving = links.then(|| core.marks.moving());
     core.name_changes(from.dir, from.name);
     core.name_changes(to.dir, to.name);
-    let renamed = change(core, cred, from, to, wish.mode, target.as_ref())?;
+    let renamed = change(core, ctx, from, to, wish.mode, target.as_ref())?;
     moved.set_ctime(&mut moved.attr(), renamed.node.ctime);
     from.dir.keep_now(renamed.from_dir);
     if from.dir.id != to.dir.id {
@@ -226,11 +226,16 @@ fn move_name(
 }
 
 /// The inode that a former service moved on behalf of this very request.
-fn moved_before(core: &Arc<Core>, from: Side<'_>, to: Side<'_>) -> Result<Option<Node>> {
-    let Some([ino, generation, ..]) = handover::former(Op::Rename) else { return Ok(None) };
+fn moved_before(
+    ctx: &OpCtx<'_>,
+    core: &Arc<Core>,
+    from: Side<'_>,
+    to: Side<'_>,
+) -> Result<Option<Node>> {
+    let Some([ino, generation, ..]) = ctx.former(Op::Rename) else { return Ok(None) };
     let is_it = |node: &Node| is(node, ino, generation);
-    let there = core.target_locked(to.dir, to.name)?.filter(is_it);
-    let here = core.target_locked(from.dir, from.name)?;
+    let there = core.target_locked(ctx, to.dir, to.name)?.filter(is_it);
+    let here = core.target_locked(ctx, from.dir, from.name)?;
     Ok(there.filter(|_| !here.is_some_and(|node| is_it(&node))))
 }
 
@@ -266,19 +271,19 @@ fn check_loops(
 }
 
 fn check_rights(
-    cred: &Cred,
+    ctx: &OpCtx<'_>,
     from: Side<'_>,
     to: Side<'_>,
     moved: &Node,
     target: Option<&Node>,
     mode: RenameMode,
 ) -> Result<()> {
-    access::check_remove(cred, from.dir, moved)?;
+    access::check_remove(ctx, from.dir, moved)?;
     let exchange = mode == RenameMode::Exchange;
     match target {
-        None => access::check_add(cred, to.dir)?,
+        None => access::check_add(ctx, to.dir)?,
         Some(target) => {
-            access::check_remove(cred, to.dir, target)?;
+            access::check_remove(ctx, to.dir, target)?;
             match (moved.is_dir(), target.is_dir()) {
                 (true, false) if !exchange => return Err(Errno::ENOTDIR),
                 (false, true) if !exchange => return Err(Errno::EISDIR),
@@ -291,10 +296,10 @@ fn check_rights(
     }
     // A directory that changes its parent is itself changed: its `..` is.
     if moved.is_dir() {
-        access::check(cred, moved, WRITE)?;
+        access::check(ctx, moved, WRITE)?;
     }
     match target {
-        Some(target) if exchange && target.is_dir() => access::check(cred, target, WRITE),
+        Some(target) if exchange && target.is_dir() => access::check(ctx, target, WRITE),
         _ => Ok(()),
     }
 }
@@ -338,16 +343,16 @@ fn lock_directories<'a>(
 /// Asks the libservice. The state of what is replaced or exchanged is kept in order.
 fn change(
     core: &Core,
-    cred: &Cred,
+    ctx: &OpCtx<'_>,
     from: Side<'_>,
     to: Side<'_>,
     mode: RenameMode,
     target: Option<&Node>,
 ) -> Result<Renamed> {
     let in_place = from.dir.id == to.dir.id && mode == RenameMode::Replace;
-    let ask = || match cred.streamed && in_place && core.fs.creates_reserved() {
-        true => core.fs.rename_reserved(from.dir.ino(), from.name, to.name),
-        false => core.fs.rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode),
+    let ask = || match ctx.streamed && in_place && core.fs.creates_reserved() {
+        true => core.fs.rename_reserved(ctx, from.dir.ino(), from.name, to.name),
+        false => core.fs.rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode),
     };
     let Some(target) = target else { return ask() };
     let mut attr = target.attr();

@@ -30,6 +30,7 @@ use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result};
 
 use crate::core::Core;
+use crate::ctx::OpCtx;
 use crate::handover::{Kind, Slot, Store};
 use crate::inode::{Inode, LENT, Node, UNSYNCED};
 use crate::vfs::Vfs;
@@ -180,11 +181,11 @@ impl Core {
     }
 
     /// Has the file system make durable what was written back, if anything changed.
-    pub(crate) fn sync_changed(&self, begun: Vec<Begun>) -> Result<()> {
+    pub(crate) fn sync_changed(&self, ctx: &OpCtx<'_>, begun: Vec<Begun>) -> Result<()> {
         if begun.is_empty() {
             return Ok(());
         }
-        self.fs.sync()?;
+        self.fs.sync(ctx)?;
         self.end_sync(begun);
         Ok(())
     }

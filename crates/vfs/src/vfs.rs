@@ -7,6 +7,7 @@ use polylane_base::{Clock, Errno, Ino, Result};
 
 use crate::cache::start_flusher;
 use crate::core::Core;
+use crate::ctx::OpCtx;
 use crate::fs::{Character, FileSystem, Kind, StatFs};
 use crate::inode::Node;
 use crate::name::Name;
@@ -127,11 +128,11 @@ impl Vfs {
     }
 
     /// Totals of the file system.
-    pub fn statfs(&self) -> Result<StatFs> {
+    pub fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
         self.begin();
         self.core.settle_all();
         self.core.end_nameless();
-        let mut totals = self.core.fs.statfs()?;
+        let mut totals = self.core.fs.statfs(ctx)?;
         // Whoever needs what is set aside gets it.
         let names = self.core.leases.room();
         let blocks = self.core.leases.blocks() + names * self.core.fs.name_blocks();
@@ -142,23 +143,23 @@ impl Vfs {
     }
 
     /// Makes everything durable.
-    pub fn sync(&self) -> Result<()> {
-        self.sync_files(false)
+    pub fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {
+        self.sync_files(ctx, false)
     }
 
     /// Makes everything durable, with what is in files without a name: another service goes on
     /// with them. Errors as of [`Vfs::sync`].
-    pub fn sync_nameless(&self) -> Result<()> {
-        self.sync_files(true)
+    pub fn sync_nameless(&self, ctx: &OpCtx<'_>) -> Result<()> {
+        self.sync_files(ctx, true)
     }
 
-    fn sync_files(&self, nameless: bool) -> Result<()> {
+    fn sync_files(&self, ctx: &OpCtx<'_>, nameless: bool) -> Result<()> {
         self.begin();
         self.core.settle_all();
         self.core.end_loans();
         let begun = self.core.begin_sync_all();
         let written = self.core.write_back_files(nameless);
-        let synced = self.core.fs.sync();
+        let synced = self.core.fs.sync(ctx);
         if written.is_ok() && synced.is_ok() {
             self.core.end_sync(begun);
         }

@@ -31,13 +31,13 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use polylane_base::sync::{RwLockReadGuard, RwLockWriteGuard, Weak};
-use polylane_base::{Errno, Gid, Result, Time};
+use polylane_base::{Errno, Result, Time};
 
 use crate::access::{READ, SET_GID, SET_UID};
 use crate::cache::ReadAhead;
 use crate::core::Core;
-use crate::cred::Cred;
-use crate::fs::{Attr, Blocks, Kind, SetAttr, SetTime, Source};
+use crate::ctx::OpCtx;
+use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
 use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, NO_CAPS, Node, ONLY_GROWS, VIEWED};
 use crate::lease::Room;
 use crate::vfs::Vfs;
@@ -102,9 +102,14 @@ impl Vfs {
 
     /// Hands the state of a viewed file, and whether the next read must go through the VFS because
     /// it moves the access time, to `show`, with the data and the attributes locked.
-    pub fn show_attr(&self, node: &Node, show: &mut dyn FnMut(&Attr, bool)) -> Result<()> {
+    pub fn show_attr(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        show: &mut dyn FnMut(&Attr, bool),
+    ) -> Result<()> {
         let _data = self.core.lock_shared(node);
-        let held = node.fresh_attr()?;
+        let held = node.fresh_attr(ctx)?;
         let mut attr = *held;
         if let Some(pages) = node.pages_used() {
             attr.blocks += pages.blocks_to_come(&attr);
@@ -155,18 +160,18 @@ impl Vfs {
 
     /// Whether a process may read a file, so that a part of a page that it writes may be shown to
     /// it whole.
-    pub fn may_read(&self, cred: &Cred, node: &Node) -> bool {
-        crate::access::check(cred, node, READ).is_ok()
+    pub fn may_read(&self, ctx: &OpCtx<'_>, node: &Node) -> bool {
+        crate::access::check(ctx, node, READ).is_ok()
     }
 
     /// Promises room past the end of a file whose view is about to be lent: call from `begin` of
     /// [`Vfs::lend`]. It is given back by [`Vfs::bring_back`]. `ENOSPC`; `EOPNOTSUPP` where writes
     /// are not kept here first.
-    pub fn reserve_ahead(&self, node: &Node, end: u64) -> Result<()> {
+    pub fn reserve_ahead(&self, ctx: &OpCtx<'_>, node: &Node, end: u64) -> Result<()> {
         let size = node.size();
         let len = end.checked_sub(size).ok_or(Errno::EINVAL)?;
         node.pages().ok_or(Errno::EOPNOTSUPP)?;
-        self.core.fs.reserve(node.ino(), size, len, Blocks::Common)
+        self.core.fs.reserve(ctx, node.ino(), size, len)
     }
 
     /// Stores what a client wrote on loan: offsets, and bytes of which those past the end of the
@@ -177,6 +182,7 @@ impl Vfs {
     /// a loan to write only.
     pub fn bring_back(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         (parts, end): (&mut [Part<'_>], Option<u64>),
         (written, read): (Option<Time>, Option<Time>),
@@ -188,7 +194,7 @@ impl Vfs {
             self.core.fs.unreserve(node.ino(), node.size());
         }
         if let Some(time) = read.filter(|_| node.has(ATIME_DUE)) {
-            self.core.accessed(node, time);
+            self.core.accessed(ctx, node, time);
         }
         done
     }
@@ -222,11 +228,12 @@ impl Vfs {
         (parts, size): (&mut [Part<'_>], u64),
         time: Time,
     ) -> Result<()> {
+        let ctx = &OpCtx::service();
         let (core, mut result) = (&self.core, Ok(()));
         for (offset, source) in parts {
             let len = size.saturating_sub(*offset).min(source.len() as u64);
             if len > 0 {
-                let written = core.put(node, (*offset, len as usize), &mut **source, Blocks::Kept);
+                let written = core.put(ctx, node, (*offset, len as usize), &mut **source);
                 let whole = |count| if count as u64 == len { Ok(()) } else { Err(Errno::ENOSPC) };
                 result = result.and(written.and_then(whole));
             }
@@ -237,7 +244,7 @@ impl Vfs {
         }
         let mtime = Some(SetTime::At(time));
         let set = SetAttr { mtime, ctime: Some(time), ..SetAttr::default() };
-        result.and(core.set(node, &set).map(|_| ()))
+        result.and(core.set(ctx, node, &set).map(|_| ()))
     }
 
     /// A loan is over: everything was brought back.
@@ -263,6 +270,7 @@ impl Vfs {
         into: &mut [u8],
         show: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
+        let ctx = &OpCtx::service();
         let core = &self.core;
         let _data = core.lock_shared(node);
         let (len, mut sink) = (into.len(), &mut *into);
@@ -270,9 +278,9 @@ impl Vfs {
             Some(pages) => {
                 // Not the file's own: what is shown again says nothing of how it is read.
                 let ahead = ReadAhead::default();
-                core.cached_read(node, pages, &ahead, offset, len, &mut sink)?
+                core.cached_read(ctx, node, pages, &ahead, offset, len, &mut sink)?
             }
-            None => core.fs.read(node.ino(), offset, len, &mut sink)?,
+            None => core.fs.read(ctx, node.ino(), offset, len, &mut sink)?,
         };
         show(into);
         Ok(())
@@ -360,23 +368,23 @@ impl Core {
         data
     }
 
-    /// As [`Core::lock_shared`] for the one of `cred`: a streamed call ends loans of its own
+    /// As [`Core::lock_shared`] for the one of `ctx`: a streamed call ends loans of its own
     /// session alone. `EPERM`: another has one.
     pub(crate) fn lock_shared_as<'a>(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         node: &'a Node,
     ) -> Result<RwLockReadGuard<'a, ()>> {
-        locked(node, || node.lock.read(), || self.end_loan_as(cred, node))
+        locked(node, || node.lock.read(), || self.end_loan_as(ctx, node))
     }
 
     /// As [`Core::lock_exclusive`], otherwise as [`Core::lock_shared_as`].
     pub(crate) fn lock_exclusive_as<'a>(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         node: &'a Node,
     ) -> Result<RwLockWriteGuard<'a, ()>> {
-        locked(node, || node.lock.write(), || self.end_loan_as(cred, node))
+        locked(node, || node.lock.write(), || self.end_loan_as(ctx, node))
     }
 
     fn end_any_loan(&self, node: &Node) -> Result<(), Infallible> {
@@ -384,8 +392,8 @@ impl Core {
         Ok(())
     }
 
-    fn end_loan_as(&self, cred: &Cred, node: &Node) -> Result<()> {
-        if cred.streamed && !node.is_viewed_by(cred.session) {
+    fn end_loan_as(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<()> {
+        if ctx.streamed && !node.is_viewed_by(ctx.session()) {
             return Err(Errno::EPERM);
         }
         self.end_loan_on(node);
@@ -454,25 +462,18 @@ impl Core {
         self.loans.files().iter().for_each(|node| self.end_loan_on(node));
     }
 
-    /// Which free blocks a user may take.
-    pub(crate) fn blocks_for(&self, cred: &Cred) -> Blocks {
-        let (uid, gid) = self.character.blocks_kept_for;
-        let privileged = cred.is_root() || cred.uid == uid || gid != Gid(0) && cred.in_group(gid);
-        if privileged { Blocks::Kept } else { Blocks::Common }
-    }
-
     /// Writes to the cache or the libservice. Call with the data locked for change.
     pub(crate) fn put(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         (at, len): (u64, usize),
         source: &mut dyn Source,
-        from: Blocks,
     ) -> Result<usize> {
         if let Some(pages) = node.pages() {
-            return self.cached_write(node, pages, (at, len), source, Room::Free(from));
+            return self.cached_write(ctx, node, pages, (at, len), source, Room::Free);
         }
-        let count = self.fs.write(node.ino(), at, &mut crate::file::Front { source, len })?;
+        let count = self.fs.write(ctx, node.ino(), at, &mut crate::file::Front { source, len })?;
         node.grew(at + count as u64);
         Ok(count)
     }

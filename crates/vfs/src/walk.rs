@@ -13,7 +13,7 @@ use polylane_base::sync::Arc;
 
 use crate::access::{self, EXEC};
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::Kind;
 use crate::inode::Node;
 use crate::name::Name;
@@ -49,7 +49,7 @@ pub(crate) enum Goal {
 pub(crate) struct Walk<'a> {
     core: &'a Arc<Core>,
     root: &'a Node,
-    cred: &'a Cred,
+    ctx: &'a OpCtx<'a>,
     start: &'a Node,
     /// Where it stands; `start` while `None`, which saves the count of a reference.
     at: Option<Node>,
@@ -68,7 +68,7 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     pub(crate) fn new(
         vfs: &'a Vfs,
-        cred: &'a Cred,
+        ctx: &'a OpCtx<'a>,
         start: &'a Node,
         path: &'a [u8],
     ) -> Result<Walk<'a>, PathError> {
@@ -83,7 +83,7 @@ impl<'a> Walk<'a> {
         let (core, root, last) = (&vfs.core, &vfs.root, 0..0);
         let (at, looked_up) = (None, None);
         let (done, keeps, links) = (0, false, 0);
-        Ok(Walk { core, root, cred, start, at, text, done, last, keeps, looked_up, links })
+        Ok(Walk { core, root, ctx, start, at, text, done, last, keeps, looked_up, links })
     }
 
     /// The same, and remembers which name it looks up last.
@@ -116,13 +116,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether the kernel has something else mounted on `name` in the directory the walk stands on.
-    pub(crate) fn is_covered(&self, name: &[u8]) -> bool {
+    pub(crate) fn is_covered(&self, ctx: &OpCtx<'_>, name: &[u8]) -> bool {
         let mut named = self.core.covered.iter().filter(|covered| covered.name == name);
-        named.any(|covered| covered.lies_in(self.core, self.root, self.at()))
+        named.any(|covered| covered.lies_in(ctx, self.core, self.root, self.at()))
     }
 
     /// Walks on until the path ends. With [`Goal::Parent`] it may stop before the last name.
-    pub(crate) fn run(&mut self, goal: Goal) -> Result<End, PathError> {
+    pub(crate) fn run(&mut self, ctx: &OpCtx<'_>, goal: Goal) -> Result<End, PathError> {
         loop {
             self.skip_slashes();
             if self.done == self.text.len() {
@@ -143,17 +143,17 @@ impl<'a> Walk<'a> {
                     return Ok(End::Name { slash });
                 }
                 name => {
-                    if self.is_covered(name) {
+                    if self.is_covered(ctx, name) {
                         return Err(PathError::Leaves);
                     }
                     if self.keeps {
                         self.looked_up = Some((self.at().clone(), name.to_vec()));
                     }
-                    let look = || self.core.child(self.at(), name);
-                    let child = self.core.look(self.cred, self.at(), look)?;
+                    let look = || self.core.child(ctx, self.at(), name);
+                    let child = self.core.look(self.ctx, self.at(), look)?;
                     let follow = !last || slash || goal == Goal::Follow;
                     if child.kind() == Kind::Symlink && follow {
-                        self.enter_link(&child)?;
+                        self.enter_link(ctx, &child)?;
                     } else {
                         self.enter(child, slash)?;
                     }
@@ -172,12 +172,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on along the target of a symbolic link that lies in the directory the walk stands on.
-    pub(crate) fn enter_link(&mut self, link: &Node) -> Result<(), PathError> {
+    pub(crate) fn enter_link(&mut self, ctx: &OpCtx<'_>, link: &Node) -> Result<(), PathError> {
         self.links += 1;
         if self.links > LINKS_MAX {
             return Err(Errno::ELOOP.into());
         }
-        let target = link.target()?;
+        let target = link.target(ctx)?;
         let mut inside = target;
         if target.first() == Some(&b'/') {
             inside = below_mount(target, &self.core.options.mount_path).ok_or(PathError::Leaves)?;
@@ -213,7 +213,7 @@ impl<'a> Walk<'a> {
         if !at.is_dir() {
             return Err(Errno::ENOTDIR);
         }
-        access::check(self.cred, at, EXEC)
+        access::check(self.ctx, at, EXEC)
     }
 
     fn skip_slashes(&mut self) {
@@ -251,10 +251,10 @@ impl Covered {
         Some(Covered { above, name })
     }
 
-    fn lies_in(&self, core: &Arc<Core>, root: &Node, dir: &Node) -> bool {
+    fn lies_in(&self, ctx: &OpCtx<'_>, core: &Arc<Core>, root: &Node, dir: &Node) -> bool {
         let mut at = root.clone();
         for part in &self.above {
-            match core.child(&at, part) {
+            match core.child(ctx, &at, part) {
                 Ok(child) if child.is_dir() => at = child,
                 _ => return false,
             }
@@ -265,18 +265,18 @@ impl Covered {
 
 impl Vfs {
     /// The inode that `path` names, seen from directory `start` (or the lane's root, when it begins
-    /// with a slash). Every directory on the way must grant `cred` the right to search it.
+    /// with a slash). Every directory on the way must grant `ctx` the right to search it.
     /// `follow`: follow a symbolic link in last place.
     pub fn resolve(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         start: &Node,
         path: &[u8],
         follow: bool,
     ) -> Result<Node, PathError> {
         self.begin();
-        let mut walk = Walk::new(self, cred, start, path)?;
-        walk.run(if follow { Goal::Follow } else { Goal::NoFollow })?;
+        let mut walk = Walk::new(self, ctx, start, path)?;
+        walk.run(ctx, if follow { Goal::Follow } else { Goal::NoFollow })?;
         Ok(walk.here())
     }
 
@@ -284,15 +284,15 @@ impl Vfs {
     /// name. A symbolic link in last place is not followed.
     pub fn resolve_parent(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         start: &Node,
         path: &[u8],
     ) -> Result<Last, PathError> {
-        let mut walk = Walk::new(self, cred, start, path)?;
-        match walk.run(Goal::Parent)? {
+        let mut walk = Walk::new(self, ctx, start, path)?;
+        match walk.run(ctx, Goal::Parent)? {
             End::Here => Err(PathError::Leaves),
             End::Name { slash } => {
-                if walk.is_covered(walk.last()) {
+                if walk.is_covered(ctx, walk.last()) {
                     return Err(PathError::Leaves);
                 }
                 let name = Name::new(walk.last());

@@ -7,9 +7,9 @@ use crate::access::{self, READ, STICKY, WRITE};
 use crate::acl::AclKind;
 use crate::caps::CAPABILITY;
 use crate::core::Core;
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 use crate::fs::{Kind, XattrMode};
-use crate::handover::{self, Op};
+use crate::handover::Op;
 use crate::inode::{FROZEN, Inode, NO_CAPS, Node, ONLY_GROWS};
 use crate::names::check_alive;
 use crate::vfs::Vfs;
@@ -46,12 +46,12 @@ fn space(name: &[u8]) -> Result<Space> {
     if name.starts_with(b"system.") { Err(Errno::EOPNOTSUPP) } else { Ok(Space::Unknown) }
 }
 
-fn check_get(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
+fn check_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::ENODATA),
-        Space::User => access::check(cred, node, READ),
-        Space::Unknown => access::check(cred, node, READ).and(Err(Errno::EOPNOTSUPP)),
-        Space::Trusted if !cred.is_root() => Err(Errno::ENODATA),
+        Space::User => access::check(ctx, node, READ),
+        Space::Unknown => access::check(ctx, node, READ).and(Err(Errno::EOPNOTSUPP)),
+        Space::Trusted if !ctx.is_root() => Err(Errno::ENODATA),
         Space::Trusted | Space::Security => Ok(()),
     }
 }
@@ -61,38 +61,38 @@ fn check_flags(node: &Inode) -> Result<()> {
     if node.has(FROZEN | ONLY_GROWS) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-fn check_change(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
+fn check_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::EPERM),
         Space::User => {
             // In a sticky directory everybody could otherwise write attributes of the directory.
             if node.is_dir() && node.perm() & STICKY != 0 {
-                access::check_owner(cred, node)?;
+                access::check_owner(ctx, node)?;
             }
-            access::check(cred, node, WRITE)
+            access::check(ctx, node, WRITE)
         }
-        Space::Unknown => access::check(cred, node, WRITE).and(Err(Errno::EOPNOTSUPP)),
-        Space::Trusted if !cred.is_root() => Err(Errno::EPERM),
-        Space::Security if !cred.is_root() && !cred.kernel_checked => Err(Errno::EPERM),
+        Space::Unknown => access::check(ctx, node, WRITE).and(Err(Errno::EOPNOTSUPP)),
+        Space::Trusted if !ctx.is_root() => Err(Errno::EPERM),
+        Space::Security if !ctx.is_root() && !ctx.kernel_checked => Err(Errno::EPERM),
         Space::Trusted | Space::Security => Ok(()),
     }
 }
 
 impl Vfs {
     /// Reads an extended attribute whole. `ENODATA`, `EOPNOTSUPP`.
-    pub fn getxattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+    pub fn getxattr(&self, ctx: &OpCtx<'_>, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         self.begin();
         if let Some(kind) = AclKind::from_name(name) {
-            return self.get_acl(node, kind);
+            return self.get_acl(ctx, node, kind);
         }
-        check_get(cred, node, name)?;
-        self.core.fs.getxattr(node.ino(), name)
+        check_get(ctx, node, name)?;
+        self.core.fs.getxattr(ctx, node.ino(), name)
     }
 
     /// Writes an extended attribute. `EEXIST`, `ENODATA`, `E2BIG`, `EPERM`, `EOPNOTSUPP`.
     pub fn setxattr(
         &self,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         node: &Node,
         name: &[u8],
         value: &[u8],
@@ -106,16 +106,16 @@ impl Vfs {
         }
         // Lists are set whether or not they are there already, as in Linux.
         if let Some(kind) = AclKind::from_name(name) {
-            return self.set_acl(cred, node, kind, Some(value));
+            return self.set_acl(ctx, node, kind, Some(value));
         }
         if name == CAPABILITY && !value.is_empty() && !is_capability(value) {
             return Err(Errno::EINVAL);
         }
-        check_change(cred, node, name)?;
+        check_change(ctx, node, name)?;
         let _contents = self.core.lock_contents(node)?;
         let mut held = node.attr();
-        let mode = self.xattr_mode(node, name, mode);
-        let new = self.core.fs.setxattr(node.ino(), name, value, mode)?;
+        let mode = self.xattr_mode(ctx, node, name, mode);
+        let new = self.core.fs.setxattr(ctx, node.ino(), name, value, mode)?;
         if name == CAPABILITY {
             node.lower(NO_CAPS);
         }
@@ -123,36 +123,36 @@ impl Vfs {
         Ok(())
     }
 
-    /// The names of the extended attributes that `cred` may know of.
-    pub fn listxattr(&self, cred: &Cred, node: &Node) -> Result<Vec<Vec<u8>>> {
+    /// The names of the extended attributes that `ctx` may know of.
+    pub fn listxattr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Vec<Vec<u8>>> {
         self.begin();
-        let mut names = self.core.fs.listxattr(node.ino())?;
-        if !cred.is_root() {
+        let mut names = self.core.fs.listxattr(ctx, node.ino())?;
+        if !ctx.is_root() {
             names.retain(|name| !name.starts_with(b"trusted."));
         }
         Ok(names)
     }
 
     /// Removes an extended attribute. `ENODATA`, `EPERM`, `EOPNOTSUPP`.
-    pub fn removexattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<()> {
+    pub fn removexattr(&self, ctx: &OpCtx<'_>, node: &Node, name: &[u8]) -> Result<()> {
         self.begin();
         self.core.writable()?;
         check_flags(node)?;
         if let Some(kind) = AclKind::from_name(name) {
-            return self.set_acl(cred, node, kind, None);
+            return self.set_acl(ctx, node, kind, None);
         }
-        check_change(cred, node, name)?;
+        check_change(ctx, node, name)?;
         let _contents = self.core.lock_contents(node)?;
         let mut held = node.attr();
-        if handover::counts() {
-            match self.core.fs.getxattr(node.ino(), name) {
-                Ok(_) => handover::intend(Op::RemoveXattr, [0; 4]),
+        if ctx.is_once() {
+            match self.core.fs.getxattr(ctx, node.ino(), name) {
+                Ok(_) => ctx.intend(Op::RemoveXattr, [0; 4]),
                 // A former service did it.
-                Err(Errno::ENODATA) if handover::former(Op::RemoveXattr).is_some() => return Ok(()),
+                Err(Errno::ENODATA) if ctx.former(Op::RemoveXattr).is_some() => return Ok(()),
                 Err(_) => {}
             }
         }
-        let new = self.core.fs.removexattr(node.ino(), name)?;
+        let new = self.core.fs.removexattr(ctx, node.ino(), name)?;
         node.keep(&mut held, new);
         Ok(())
     }
@@ -161,15 +161,15 @@ impl Vfs {
 impl Vfs {
     /// How to write an attribute that must be new: it may be there already by a former service's
     /// attempt at this very request.
-    fn xattr_mode(&self, node: &Node, name: &[u8], mode: XattrMode) -> XattrMode {
-        if mode != XattrMode::Create || !handover::counts() {
+    fn xattr_mode(&self, ctx: &OpCtx<'_>, node: &Node, name: &[u8], mode: XattrMode) -> XattrMode {
+        if mode != XattrMode::Create || !ctx.is_once() {
             return mode;
         }
-        if handover::former(Op::SetXattr).is_some() {
+        if ctx.former(Op::SetXattr).is_some() {
             return XattrMode::Any;
         }
-        if self.core.fs.getxattr(node.ino(), name) == Err(Errno::ENODATA) {
-            handover::intend(Op::SetXattr, [0; 4]);
+        if self.core.fs.getxattr(ctx, node.ino(), name) == Err(Errno::ENODATA) {
+            ctx.intend(Op::SetXattr, [0; 4]);
         }
         mode
     }

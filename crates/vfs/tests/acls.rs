@@ -10,7 +10,7 @@ use polylane_base::{Errno, Gid, Uid};
 use polylane_testkit::acl::{NOBODY, value};
 use polylane_testkit::fault::Call;
 use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
-use polylane_vfs::{Create, Cred, Kind, Node};
+use polylane_vfs::{Create, Cred, Kind, Node, OpCtx};
 
 const ACCESS: &[u8] = AclKind::Access.name();
 const DEFAULT: &[u8] = AclKind::Default.name();
@@ -36,34 +36,34 @@ fn acl(text: &str) -> Vec<u8> {
 
 impl Lane {
     fn set(&self, cred: &Cred, node: &Node, name: &[u8], text: &str) -> Result<(), Errno> {
-        self.vfs.setxattr(cred, node, name, &acl(text), XattrMode::Any)
+        self.vfs.setxattr(&OpCtx::as_user(cred), node, name, &acl(text), XattrMode::Any)
     }
 
     fn perm(&self, node: &Node) -> u32 {
-        self.vfs.getattr(node).unwrap().perm
+        self.vfs.getattr(&OpCtx::service(), node).unwrap().perm
     }
 
     fn list(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        self.vfs.getxattr(&Cred::root(), node, name)
+        self.vfs.getxattr(&OpCtx::service(), node, name)
     }
 
     fn chmod(&self, node: &Node, perm: u32) {
         let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
-        self.vfs.setattr(&Cred::root(), node, &set).unwrap();
+        self.vfs.setattr(&OpCtx::service(), node, &set).unwrap();
     }
 
     /// Something of user 1 and group 10.
     fn of_alice(&self, name: &str, kind: Kind, perm: u32) -> Node {
-        let node = self.make(&Cred::root(), name, kind, 0, "");
+        let node = self.make(&OpCtx::service(), name, kind, 0, "");
         let owner = SetAttr { uid: Some(Uid(1)), gid: Some(Gid(10)), ..SetAttr::default() };
-        self.vfs.setattr(&Cred::root(), &node, &owner).unwrap();
+        self.vfs.setattr(&OpCtx::service(), &node, &owner).unwrap();
         self.chmod(&node, perm);
         node
     }
 
     /// The rights that somebody has, as a mask.
     fn rights(&self, cred: &Cred, node: &Node) -> u32 {
-        let may = |mask: &u32| self.vfs.access(cred, node, *mask).is_ok();
+        let may = |mask: &u32| self.vfs.access(&OpCtx::as_user(cred), node, *mask).is_ok();
         [4, 2, 1].into_iter().filter(may).sum()
     }
 }
@@ -77,7 +77,7 @@ fn a_list_decides_and_shows_in_the_mode() {
         lane.set(&user(1, 99, &[]), &file, ACCESS, text).unwrap();
         assert_eq!(lane.perm(&file), 0o660);
         assert_eq!(lane.list(&file, ACCESS), Ok(acl(text)));
-        assert_eq!(lane.vfs.listxattr(&bob, &file).unwrap(), [ACCESS.to_vec()]);
+        assert_eq!(lane.vfs.listxattr(&OpCtx::as_user(&bob), &file).unwrap(), [ACCESS.to_vec()]);
         assert_eq!(lane.rights(&bob, &file), 6, "named, though a member of the group");
         assert_eq!(lane.rights(&member, &file), 4, "the group bits are the mask");
         assert_eq!(lane.rights(&user(3, 99, &[11]), &file), 6);
@@ -91,10 +91,10 @@ fn a_list_decides_and_shows_in_the_mode() {
         assert_eq!(lane.rights(&user(2, 99, &[]), &file), 4);
         lane.chmod(&file, 0o670);
         assert_eq!(lane.rights(&bob, &file), 7);
-        assert_eq!(lane.vfs.removexattr(&user(1, 10, &[]), &file, ACCESS), Ok(()));
+        assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&user(1, 10, &[])), &file, ACCESS), Ok(()));
         assert_eq!(lane.perm(&file), 0o670);
         assert_eq!(lane.list(&file, ACCESS), Err(Errno::ENODATA));
-        assert_eq!(lane.vfs.removexattr(&Cred::root(), &file, ACCESS), Ok(()));
+        assert_eq!(lane.vfs.removexattr(&OpCtx::service(), &file, ACCESS), Ok(()));
         assert_eq!(lane.rights(&bob, &file), 7, "by his group now");
     }
 }
@@ -115,7 +115,7 @@ fn a_list_that_the_mode_says_is_not_kept() {
     let empty = [2, 0, 0, 0];
     for value in [&empty[..], b""] {
         lane.set(&Cred::root(), &file, ACCESS, "u::7 u:2:7 g::5 m::7 o::1").unwrap();
-        lane.vfs.setxattr(&Cred::root(), &file, ACCESS, value, XattrMode::Create).unwrap();
+        lane.vfs.setxattr(&OpCtx::service(), &file, ACCESS, value, XattrMode::Create).unwrap();
         assert_eq!(lane.list(&file, ACCESS), Err(Errno::ENODATA));
     }
 }
@@ -128,13 +128,13 @@ fn who_may_set_what_where() {
     let (alice, bob, text) = (user(1, 10, &[]), user(2, 10, &[]), "u::7 u:2:7 g::5 m::7 o::1");
     for (node, name) in [(&file, ACCESS), (&dir, ACCESS), (&dir, DEFAULT)] {
         assert_eq!(lane.set(&bob, node, name, text), Err(Errno::EPERM));
-        assert_eq!(lane.vfs.removexattr(&bob, node, name), Err(Errno::EPERM));
+        assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&bob), node, name), Err(Errno::EPERM));
         assert_eq!(lane.set(&alice, node, name, text), Ok(()));
         assert_eq!(lane.set(&alice, node, name, "u::7 u:2:7 g::5 o::1"), Err(Errno::EINVAL));
         assert_eq!(lane.list(node, name), Ok(acl(text)));
     }
     assert_eq!(lane.set(&alice, &file, DEFAULT, text), Err(Errno::EACCES));
-    assert_eq!(lane.vfs.removexattr(&alice, &file, DEFAULT), Ok(()));
+    assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&alice), &file, DEFAULT), Ok(()));
     assert_eq!(lane.set(&Cred::root(), &link, ACCESS, text), Err(Errno::EOPNOTSUPP));
     assert_eq!(lane.list(&link, ACCESS), Err(Errno::EOPNOTSUPP));
     let none = lane_with(options(), |character| character.acls = false);
@@ -152,19 +152,20 @@ fn walks_changes_of_names_and_opens_ask_the_list() {
     drop(lane.file("d/f", b"x"));
     let file = lane.get("d/f").ok().unwrap();
     let bob = user(2, 99, &[]);
-    let open = |flags| errno(lane.vfs.open_path(&bob, &lane.root, b"d/f", flags, 0, 0));
+    let open =
+        |flags| errno(lane.vfs.open_path(&OpCtx::as_user(&bob), &lane.root, b"d/f", flags, 0, 0));
     assert_eq!(open(O_RDONLY), None);
     lane.set(&Cred::root(), &dir, ACCESS, "u::7 u:2:6 g::5 m::7 o::5").unwrap();
     assert_eq!(open(O_RDONLY), Some(Errno::EACCES), "no right to search");
     let make = |name: &[u8]| {
         let new = Create { kind: Kind::File, perm: 0o644, umask: 0, rdev: 0, target: b"" };
-        lane.vfs.create(&bob, &dir, name, &new).err()
+        lane.vfs.create(&OpCtx::as_user(&bob), &dir, name, &new).err()
     };
     assert_eq!(make(b"n"), Some(Errno::EACCES));
     lane.set(&Cred::root(), &dir, ACCESS, "u::7 u:2:7 g::5 m::7 o::0").unwrap();
-    assert_eq!((make(b"n"), lane.vfs.unlink(&bob, &dir, b"n")), (None, Ok(())));
+    assert_eq!((make(b"n"), lane.vfs.unlink(&OpCtx::as_user(&bob), &dir, b"n")), (None, Ok(())));
     lane.chmod(&dir, 0o1770);
-    assert_eq!(lane.vfs.unlink(&bob, &dir, b"f"), Err(Errno::EPERM), "sticky");
+    assert_eq!(lane.vfs.unlink(&OpCtx::as_user(&bob), &dir, b"f"), Err(Errno::EPERM), "sticky");
     lane.set(&Cred::root(), &file, ACCESS, "u::6 u:2:2 g::4 m::6 o::4").unwrap();
     assert_eq!((open(O_WRONLY), open(O_RDONLY)), (None, Some(Errno::EACCES)));
 }
@@ -180,7 +181,7 @@ fn what_is_made_inherits() {
         let make = |name: &[u8], kind, perm| {
             let target: &[u8] = if kind == Kind::Symlink { b"t" } else { b"" };
             let new = Create { kind, perm, umask: 0o77, rdev: 0, target };
-            lane.vfs.create(&root, &dir, name, &new).unwrap()
+            lane.vfs.create(&OpCtx::service(), &dir, name, &new).unwrap()
         };
         let file = make(b"f", Kind::File, 0o664);
         // The umask does not count; the mode does.
@@ -195,18 +196,18 @@ fn what_is_made_inherits() {
         assert_eq!(lane.perm(&make(b"p", Kind::Fifo, 0o600)), 0o600);
         let link = make(b"l", Kind::Symlink, 0);
         assert_eq!(lane.perm(&link), 0o777);
-        let nameless = lane.vfs.create_unlinked(&root, &dir, 0o640, 0o777).unwrap();
+        let nameless = lane.vfs.create_unlinked(&OpCtx::service(), &dir, 0o640, 0o777).unwrap();
         assert_eq!(lane.list(&nameless, ACCESS), Ok(acl("u::6 u:2:7 g::5 m::4 o::0")));
         // A plain default list is a umask of the directory's own.
         lane.set(&root, &dir, DEFAULT, "u::7 g::7 o::0").unwrap();
         let plain = make(b"q", Kind::File, 0o666);
         assert_eq!(lane.perm(&plain), 0o660);
         assert_eq!(lane.list(&plain, ACCESS), Err(Errno::ENODATA));
-        lane.vfs.removexattr(&root, &dir, DEFAULT).unwrap();
+        lane.vfs.removexattr(&OpCtx::service(), &dir, DEFAULT).unwrap();
         assert_eq!(lane.perm(&make(b"r", Kind::File, 0o666)), 0o600);
         // Forgotten and found again it is the same.
         drop((file, below));
-        lane.vfs.sync().unwrap();
+        lane.vfs.sync(&OpCtx::service()).unwrap();
         assert_eq!(lane.rights(&user(2, 99, &[]), &lane.get("d/f").ok().unwrap()), 6);
     }
 }
@@ -220,7 +221,7 @@ fn an_inode_without_a_list_is_looked_at_once() {
     let bob = user(2, 99, &[]);
     for _ in 0..10 {
         assert_eq!(lane.rights(&bob, &file), 4);
-        lane.vfs.lookup(&bob, &dir, b"f").unwrap();
+        lane.vfs.lookup(&OpCtx::as_user(&bob), &dir, b"f").unwrap();
     }
     assert_eq!(lane.fs.calls(Call::Look), before, "what is new has none");
     lane.set(&Cred::root(), &file, ACCESS, "u::6 u:2:6 g::4 m::6 o::4").unwrap();
@@ -237,10 +238,10 @@ fn what_cannot_be_read_forbids() {
     let bob = user(2, 99, &[]);
     // The root was there before; nobody knows of its list yet.
     lane.fs.fail_always(Call::Look, Some(Errno::EIO));
-    assert_eq!(lane.vfs.access(&bob, &lane.root, 1), Err(Errno::EIO));
-    assert_eq!(lane.vfs.access(&Cred::root(), &lane.root, 1), Ok(()));
+    assert_eq!(lane.vfs.access(&OpCtx::as_user(&bob), &lane.root, 1), Err(Errno::EIO));
+    assert_eq!(lane.vfs.access(&OpCtx::service(), &lane.root, 1), Ok(()));
     lane.fs.fail_always(Call::Look, None);
-    assert_eq!(lane.vfs.access(&bob, &lane.root, 1), Ok(()));
+    assert_eq!(lane.vfs.access(&OpCtx::as_user(&bob), &lane.root, 1), Ok(()));
     let file = lane.of_alice("f", Kind::File, 0o640);
     lane.fs.fail_once(Call::Change, 0, Errno::ENOSPC);
     let text = "u::6 u:2:6 g::4 m::6 o::0";

@@ -7,7 +7,7 @@ use polylane_base::rng::Rng;
 use polylane_base::{Errno, Time};
 use polylane_testkit::fault::Call;
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime};
-use polylane_vfs::{Cred, Node};
+use polylane_vfs::{Cred, Node, OpCtx};
 use std::time::{Duration, Instant};
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -16,15 +16,15 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
 }
 
 fn size(lane: &Lane, node: &Node) -> u64 {
-    lane.vfs.getattr(node).unwrap().size
+    lane.vfs.getattr(&OpCtx::service(), node).unwrap().size
 }
 
 /// What the libservice has of a file.
 fn below(lane: &Lane, node: &Node) -> Vec<u8> {
     use polylane_vfs::fs::FileSystem;
-    let len = lane.fs.getattr(node.ino()).unwrap().size as usize;
+    let len = lane.fs.getattr(&OpCtx::service(), node.ino()).unwrap().size as usize;
     let mut bytes = vec![0; len];
-    let count = lane.fs.read(node.ino(), 0, len, &mut &mut bytes[..]).unwrap();
+    let count = lane.fs.read(&OpCtx::service(), node.ino(), 0, len, &mut &mut bytes[..]).unwrap();
     bytes.truncate(count);
     bytes
 }
@@ -56,14 +56,14 @@ fn written_data_is_read_back_and_reaches_the_file_at_fsync() {
     assert_eq!(size(&lane, file.node()), bytes.len() as u64);
     let stats = lane.vfs.stats();
     assert_eq!((stats.pages, stats.dirty_bytes), (4, 4 * PAGE as u64));
-    let before = lane.vfs.getattr(file.node()).unwrap();
-    file.fsync(false).unwrap();
+    let before = lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     assert_eq!(lane.fs.calls(Call::Write), 1, "one run");
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
     assert_eq!(below(&lane, file.node()), bytes);
-    let after = lane.vfs.getattr(file.node()).unwrap();
+    let after = lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
     assert_eq!((after.mtime, after.ctime), (before.mtime, before.ctime), "times of the write");
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     assert_eq!(lane.fs.calls(Call::Write), 1, "nothing left");
 }
 
@@ -72,15 +72,15 @@ fn a_hole_past_the_end_writes_nothing_back() {
     let (lane, root) = (cached(), Cred::root());
     let bytes = pattern(3 * PAGE + 100, 1);
     let file = lane.file("f", &bytes);
-    let before = lane.vfs.getattr(file.node()).unwrap();
+    let before = lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
     let punch = |from: usize| {
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        file.fallocate(&root, flags, from as u64, 1 << 20).unwrap();
+        file.fallocate(&OpCtx::as_user(&root), flags, from as u64, 1 << 20).unwrap();
     };
     punch(bytes.len());
     punch(64 * PAGE);
     assert_eq!((lane.fs.calls(Call::Write), lane.vfs.stats().dirty_bytes), (0, 4 * PAGE as u64));
-    let after = lane.vfs.getattr(file.node()).unwrap();
+    let after = lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
     assert!(after.mtime >= before.mtime && after.size == before.size);
     assert_eq!(read(&file, 0, bytes.len() + 50), bytes);
     // One that begins a byte before it takes that byte.
@@ -94,28 +94,28 @@ fn a_second_reader_hits_and_a_sequential_one_reads_ahead() {
     let lane = cached();
     let bytes = pattern(100 * PAGE, 2);
     let file = lane.file("f", &bytes);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     let node = file.node().clone();
     drop(file);
     // A new lane on the same data would be as good: forget the pages by cutting and writing below.
     let cold = small(4096, 64, Duration::from_secs(3600));
     drop((lane, node));
     let file = cold.file("f", &bytes);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     cold.vfs
-        .setattr(&Cred::root(), file.node(), &SetAttr { size: Some(0), ..Default::default() })
+        .setattr(&OpCtx::service(), file.node(), &SetAttr { size: Some(0), ..Default::default() })
         .unwrap();
     assert_eq!(cold.vfs.stats().pages, 0);
     {
         use polylane_vfs::fs::FileSystem;
         cold.vfs
             .setattr(
-                &Cred::root(),
+                &OpCtx::service(),
                 file.node(),
                 &SetAttr { size: Some(bytes.len() as u64), ..Default::default() },
             )
             .unwrap();
-        cold.fs.write(file.node().ino(), 0, &mut &bytes[..]).unwrap();
+        cold.fs.write(&OpCtx::service(), file.node().ino(), 0, &mut &bytes[..]).unwrap();
     }
     let reader = cold.open("f", O_RDONLY).unwrap();
     let reads = || cold.fs.calls(Call::Read);
@@ -138,7 +138,7 @@ fn a_random_reader_reads_no_more_than_it_asked_for() {
     let lane = small(64, 32, Duration::from_secs(3600));
     let bytes = pattern(512 * PAGE, 3);
     let file = lane.file("f", &bytes);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     let mut rng = Rng::new(4);
     let misses = || lane.vfs.stats().page_misses;
     for _ in 0..200 {
@@ -164,7 +164,7 @@ fn the_cache_stays_within_its_limit() {
     let stats = lane.vfs.stats();
     assert!(stats.evictions > 900, "{stats:?}");
     assert!(stats.pages <= 64 + 32, "{stats:?}");
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     assert_eq!(below(&lane, file.node()), bytes);
 }
 
@@ -174,7 +174,7 @@ fn pages_in_use_survive_a_scan() {
     let hot = lane.file("hot", &pattern(16 * PAGE, 6));
     let scan = lane.file("scan", &pattern(1024 * PAGE, 7));
     for file in [&hot, &scan] {
-        file.fsync(false).unwrap();
+        file.fsync(&OpCtx::service(), false).unwrap();
     }
     read(&hot, 0, 16 * PAGE);
     let misses = || lane.vfs.stats().page_misses;
@@ -207,8 +207,8 @@ fn the_flusher_writes_back_after_its_interval_and_on_drop() {
         use polylane_vfs::fs::FileSystem;
         // memfs keeps what was forgotten while it has a name.
         let root = fs.root().unwrap().ino;
-        assert_eq!(fs.lookup(root, b"f").unwrap().ino, ino);
-        fs.read(ino, 0, bytes.len(), &mut &mut got[..]).unwrap();
+        assert_eq!(fs.lookup(&OpCtx::service(), root, b"f").unwrap().ino, ino);
+        fs.read(&OpCtx::service(), ino, 0, bytes.len(), &mut &mut got[..]).unwrap();
     }
     assert_eq!(got, bytes);
 }
@@ -217,7 +217,7 @@ fn the_flusher_writes_back_after_its_interval_and_on_drop() {
 fn sync_writes_everything_back() {
     let lane = cached();
     let files: Vec<_> = (0..10).map(|n| lane.file(&format!("f{n}"), &pattern(5000, n))).collect();
-    lane.vfs.sync().unwrap();
+    lane.vfs.sync(&OpCtx::service()).unwrap();
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
     for (n, file) in files.iter().enumerate() {
         assert_eq!(below(&lane, file.node()), pattern(5000, n as u64));
@@ -231,15 +231,15 @@ fn a_write_error_is_told_once_to_each_opening_and_loses_nothing() {
     let first = lane.file("f", &bytes);
     let second = lane.open("f", O_RDWR).unwrap();
     lane.fs.fail_once(Call::Write, 0, Errno::EIO);
-    assert_eq!(lane.vfs.sync(), Err(Errno::EIO));
+    assert_eq!(lane.vfs.sync(&OpCtx::service()), Err(Errno::EIO));
     assert_eq!(lane.vfs.stats().dirty_bytes, 8 * PAGE as u64, "kept");
     assert_eq!(read(&first, 0, bytes.len()), bytes);
     let later = lane.open("f", O_RDWR).unwrap();
-    assert_eq!(first.fsync(false), Err(Errno::EIO));
-    assert_eq!(first.fsync(false), Ok(()));
-    assert_eq!(second.fsync(true), Err(Errno::EIO));
-    assert_eq!(second.fsync(true), Ok(()));
-    assert_eq!(later.fsync(false), Ok(()), "opened after it");
+    assert_eq!(first.fsync(&OpCtx::service(), false), Err(Errno::EIO));
+    assert_eq!(first.fsync(&OpCtx::service(), false), Ok(()));
+    assert_eq!(second.fsync(&OpCtx::service(), true), Err(Errno::EIO));
+    assert_eq!(second.fsync(&OpCtx::service(), true), Ok(()));
+    assert_eq!(later.fsync(&OpCtx::service(), false), Ok(()), "opened after it");
     assert_eq!(below(&lane, first.node()), bytes);
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
 }
@@ -249,11 +249,10 @@ fn a_full_libservice_fails_writers_instead_of_holding_them_for_ever() {
     let lane = small(64, 16, Duration::from_secs(3600));
     let file = lane.open("f", O_RDWR | O_CREAT).unwrap();
     lane.fs.limit_bytes(20 * PAGE as u64);
-    let cred = Cred::root();
     let page = pattern(PAGE, 10);
     let mut written = 0;
     let errno = loop {
-        match file.write(&cred, None, &mut &page[..]) {
+        match file.write(&OpCtx::service(), None, &mut &page[..]) {
             Ok(_) => written += 1,
             Err(errno) => break errno,
         }
@@ -263,9 +262,9 @@ fn a_full_libservice_fails_writers_instead_of_holding_them_for_ever() {
     assert!(written >= 20);
     let all = page.repeat(written);
     assert_eq!(read(&file, 0, all.len()), all, "nothing that was taken is lost");
-    assert_eq!(file.fsync(false), Err(Errno::ENOSPC));
+    assert_eq!(file.fsync(&OpCtx::service(), false), Err(Errno::ENOSPC));
     lane.fs.limit_bytes(u64::MAX);
-    assert_eq!(file.fsync(false), Ok(()), "space came back");
+    assert_eq!(file.fsync(&OpCtx::service(), false), Ok(()), "space came back");
     assert_eq!(below(&lane, file.node()), all);
 }
 
@@ -292,7 +291,7 @@ fn what_is_written_during_a_write_back_is_written_again() {
     let file = lane.file("f", &[1; 2 * PAGE]);
     lane.fs.block(Call::Write, true);
     std::thread::scope(|scope| {
-        let sync = scope.spawn(|| file.fsync(false));
+        let sync = scope.spawn(|| file.fsync(&OpCtx::service(), false));
         lane.fs.await_blocked(1);
         write(&file, 10, &[2; 10]);
         write(&file, 2 * PAGE as u64, &[3; 10]);
@@ -303,7 +302,7 @@ fn what_is_written_during_a_write_back_is_written_again() {
     expected[10..20].fill(2);
     expected.extend([3; 10]);
     assert_eq!(read(&file, 0, 3 * PAGE), expected);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     assert_eq!(below(&lane, file.node()), expected);
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
 }
@@ -314,20 +313,21 @@ fn what_is_set_during_a_write_back_of_many_files_stays() {
     use polylane_vfs::fs::FileSystem;
     let lane = cached();
     let files: Vec<_> = (0..5).map(|n| lane.file(&format!("f{n}"), &[n; 3000])).collect();
-    let told = || files.iter().map(|file| lane.vfs.getattr(file.node()).unwrap());
+    let told =
+        || files.iter().map(|file| lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap());
     let before: Vec<_> = told().collect();
     let time = Time { sec: 77, nsec: 88 };
     let set = SetAttr { mtime: Some(SetTime::At(time)), perm: Some(0o600), ..SetAttr::default() };
     lane.fs.block(Call::Write, true);
     std::thread::scope(|scope| {
-        let sync = scope.spawn(|| lane.vfs.sync());
+        let sync = scope.spawn(|| lane.vfs.sync(&OpCtx::service()));
         lane.fs.await_blocked(1);
-        lane.vfs.setattr(&Cred::root(), files[2].node(), &set).unwrap();
+        lane.vfs.setattr(&OpCtx::service(), files[2].node(), &set).unwrap();
         write(&files[3], 10, b"more");
         lane.fs.block(Call::Write, false);
         sync.join().unwrap().unwrap();
     });
-    lane.vfs.sync().unwrap();
+    lane.vfs.sync(&OpCtx::service()).unwrap();
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
     for (at, (file, before)) in files.iter().zip(&before).enumerate() {
         let mut bytes = vec![at as u8; 3000];
@@ -335,8 +335,8 @@ fn what_is_set_during_a_write_back_of_many_files_stays() {
             bytes[10..14].copy_from_slice(b"more");
         }
         assert_eq!(below(&lane, file.node()), bytes);
-        let now = lane.vfs.getattr(file.node()).unwrap();
-        let below = lane.fs.getattr(file.node().ino()).unwrap();
+        let now = lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
+        let below = lane.fs.getattr(&OpCtx::service(), file.node().ino()).unwrap();
         assert_eq!((now.mtime, now.ctime, now.perm), (below.mtime, below.ctime, below.perm));
         match at {
             2 => assert_eq!((now.mtime, now.perm), (time, 0o600)),
@@ -352,12 +352,12 @@ fn times_set_while_data_is_delayed_stay() {
     let file = lane.file("f", b"data");
     let time = Time { sec: 77, nsec: 88 };
     let set = SetAttr { mtime: Some(SetTime::At(time)), ..SetAttr::default() };
-    assert_eq!(lane.vfs.setattr(&Cred::root(), file.node(), &set).unwrap().mtime, time);
+    assert_eq!(lane.vfs.setattr(&OpCtx::service(), file.node(), &set).unwrap().mtime, time);
     assert_eq!(size(&lane, file.node()), 4, "what is delayed stays ours");
-    file.fsync(false).unwrap();
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().mtime, time);
+    file.fsync(&OpCtx::service(), false).unwrap();
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().mtime, time);
     use polylane_vfs::fs::FileSystem;
-    assert_eq!(lane.fs.getattr(file.node().ino()).unwrap().mtime, time);
+    assert_eq!(lane.fs.getattr(&OpCtx::service(), file.node().ino()).unwrap().mtime, time);
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn cutting_and_growing_leaves_zeros() {
     let file = lane.file("f", &[7; 3 * PAGE]);
     let set = |size| {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        assert_eq!(lane.vfs.setattr(&Cred::root(), file.node(), &set).unwrap().size, size);
+        assert_eq!(lane.vfs.setattr(&OpCtx::service(), file.node(), &set).unwrap().size, size);
     };
     set(PAGE as u64 + 10);
     assert_eq!(lane.vfs.stats().pages, 2);
@@ -378,10 +378,10 @@ fn cutting_and_growing_leaves_zeros() {
     expected.resize(4 * PAGE, 0);
     expected.extend(b"end");
     assert_eq!(read(&file, 0, 5 * PAGE), expected);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     assert_eq!(below(&lane, file.node()), expected);
-    assert_eq!(file.seek(PAGE as u64, SeekFor::Data), Ok(PAGE as u64));
-    assert_eq!(file.seek(0, SeekFor::Hole), Ok(2 * PAGE as u64));
+    assert_eq!(file.seek(&OpCtx::service(), PAGE as u64, SeekFor::Data), Ok(PAGE as u64));
+    assert_eq!(file.seek(&OpCtx::service(), 0, SeekFor::Hole), Ok(2 * PAGE as u64));
 }
 
 #[test]
@@ -389,8 +389,8 @@ fn seek_sees_delayed_data() {
     let lane = cached();
     let file = lane.open("f", O_RDWR | O_CREAT).unwrap();
     write(&file, 5 * PAGE as u64, b"x");
-    assert_eq!(file.seek(0, SeekFor::Data), Ok(5 * PAGE as u64));
-    assert_eq!(file.seek(6 * PAGE as u64, SeekFor::Data), Err(Errno::ENXIO));
+    assert_eq!(file.seek(&OpCtx::service(), 0, SeekFor::Data), Ok(5 * PAGE as u64));
+    assert_eq!(file.seek(&OpCtx::service(), 6 * PAGE as u64, SeekFor::Data), Err(Errno::ENXIO));
 }
 
 #[test]
@@ -398,18 +398,18 @@ fn an_unlinked_file_is_written_only_under_pressure() {
     let lane = cached();
     let file = lane.file("f", &[1; 10 * PAGE]);
     lane.unlink("f").unwrap();
-    lane.vfs.sync().unwrap();
+    lane.vfs.sync(&OpCtx::service()).unwrap();
     assert_eq!(lane.fs.calls(Call::Write), 0, "nobody will ever find it");
     assert_eq!(read(&file, 0, PAGE), [1; PAGE]);
     let node = file.node().clone();
-    lane.vfs.link(&Cred::root(), &node, &lane.root, b"again").unwrap_err();
+    lane.vfs.link(&OpCtx::service(), &node, &lane.root, b"again").unwrap_err();
     drop((file, node));
     let stats = lane.vfs.stats();
     assert_eq!((stats.pages, stats.dirty_bytes, stats.inodes), (0, 0, 1));
     // A file that is linked later must be kept.
     let hidden = lane.open(".", O_RDWR | O_TMPFILE).unwrap();
     write(&hidden, 0, b"kept");
-    lane.vfs.link(&Cred::root(), hidden.node(), &lane.root, b"seen").unwrap();
+    lane.vfs.link(&OpCtx::service(), hidden.node(), &lane.root, b"seen").unwrap();
     drop(hidden);
     assert_eq!(read(&lane.open("seen", O_RDONLY).unwrap(), 0, 9), b"kept");
 }
@@ -441,23 +441,23 @@ fn random_operations_equal_a_vector() {
                 85..90 => {
                     model.resize(at, 0);
                     let set = SetAttr { size: Some(at as u64), ..SetAttr::default() };
-                    lane.vfs.setattr(&Cred::root(), file.node(), &set).unwrap();
+                    lane.vfs.setattr(&OpCtx::service(), file.node(), &set).unwrap();
                 }
                 90..95 => {
                     // Punch a hole, keeping the size.
-                    file.fallocate(&Cred::root(), 3, at as u64, len as u64).unwrap();
+                    file.fallocate(&OpCtx::service(), 3, at as u64, len as u64).unwrap();
                     let end = (at + len).min(model.len());
                     if at < end {
                         model[at..end].fill(0);
                     }
                 }
-                95..98 => file.fsync(true).unwrap(),
+                95..98 => file.fsync(&OpCtx::service(), true).unwrap(),
                 _ => {
                     let to = rng.below(300 * PAGE as u64);
                     let (from, stop) = (at as u64, (at + len) as u64);
                     if to + len as u64 <= from || to >= stop {
                         let count = file
-                            .copy_range(&Cred::root(), from, (&file, to), len as u64)
+                            .copy_range(&OpCtx::service(), from, (&file, to), len as u64)
                             .unwrap() as usize;
                         let part = model.get(at..at + count).unwrap_or_default().to_vec();
                         let to = to as usize;
@@ -470,7 +470,7 @@ fn random_operations_equal_a_vector() {
             }
             assert_eq!(size(&lane, file.node()), model.len() as u64, "seed {seed} step {step}");
         }
-        file.fsync(false).unwrap();
+        file.fsync(&OpCtx::service(), false).unwrap();
         assert_eq!(below(&lane, file.node()), model, "seed {seed}");
     }
 }

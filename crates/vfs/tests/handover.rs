@@ -11,9 +11,9 @@ use std::time::Duration;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result, SystemClock};
 use polylane_vfs::fs::XattrMode;
-use polylane_vfs::handover::{Origin, Store, Turns};
+use polylane_vfs::handover::{RequestId, Store, Turn, Turns};
 use polylane_vfs::hostdir::HostDir;
-use polylane_vfs::{Create, Cred, Kind, Node, Options, Vfs};
+use polylane_vfs::{Create, Kind, Node, OpCtx, Options, Vfs};
 
 struct Service {
     store: Arc<Store>,
@@ -39,14 +39,14 @@ impl Service {
         Service { turns: Turns::new(store.clone(), &records, true), store, vfs }
     }
 
-    fn make(&self, dir: &Node, name: &str, kind: Kind) -> Result<Node> {
+    fn make(&self, ctx: &OpCtx<'_>, dir: &Node, name: &str, kind: Kind) -> Result<Node> {
         let target: &[u8] = if kind == Kind::Symlink { b"to" } else { b"" };
         let new = Create { kind, perm: 0o751, umask: 0o022, rdev: 0, target };
-        self.vfs.create(&Cred::root(), dir, name.as_bytes(), &new)
+        self.vfs.create(ctx, dir, name.as_bytes(), &new)
     }
 
     fn find(&self, name: &str) -> Result<Node> {
-        self.vfs.lookup(&Cred::root(), &self.vfs.root(), name.as_bytes())
+        self.vfs.lookup(&OpCtx::service(), &self.vfs.root(), name.as_bytes())
     }
 
     fn kill(self) {
@@ -59,15 +59,14 @@ fn inodes_are_known_to_the_next_service_wherever_they_are_now() {
     let (dir, fd) = (tempfile::tempdir().unwrap(), Store::create().unwrap());
     let first = Service::start(&fd, dir.path());
     let root = first.vfs.root();
-    let upper = first.make(&root, "upper", Kind::Dir).unwrap();
-    let lower = first.make(&upper, "lower", Kind::Dir).unwrap();
-    let file = first.make(&lower, "file", Kind::File).unwrap();
-    let gone = first.make(&lower, "gone", Kind::File).unwrap();
-    let forgotten = first.make(&root, "forgotten", Kind::File).unwrap().ino();
-    let cred = Cred::root();
-    first.vfs.rename(&cred, &root, b"upper", &root, b"moved", 0).unwrap();
-    first.vfs.rename(&cred, &lower, b"file", &upper, b"there", 0).unwrap();
-    first.vfs.unlink(&cred, &lower, b"gone").unwrap();
+    let upper = first.make(&OpCtx::service(), &root, "upper", Kind::Dir).unwrap();
+    let lower = first.make(&OpCtx::service(), &upper, "lower", Kind::Dir).unwrap();
+    let file = first.make(&OpCtx::service(), &lower, "file", Kind::File).unwrap();
+    let gone = first.make(&OpCtx::service(), &lower, "gone", Kind::File).unwrap();
+    let forgotten = first.make(&OpCtx::service(), &root, "forgotten", Kind::File).unwrap().ino();
+    first.vfs.rename(&OpCtx::service(), &root, b"upper", &root, b"moved", 0).unwrap();
+    first.vfs.rename(&OpCtx::service(), &lower, b"file", &upper, b"there", 0).unwrap();
+    first.vfs.unlink(&OpCtx::service(), &lower, b"gone").unwrap();
     let of = |node: &Node| (node.ino(), node.generation());
     let [lower, file, gone] = [of(&lower), of(&file), of(&gone)];
     first.kill();
@@ -77,7 +76,7 @@ fn inodes_are_known_to_the_next_service_wherever_they_are_now() {
     let again = revive(file).unwrap();
     assert_eq!(of(&again), file);
     assert_eq!(revive(lower).unwrap().kind(), Kind::Dir);
-    let up = second.vfs.lookup(&cred, &revive(lower).unwrap(), b"..").unwrap();
+    let up = second.vfs.lookup(&OpCtx::service(), &revive(lower).unwrap(), b"..").unwrap();
     assert_eq!(up.ino(), second.find("moved").unwrap().ino());
     assert_eq!(revive(gone).err(), Some(Errno::ESTALE));
     assert_eq!(revive((file.0, file.1 ^ 1)).err(), Some(Errno::ESTALE));
@@ -87,7 +86,14 @@ fn inodes_are_known_to_the_next_service_wherever_they_are_now() {
     drop((again, up));
     second
         .vfs
-        .rename(&cred, &second.find("moved").unwrap(), b"there", &second.vfs.root(), b"t", 0)
+        .rename(
+            &OpCtx::service(),
+            &second.find("moved").unwrap(),
+            b"there",
+            &second.vfs.root(),
+            b"t",
+            0,
+        )
         .unwrap();
     assert!(second.store.len() <= records);
     // Another directory under the same store: nothing of the old one counts.
@@ -103,21 +109,25 @@ fn inodes_are_known_to_the_next_service_wherever_they_are_now() {
 struct Once {
     name: &'static str,
     before: fn(&Path),
-    act: fn(&Service) -> Result<()>,
+    act: fn(&Service, &OpCtx<'_>) -> Result<()>,
     after: fn(&Path) -> bool,
     undo: fn(&Path),
 }
 
-fn shift(service: &Service, flags: i32) -> Result<()> {
-    let node = service.find("f")?;
-    let file = service.vfs.open(&Cred::root(), &node, libc::O_RDWR)?;
-    file.fallocate(&Cred::root(), flags, 4096, 4096)
+fn in_turn(turn: &Turn) -> OpCtx<'_> {
+    OpCtx { turn: Some(turn), ..OpCtx::service() }
 }
 
-fn append(service: &Service) -> Result<()> {
+fn shift(service: &Service, ctx: &OpCtx<'_>, flags: i32) -> Result<()> {
     let node = service.find("f")?;
-    let file = service.vfs.open(&Cred::root(), &node, libc::O_WRONLY | libc::O_APPEND)?;
-    let written = file.write(&Cred::root(), None, &mut &b"-more"[..])?;
+    let file = service.vfs.open(ctx, &node, libc::O_RDWR)?;
+    file.fallocate(ctx, flags, 4096, 4096)
+}
+
+fn append(service: &Service, ctx: &OpCtx<'_>) -> Result<()> {
+    let node = service.find("f")?;
+    let file = service.vfs.open(ctx, &node, libc::O_WRONLY | libc::O_APPEND)?;
+    let written = file.write(ctx, None, &mut &b"-more"[..])?;
     assert_eq!((written.count, written.end), (5, 9));
     Ok(())
 }
@@ -138,14 +148,14 @@ const CASES: &[Once] = &[
     Once {
         name: "mkdir",
         before: |_| (),
-        act: |service| service.make(&service.vfs.root(), "d", Kind::Dir).map(drop),
+        act: |service, ctx| service.make(ctx, &service.vfs.root(), "d", Kind::Dir).map(drop),
         after: |dir| dir.join("d").metadata().is_ok_and(|found| found.mode() & 0o7777 == 0o751),
         undo: |dir| std::fs::remove_dir(dir.join("d")).unwrap(),
     },
     Once {
         name: "mkdir that was not finished",
         before: |_| (),
-        act: |service| service.make(&service.vfs.root(), "d", Kind::Dir).map(drop),
+        act: |service, ctx| service.make(ctx, &service.vfs.root(), "d", Kind::Dir).map(drop),
         after: |dir| dir.join("d").metadata().is_ok_and(|found| found.mode() & 0o7777 == 0o751),
         undo: |dir| {
             use std::os::unix::fs::PermissionsExt;
@@ -156,44 +166,44 @@ const CASES: &[Once] = &[
     Once {
         name: "create",
         before: |_| (),
-        act: |service| service.make(&service.vfs.root(), "d", Kind::File).map(drop),
+        act: |service, ctx| service.make(ctx, &service.vfs.root(), "d", Kind::File).map(drop),
         after: |dir| dir.join("d").is_file(),
         undo: |dir| std::fs::remove_file(dir.join("d")).unwrap(),
     },
     Once {
         name: "symlink",
         before: |_| (),
-        act: |service| service.make(&service.vfs.root(), "d", Kind::Symlink).map(drop),
+        act: |service, ctx| service.make(ctx, &service.vfs.root(), "d", Kind::Symlink).map(drop),
         after: |dir| std::fs::read_link(dir.join("d")).is_ok_and(|to| to == Path::new("to")),
         undo: |dir| std::fs::remove_file(dir.join("d")).unwrap(),
     },
     Once {
         name: "unlink",
         before: |dir| write(dir, 10),
-        act: |service| service.vfs.unlink(&Cred::root(), &service.vfs.root(), b"f"),
+        act: |service, ctx| service.vfs.unlink(ctx, &service.vfs.root(), b"f"),
         after: |dir| !dir.join("f").exists(),
         undo: |_| (),
     },
     Once {
         name: "unlink, and somebody made it anew",
         before: |dir| write(dir, 10),
-        act: |service| service.vfs.unlink(&Cred::root(), &service.vfs.root(), b"f"),
+        act: |service, ctx| service.vfs.unlink(ctx, &service.vfs.root(), b"f"),
         after: |dir| !dir.join("f").exists() || std::fs::read(dir.join("f")).unwrap() == b"new",
         undo: |dir| std::fs::write(dir.join("f"), "new").unwrap(),
     },
     Once {
         name: "rmdir",
         before: |dir| std::fs::create_dir(dir.join("f")).unwrap(),
-        act: |service| service.vfs.rmdir(&Cred::root(), &service.vfs.root(), b"f"),
+        act: |service, ctx| service.vfs.rmdir(ctx, &service.vfs.root(), b"f"),
         after: |dir| !dir.join("f").exists(),
         undo: |_| (),
     },
     Once {
         name: "rename",
         before: |dir| write(dir, 10),
-        act: |service| {
+        act: |service, ctx| {
             let root = service.vfs.root();
-            service.vfs.rename(&Cred::root(), &root, b"f", &root, b"g", 0)
+            service.vfs.rename(ctx, &root, b"f", &root, b"g", 0)
         },
         after: |dir| !dir.join("f").exists() && dir.join("g").exists(),
         undo: |dir| std::fs::rename(dir.join("g"), dir.join("f")).unwrap(),
@@ -204,9 +214,9 @@ const CASES: &[Once] = &[
             write(dir, 10);
             std::fs::write(dir.join("g"), "g").unwrap();
         },
-        act: |service| {
+        act: |service, ctx| {
             let (root, exchange) = (service.vfs.root(), 2);
-            service.vfs.rename(&Cred::root(), &root, b"f", &root, b"g", exchange)
+            service.vfs.rename(ctx, &root, b"f", &root, b"g", exchange)
         },
         after: |dir| std::fs::read(dir.join("f")).unwrap() == b"g",
         undo: |dir| {
@@ -218,9 +228,9 @@ const CASES: &[Once] = &[
     Once {
         name: "link",
         before: |dir| write(dir, 10),
-        act: |service| {
+        act: |service, ctx| {
             let node = service.find("f")?;
-            service.vfs.link(&Cred::root(), &node, &service.vfs.root(), b"g")
+            service.vfs.link(ctx, &node, &service.vfs.root(), b"g")
         },
         after: |dir| dir.join("g").metadata().is_ok_and(|found| found.nlink() == 2),
         undo: |dir| std::fs::remove_file(dir.join("g")).unwrap(),
@@ -242,23 +252,23 @@ const CASES: &[Once] = &[
     Once {
         name: "collapse",
         before: |dir| write(dir, 4 * 4096),
-        act: |service| shift(service, libc::FALLOC_FL_COLLAPSE_RANGE),
+        act: |service, ctx| shift(service, ctx, libc::FALLOC_FL_COLLAPSE_RANGE),
         after: |dir| dir.join("f").metadata().unwrap().len() == 3 * 4096,
         undo: |dir| write(dir, 4 * 4096),
     },
     Once {
         name: "insert",
         before: |dir| write(dir, 4 * 4096),
-        act: |service| shift(service, libc::FALLOC_FL_INSERT_RANGE),
+        act: |service, ctx| shift(service, ctx, libc::FALLOC_FL_INSERT_RANGE),
         after: |dir| dir.join("f").metadata().unwrap().len() == 5 * 4096,
         undo: |dir| write(dir, 4 * 4096),
     },
     Once {
         name: "setxattr",
         before: |dir| write(dir, 10),
-        act: |service| {
+        act: |service, ctx| {
             let (node, create) = (service.find("f")?, XattrMode::Create);
-            service.vfs.setxattr(&Cred::root(), &node, b"user.a", b"value", create)
+            service.vfs.setxattr(ctx, &node, b"user.a", b"value", create)
         },
         after: |dir| xattr(dir).is_some_and(|value| value == b"value"),
         undo: |dir| rustix::fs::removexattr(dir.join("f"), "user.a").unwrap(),
@@ -270,7 +280,7 @@ const CASES: &[Once] = &[
             let flags = rustix::fs::XattrFlags::empty();
             rustix::fs::setxattr(dir.join("f"), "user.a", b"value", flags).unwrap();
         },
-        act: |service| service.vfs.removexattr(&Cred::root(), &service.find("f")?, b"user.a"),
+        act: |service, ctx| service.vfs.removexattr(ctx, &service.find("f")?, b"user.a"),
         after: |dir| xattr(dir).is_none(),
         undo: |_| (),
     },
@@ -278,14 +288,14 @@ const CASES: &[Once] = &[
 
 #[test]
 fn an_operation_in_flight_is_done_once() {
-    let origin = Origin(0, 6);
+    let request = RequestId(0, 6);
     for Once { name, before, act, after, undo } in CASES {
         for done in [true, false] {
             let (dir, fd) = (tempfile::tempdir().unwrap(), Store::create().unwrap());
             before(dir.path());
             let first = Service::start(&fd, dir.path());
-            let turn = first.turns.begin(origin);
-            match act(&first) {
+            let turn = first.turns.begin(request);
+            match act(&first, &in_turn(&turn)) {
                 // This host's file system cannot do it at all.
                 Err(Errno::EOPNOTSUPP) => continue,
                 result => assert_eq!(result, Ok(()), "{name}"),
@@ -298,9 +308,9 @@ fn an_operation_in_flight_is_done_once() {
                 undo(dir.path());
             }
             let second = Service::start(&fd, dir.path());
-            assert!(second.turns.recall(origin).is_none(), "{name}: it was not answered");
-            let turn = second.turns.begin(origin);
-            assert_eq!(act(&second), Ok(()), "{name}, done: {done}");
+            assert!(second.turns.recall(request).is_none(), "{name}: it was not answered");
+            let turn = second.turns.begin(request);
+            assert_eq!(act(&second, &in_turn(&turn)), Ok(()), "{name}, done: {done}");
             drop(turn.done(b""));
             assert!(after(dir.path()), "{name}, done: {done}");
         }
@@ -311,8 +321,8 @@ fn an_operation_in_flight_is_done_once() {
 fn an_answer_that_was_not_sent_is_sent() {
     let (dir, fd) = (tempfile::tempdir().unwrap(), Store::create().unwrap());
     let first = Service::start(&fd, dir.path());
-    let turn = first.turns.begin(Origin(0, 10));
-    first.make(&first.vfs.root(), "d", Kind::Dir).unwrap();
+    let turn = first.turns.begin(RequestId(0, 10));
+    first.make(&in_turn(&turn), &first.vfs.root(), "d", Kind::Dir).unwrap();
     let answered = turn.done(b"the entry");
     first.store.leave();
     drop(answered);
@@ -320,10 +330,10 @@ fn an_answer_that_was_not_sent_is_sent() {
     // Others have removed it since.
     std::fs::remove_dir(dir.path().join("d")).unwrap();
     let second = Service::start(&fd, dir.path());
-    assert!(second.turns.recall(Origin(0, 12)).is_none());
-    let (answer, until_sent) = second.turns.recall(Origin(0, 10)).expect("answered");
+    assert!(second.turns.recall(RequestId(0, 12)).is_none());
+    let (answer, until_sent) = second.turns.recall(RequestId(0, 10)).expect("answered");
     assert_eq!(answer, b"the entry");
     drop(until_sent);
-    assert!(second.turns.recall(Origin(0, 10)).is_none());
+    assert!(second.turns.recall(RequestId(0, 10)).is_none());
     assert!(!dir.path().join("d").exists());
 }

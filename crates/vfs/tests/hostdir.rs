@@ -3,6 +3,7 @@
 use polylane_base::{Errno, Gid, Ino, Uid};
 use polylane_testkit::fs_suite::{self, Can, node};
 use polylane_testkit::probe;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::hostdir::HostDir;
 use std::os::fd::OwnedFd;
@@ -58,12 +59,12 @@ impl Place {
     }
 
     fn lookup(&self, dir: Ino, name: &str) -> Result<Ino, Errno> {
-        self.fs.lookup(dir, name.as_bytes()).map(|attr| attr.ino)
+        self.fs.lookup(&OpCtx::service(), dir, name.as_bytes()).map(|attr| attr.ino)
     }
 
     fn read(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; 100];
-        let count = self.fs.read(ino, 0, 100, &mut buffer.as_mut_slice())?;
+        let count = self.fs.read(&OpCtx::service(), ino, 0, 100, &mut buffer.as_mut_slice())?;
         buffer.truncate(count);
         Ok(buffer)
     }
@@ -72,7 +73,12 @@ impl Place {
     fn churn(&self) {
         for i in 0..100 {
             let name = format!("churn{i}");
-            let _ = self.fs.create(self.root(), name.as_bytes(), &node(Kind::File, 0o600));
+            let _ = self.fs.create(
+                &OpCtx::service(),
+                self.root(),
+                name.as_bytes(),
+                &node(Kind::File, 0o600),
+            );
             if let Ok(ino) = self.lookup(self.root(), &name) {
                 self.read(ino).unwrap();
             }
@@ -120,14 +126,14 @@ fn names_that_are_paths_are_refused_everywhere() {
     let file = p.lookup(root, "f").unwrap();
     let new = node(Kind::File, 0o600);
     for name in [&b".."[..], b".", b"", b"../outside", b"../outside/secret", b"a/b", b"/", b"f\0"] {
-        assert!(fs.lookup(root, name).is_err());
-        assert!(fs.create(root, name, &new).is_err());
-        assert!(fs.create(root, name, &node(Kind::Dir, 0o700)).is_err());
-        assert!(fs.link(file, root, name).is_err());
-        assert!(fs.unlink(root, name).is_err());
-        assert!(fs.rmdir(root, name).is_err());
-        assert!(fs.rename(root, b"f", root, name, RenameMode::Replace).is_err());
-        assert!(fs.rename(root, name, root, b"g", RenameMode::Replace).is_err());
+        assert!(fs.lookup(&OpCtx::service(), root, name).is_err());
+        assert!(fs.create(&OpCtx::service(), root, name, &new).is_err());
+        assert!(fs.create(&OpCtx::service(), root, name, &node(Kind::Dir, 0o700)).is_err());
+        assert!(fs.link(&OpCtx::service(), file, root, name).is_err());
+        assert!(fs.unlink(&OpCtx::service(), root, name).is_err());
+        assert!(fs.rmdir(&OpCtx::service(), root, name).is_err());
+        assert!(fs.rename(&OpCtx::service(), root, b"f", root, name, RenameMode::Replace).is_err());
+        assert!(fs.rename(&OpCtx::service(), root, name, root, b"g", RenameMode::Replace).is_err());
     }
     assert!(p.outside("secret").exists());
     assert_eq!(std::fs::read_dir(p.outside("")).unwrap().count(), 1);
@@ -141,21 +147,24 @@ fn links_are_read_and_never_followed() {
     for (i, target) in targets.iter().enumerate() {
         let name = format!("link{i}");
         symlink(target, p.inside(&name)).unwrap();
-        let attr = p.fs.lookup(p.root(), name.as_bytes()).unwrap();
+        let attr = p.fs.lookup(&OpCtx::service(), p.root(), name.as_bytes()).unwrap();
         assert_eq!((attr.kind, attr.size), (Kind::Symlink, target.len() as u64));
-        assert_eq!(p.fs.readlink(attr.ino).unwrap(), target.as_bytes());
+        assert_eq!(p.fs.readlink(&OpCtx::service(), attr.ino).unwrap(), target.as_bytes());
         assert!(p.lookup(attr.ino, "secret").is_err());
-        assert!(p.fs.readdir(attr.ino, 0, &mut |_| true).is_err());
+        assert!(p.fs.readdir(&OpCtx::service(), attr.ino, 0, &mut |_| true).is_err());
         assert!(p.read(attr.ino).is_err());
-        assert!(p.fs.write(attr.ino, 0, &mut &b"x"[..]).is_err());
+        assert!(p.fs.write(&OpCtx::service(), attr.ino, 0, &mut &b"x"[..]).is_err());
         let cut = SetAttr { size: Some(0), ..SetAttr::default() };
-        assert!(p.fs.setattr(attr.ino, &cut).is_err());
-        assert!(p.fs.create(attr.ino, b"new", &node(Kind::File, 0o600)).is_err());
-        let taken = p.fs.create(p.root(), name.as_bytes(), &node(Kind::File, 0o600));
+        assert!(p.fs.setattr(&OpCtx::service(), attr.ino, &cut).is_err());
+        assert!(
+            p.fs.create(&OpCtx::service(), attr.ino, b"new", &node(Kind::File, 0o600)).is_err()
+        );
+        let taken =
+            p.fs.create(&OpCtx::service(), p.root(), name.as_bytes(), &node(Kind::File, 0o600));
         assert_eq!(taken.unwrap_err(), Errno::EEXIST, "creation does not follow");
         if is_root() {
             let own = SetAttr { uid: Some(Uid(7)), ..SetAttr::default() };
-            assert_eq!(p.fs.setattr(attr.ino, &own).unwrap().uid, Uid(7));
+            assert_eq!(p.fs.setattr(&OpCtx::service(), attr.ino, &own).unwrap().uid, Uid(7));
         }
     }
     assert_eq!(std::fs::read(p.outside("secret")).unwrap(), b"secret");
@@ -192,10 +201,17 @@ fn a_directory_that_turns_into_a_link_leads_nowhere() {
     race(&p, "d", "other", || {
         let Ok(dir) = p.lookup(p.root(), "d") else { return };
         assert!(p.lookup(dir, "secret").is_err(), "reached through a link");
-        let _ = p.fs.create(dir, b"planted", &node(Kind::File, 0o600));
-        let _ = p.fs.unlink(dir, b"secret");
-        let _ = p.fs.rename(dir, b"secret", p.root(), b"stolen", RenameMode::Replace);
-        let _ = p.fs.readdir(dir, 0, &mut |entry| {
+        let _ = p.fs.create(&OpCtx::service(), dir, b"planted", &node(Kind::File, 0o600));
+        let _ = p.fs.unlink(&OpCtx::service(), dir, b"secret");
+        let _ = p.fs.rename(
+            &OpCtx::service(),
+            dir,
+            b"secret",
+            p.root(),
+            b"stolen",
+            RenameMode::Replace,
+        );
+        let _ = p.fs.readdir(&OpCtx::service(), dir, 0, &mut |entry| {
             assert_ne!(entry.name, b"secret");
             true
         });
@@ -219,10 +235,10 @@ fn a_file_that_turns_into_a_link_is_not_opened() {
         if let Ok(bytes) = p.read(ino) {
             assert_eq!(bytes, b"own");
         }
-        let _ = p.fs.write(ino, 0, &mut &b"OWN"[..]);
-        let _ = p.fs.write(ino, 0, &mut &b"own"[..]);
+        let _ = p.fs.write(&OpCtx::service(), ino, 0, &mut &b"OWN"[..]);
+        let _ = p.fs.write(&OpCtx::service(), ino, 0, &mut &b"own"[..]);
         let touched = SetAttr { perm: Some(0o606), ..SetAttr::default() };
-        let _ = p.fs.setattr(ino, &touched);
+        let _ = p.fs.setattr(&OpCtx::service(), ino, &touched);
         p.fs.forget(ino);
     });
     assert_eq!(std::fs::read(p.outside("secret")).unwrap(), b"secret");
@@ -240,15 +256,20 @@ fn what_is_no_file_is_never_opened() {
     for kind in kinds {
         let name = format!("{kind:?}");
         let new = NewNode { rdev: rustix::fs::makedev(1, 5), ..node(kind, 0o666) };
-        let made = p.fs.create(p.root(), name.as_bytes(), &new).unwrap().node;
+        let made = p.fs.create(&OpCtx::service(), p.root(), name.as_bytes(), &new).unwrap().node;
         assert_eq!(made.kind, kind);
         // Opening the pipe would hang, reading /dev/zero would succeed.
         assert_eq!(p.read(made.ino), Err(Errno::EBADF));
-        assert_eq!(p.fs.write(made.ino, 0, &mut &b"x"[..]), Err(Errno::EBADF));
-        assert!(p.fs.getxattr(made.ino, b"user.x").is_err());
-        p.fs.fsync(made.ino, false).unwrap();
-        p.fs.setattr(made.ino, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
-        p.fs.unlink(p.root(), name.as_bytes()).unwrap();
+        assert_eq!(p.fs.write(&OpCtx::service(), made.ino, 0, &mut &b"x"[..]), Err(Errno::EBADF));
+        assert!(p.fs.getxattr(&OpCtx::service(), made.ino, b"user.x").is_err());
+        p.fs.fsync(&OpCtx::service(), made.ino, false).unwrap();
+        p.fs.setattr(
+            &OpCtx::service(),
+            made.ino,
+            &SetAttr { perm: Some(0o600), ..SetAttr::default() },
+        )
+        .unwrap();
+        p.fs.unlink(&OpCtx::service(), p.root(), name.as_bytes()).unwrap();
     }
 }
 
@@ -278,15 +299,19 @@ fn other_mounts_are_not_entered() {
     assert!(p.lookup(ino, "secret").is_err());
     p.churn();
     assert!(p.lookup(ino, "secret").is_err());
-    assert!(p.fs.rmdir(p.root(), b"mnt").is_err());
+    assert!(p.fs.rmdir(&OpCtx::service(), p.root(), b"mnt").is_err());
 }
 
 #[test]
 fn a_file_can_be_executed_on_the_host_while_it_is_known_here() {
     let p = Place::new(64);
     let program = std::fs::read("/bin/true").unwrap();
-    let made = p.fs.create(p.root(), b"true", &node(Kind::File, 0o755)).unwrap().node;
-    assert_eq!(p.fs.write(made.ino, 0, &mut program.as_slice()), Ok(program.len()));
+    let made =
+        p.fs.create(&OpCtx::service(), p.root(), b"true", &node(Kind::File, 0o755)).unwrap().node;
+    assert_eq!(
+        p.fs.write(&OpCtx::service(), made.ino, 0, &mut program.as_slice()),
+        Ok(program.len())
+    );
     p.read(made.ino).unwrap();
     let status = std::process::Command::new(p.inside("true")).status();
     assert!(status.unwrap().success());
@@ -317,16 +342,17 @@ fn what_moves_behind_our_back_is_found_again() {
 #[test]
 fn an_unlinked_file_outlives_any_number_of_others() {
     let p = Place::new(1);
-    let file = p.fs.create(p.root(), b"f", &node(Kind::File, 0o600)).unwrap().node.ino;
-    p.fs.link(file, p.root(), b"g").unwrap();
-    p.fs.write(file, 0, &mut &b"kept"[..]).unwrap();
-    p.fs.unlink(p.root(), b"g").unwrap();
+    let file =
+        p.fs.create(&OpCtx::service(), p.root(), b"f", &node(Kind::File, 0o600)).unwrap().node.ino;
+    p.fs.link(&OpCtx::service(), file, p.root(), b"g").unwrap();
+    p.fs.write(&OpCtx::service(), file, 0, &mut &b"kept"[..]).unwrap();
+    p.fs.unlink(&OpCtx::service(), p.root(), b"g").unwrap();
     p.churn();
     assert_eq!(p.read(file).unwrap(), b"kept", "by its other name");
-    p.fs.unlink(p.root(), b"f").unwrap();
+    p.fs.unlink(&OpCtx::service(), p.root(), b"f").unwrap();
     p.churn();
     assert_eq!(p.read(file).unwrap(), b"kept");
-    assert_eq!(p.fs.getattr(file).unwrap().nlink, 0);
+    assert_eq!(p.fs.getattr(&OpCtx::service(), file).unwrap().nlink, 0);
 }
 
 #[test]
@@ -337,19 +363,19 @@ fn new_files_belong_to_whom_they_should() {
     }
     let p = Place::new(64);
     let shared = SetAttr { perm: Some(0o2777), gid: Some(Gid(55)), ..SetAttr::default() };
-    p.fs.setattr(p.root(), &shared).unwrap();
+    p.fs.setattr(&OpCtx::service(), p.root(), &shared).unwrap();
     for kind in [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo] {
         let name = format!("{kind:?}");
         let target: &[u8] = if kind == Kind::Symlink { b"t" } else { b"" };
         let perm = if kind == Kind::Symlink { 0o777 } else { 0o4711 };
         let new = NewNode { uid: Uid(1000), gid: Gid(1001), target, ..NewNode::new(kind, perm) };
-        let made = p.fs.create(p.root(), name.as_bytes(), &new).unwrap().node;
+        let made = p.fs.create(&OpCtx::service(), p.root(), name.as_bytes(), &new).unwrap().node;
         assert_eq!((made.uid, made.gid, made.perm), (Uid(1000), Gid(1001), perm), "{kind:?}");
         let host = std::fs::symlink_metadata(p.inside(&name)).unwrap();
         assert_eq!((host.uid(), host.gid(), host.mode() & 0o7777), (1000, 1001, perm));
     }
     let nobody = NewNode { uid: Uid(u32::MAX), ..node(Kind::File, 0o600) };
-    assert_eq!(p.fs.create(p.root(), b"x", &nobody).unwrap_err(), Errno::EINVAL);
+    assert_eq!(p.fs.create(&OpCtx::service(), p.root(), b"x", &nobody).unwrap_err(), Errno::EINVAL);
     assert!(!p.inside("x").exists(), "what fails half-way is removed");
 }
 
@@ -377,22 +403,29 @@ fn without_privileges_it_does_what_the_kernel_allows() {
     std::os::unix::fs::chown(p.inside(""), Some(65534), Some(65534)).unwrap();
     std::fs::set_permissions(p.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     as_nobody(|| {
-        let file = p.fs.create(p.root(), b"f", &node(Kind::File, 0o444)).unwrap().node;
+        let file =
+            p.fs.create(&OpCtx::service(), p.root(), b"f", &node(Kind::File, 0o444)).unwrap().node;
         assert_eq!((file.uid, file.perm), (Uid(65534), 0o444));
         // Open for writing above us, read-only here.
-        assert_eq!(p.fs.write(file.ino, 0, &mut &b"text"[..]), Ok(4));
+        assert_eq!(p.fs.write(&OpCtx::service(), file.ino, 0, &mut &b"text"[..]), Ok(4));
         let none = SetAttr { perm: Some(0), ..SetAttr::default() };
-        p.fs.setattr(file.ino, &none).unwrap();
+        p.fs.setattr(&OpCtx::service(), file.ino, &none).unwrap();
         assert_eq!(p.read(file.ino).unwrap(), b"text");
-        assert_eq!(p.fs.write(file.ino, 4, &mut &b"!"[..]), Ok(1));
-        p.fs.fsync(file.ino, false).unwrap();
-        assert_eq!(p.fs.getattr(file.ino).unwrap().perm, 0);
+        assert_eq!(p.fs.write(&OpCtx::service(), file.ino, 4, &mut &b"!"[..]), Ok(1));
+        p.fs.fsync(&OpCtx::service(), file.ino, false).unwrap();
+        assert_eq!(p.fs.getattr(&OpCtx::service(), file.ino).unwrap().perm, 0);
         let own = SetAttr { uid: Some(Uid(0)), ..SetAttr::default() };
-        assert_eq!(p.fs.setattr(file.ino, &own).unwrap_err(), Errno::EPERM);
+        assert_eq!(p.fs.setattr(&OpCtx::service(), file.ino, &own).unwrap_err(), Errno::EPERM);
         let other = NewNode { uid: Uid(0), gid: Gid(0), ..node(Kind::File, 0o600) };
-        assert_eq!(p.fs.create(p.root(), b"g", &other).unwrap_err(), Errno::EPERM);
+        assert_eq!(
+            p.fs.create(&OpCtx::service(), p.root(), b"g", &other).unwrap_err(),
+            Errno::EPERM
+        );
         let device = NewNode { rdev: rustix::fs::makedev(1, 3), ..node(Kind::Char, 0o666) };
-        assert_eq!(p.fs.create(p.root(), b"null", &device).unwrap_err(), Errno::EPERM);
+        assert_eq!(
+            p.fs.create(&OpCtx::service(), p.root(), b"null", &device).unwrap_err(),
+            Errno::EPERM
+        );
     });
     assert!(!p.inside("g").exists());
 }

@@ -1,6 +1,7 @@
 //! `hostdir` with few descriptors in the whole process, alone in its process for that reason.
 
 use polylane_base::rng::Rng;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,13 +29,13 @@ fn a_large_tree_is_held_with_few_descriptors() {
     let root = fs.root().unwrap().ino;
     let mut held = Vec::new();
     for d in 0..DIRS {
-        let dir = fs.lookup(root, d.to_string().as_bytes()).unwrap().ino;
+        let dir = fs.lookup(&OpCtx::service(), root, d.to_string().as_bytes()).unwrap().ino;
         for f in 0..FILES {
-            let file = fs.lookup(dir, f.to_string().as_bytes()).unwrap().ino;
+            let file = fs.lookup(&OpCtx::service(), dir, f.to_string().as_bytes()).unwrap().ino;
             held.push((file, format!("{d}/{f}")));
         }
         let mut listed = 0;
-        fs.readdir(dir, 0, &mut |_| {
+        fs.readdir(&OpCtx::service(), dir, 0, &mut |_| {
             listed += 1;
             true
         })
@@ -46,7 +47,7 @@ fn a_large_tree_is_held_with_few_descriptors() {
     for round in 0..20_000 {
         let (ino, text) = rng.pick(&held);
         let mut buffer = vec![0; 20];
-        let count = fs.read(*ino, 0, 20, &mut buffer.as_mut_slice()).unwrap();
+        let count = fs.read(&OpCtx::service(), *ino, 0, 20, &mut buffer.as_mut_slice()).unwrap();
         assert_eq!(&buffer[..count], text.as_bytes());
         if round % 500 == 0 {
             most = most.max(descriptors_open());
@@ -61,7 +62,7 @@ fn a_large_tree_is_held_with_few_descriptors() {
     for _ in 0..500 {
         let (ino, text) = rng.pick(&held);
         let mut buffer = vec![0; 20];
-        let count = fs.read(*ino, 0, 20, &mut buffer.as_mut_slice()).unwrap();
+        let count = fs.read(&OpCtx::service(), *ino, 0, 20, &mut buffer.as_mut_slice()).unwrap();
         assert_eq!(&buffer[..count], text.as_bytes());
     }
 }

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use polylane_base::sync::thread;
 use polylane_testkit::fault::Call;
-use polylane_vfs::{Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest};
+use polylane_vfs::{Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx};
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -18,13 +18,13 @@ fn work(lane: &Lane) {
     lane.dir("w/x");
     let file = lane.file("w/f", &[7; 10 * PAGE]);
     assert!(lane.get("w/none").is_err());
-    vfs.link(&cred, file.node(), &lane.root, b"g").unwrap();
+    vfs.link(&OpCtx::as_user(&cred), file.node(), &lane.root, b"g").unwrap();
     lane.rename("w/f", "w/x/f", 0).unwrap();
     lane.rename("w/x", "x", 0).unwrap();
     lane.unlink("x/f").unwrap();
     lane.rmdir("x").unwrap();
     assert_eq!(read(&file, 0, 10), [7; 10]);
-    file.fsync(false).unwrap();
+    file.fsync(&OpCtx::service(), false).unwrap();
     let request = LockRequest {
         owner: LockOwner(1),
         family: LockFamily::Posix,
@@ -36,7 +36,7 @@ fn work(lane: &Lane) {
     };
     assert_eq!(vfs.set_lock(file.node(), request, None), LockOutcome::Done(Ok(())));
     vfs.drop_owner(LockOwner(1));
-    vfs.sync().unwrap();
+    vfs.sync(&OpCtx::service()).unwrap();
     names(&lane.open("w", O_RDONLY).unwrap());
     lane.unlink("g").unwrap();
     lane.rmdir("w").unwrap();
@@ -60,11 +60,11 @@ fn one_instance_stands_still_and_the_other_goes_on() {
         stopped.dir(dir);
     }
     let data = stopped.file("data", &[1; 8 * PAGE]);
-    data.fsync(false).unwrap();
+    data.fsync(&OpCtx::service(), false).unwrap();
     let gone = stopped.file("gone", b"");
     stopped.unlink("gone").unwrap();
     let other = stopped.file("other", b"");
-    stopped.vfs.sync().unwrap();
+    stopped.vfs.sync(&OpCtx::service()).unwrap();
     for call in [Call::Change, Call::Look, Call::Write, Call::Sync, Call::Forget] {
         stopped.fs.block(call, true);
     }
@@ -79,7 +79,7 @@ fn one_instance_stands_still_and_the_other_goes_on() {
         blocked.push(scope.spawn(|| stopped.get("none").is_ok()));
         blocked.push(scope.spawn(|| {
             let size = polylane_vfs::SetAttr { size: Some(1), ..Default::default() };
-            stopped.vfs.setattr(&Cred::root(), data.node(), &size).is_ok()
+            stopped.vfs.setattr(&OpCtx::service(), data.node(), &size).is_ok()
         }));
         blocked.push(scope.spawn(|| {
             drop(gone);

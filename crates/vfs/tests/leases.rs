@@ -17,7 +17,8 @@ use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
-    Create, Cred, Holder, Kind, Leased, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags,
+    Create, Cred, Holder, Kind, Leased, Look, Node, OpCtx, Origin, PathError, RENAME_EXCHANGE, Vfs,
+    flags,
 };
 
 /// Names that a holder has room for.
@@ -40,6 +41,7 @@ struct State {
 /// A session with at most one lease.
 struct Session {
     vfs: Arc<Vfs>,
+    number: u64,
     cred: Cred,
     state: Mutex<State>,
     /// Ends of leases, for the grant that overlaps one.
@@ -50,14 +52,20 @@ struct Session {
     streamed: AtomicU32,
 }
 
+/// What `session` does on behalf of `cred`.
+fn by(session: u64, cred: &Cred) -> OpCtx<'_> {
+    OpCtx::new(Origin::Library { session }, cred)
+}
+
 impl Session {
     fn new(vfs: &Arc<Vfs>, number: u64) -> Arc<Session> {
-        Session::of(vfs, Cred { session: number, ..Cred::root() })
+        Session::of(vfs, number, Cred::root())
     }
 
-    fn of(vfs: &Arc<Vfs>, cred: Cred) -> Arc<Session> {
+    fn of(vfs: &Arc<Vfs>, number: u64, cred: Cred) -> Arc<Session> {
         Arc::new(Session {
             vfs: vfs.clone(),
+            number,
             cred,
             state: Mutex::default(),
             ends: AtomicU32::new(0),
@@ -66,6 +74,14 @@ impl Session {
             failed: AtomicU32::new(0),
             streamed: AtomicU32::new(0),
         })
+    }
+
+    fn ctx(&self) -> OpCtx<'_> {
+        by(self.number, &self.cred)
+    }
+
+    fn streamed(&self) -> OpCtx<'_> {
+        OpCtx { streamed: true, ..self.ctx() }
     }
 
     fn lease(self: &Arc<Self>, start: &Node, path: &str) -> Result<BTreeSet<String>, PathError> {
@@ -83,7 +99,7 @@ impl Session {
         let mut names = BTreeMap::new();
         let weak: Weak<Session> = Arc::downgrade(self);
         let path = (start, path.as_bytes());
-        let dir = self.vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
+        let dir = self.vfs.lease(&self.ctx(), path, weak, look, &mut |name, sole| {
             names.insert(String::from_utf8(name.to_vec()).unwrap(), sole);
             true
         })?;
@@ -128,18 +144,18 @@ impl Session {
     fn apply(&self, state: &mut State) {
         let Some(leased) = state.dir.clone() else { return };
         let dir = leased.dir();
-        let cred = Cred { streamed: true, ..self.cred.clone() };
+        let ctx = &self.streamed();
         for change in std::mem::take(&mut state.waiting) {
             let done = match &change {
                 Change::Make(name) => {
                     let new =
                         Create { kind: Kind::File, perm: 0o644, umask: 0, rdev: 0, target: b"" };
-                    self.vfs.create(&cred, dir, name.as_bytes(), &new).map(|_| state.room -= 1)
+                    self.vfs.create(ctx, dir, name.as_bytes(), &new).map(|_| state.room -= 1)
                 }
                 Change::Rename(a, b) => {
-                    self.vfs.rename(&cred, dir, a.as_bytes(), dir, b.as_bytes(), 0)
+                    self.vfs.rename(ctx, dir, a.as_bytes(), dir, b.as_bytes(), 0)
                 }
-                Change::Unlink(name) => self.vfs.unlink(&cred, dir, name.as_bytes()),
+                Change::Unlink(name) => self.vfs.unlink(ctx, dir, name.as_bytes()),
             };
             if let Err(error) = done {
                 eprintln!("{change:?}: {error:?}");
@@ -203,18 +219,24 @@ fn lane_of(inodes: u64) -> Lane {
 
 impl Lane {
     fn make(&self, path: &str, kind: Kind, target: &str) -> Node {
-        self.make_as(&Cred::root(), path, kind, target).unwrap()
+        self.make_as(&OpCtx::service(), path, kind, target).unwrap()
     }
 
-    fn make_as(&self, cred: &Cred, path: &str, kind: Kind, target: &str) -> Result<Node, Errno> {
-        let last = self.vfs.resolve_parent(cred, &self.root, path.as_bytes()).unwrap();
+    fn make_as(
+        &self,
+        ctx: &OpCtx<'_>,
+        path: &str,
+        kind: Kind,
+        target: &str,
+    ) -> Result<Node, Errno> {
+        let last = self.vfs.resolve_parent(ctx, &self.root, path.as_bytes()).unwrap();
         let perm = if kind == Kind::Dir { 0o755 } else { 0o644 };
         let new = Create { kind, perm, umask: 0, rdev: 0, target: target.as_bytes() };
-        self.vfs.create(cred, &last.dir, &last.name, &new)
+        self.vfs.create(ctx, &last.dir, &last.name, &new)
     }
 
     fn get(&self, path: &str) -> Result<Node, PathError> {
-        self.vfs.resolve(&Cred::root(), &self.root, path.as_bytes(), false)
+        self.vfs.resolve(&OpCtx::service(), &self.root, path.as_bytes(), false)
     }
 
     fn node(&self, path: &str) -> Node {
@@ -223,28 +245,32 @@ impl Lane {
 
     fn rename(&self, from: &str, to: &str, flags: u32) -> Result<(), Errno> {
         let cred = Cred::root();
-        let last =
-            |path: &str| self.vfs.resolve_parent(&cred, &self.root, path.as_bytes()).unwrap();
+        let last = |path: &str| {
+            self.vfs.resolve_parent(&OpCtx::as_user(&cred), &self.root, path.as_bytes()).unwrap()
+        };
         let (a, b) = (last(from), last(to));
-        self.vfs.rename(&cred, &a.dir, &a.name, &b.dir, &b.name, flags)
+        self.vfs.rename(&OpCtx::as_user(&cred), &a.dir, &a.name, &b.dir, &b.name, flags)
     }
 
     fn chmod(&self, path: &str, perm: u32) {
         let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
-        self.vfs.setattr(&Cred::root(), &self.node(path), &set).unwrap();
+        self.vfs.setattr(&OpCtx::service(), &self.node(path), &set).unwrap();
     }
 
     fn set_acl(&self, path: &str, kind: AclKind) {
         let (node, value, mode) = (self.node(path), acl::naming_one(7), XattrMode::Any);
-        self.vfs.setxattr(&Cred::root(), &node, kind.name(), &value, mode).unwrap();
+        self.vfs.setxattr(&OpCtx::service(), &node, kind.name(), &value, mode).unwrap();
     }
 
     /// Names in a directory, by a stranger's listing.
     fn list(&self, path: &str) -> BTreeSet<String> {
         let cred = Cred::root();
-        let dir = self.vfs.open_path(&cred, &self.root, path.as_bytes(), O_RDONLY, 0, 0).unwrap();
+        let dir = self
+            .vfs
+            .open_path(&OpCtx::as_user(&cred), &self.root, path.as_bytes(), O_RDONLY, 0, 0)
+            .unwrap();
         let mut names = BTreeSet::new();
-        dir.readdir(0, &mut |entry| {
+        dir.readdir(&OpCtx::service(), 0, &mut |entry| {
             names.insert(String::from_utf8(entry.name.to_vec()).unwrap());
             true
         })
@@ -294,11 +320,11 @@ fn leaves_alone(what: &str, work: impl FnOnce(&Lane, &Arc<Session>)) {
 fn a_foreign_look_ends_it() {
     ends("lookup", |lane| {
         let dir = lane.node("d");
-        assert!(lane.vfs.lookup(&Cred::root(), &dir, b"new").is_ok());
+        assert!(lane.vfs.lookup(&OpCtx::service(), &dir, b"new").is_ok());
     });
     ends("lookup of what is not there", |lane| {
         let dir = lane.node("d");
-        assert_eq!(lane.vfs.lookup(&Cred::root(), &dir, b"x").err(), Some(Errno::ENOENT));
+        assert_eq!(lane.vfs.lookup(&OpCtx::service(), &dir, b"x").err(), Some(Errno::ENOENT));
     });
     ends("walk", |lane| assert!(lane.get("d/new").is_ok()));
     ends("walk through a link", |lane| assert!(lane.get("l/new").is_ok()));
@@ -311,10 +337,10 @@ fn a_foreign_look_ends_it() {
 #[test]
 fn a_directory_opened_before_lists_what_was_streamed() {
     let lane = lane();
-    let open = lane.vfs.open_path(&Cred::root(), &lane.root, b"d", O_RDONLY, 0, 0).unwrap();
+    let open = lane.vfs.open_path(&OpCtx::service(), &lane.root, b"d", O_RDONLY, 0, 0).unwrap();
     let session = leased(&lane, |_, _| {
         let mut found = false;
-        open.readdir(0, &mut |entry| {
+        open.readdir(&OpCtx::service(), 0, &mut |entry| {
             found |= entry.name == b"new";
             true
         })
@@ -327,22 +353,25 @@ fn a_directory_opened_before_lists_what_was_streamed() {
 #[test]
 fn a_foreign_change_of_names_ends_it() {
     ends("create", |lane| {
-        assert_eq!(lane.make_as(&Cred::root(), "d/new", Kind::File, "").err(), Some(Errno::EEXIST));
+        assert_eq!(
+            lane.make_as(&OpCtx::service(), "d/new", Kind::File, "").err(),
+            Some(Errno::EEXIST)
+        );
     });
     ends("open and create", |lane| {
         let flags = O_CREAT | common::O_EXCL | common::O_RDWR;
-        let opened = lane.vfs.open_path(&Cred::root(), &lane.root, b"d/new", flags, 0o644, 0);
+        let opened = lane.vfs.open_path(&OpCtx::service(), &lane.root, b"d/new", flags, 0o644, 0);
         assert_eq!(errno(opened), Some(Errno::EEXIST));
     });
     ends("mkdir", |lane| drop(lane.make("d/made", Kind::Dir, "")));
     ends("symlink", |lane| drop(lane.make("d/made", Kind::Symlink, "t")));
     ends("unlink", |lane| {
         let dir = lane.node("d");
-        lane.vfs.unlink(&Cred::root(), &dir, b"new").unwrap();
+        lane.vfs.unlink(&OpCtx::service(), &dir, b"new").unwrap();
     });
     ends("rmdir of a name in it", |lane| {
         let dir = lane.node("d");
-        lane.vfs.rmdir(&Cred::root(), &dir, b"sub").unwrap();
+        lane.vfs.rmdir(&OpCtx::service(), &dir, b"sub").unwrap();
     });
     ends("rename in it", |lane| lane.rename("d/new", "d/newer", 0).unwrap());
     ends("rename out of it", |lane| lane.rename("d/new", "e/new", 0).unwrap());
@@ -353,12 +382,12 @@ fn a_foreign_change_of_names_ends_it() {
     ends("link into it", |lane| {
         let file = lane.make("e/other", Kind::File, "");
         let dir = lane.node("d");
-        let linked = lane.vfs.link(&Cred::root(), &file, &dir, b"new");
+        let linked = lane.vfs.link(&OpCtx::service(), &file, &dir, b"new");
         assert_eq!(linked, Err(Errno::EEXIST));
     });
     ends("O_TMPFILE in it", |lane| {
         let flags = O_TMPFILE | common::O_RDWR;
-        drop(lane.vfs.open_path(&Cred::root(), &lane.root, b"d", flags, 0o600, 0).unwrap());
+        drop(lane.vfs.open_path(&OpCtx::service(), &lane.root, b"d", flags, 0o600, 0).unwrap());
     });
 }
 
@@ -373,11 +402,11 @@ fn changes_of_the_directory_itself_end_it() {
     ends("one of any directory", |lane| lane.set_acl("e", AclKind::Access));
     ends("chown", |lane| {
         let set = SetAttr { uid: Some(Uid(5)), gid: Some(Gid(5)), ..SetAttr::default() };
-        lane.vfs.setattr(&Cred::root(), &lane.node("d"), &set).unwrap();
+        lane.vfs.setattr(&OpCtx::service(), &lane.node("d"), &set).unwrap();
     });
     ends("utimens", |lane| {
         let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
-        lane.vfs.setattr(&Cred::root(), &lane.node("d"), &set).unwrap();
+        lane.vfs.setattr(&OpCtx::service(), &lane.node("d"), &set).unwrap();
     });
     ends("rename of it", |lane| {
         lane.rename("d", "moved", 0).unwrap();
@@ -389,7 +418,7 @@ fn changes_of_the_directory_itself_end_it() {
     });
     ends("rename of another directory", |lane| lane.rename("e", "f", 0).unwrap());
     ends("rmdir", |lane| {
-        let failed = lane.vfs.rmdir(&Cred::root(), &lane.root, b"d");
+        let failed = lane.vfs.rmdir(&OpCtx::service(), &lane.root, b"d");
         assert_eq!(failed, Err(Errno::ENOTEMPTY));
     });
     ends("rename over it", |lane| {
@@ -403,7 +432,7 @@ fn a_leased_empty_directory_is_full_in_time() {
     for (what, work) in [
         (
             "rmdir",
-            (|lane: &Lane| lane.vfs.rmdir(&Cred::root(), &lane.root, b"e")) as fn(&Lane) -> _,
+            (|lane: &Lane| lane.vfs.rmdir(&OpCtx::service(), &lane.root, b"e")) as fn(&Lane) -> _,
         ),
         ("rename over it", |lane: &Lane| lane.rename("d", "e", 0)),
     ] {
@@ -414,7 +443,7 @@ fn a_leased_empty_directory_is_full_in_time() {
         assert_eq!(work(&lane), Err(Errno::ENOTEMPTY), "{what}");
         assert!(!session.has_lease());
         // Nor does one that is gone get a lease, or a file.
-        lane.vfs.unlink(&Cred::root(), &lane.node("e"), b"late").unwrap();
+        lane.vfs.unlink(&OpCtx::service(), &lane.node("e"), b"late").unwrap();
         let kept = lane.node("e");
         session.lease(&lane.root, "e").ok().unwrap();
         assert_eq!(work(&lane), Ok(()), "{what}");
@@ -428,34 +457,38 @@ fn a_leased_empty_directory_is_full_in_time() {
 #[test]
 fn attributes_and_totals_are_settled() {
     settles("getattr", |lane, dir| {
-        let before = lane.vfs.getattr(&lane.root).unwrap();
-        let after = lane.vfs.getattr(dir).unwrap();
+        let before = lane.vfs.getattr(&OpCtx::service(), &lane.root).unwrap();
+        let after = lane.vfs.getattr(&OpCtx::service(), dir).unwrap();
         assert!(after.mtime >= before.mtime);
     });
     settles("statfs", |lane, _| {
         let files = |lane: &Lane| {
-            let totals = lane.vfs.statfs().unwrap();
+            let totals = lane.vfs.statfs(&OpCtx::service()).unwrap();
             totals.files - totals.ffree
         };
         // The root, d, d/sub, d/old, e, l and d/new: what is set aside counts as free.
         assert_eq!(files(lane), 7);
     });
     settles("fsync", |lane, dir| {
-        lane.vfs.open(&Cred::root(), dir, O_RDONLY).unwrap().fsync(false).unwrap();
+        lane.vfs
+            .open(&OpCtx::service(), dir, O_RDONLY)
+            .unwrap()
+            .fsync(&OpCtx::service(), false)
+            .unwrap();
     });
-    settles("sync", |lane, _| lane.vfs.sync().unwrap());
+    settles("sync", |lane, _| lane.vfs.sync(&OpCtx::service()).unwrap());
 }
 
 #[test]
 fn the_holder_itself_looks_without_ending_it() {
     leaves_alone("lookup", |lane, session| {
         let dir = lane.node("d");
-        assert!(lane.vfs.lookup(&session.cred, &dir, b"old").is_ok());
-        assert!(lane.vfs.resolve(&session.cred, &lane.root, b"d/old", true).is_ok());
+        assert!(lane.vfs.lookup(&session.ctx(), &dir, b"old").is_ok());
+        assert!(lane.vfs.resolve(&session.ctx(), &lane.root, b"d/old", true).is_ok());
     });
     leaves_alone("getattr of a file", |lane, session| {
-        let old = lane.vfs.resolve(&session.cred, &lane.root, b"d/old", true).ok().unwrap();
-        lane.vfs.getattr(&old).unwrap();
+        let old = lane.vfs.resolve(&session.ctx(), &lane.root, b"d/old", true).ok().unwrap();
+        lane.vfs.getattr(&OpCtx::service(), &old).unwrap();
     });
     leaves_alone("somebody elsewhere", |lane, _| {
         lane.make("e/f", Kind::File, "");
@@ -473,19 +506,21 @@ fn the_holder_ends_it_by_ordinary_changes() {
         let session = Session::new(&lane.vfs, 7);
         session.lease(&lane.root, "d").ok().unwrap();
         session.make(&format!("mine{what}"));
-        let dir = lane.vfs.resolve(&session.cred, &lane.root, b"d", true).ok().unwrap();
+        let dir = lane.vfs.resolve(&session.ctx(), &lane.root, b"d", true).ok().unwrap();
         match what {
-            0 => drop(lane.make_as(&session.cred, "d/ordinary", Kind::File, "").unwrap()),
-            1 => lane.vfs.unlink(&session.cred, &dir, b"ordinary").unwrap(),
+            0 => drop(
+                lane.make_as(&OpCtx::as_user(&session.cred), "d/ordinary", Kind::File, "").unwrap(),
+            ),
+            1 => lane.vfs.unlink(&session.ctx(), &dir, b"ordinary").unwrap(),
             // The file's new name may be anywhere.
             2 => {
-                let file = lane.vfs.lookup(&session.cred, &dir, b"old").unwrap();
-                let to = lane.vfs.resolve(&session.cred, &lane.root, b"e", true).ok().unwrap();
-                lane.vfs.link(&session.cred, &file, &to, b"hard").unwrap();
+                let file = lane.vfs.lookup(&session.ctx(), &dir, b"old").unwrap();
+                let to = lane.vfs.resolve(&session.ctx(), &lane.root, b"e", true).ok().unwrap();
+                lane.vfs.link(&session.ctx(), &file, &to, b"hard").unwrap();
             }
             _ => {
-                let open = lane.vfs.open(&session.cred, &dir, O_RDONLY).unwrap();
-                open.readdir(0, &mut |_| true).unwrap();
+                let open = lane.vfs.open(&session.ctx(), &dir, O_RDONLY).unwrap();
+                open.readdir(&OpCtx::service(), 0, &mut |_| true).unwrap();
             }
         }
         assert!(!session.has_lease(), "{what}");
@@ -496,8 +531,8 @@ fn the_holder_ends_it_by_ordinary_changes() {
 #[test]
 fn streamed_calls_pass_and_move_no_directory() {
     leaves_alone("streamed calls", |lane, session| {
-        let streamed = Cred { streamed: true, ..session.cred.clone() };
-        let dir = lane.vfs.resolve(&session.cred, &lane.root, b"d", true).ok().unwrap();
+        let streamed = session.streamed();
+        let dir = lane.vfs.resolve(&session.ctx(), &lane.root, b"d", true).ok().unwrap();
         let rename =
             |from: &[u8], to: &[u8], flags| lane.vfs.rename(&streamed, &dir, from, &dir, to, flags);
         rename(b"old", b"older", 0).unwrap();
@@ -531,7 +566,7 @@ fn a_grant_is_refused_where_the_path_is_not_plain() {
 #[test]
 fn a_grant_is_refused_without_the_right_to_change_names() {
     let lane = lane();
-    let stranger = Session::of(&lane.vfs, Cred { session: 9, ..user(1000, 1000, &[]) });
+    let stranger = Session::of(&lane.vfs, 9, user(1000, 1000, &[]));
     assert_eq!(errno(stranger.lease(&lane.root, "d")), Some(Errno::EACCES));
     lane.chmod("d", 0o757);
     assert!(stranger.lease(&lane.root, "d").is_ok());
@@ -544,7 +579,7 @@ fn a_grant_is_refused_without_the_right_to_change_names() {
 fn names_are_told_to_who_may_list_them_alone() {
     let lane = lane();
     let owner = SetAttr { uid: Some(Uid(1000)), gid: Some(Gid(500)), ..SetAttr::default() };
-    lane.vfs.setattr(&Cred::root(), &lane.node("d"), &owner).unwrap();
+    lane.vfs.setattr(&OpCtx::service(), &lane.node("d"), &owner).unwrap();
     // Which class counts for whom, and the modes with which that one may list and change names.
     let classes = [
         ("owner", user(1000, 7, &[]), 0o700),
@@ -556,11 +591,11 @@ fn names_are_told_to_who_may_list_them_alone() {
     for (who, cred, class) in classes {
         for perm in [0o1733, 0o733, 0o333, 0o373, 0o337, 0o777, 0o1777, 0o755, 0o666, 0o700] {
             lane.chmod("d", perm);
-            let session = Session::of(&lane.vfs, Cred { session: 9, ..cred.clone() });
+            let session = Session::of(&lane.vfs, 9, cred.clone());
             let mut told = 0;
             let holder: Arc<dyn Holder> = session.clone();
             let granted = lane.vfs.lease(
-                &Cred { session: 9, ..cred.clone() },
+                &session.ctx(),
                 (&lane.root, b"d"),
                 Arc::downgrade(&holder),
                 Look::Names,
@@ -610,7 +645,7 @@ fn room_is_kept_and_given() {
     for n in 0..10 {
         lane.make(&format!("e/x{n}"), Kind::File, "");
     }
-    let full = lane.make_as(&Cred::root(), "e/x10", Kind::File, "");
+    let full = lane.make_as(&OpCtx::service(), "e/x10", Kind::File, "");
     assert_eq!(full.err(), Some(Errno::ENOSPC));
     assert_eq!(session.failed.load(Ordering::SeqCst), 0);
     assert_eq!(lane.list("d").len(), 2 + ROOM as usize);
@@ -622,15 +657,15 @@ fn room_is_kept_and_given() {
 fn session_that_does_nothing_takes_nothing(lane: &Lane) {
     let session = Session::new(&lane.vfs, 1);
     session.lease(&lane.root, "d").ok().unwrap();
-    assert_eq!(lane.vfs.statfs().unwrap().ffree, u64::from(ROOM) + 10);
+    assert_eq!(lane.vfs.statfs(&OpCtx::service()).unwrap().ffree, u64::from(ROOM) + 10);
     for n in 0..ROOM + 10 {
         lane.make(&format!("e/x{n}"), Kind::File, "");
     }
     assert!(!session.has_lease());
-    let full = lane.make_as(&Cred::root(), "e/full", Kind::Dir, "");
+    let full = lane.make_as(&OpCtx::service(), "e/full", Kind::Dir, "");
     assert_eq!(full.err(), Some(Errno::ENOSPC));
     assert_eq!(errno(session.lease(&lane.root, "d")), Some(Errno::EAGAIN));
-    assert_eq!(lane.vfs.statfs().unwrap().ffree, 0);
+    assert_eq!(lane.vfs.statfs(&OpCtx::service()).unwrap().ffree, 0);
 }
 
 /// While a directory is renamed to and fro, leases come and go; one that is granted is on the
@@ -663,7 +698,7 @@ fn a_path_means_the_same_while_a_lease_lasts() {
         // The state's lock keeps the lease: nobody has moved the directory meanwhile.
         let state = session.state.lock().unwrap();
         if let Some(leased) = &state.dir {
-            let here = lane.vfs.resolve(&session.cred, &lane.root, b"d/sub", true).ok().unwrap();
+            let here = lane.vfs.resolve(&session.ctx(), &lane.root, b"d/sub", true).ok().unwrap();
             assert!(Arc::ptr_eq(leased.dir(), &here));
             assert!(Arc::ptr_eq(leased.dir(), &d) || Arc::ptr_eq(leased.dir(), &e));
         }
@@ -695,12 +730,15 @@ fn hold(lane: &Lane, session: &Arc<Session>, seed: u64) -> BTreeSet<String> {
             let (vfs, cred) = (&lane.vfs, &session.cred);
             match &change {
                 Change::Make(name) => {
-                    drop(lane.make_as(cred, &format!("d/{name}"), Kind::File, ""))
+                    drop(lane.make_as(&OpCtx::as_user(cred), &format!("d/{name}"), Kind::File, ""))
                 }
                 Change::Rename(a, b) => {
-                    vfs.rename(cred, &dir, a.as_bytes(), &dir, b.as_bytes(), 0).unwrap();
+                    vfs.rename(&OpCtx::as_user(cred), &dir, a.as_bytes(), &dir, b.as_bytes(), 0)
+                        .unwrap();
                 }
-                Change::Unlink(name) => vfs.unlink(cred, &dir, name.as_bytes()).unwrap(),
+                Change::Unlink(name) => {
+                    vfs.unlink(&OpCtx::as_user(cred), &dir, name.as_bytes()).unwrap()
+                }
             }
         }
         match change {
@@ -720,15 +758,15 @@ fn disturb(lane: &Lane, seed: u64, done: &AtomicBool) {
         let path = format!("d/{name}");
         match rng.below(12) {
             0 => drop(lane.list("d")),
-            1 => drop(lane.make_as(&cred, &path, Kind::File, "")),
-            2 => drop(lane.make_as(&cred, &path, Kind::Dir, "")),
-            3 => _ = lane.vfs.unlink(&cred, &lane.node("d"), name.as_bytes()),
-            4 => _ = lane.vfs.rmdir(&cred, &lane.node("d"), name.as_bytes()),
+            1 => drop(lane.make_as(&OpCtx::as_user(&cred), &path, Kind::File, "")),
+            2 => drop(lane.make_as(&OpCtx::as_user(&cred), &path, Kind::Dir, "")),
+            3 => _ = lane.vfs.unlink(&OpCtx::as_user(&cred), &lane.node("d"), name.as_bytes()),
+            4 => _ = lane.vfs.rmdir(&OpCtx::as_user(&cred), &lane.node("d"), name.as_bytes()),
             5 => _ = lane.rename(&path, &format!("e/{name}"), 0),
             6 => _ = lane.rename(&format!("e/{name}"), &path, RENAME_EXCHANGE),
             7 => lane.chmod("d", 0o755),
-            8 => drop(lane.vfs.getattr(&lane.node("d"))),
-            9 => drop(lane.vfs.statfs()),
+            8 => drop(lane.vfs.getattr(&OpCtx::service(), &lane.node("d"))),
+            9 => drop(lane.vfs.statfs(&OpCtx::service())),
             10 => {
                 let moved = lane.rename("d/sub", "e/sub", 0);
                 let _ = moved.or_else(|_| lane.rename("e/sub", "d/sub", 0));
@@ -784,13 +822,13 @@ fn stress() {
         assert_eq!(session.failed.load(Ordering::SeqCst), 0);
         assert!(!session.has_lease());
     }
-    let totals = lane.vfs.statfs().unwrap();
+    let totals = lane.vfs.statfs(&OpCtx::service()).unwrap();
     assert!(totals.ffree > (1 << 20) - 10_000, "room leaked: {} free", totals.ffree);
 }
 
 /// Which names of `d` a session that may do what `cred` may is told are sole.
-fn sole(lane: &Lane, cred: Cred) -> BTreeSet<String> {
-    let session = Session::of(&lane.vfs, cred);
+fn sole(lane: &Lane, (number, cred): (u64, Cred)) -> BTreeSet<String> {
+    let session = Session::of(&lane.vfs, number, cred);
     let names = session.lease_and_sole(&lane.root, "d", Look::Sole).ok().unwrap();
     session.revoke();
     names.into_iter().filter_map(|(name, sole)| sole.then_some(name)).collect()
@@ -803,20 +841,20 @@ fn a_name_is_sole_as_long_as_nobody_can_come_by_another_way() {
         |text: &str| -> BTreeSet<String> { text.split_whitespace().map(String::from).collect() };
     lane.make("d/other", Kind::File, "");
     lane.make("d/link", Kind::Symlink, "other");
-    let mine = || Cred { session: 7, ..Cred::root() };
+    let mine = || (7, Cred::root());
     assert_eq!(sole(&lane, mine()), names("old other"));
     let held = lane.node("d/old");
     assert_eq!(sole(&lane, mine()), names("other"));
     drop(held);
     let (other, e) = (lane.node("d/other"), lane.node("e"));
-    lane.vfs.link(&Cred::root(), &other, &e, b"again").unwrap();
+    lane.vfs.link(&OpCtx::service(), &other, &e, b"again").unwrap();
     drop(other);
     assert_eq!(sole(&lane, mine()), names("old"), "another name");
-    lane.vfs.unlink(&Cred::root(), &e, b"again").unwrap();
+    lane.vfs.unlink(&OpCtx::service(), &e, b"again").unwrap();
     assert_eq!(sole(&lane, mine()), names("old other"));
     // In a sticky directory only one's own.
     lane.chmod("d", 0o1777);
-    let stranger = Cred { session: 8, ..common::user(1000, 1000, &[]) };
+    let stranger = (8, common::user(1000, 1000, &[]));
     assert_eq!(sole(&lane, stranger), names(""));
     assert_eq!(sole(&lane, mine()), names("old other"));
 }
@@ -838,7 +876,7 @@ fn whether_names_are_sole_is_told_without_a_device_once_all_were_looked_up() {
     // A service that has just begun remembers nothing.
     drop(lane);
     let lane = of(&fs);
-    let session = Session::of(&lane.vfs, Cred { session: 7, ..Cred::root() });
+    let session = Session::of(&lane.vfs, 7, Cred::root());
     let remembered = || session.lease_and_sole(&lane.root, "d", Look::Remembered);
     lane.node("d/one");
     assert_eq!(errno(remembered()), Some(Errno(libc::EINPROGRESS)));
@@ -854,10 +892,10 @@ fn inode_flags_end_leases_and_keep_them_away() {
     let lane = lane();
     let session = Session::new(&lane.vfs, 7);
     let sole = |session: &Arc<Session>| session.lease_and_sole(&lane.root, "d", Look::Sole);
-    let set = |node: &Node, to| lane.vfs.set_flags(&session.cred, node, to).unwrap();
+    let set = |node: &Node, to| lane.vfs.set_flags(&session.ctx(), node, to).unwrap();
     assert!(sole(&session).unwrap()["old"]);
     // The holder's own look ends nothing.
-    let old = lane.vfs.resolve(&session.cred, &lane.root, b"d/old", false).unwrap();
+    let old = lane.vfs.resolve(&session.ctx(), &lane.root, b"d/old", false).unwrap();
     assert!(session.has_lease());
     for to in [flags::IMMUTABLE, flags::APPEND] {
         set(&old, to);
@@ -895,21 +933,24 @@ fn a_lease_that_its_holder_knows_nothing_of_is_over() {
     let unaware = Arc::new(Unaware);
     let grant = || {
         let weak: Weak<Unaware> = Arc::downgrade(&unaware);
-        let cred = Cred { session: 7, ..Cred::root() };
         let path = (&lane.root, &b"d"[..]);
-        lane.vfs.lease(&cred, path, weak, Look::Names, &mut |_, _| true).ok().unwrap().unwrap()
+        lane.vfs
+            .lease(&by(7, &Cred::root()), path, weak, Look::Names, &mut |_, _| true)
+            .ok()
+            .unwrap()
+            .unwrap()
     };
     // Whoever looks, and whoever changes a name, goes on.
     grant();
-    let dir = lane.vfs.lookup(&Cred::root(), &lane.root, b"d").unwrap();
-    lane.vfs.lookup(&Cred::root(), &dir, b"old").unwrap();
+    let dir = lane.vfs.lookup(&OpCtx::service(), &lane.root, b"d").unwrap();
+    lane.vfs.lookup(&OpCtx::service(), &dir, b"old").unwrap();
     let late = grant();
-    lane.vfs.unlink(&Cred::root(), &dir, b"old").unwrap();
+    lane.vfs.unlink(&OpCtx::service(), &dir, b"old").unwrap();
     // Who hears of it too late, and gives it back, ends nobody else's.
     let session = Session::new(&lane.vfs, 8);
     session.lease(&lane.root, "d").ok().unwrap();
     lane.vfs.end_lease(&late);
     session.make("new");
-    lane.vfs.lookup(&Cred::root(), &dir, b"new").unwrap();
+    lane.vfs.lookup(&OpCtx::service(), &dir, b"new").unwrap();
     assert_eq!(session.counts().1, 1);
 }

@@ -10,8 +10,8 @@ use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
-    Create, Cred, Holder, Kind, Look, MARK_PLACES, Mark, Marker, Node, PathError, RENAME_EXCHANGE,
-    Vfs,
+    Create, Cred, Holder, Kind, Look, MARK_PLACES, Mark, Marker, Node, OpCtx, PathError,
+    RENAME_EXCHANGE, Vfs,
 };
 
 struct Board(Vec<AtomicU64>);
@@ -58,17 +58,19 @@ impl House {
 
     fn make(&self, dir: &Node, name: &str, kind: Kind, target: &str) -> Node {
         let new = Create { kind, perm: 0o755, umask: 0, rdev: 0, target: target.as_bytes() };
-        self.vfs.create(&self.cred, dir, name.as_bytes(), &new).unwrap()
+        self.vfs.create(&OpCtx::as_user(&self.cred), dir, name.as_bytes(), &new).unwrap()
     }
 
     fn node(&self, path: &str) -> Node {
-        self.vfs.resolve(&self.cred, &self.vfs.root(), path.as_bytes(), false).unwrap()
+        self.vfs
+            .resolve(&OpCtx::as_user(&self.cred), &self.vfs.root(), path.as_bytes(), false)
+            .unwrap()
     }
 
     fn try_find(&self, path: &str) -> (Option<u64>, Option<Mark>) {
         let path = (&self.vfs.root(), path.as_bytes());
-        let ask = |node: &Node| self.vfs.getattr(node).map(|attr| attr.ino.0);
-        match self.vfs.resolve_marked(&self.cred, path, true, ask) {
+        let ask = |node: &Node| self.vfs.getattr(&OpCtx::service(), node).map(|attr| attr.ino.0);
+        match self.vfs.resolve_marked(&OpCtx::as_user(&self.cred), path, true, ask) {
             (Ok(ino), mark) => (Some(ino), mark),
             (Err(PathError::Errno(polylane_base::Errno::ENOENT)), mark) => (None, mark),
             (Err(error), _) => panic!("{error:?}"),
@@ -89,22 +91,24 @@ impl House {
         let dir = |path: &str| if path.is_empty() { self.vfs.root() } else { self.node(path) };
         let (from_dir, to_dir) = (dir(from.0), dir(to.0));
         let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
-        self.vfs.rename(&self.cred, &from_dir, from, &to_dir, to, flags).unwrap();
+        self.vfs.rename(&OpCtx::as_user(&self.cred), &from_dir, from, &to_dir, to, flags).unwrap();
     }
 
     fn set_perm(&self, path: &str) {
         let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
-        self.vfs.setattr(&self.cred, &self.node(path), &set).unwrap();
+        self.vfs.setattr(&OpCtx::as_user(&self.cred), &self.node(path), &set).unwrap();
     }
 
     fn set_acl(&self, path: &str, kind: AclKind) {
         let (node, value) = (self.node(path), acl::naming_one(7));
-        self.vfs.setxattr(&self.cred, &node, kind.name(), &value, XattrMode::Any).unwrap();
+        self.vfs
+            .setxattr(&OpCtx::as_user(&self.cred), &node, kind.name(), &value, XattrMode::Any)
+            .unwrap();
     }
 
     fn unlink(&self, dir: &str, name: &str) {
         let dir = if dir.is_empty() { self.vfs.root() } else { self.node(dir) };
-        self.vfs.unlink(&self.cred, &dir, name.as_bytes()).unwrap();
+        self.vfs.unlink(&OpCtx::as_user(&self.cred), &dir, name.as_bytes()).unwrap();
     }
 }
 
@@ -131,7 +135,7 @@ const ROWS: &[Row] = &[
     ),
     (
         "a file gets a second name",
-        |h| h.vfs.link(&h.cred, &h.node("d/f"), &h.vfs.root(), b"none").unwrap(),
+        |h| h.vfs.link(&OpCtx::as_user(&h.cred), &h.node("d/f"), &h.vfs.root(), b"none").unwrap(),
         &["d/f", "l", "w/f", "none"],
     ),
     (
@@ -162,8 +166,8 @@ fn what_a_change_touches_holds_no_more() {
 fn a_file_that_is_written_holds_no_more() {
     let house = House::new();
     let found = house.find("d/f");
-    let file = house.vfs.open(&house.cred, &house.node("d/f"), 1).unwrap();
-    file.write(&house.cred, Some(0), &mut &b"abc"[..]).unwrap();
+    let file = house.vfs.open(&OpCtx::as_user(&house.cred), &house.node("d/f"), 1).unwrap();
+    file.write(&OpCtx::as_user(&house.cred), Some(0), &mut &b"abc"[..]).unwrap();
     assert!(!house.holds(&found));
 }
 
@@ -174,7 +178,7 @@ fn a_removed_directory_takes_what_is_not_in_it_along() {
     house.make(&d, "t", Kind::Dir, "");
     let found = house.find("d/t/none");
     assert_eq!(found.0, None);
-    house.vfs.rmdir(&house.cred, &d, b"t").unwrap();
+    house.vfs.rmdir(&OpCtx::as_user(&house.cred), &d, b"t").unwrap();
     assert!(!house.holds(&found));
 }
 
@@ -194,7 +198,11 @@ fn a_lease_voids_what_is_known_and_nothing_in_it_is_marked() {
     let start = house.vfs.root();
     let path = (&start, &b"d"[..]);
     let names = &mut |_: &[u8], _| true;
-    let dir = house.vfs.lease(&house.cred, path, holder, Look::Names, names).unwrap().unwrap();
+    let dir = house
+        .vfs
+        .lease(&OpCtx::as_user(&house.cred), path, holder, Look::Names, names)
+        .unwrap()
+        .unwrap();
     assert!(found.iter().all(|found| !house.holds(found)));
     // The holder itself: it looks its own directory up without ending the lease.
     for path in ["d/f", "d/none", "d", "l"] {

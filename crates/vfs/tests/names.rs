@@ -7,7 +7,7 @@ use polylane_base::{Errno, TestClock};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::fs::{FileSystem, NewNode};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, Kind, Vfs};
+use polylane_vfs::{Cred, Kind, OpCtx, Vfs};
 use std::sync::Arc;
 
 #[test]
@@ -17,7 +17,7 @@ fn an_unlinked_file_lives_while_it_is_open() {
         let second = lane.open("f", O_RDWR).unwrap();
         lane.unlink("f").unwrap();
         assert_eq!(errno(lane.get("f")), Some(Errno::ENOENT));
-        assert_eq!(lane.vfs.getattr(file.node()).unwrap().nlink, 0);
+        assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().nlink, 0);
         write(&file, 6, b" after");
         assert_eq!(read(&second, 0, 99), b"before after");
         let forgotten = lane.fs.calls(Call::Forget);
@@ -38,15 +38,18 @@ fn hard_links_name_one_inode() {
     let file = lane.file("f", b"x");
     lane.dir("d");
     let d = lane.get("d").unwrap();
-    lane.vfs.link(&cred, file.node(), &d, b"g").unwrap();
+    lane.vfs.link(&OpCtx::as_user(&cred), file.node(), &d, b"g").unwrap();
     assert_eq!(lane.get("d/g").unwrap().ino(), file.node().ino());
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().nlink, 2);
-    assert_eq!(lane.vfs.link(&cred, file.node(), &d, b"g"), Err(Errno::EEXIST));
-    assert_eq!(lane.vfs.link(&cred, &d, &lane.root, b"d2"), Err(Errno::EPERM));
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().nlink, 2);
+    assert_eq!(lane.vfs.link(&OpCtx::as_user(&cred), file.node(), &d, b"g"), Err(Errno::EEXIST));
+    assert_eq!(lane.vfs.link(&OpCtx::as_user(&cred), &d, &lane.root, b"d2"), Err(Errno::EPERM));
     lane.unlink("f").unwrap();
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().nlink, 1);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().nlink, 1);
     lane.unlink("d/g").unwrap();
-    assert_eq!(lane.vfs.link(&cred, file.node(), &lane.root, b"f"), Err(Errno::ENOENT));
+    assert_eq!(
+        lane.vfs.link(&OpCtx::as_user(&cred), file.node(), &lane.root, b"f"),
+        Err(Errno::ENOENT)
+    );
 }
 
 #[test]
@@ -62,12 +65,12 @@ fn unlink_and_rmdir_keep_to_their_kinds() {
     assert_eq!(lane.rmdir("d"), Err(Errno::ENOTEMPTY));
     assert_eq!(lane.rmdir("none"), Err(Errno::ENOENT));
     assert_eq!(lane.unlink("l"), Ok(()));
-    assert_eq!(lane.vfs.rmdir(&Cred::root(), &lane.root, b"."), Err(Errno::EINVAL));
-    assert_eq!(lane.vfs.rmdir(&Cred::root(), &lane.root, b".."), Err(Errno::ENOTEMPTY));
+    assert_eq!(lane.vfs.rmdir(&OpCtx::service(), &lane.root, b"."), Err(Errno::EINVAL));
+    assert_eq!(lane.vfs.rmdir(&OpCtx::service(), &lane.root, b".."), Err(Errno::ENOTEMPTY));
     let gone = lane.open("d/e", O_RDONLY).unwrap();
     lane.rmdir("d/e").unwrap();
-    assert_eq!(lane.vfs.getattr(gone.node()).unwrap().nlink, 0);
-    assert_eq!(gone.readdir(0, &mut |_| true), Err(Errno::ENOENT));
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), gone.node()).unwrap().nlink, 0);
+    assert_eq!(gone.readdir(&OpCtx::service(), 0, &mut |_| true), Err(Errno::ENOENT));
     lane.rmdir("d").unwrap();
 }
 
@@ -125,18 +128,18 @@ fn a_volatile_file_system_is_asked_every_time() {
     character.volatile = true;
     let vfs = Vfs::new(Faulty::with_character(memfs.clone(), character), options()).unwrap();
     let (cred, root) = (Cred::root(), vfs.root());
-    let get = |path: &str| vfs.resolve(&cred, &root, path.as_bytes(), true);
+    let get = |path: &str| vfs.resolve(&OpCtx::as_user(&cred), &root, path.as_bytes(), true);
     assert!(get("f").is_err());
     let (uid, gid) = (cred.uid, cred.gid);
     let new = NewNode { uid, gid, ..NewNode::new(Kind::File, 0o600) };
-    let made = memfs.create(root.ino(), b"f", &new).unwrap().node;
+    let made = memfs.create(&OpCtx::service(), root.ino(), b"f", &new).unwrap().node;
     let node = get("f").unwrap();
     assert_eq!(node.ino(), made.ino);
-    memfs.write(made.ino, 0, &mut &b"behind"[..]).unwrap();
-    assert_eq!(vfs.getattr(&node).unwrap().size, 6);
-    let file = vfs.open(&cred, &node, O_RDWR | O_APPEND).unwrap();
-    assert_eq!(file.write(&cred, None, &mut &b"!"[..]).unwrap().end, 7);
-    memfs.unlink(root.ino(), b"f").unwrap();
+    memfs.write(&OpCtx::service(), made.ino, 0, &mut &b"behind"[..]).unwrap();
+    assert_eq!(vfs.getattr(&OpCtx::service(), &node).unwrap().size, 6);
+    let file = vfs.open(&OpCtx::as_user(&cred), &node, O_RDWR | O_APPEND).unwrap();
+    assert_eq!(file.write(&OpCtx::as_user(&cred), None, &mut &b"!"[..]).unwrap().end, 7);
+    memfs.unlink(&OpCtx::service(), root.ino(), b"f").unwrap();
     assert!(get("f").is_err());
 }
 
@@ -181,7 +184,7 @@ fn long_names_and_their_limit() {
         (b"a/b", Errno::EINVAL),
         (b"a\0", Errno::EINVAL),
     ] {
-        let made = lane.vfs.create(&Cred::root(), &lane.root, name, &new);
+        let made = lane.vfs.create(&OpCtx::service(), &lane.root, name, &new);
         assert_eq!(made.err(), Some(expected), "{name:?}");
     }
     let long = vec![b't'; 4096];
@@ -189,7 +192,7 @@ fn long_names_and_their_limit() {
         [(&b""[..], Errno::ENOENT), (&long, Errno::ENAMETOOLONG), (b"a\0b", Errno::EINVAL)]
     {
         let new = polylane_vfs::Create { kind: Kind::Symlink, target, ..new };
-        let made = lane.vfs.create(&Cred::root(), &lane.root, b"link", &new);
+        let made = lane.vfs.create(&OpCtx::service(), &lane.root, b"link", &new);
         assert_eq!(made.err(), Some(expected));
     }
 }
@@ -203,9 +206,12 @@ fn a_very_deep_tree_goes_without_a_deep_stack() {
     let new = polylane_vfs::Create { kind: Kind::Dir, perm: 0o755, umask: 0, rdev: 0, target: b"" };
     let mut at = lane.root.clone();
     for _ in 0..DEPTH {
-        at = lane.vfs.create(&cred, &at, b"d", &new).unwrap();
+        at = lane.vfs.create(&OpCtx::as_user(&cred), &at, b"d", &new).unwrap();
     }
-    assert_eq!(lane.vfs.rename(&cred, &lane.root, b"d", &at, b"x", 0), Err(Errno::EINVAL));
+    assert_eq!(
+        lane.vfs.rename(&OpCtx::as_user(&cred), &lane.root, b"d", &at, b"x", 0),
+        Err(Errno::EINVAL)
+    );
     let (fs, vfs) = (lane.fs.clone(), lane.vfs.clone());
     drop((lane, vfs));
     let before = fs.calls(Call::Forget);
@@ -225,7 +231,7 @@ fn directory_streams_are_stable_and_begin_with_the_dots() {
     let (mut seen, mut from) = (Vec::new(), 0);
     loop {
         let (before, mut taken) = (seen.len(), 0);
-        dir.readdir(from, &mut |entry| {
+        dir.readdir(&OpCtx::service(), from, &mut |entry| {
             if taken == 7 {
                 return false;
             }
@@ -253,7 +259,7 @@ fn directory_streams_are_stable_and_begin_with_the_dots() {
 fn reading_moves_the_access_time_as_relatime_says() {
     for lane in [lane(), cached()] {
         let file = lane.file("f", b"data");
-        let stat = || lane.vfs.getattr(file.node()).unwrap();
+        let stat = || lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
         let written = stat();
         read(&file, 0, 1);
         let first = stat();
@@ -272,8 +278,8 @@ fn reading_moves_the_access_time_as_relatime_says() {
         read(&file, 0, 1);
         assert!(stat().atime > first.atime);
         let dir = lane.open(".", O_RDONLY).unwrap();
-        let before = lane.vfs.getattr(&lane.root).unwrap().atime;
+        let before = lane.vfs.getattr(&OpCtx::service(), &lane.root).unwrap().atime;
         names(&dir);
-        assert!(lane.vfs.getattr(&lane.root).unwrap().atime > before);
+        assert!(lane.vfs.getattr(&OpCtx::service(), &lane.root).unwrap().atime > before);
     }
 }

@@ -4,10 +4,10 @@ mod common;
 
 use common::*;
 use polylane_base::Errno;
-use polylane_vfs::{Cred, Kind, PathError};
+use polylane_vfs::{Cred, Kind, OpCtx, PathError};
 
 fn ino(lane: &Lane, path: &str) -> u64 {
-    lane.vfs.resolve(&Cred::root(), &lane.root, path.as_bytes(), true).unwrap().ino().0
+    lane.vfs.resolve(&OpCtx::service(), &lane.root, path.as_bytes(), true).unwrap().ino().0
 }
 
 #[test]
@@ -57,8 +57,11 @@ fn links_are_followed_where_they_must_be() {
     assert_eq!(lane.get("to-a/").unwrap().kind(), Kind::Dir, "unless a slash follows");
     assert_eq!(lane.get("slash").unwrap().kind(), Kind::Symlink);
     assert_eq!(errno(lane.get("to-f/")), Some(Errno::ENOTDIR));
-    assert_eq!(lane.vfs.readlink(&lane.get("a/up").unwrap()).unwrap(), b"../a/f");
-    assert_eq!(lane.vfs.readlink(&lane.root), Err(Errno::EINVAL));
+    assert_eq!(
+        lane.vfs.readlink(&OpCtx::service(), &lane.get("a/up").unwrap()).unwrap(),
+        b"../a/f"
+    );
+    assert_eq!(lane.vfs.readlink(&OpCtx::service(), &lane.root), Err(Errno::EINVAL));
 }
 
 #[test]
@@ -86,7 +89,8 @@ fn paths_that_leave_the_lane_say_so() {
     lane.link("out", "/etc/passwd");
     lane.link("beside", "/lanes/x");
     lane.link("above", "../x");
-    let follow = |path: &str| lane.vfs.resolve(&Cred::root(), &lane.root, path.as_bytes(), true);
+    let follow =
+        |path: &str| lane.vfs.resolve(&OpCtx::service(), &lane.root, path.as_bytes(), true);
     for path in ["..", "a/../..", "out", "beside", "above", ".polylane/socket", "dev/pts/0"] {
         assert!(leaves(follow(path)), "{path}");
     }
@@ -97,7 +101,7 @@ fn paths_that_leave_the_lane_say_so() {
     assert!(lane.get("a/.polylane").is_ok(), "only the covered directory itself");
     // The kernel knows which error `.` and `..` deserve as last names.
     for path in [".", "a/..", "a/.", "/"] {
-        let last = lane.vfs.resolve_parent(&Cred::root(), &lane.root, path.as_bytes());
+        let last = lane.vfs.resolve_parent(&OpCtx::service(), &lane.root, path.as_bytes());
         assert!(leaves(last), "{path}");
     }
 }
@@ -118,15 +122,15 @@ fn a_lane_that_is_the_root_has_nothing_above() {
 fn every_directory_must_be_searchable() {
     let lane = lane();
     let alice = user(1, 1, &[]);
-    lane.make(&Cred::root(), "shut", Kind::Dir, 0o700, "");
-    lane.make(&Cred::root(), "shut/open", Kind::Dir, 0o777, "");
-    lane.make(&Cred::root(), "listed", Kind::Dir, 0o744, "");
+    lane.make(&OpCtx::service(), "shut", Kind::Dir, 0o700, "");
+    lane.make(&OpCtx::service(), "shut/open", Kind::Dir, 0o777, "");
+    lane.make(&OpCtx::service(), "listed", Kind::Dir, 0o744, "");
     lane.link("in", "shut/open");
     for path in ["shut/open", "shut/none", "shut/.", "shut/..", "listed/x", "in"] {
-        let found = lane.vfs.resolve(&alice, &lane.root, path.as_bytes(), true);
+        let found = lane.vfs.resolve(&OpCtx::as_user(&alice), &lane.root, path.as_bytes(), true);
         assert_eq!(errno(found), Some(Errno::EACCES), "{path}");
     }
-    let checked = Cred { kernel_checked: true, ..alice };
+    let checked = OpCtx::as_user(&alice).kernel_checked();
     assert!(lane.vfs.resolve(&checked, &lane.root, b"shut/open", true).is_ok());
 }
 
@@ -165,7 +169,7 @@ fn open_creates_follows_and_refuses() {
     lane.open("dangling", O_RDWR | O_CREAT).unwrap();
     assert_eq!(lane.get("d/new").unwrap().kind(), Kind::File, "created through the link");
     let path_only = lane.open("f", O_PATH).unwrap();
-    assert_eq!(path_only.read(0, 4, &mut &mut [0; 4][..]), Err(Errno::EBADF));
+    assert_eq!(path_only.read(&OpCtx::service(), 0, 4, &mut &mut [0; 4][..]), Err(Errno::EBADF));
 }
 
 #[test]
@@ -173,15 +177,15 @@ fn umask_mode_and_truncation_of_open() {
     let lane = lane();
     let cred = Cred::root();
     let open = |flags, perm, umask| {
-        lane.vfs.open_path(&cred, &lane.root, b"f", flags, perm, umask).unwrap()
+        lane.vfs.open_path(&OpCtx::as_user(&cred), &lane.root, b"f", flags, perm, umask).unwrap()
     };
     // A file may be created with a mode that denies what its opening may do.
     let file = open(O_RDWR | O_CREAT, 0o444, 0o027);
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().perm, 0o440);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().perm, 0o440);
     write(&file, 0, b"hello");
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().size, 5);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().size, 5);
     drop(open(O_WRONLY | O_TRUNC, 0, 0));
-    assert_eq!(lane.vfs.getattr(file.node()).unwrap().size, 0);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap().size, 0);
     assert_eq!(file.flags() & (O_CREAT | O_TRUNC), 0);
 }
 
@@ -191,13 +195,13 @@ fn append_is_at_the_end_whatever_the_offset() {
         let file = lane.file("f", b"abc");
         let log = lane.open("f", O_WRONLY | O_APPEND).unwrap();
         let cred = Cred::root();
-        let written = log.write(&cred, Some(0), &mut &b"de"[..]).unwrap();
+        let written = log.write(&OpCtx::as_user(&cred), Some(0), &mut &b"de"[..]).unwrap();
         assert_eq!((written.count, written.end), (2, 5));
         log.set_flags(0).unwrap();
-        log.write(&cred, Some(0), &mut &b"A"[..]).unwrap();
+        log.write(&OpCtx::as_user(&cred), Some(0), &mut &b"A"[..]).unwrap();
         assert_eq!(read(&file, 0, 9), b"Abcde");
-        assert_eq!(file.write(&cred, None, &mut &b"f"[..]).unwrap().end, 6);
-        assert_eq!(log.read(0, 1, &mut &mut [0][..]), Err(Errno::EBADF));
+        assert_eq!(file.write(&OpCtx::as_user(&cred), None, &mut &b"f"[..]).unwrap().end, 6);
+        assert_eq!(log.read(&OpCtx::service(), 0, 1, &mut &mut [0][..]), Err(Errno::EBADF));
     }
 }
 
@@ -208,14 +212,20 @@ fn files_without_a_name_can_get_one() {
     lane.dir("d");
     let file = lane.open("d", O_RDWR | O_TMPFILE).unwrap();
     write(&file, 0, b"hidden");
-    assert_eq!(vfs.getattr(file.node()).unwrap().nlink, 0);
+    assert_eq!(vfs.getattr(&OpCtx::service(), file.node()).unwrap().nlink, 0);
     assert_eq!(names(&lane.open("d", O_RDONLY).unwrap()), [".", ".."]);
-    vfs.link(&cred, file.node(), &lane.root, b"seen").unwrap();
+    vfs.link(&OpCtx::as_user(&cred), file.node(), &lane.root, b"seen").unwrap();
     assert_eq!(read(&lane.open("seen", O_RDONLY).unwrap(), 0, 9), b"hidden");
     lane.unlink("seen").unwrap();
-    assert_eq!(vfs.link(&cred, file.node(), &lane.root, b"again"), Err(Errno::ENOENT));
+    assert_eq!(
+        vfs.link(&OpCtx::as_user(&cred), file.node(), &lane.root, b"again"),
+        Err(Errno::ENOENT)
+    );
     let exclusive = lane.open("d", O_RDWR | O_TMPFILE | O_EXCL).unwrap();
-    assert_eq!(vfs.link(&cred, exclusive.node(), &lane.root, b"x"), Err(Errno::ENOENT));
+    assert_eq!(
+        vfs.link(&OpCtx::as_user(&cred), exclusive.node(), &lane.root, b"x"),
+        Err(Errno::ENOENT)
+    );
 }
 
 /// The path of an open that makes a file is walked once, however often its last name is looked for.
@@ -225,7 +235,7 @@ fn nothing_is_made_in_a_directory_that_was_removed() {
     let dir = lane.dir("dir");
     let open = |path: &str, more| {
         let flags = O_RDWR | O_CREAT | more;
-        errno(lane.vfs.open_path(&Cred::root(), &dir, path.as_bytes(), flags, 0o644, 0))
+        errno(lane.vfs.open_path(&OpCtx::service(), &dir, path.as_bytes(), flags, 0o644, 0))
     };
     assert_eq!(open("f", 0), None);
     lane.link("dir/to", "g");

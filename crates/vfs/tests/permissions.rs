@@ -6,19 +6,20 @@ mod common;
 use common::*;
 use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Create, Cred, Fsetid, Kind, Node, OpenFile};
+use polylane_vfs::{Create, Cred, Fsetid, Kind, Node, OpCtx, OpenFile};
 
 fn perm(lane: &Lane, node: &Node) -> u32 {
-    lane.vfs.getattr(node).unwrap().perm
+    lane.vfs.getattr(&OpCtx::service(), node).unwrap().perm
 }
 
 /// A file of alice (1), group 10.
 fn file_of_alice(lane: &Lane, name: &str, perm: u32) -> Node {
-    let cred = Cred::root();
-    let node = lane.make(&cred, name, Kind::File, 0, "");
+    let node = lane.make(&OpCtx::service(), name, Kind::File, 0, "");
     let owner = SetAttr { uid: Some(Uid(1)), gid: Some(Gid(10)), ..SetAttr::default() };
-    lane.vfs.setattr(&cred, &node, &owner).unwrap();
-    lane.vfs.setattr(&cred, &node, &SetAttr { perm: Some(perm), ..SetAttr::default() }).unwrap();
+    lane.vfs.setattr(&OpCtx::service(), &node, &owner).unwrap();
+    lane.vfs
+        .setattr(&OpCtx::service(), &node, &SetAttr { perm: Some(perm), ..SetAttr::default() })
+        .unwrap();
     node
 }
 
@@ -51,14 +52,14 @@ fn exactly_one_class_counts() {
         ] {
             for mask in 0..=7 {
                 let expected = if rights & mask == mask { Ok(()) } else { Err(Errno::EACCES) };
-                let got = lane.vfs.access(who, &node, mask);
+                let got = lane.vfs.access(&OpCtx::as_user(who), &node, mask);
                 assert_eq!(got, expected, "{bits:o} mask {mask} uid {}", who.uid);
             }
         }
     }
     // Root may search a directory that nobody may search.
-    let dir = lane.make(&Cred::root(), "d", Kind::Dir, 0, "");
-    assert_eq!(lane.vfs.access(&Cred::root(), &dir, 7), Ok(()));
+    let dir = lane.make(&OpCtx::service(), "d", Kind::Dir, 0, "");
+    assert_eq!(lane.vfs.access(&OpCtx::service(), &dir, 7), Ok(()));
 }
 
 #[test]
@@ -74,13 +75,17 @@ fn opening_needs_the_rights_of_its_mode() {
         (O_RDONLY | O_NOATIME, Err(Errno::EPERM)),
         (O_PATH, Ok(())),
     ] {
-        assert_eq!(lane.vfs.open(&member, &node, flags).map(drop), expected, "{flags:o}");
+        assert_eq!(
+            lane.vfs.open(&OpCtx::as_user(&member), &node, flags).map(drop),
+            expected,
+            "{flags:o}"
+        );
     }
 }
 
 fn create(lane: &Lane, cred: &Cred, dir: &Node, name: &str, kind: Kind, perm: u32) -> Result<Node> {
     let new = Create { kind, perm, umask: 0o022, rdev: 0, target: b"t" };
-    lane.vfs.create(cred, dir, name.as_bytes(), &new)
+    lane.vfs.create(&OpCtx::as_user(cred), dir, name.as_bytes(), &new)
 }
 
 #[test]
@@ -89,17 +94,26 @@ fn names_need_write_and_search_on_the_directory() {
     let root = Cred::root();
     let alice = user(1, 10, &[]);
     for (bits, may) in [(0o777, true), (0o776, false), (0o775, false), (0o770, false)] {
-        let dir = lane.make(&root, &format!("d{bits:o}"), Kind::Dir, 0, "");
-        lane.vfs.setattr(&root, &dir, &SetAttr { perm: Some(bits), ..Default::default() }).unwrap();
-        lane.make(&root, &format!("d{bits:o}/there"), Kind::File, 0o600, "");
+        let dir = lane.make(&OpCtx::as_user(&root), &format!("d{bits:o}"), Kind::Dir, 0, "");
+        lane.vfs
+            .setattr(
+                &OpCtx::as_user(&root),
+                &dir,
+                &SetAttr { perm: Some(bits), ..Default::default() },
+            )
+            .unwrap();
+        lane.make(&OpCtx::as_user(&root), &format!("d{bits:o}/there"), Kind::File, 0o600, "");
         let expected = if may { None } else { Some(Errno::EACCES) };
         let made = create(&lane, &alice, &dir, "new", Kind::File, 0o644).err();
         assert_eq!(made, expected, "create in {bits:o}");
         let again = create(&lane, &alice, &dir, "there", Kind::File, 0o644).err();
         assert_eq!(again, Some(Errno::EEXIST), "what exists is said first");
-        let gone = lane.vfs.unlink(&alice, &dir, b"there").err();
+        let gone = lane.vfs.unlink(&OpCtx::as_user(&alice), &dir, b"there").err();
         assert_eq!(gone, expected, "unlink in {bits:o}");
-        assert_eq!(lane.vfs.unlink(&alice, &dir, b"none").err(), Some(Errno::ENOENT));
+        assert_eq!(
+            lane.vfs.unlink(&OpCtx::as_user(&alice), &dir, b"none").err(),
+            Some(Errno::ENOENT)
+        );
     }
 }
 
@@ -108,31 +122,37 @@ fn sticky_directories_protect_other_owners_names() {
     let lane = lane();
     let root = Cred::root();
     let (alice, bob) = (user(1, 10, &[]), user(2, 20, &[]));
-    let tmp = lane.make(&root, "tmp", Kind::Dir, 0o777, "");
+    let tmp = lane.make(&OpCtx::as_user(&root), "tmp", Kind::Dir, 0o777, "");
     let sticky = SetAttr { perm: Some(0o1777), ..SetAttr::default() };
-    lane.vfs.setattr(&root, &tmp, &sticky).unwrap();
+    lane.vfs.setattr(&OpCtx::as_user(&root), &tmp, &sticky).unwrap();
     for name in ["a", "b", "c"] {
         create(&lane, &alice, &tmp, name, Kind::File, 0o666).unwrap();
     }
     create(&lane, &bob, &tmp, "of-bob", Kind::File, 0o666).unwrap();
-    assert_eq!(lane.vfs.unlink(&bob, &tmp, b"a"), Err(Errno::EPERM));
-    assert_eq!(lane.rename_as(&bob, "tmp/a", "tmp/x", 0), Err(Errno::EPERM));
-    assert_eq!(lane.rename_as(&bob, "tmp/of-bob", "tmp/a", 0), Err(Errno::EPERM));
-    assert_eq!(lane.vfs.unlink(&Cred { kernel_checked: true, ..bob }, &tmp, b"c"), Ok(()));
-    assert_eq!(lane.vfs.unlink(&alice, &tmp, b"a"), Ok(()));
-    assert_eq!(lane.vfs.unlink(&root, &tmp, b"b"), Ok(()));
+    assert_eq!(lane.vfs.unlink(&OpCtx::as_user(&bob), &tmp, b"a"), Err(Errno::EPERM));
+    assert_eq!(lane.rename_as(&OpCtx::as_user(&bob), "tmp/a", "tmp/x", 0), Err(Errno::EPERM));
+    assert_eq!(lane.rename_as(&OpCtx::as_user(&bob), "tmp/of-bob", "tmp/a", 0), Err(Errno::EPERM));
+    assert_eq!(lane.vfs.unlink(&OpCtx::as_user(&bob).kernel_checked(), &tmp, b"c"), Ok(()));
+    assert_eq!(lane.vfs.unlink(&OpCtx::as_user(&alice), &tmp, b"a"), Ok(()));
+    assert_eq!(lane.vfs.unlink(&OpCtx::as_user(&root), &tmp, b"b"), Ok(()));
 }
 
 #[test]
 fn a_set_gid_directory_gives_its_group() {
     let lane = lane();
     let root = Cred::root();
-    let dir = lane.make(&root, "d", Kind::Dir, 0o777, "");
+    let dir = lane.make(&OpCtx::as_user(&root), "d", Kind::Dir, 0o777, "");
     let set = SetAttr { gid: Some(Gid(50)), ..SetAttr::default() };
-    lane.vfs.setattr(&root, &dir, &set).unwrap();
-    lane.vfs.setattr(&root, &dir, &SetAttr { perm: Some(0o2777), ..Default::default() }).unwrap();
+    lane.vfs.setattr(&OpCtx::as_user(&root), &dir, &set).unwrap();
+    lane.vfs
+        .setattr(
+            &OpCtx::as_user(&root),
+            &dir,
+            &SetAttr { perm: Some(0o2777), ..Default::default() },
+        )
+        .unwrap();
     let alice = user(1, 10, &[]);
-    let attr = |node: &Node| lane.vfs.getattr(node).unwrap();
+    let attr = |node: &Node| lane.vfs.getattr(&OpCtx::service(), node).unwrap();
     let sub = attr(&create(&lane, &alice, &dir, "sub", Kind::Dir, 0o777).unwrap());
     assert_eq!((sub.uid, sub.gid, sub.perm), (Uid(1), Gid(50), 0o2755));
     let file = attr(&create(&lane, &alice, &dir, "file", Kind::File, 0o2775).unwrap());
@@ -146,8 +166,8 @@ fn a_set_gid_directory_gives_its_group() {
 fn try_set(cred: &Cred, bits: u32, set: SetAttr) -> Result<(u32, u32, u32)> {
     let lane = lane();
     let node = file_of_alice(&lane, "f", bits);
-    let attr = lane.vfs.setattr(cred, &node, &set)?;
-    assert_eq!(attr, lane.vfs.getattr(&node).unwrap());
+    let attr = lane.vfs.setattr(&OpCtx::as_user(cred), &node, &set)?;
+    assert_eq!(attr, lane.vfs.getattr(&OpCtx::service(), &node).unwrap());
     Ok((attr.uid.0, attr.gid.0, attr.perm))
 }
 
@@ -221,15 +241,24 @@ fn truncation_needs_the_right_to_write_and_a_regular_file() {
     assert_eq!(try_set(&alice, 0o644, size(9)).err(), None);
     assert_eq!(try_set(&bob, 0o644, size(9)).err(), Some(Errno::EACCES));
     assert_eq!(try_set(&bob, 0o646, size(9)).err(), None);
-    let checked = Cred { kernel_checked: true, ..bob };
-    assert_eq!(try_set(&checked, 0o644, size(9)).err(), None, "ftruncate of an open file");
     let lane = lane();
+    let file = file_of_alice(&lane, "f", 0o644);
+    let checked = OpCtx::as_user(&bob).kernel_checked();
+    assert_eq!(
+        lane.vfs.setattr(&checked, &file, &size(9)).err(),
+        None,
+        "ftruncate of an open file"
+    );
+    lane.vfs.unlink(&OpCtx::service(), &lane.root, b"f").unwrap();
     let root = Cred::root();
-    assert_eq!(lane.vfs.setattr(&root, &lane.root, &size(0)), Err(Errno::EISDIR));
+    assert_eq!(lane.vfs.setattr(&OpCtx::as_user(&root), &lane.root, &size(0)), Err(Errno::EISDIR));
     let link = lane.link("l", "x");
-    assert_eq!(lane.vfs.setattr(&root, &link, &size(0)), Err(Errno::EINVAL));
+    assert_eq!(lane.vfs.setattr(&OpCtx::as_user(&root), &link, &size(0)), Err(Errno::EINVAL));
     let file = lane.file("f", b"");
-    assert_eq!(lane.vfs.setattr(&root, file.node(), &size(u64::MAX)), Err(Errno::EFBIG));
+    assert_eq!(
+        lane.vfs.setattr(&OpCtx::as_user(&root), file.node(), &size(u64::MAX)),
+        Err(Errno::EFBIG)
+    );
 }
 
 /// Also when root does it, and by any change of bytes, size or owner; reading and other attributes
@@ -249,17 +278,27 @@ fn changes_of_data_or_owner_take_capabilities_away() {
         let none = SetAttr::default();
         let changes: [(&str, bool, &dyn Fn()); 7] = [
             ("read", true, &|| drop(read(&file, 0, 3))),
-            ("chmod", true, &|| _ = lane.vfs.setattr(&root, node, &perm).unwrap()),
+            ("chmod", true, &|| _ = lane.vfs.setattr(&OpCtx::as_user(&root), node, &perm).unwrap()),
             ("write", false, &|| write(&file, 1, b"x")),
-            ("truncate", false, &|| _ = lane.vfs.setattr(&root, node, &size).unwrap()),
-            ("chown", false, &|| _ = lane.vfs.setattr(&root, node, &owner).unwrap()),
-            ("chown(-1, -1)", false, &|| _ = lane.vfs.setattr(&root, node, &none).unwrap()),
-            ("fallocate", false, &|| file.fallocate(&root, 0, 0, 100).unwrap()),
+            ("truncate", false, &|| {
+                _ = lane.vfs.setattr(&OpCtx::as_user(&root), node, &size).unwrap()
+            }),
+            ("chown", false, &|| {
+                _ = lane.vfs.setattr(&OpCtx::as_user(&root), node, &owner).unwrap()
+            }),
+            ("chown(-1, -1)", false, &|| {
+                _ = lane.vfs.setattr(&OpCtx::as_user(&root), node, &none).unwrap()
+            }),
+            ("fallocate", false, &|| file.fallocate(&OpCtx::as_user(&root), 0, 0, 100).unwrap()),
         ];
         for (what, kept, change) in changes {
-            lane.vfs.setxattr(&root, node, NAME, &EMPTY, XattrMode::Any).unwrap();
+            lane.vfs.setxattr(&OpCtx::as_user(&root), node, NAME, &EMPTY, XattrMode::Any).unwrap();
             change();
-            assert_eq!(lane.vfs.getxattr(&root, node, NAME).is_ok(), kept, "{what}");
+            assert_eq!(
+                lane.vfs.getxattr(&OpCtx::as_user(&root), node, NAME).is_ok(),
+                kept,
+                "{what}"
+            );
         }
     }
 }
@@ -269,8 +308,8 @@ fn changes_of_data_take_set_id_bits_away() {
     let alice = user(1, 10, &[]);
     for lane in [lane(), cached()] {
         let write = |cred: &Cred, node: &Node| {
-            let file = lane.vfs.open(cred, node, O_WRONLY).unwrap();
-            file.write(cred, Some(0), &mut &b"x"[..]).unwrap();
+            let file = lane.vfs.open(&OpCtx::as_user(cred), node, O_WRONLY).unwrap();
+            file.write(&OpCtx::as_user(cred), Some(0), &mut &b"x"[..]).unwrap();
             perm(&lane, node)
         };
         for (n, (before, after)) in
@@ -283,10 +322,14 @@ fn changes_of_data_take_set_id_bits_away() {
             assert_eq!(write(&alice, &node), after, "{before:o}");
             let node = file_of_alice(&lane, &format!("t{n}"), before);
             let size = SetAttr { size: Some(3), ..SetAttr::default() };
-            assert_eq!(lane.vfs.setattr(&alice, &node, &size).unwrap().perm, after, "{before:o}");
+            assert_eq!(
+                lane.vfs.setattr(&OpCtx::as_user(&alice), &node, &size).unwrap().perm,
+                after,
+                "{before:o}"
+            );
             let node = file_of_alice(&lane, &format!("a{n}"), before);
-            let file = lane.vfs.open(&alice, &node, O_RDWR).unwrap();
-            file.fallocate(&alice, 0, 0, 10).unwrap();
+            let file = lane.vfs.open(&OpCtx::as_user(&alice), &node, O_RDWR).unwrap();
+            file.fallocate(&OpCtx::as_user(&alice), 0, 0, 10).unwrap();
             assert_eq!(perm(&lane, &node), after, "fallocate of {before:o}");
         }
     }
@@ -299,10 +342,12 @@ fn set_id_bits_stay_for_who_has_the_capability() {
         let node = file_of_alice(lane, name, 0o600);
         let (uid, gid) = (Some(Uid(0)), Some(Gid(0)));
         lane.vfs
-            .setattr(&Cred::root(), &node, &SetAttr { uid, gid, ..SetAttr::default() })
+            .setattr(&OpCtx::service(), &node, &SetAttr { uid, gid, ..SetAttr::default() })
             .unwrap();
         let perm = Some(0o6777);
-        lane.vfs.setattr(&Cred::root(), &node, &SetAttr { perm, ..SetAttr::default() }).unwrap();
+        lane.vfs
+            .setattr(&OpCtx::service(), &node, &SetAttr { perm, ..SetAttr::default() })
+            .unwrap();
         node
     };
     let (root, alice) = (Cred::root(), user(1, 10, &[]));
@@ -312,28 +357,29 @@ fn set_id_bits_stay_for_who_has_the_capability() {
     }) {
         let source = lane.file("source", b"some bytes");
         for who in [&root, &alice] {
-            let who = &Cred { fsetid, kernel_checked: true, ..who.clone() };
+            let who = &Cred { fsetid, ..who.clone() };
+            let ctx = &OpCtx::as_user(who).kernel_checked();
             let keeps = match fsetid {
                 Fsetid::OfUser => who.uid == Uid(0),
                 Fsetid::Held => true,
                 Fsetid::Dropped => false,
             };
             let changes: [(&str, Change<'_>); 5] = [
-                ("write", &|file| _ = file.write(who, Some(0), &mut &b"x"[..]).unwrap()),
-                ("fallocate", &|file| file.fallocate(who, 0, 0, 10).unwrap()),
-                ("punch", &|file| file.fallocate(who, 3, 1 << 20, 4096).unwrap()),
-                ("truncate", &|file| _ = lane.vfs.setattr(who, file.node(), &size).unwrap()),
-                ("copy", &|file| _ = source.copy_range(who, 0, (file, 0), 5).unwrap()),
+                ("write", &|file| _ = file.write(ctx, Some(0), &mut &b"x"[..]).unwrap()),
+                ("fallocate", &|file| file.fallocate(ctx, 0, 0, 10).unwrap()),
+                ("punch", &|file| file.fallocate(ctx, 3, 1 << 20, 4096).unwrap()),
+                ("truncate", &|file| _ = lane.vfs.setattr(ctx, file.node(), &size).unwrap()),
+                ("copy", &|file| _ = source.copy_range(ctx, 0, (file, 0), 5).unwrap()),
             ];
             for (what, change) in changes {
                 let node = file_of_root(lane, what);
-                change(&lane.vfs.open(&root, &node, O_RDWR).unwrap());
+                change(&lane.vfs.open(&OpCtx::as_user(&root), &node, O_RDWR).unwrap());
                 let after = if keeps { 0o6777 } else { 0o777 };
                 assert_eq!(perm(lane, &node), after, "{what} by {:?}, {fsetid:?}", who.uid);
-                lane.vfs.unlink(&root, &lane.root, what.as_bytes()).unwrap();
+                lane.vfs.unlink(&OpCtx::as_user(&root), &lane.root, what.as_bytes()).unwrap();
             }
         }
-        lane.vfs.unlink(&root, &lane.root, b"source").unwrap();
+        lane.vfs.unlink(&OpCtx::as_user(&root), &lane.root, b"source").unwrap();
     }
 }
 
@@ -342,21 +388,21 @@ type Change<'a> = &'a dyn Fn(&OpenFile);
 /// Whoever checked the rights: that a caller may write does not make a member of the group of it.
 #[test]
 fn changes_by_who_is_no_member_take_set_gid_away() {
-    let checked = Cred { kernel_checked: true, ..user(2, 99, &[7]) };
-    let member = Cred { kernel_checked: true, ..user(2, 99, &[7, 10]) };
+    let (stranger, member) = (user(2, 99, &[7]), user(2, 99, &[7, 10]));
     let size = SetAttr { size: Some(3), ..SetAttr::default() };
     for (which, lane) in [lane(), cached()].iter().enumerate() {
-        for (who, after) in [(&checked, 0o666), (&member, 0o2666)] {
+        for (who, after) in [(&stranger, 0o666), (&member, 0o2666)] {
+            let ctx = &OpCtx::as_user(who).kernel_checked();
             // The second punches where nothing lies: a way of its own.
             let changes: [(&str, Change<'_>); 4] = [
-                ("write", &|file| _ = file.write(who, Some(0), &mut &b"x"[..]).unwrap()),
-                ("fallocate", &|file| file.fallocate(who, 0, 0, 10).unwrap()),
-                ("punch", &|file| file.fallocate(who, 3, 1 << 20, 4096).unwrap()),
-                ("truncate", &|file| _ = lane.vfs.setattr(who, file.node(), &size).unwrap()),
+                ("write", &|file| _ = file.write(ctx, Some(0), &mut &b"x"[..]).unwrap()),
+                ("fallocate", &|file| file.fallocate(ctx, 0, 0, 10).unwrap()),
+                ("punch", &|file| file.fallocate(ctx, 3, 1 << 20, 4096).unwrap()),
+                ("truncate", &|file| _ = lane.vfs.setattr(ctx, file.node(), &size).unwrap()),
             ];
             for (what, change) in changes {
                 let node = file_of_alice(lane, &format!("{what}-{after:o}"), 0o6666);
-                change(&lane.vfs.open(&Cred::root(), &node, O_RDWR).unwrap());
+                change(&lane.vfs.open(&OpCtx::service(), &node, O_RDWR).unwrap());
                 assert_eq!(perm(lane, &node), after, "{what} of lane {which}");
             }
         }
@@ -367,19 +413,19 @@ fn changes_by_who_is_no_member_take_set_gid_away() {
 fn devices_are_for_root_and_whiteouts_for_all() {
     let lane = lane();
     let all = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-    lane.vfs.setattr(&Cred::root(), &lane.root, &all).unwrap();
+    lane.vfs.setattr(&OpCtx::service(), &lane.root, &all).unwrap();
     let alice = user(1, 10, &[]);
     let make = |cred: &Cred, name: &str, kind, rdev| {
         let new = Create { kind, perm: 0o666, umask: 0, rdev, target: b"" };
-        lane.vfs.create(cred, &lane.root, name.as_bytes(), &new)
+        lane.vfs.create(&OpCtx::as_user(cred), &lane.root, name.as_bytes(), &new)
     };
     assert_eq!(make(&alice, "null", Kind::Char, 0x103).err(), Some(Errno::EPERM));
     assert_eq!(make(&alice, "disk", Kind::Block, 0x800).err(), Some(Errno::EPERM));
     assert!(make(&alice, "gone", Kind::Char, 0).is_ok());
     assert!(make(&alice, "pipe", Kind::Fifo, 0).is_ok());
     let null = make(&Cred::root(), "null", Kind::Char, 0x103).unwrap();
-    assert_eq!(lane.vfs.getattr(&null).unwrap().rdev, 0x103);
-    assert_eq!(lane.vfs.getattr(&null).unwrap().mode(), 0o020_666);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), &null).unwrap().rdev, 0x103);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), &null).unwrap().mode(), 0o020_666);
 }
 
 #[test]
@@ -390,9 +436,11 @@ fn xattr_name_spaces() {
     let (alice, bob) = (user(1, 10, &[]), user(2, 99, &[]));
     let root = Cred::root();
     let set = |cred: &Cred, node: &Node, name: &[u8]| {
-        lane.vfs.setxattr(cred, node, name, b"v", XattrMode::Any).err()
+        lane.vfs.setxattr(&OpCtx::as_user(cred), node, name, b"v", XattrMode::Any).err()
     };
-    let get = |cred: &Cred, node: &Node, name: &[u8]| lane.vfs.getxattr(cred, node, name);
+    let get = |cred: &Cred, node: &Node, name: &[u8]| {
+        lane.vfs.getxattr(&OpCtx::as_user(cred), node, name)
+    };
     assert_eq!(set(&alice, &file, b"user.a"), None);
     assert_eq!(set(&bob, &file, b"user.a"), Some(Errno::EACCES));
     assert_eq!(get(&bob, &file, b"user.a"), Ok(b"v".to_vec()));
@@ -410,29 +458,36 @@ fn xattr_name_spaces() {
     }
     // Linux asks for permission before it finds that nothing keeps such attributes.
     assert_eq!(set(&bob, &file, b"other.a"), Some(Errno::EACCES));
-    assert_eq!(lane.vfs.removexattr(&bob, &file, b"other.a"), Err(Errno::EACCES));
+    assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&bob), &file, b"other.a"), Err(Errno::EACCES));
     assert_eq!(get(&bob, &file, b"other.a"), Err(Errno::EOPNOTSUPP));
     assert_eq!(set(&bob, &file, b"system.a"), Some(Errno::EOPNOTSUPP));
     assert_eq!(set(&root, &file, b"user."), Some(Errno::EINVAL));
     assert_eq!(set(&root, &file, &[b'u'; 256]), Some(Errno::ERANGE));
     let big = vec![0; 65537];
-    let big = lane.vfs.setxattr(&root, &file, b"user.big", &big, XattrMode::Any);
+    let big = lane.vfs.setxattr(&OpCtx::as_user(&root), &file, b"user.big", &big, XattrMode::Any);
     assert_eq!(big, Err(Errno::E2BIG));
     let list = |cred: &Cred| {
-        let mut names = lane.vfs.listxattr(cred, &file).unwrap();
+        let mut names = lane.vfs.listxattr(&OpCtx::as_user(cred), &file).unwrap();
         names.sort();
         names.join(&b' ')
     };
     assert_eq!(list(&alice), b"security.a user.a");
     assert_eq!(list(&root), b"security.a trusted.a user.a");
-    let sticky = lane.make(&root, "s", Kind::Dir, 0o777, "");
+    let sticky = lane.make(&OpCtx::as_user(&root), "s", Kind::Dir, 0o777, "");
     lane.vfs
-        .setattr(&root, &sticky, &SetAttr { perm: Some(0o1777), ..Default::default() })
+        .setattr(
+            &OpCtx::as_user(&root),
+            &sticky,
+            &SetAttr { perm: Some(0o1777), ..Default::default() },
+        )
         .unwrap();
     assert_eq!(set(&alice, &sticky, b"user.a"), Some(Errno::EPERM));
-    assert_eq!(lane.vfs.removexattr(&bob, &file, b"user.a"), Err(Errno::EACCES));
-    assert_eq!(lane.vfs.removexattr(&alice, &file, b"user.a"), Ok(()));
-    assert_eq!(lane.vfs.removexattr(&alice, &file, b"user.a"), Err(Errno::ENODATA));
+    assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&bob), &file, b"user.a"), Err(Errno::EACCES));
+    assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&alice), &file, b"user.a"), Ok(()));
+    assert_eq!(
+        lane.vfs.removexattr(&OpCtx::as_user(&alice), &file, b"user.a"),
+        Err(Errno::ENODATA)
+    );
 }
 
 #[test]
@@ -441,12 +496,12 @@ fn a_read_only_file_system_refuses_every_change() {
     let (root, vfs) = (Cred::root(), &lane.vfs);
     let erofs = Some(Errno::EROFS);
     assert_eq!(create(&lane, &root, &lane.root, "x", Kind::File, 0o644).err(), erofs);
-    assert_eq!(vfs.setattr(&root, &lane.root, &SetAttr::default()).err(), erofs);
-    assert_eq!(vfs.access(&root, &lane.root, 2).err(), erofs);
-    assert_eq!(vfs.access(&root, &lane.root, 5), Ok(()));
+    assert_eq!(vfs.setattr(&OpCtx::as_user(&root), &lane.root, &SetAttr::default()).err(), erofs);
+    assert_eq!(vfs.access(&OpCtx::as_user(&root), &lane.root, 2).err(), erofs);
+    assert_eq!(vfs.access(&OpCtx::as_user(&root), &lane.root, 5), Ok(()));
     assert_eq!(errno(lane.open("x", O_RDWR | O_CREAT)), erofs);
     assert_eq!(errno(lane.open("x", O_RDONLY)), Some(Errno::ENOENT));
     assert_eq!(errno(lane.open(".", O_RDWR | O_TMPFILE)), erofs);
-    let xattr = vfs.setxattr(&root, &lane.root, b"user.a", b"v", XattrMode::Any);
+    let xattr = vfs.setxattr(&OpCtx::as_user(&root), &lane.root, b"user.a", b"v", XattrMode::Any);
     assert_eq!(xattr.err(), erofs);
 }

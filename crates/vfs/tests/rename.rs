@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use polylane_base::Errno;
 use polylane_vfs::fs::SetAttr;
-use polylane_vfs::{Cred, Kind, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
+use polylane_vfs::{Cred, Kind, OpCtx, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 
 const PLAIN: u32 = 0;
 
@@ -59,7 +59,10 @@ fn dots_are_busy() {
     let lane = tree();
     let (cred, root) = (Cred::root(), &lane.root);
     for (from, to) in [(&b"."[..], &b"x"[..]), (b"f", b".."), (b"..", b"x"), (b"d", b".")] {
-        assert_eq!(lane.vfs.rename(&cred, root, from, root, to, 0), Err(Errno::EBUSY));
+        assert_eq!(
+            lane.vfs.rename(&OpCtx::as_user(&cred), root, from, root, to, 0),
+            Err(Errno::EBUSY)
+        );
     }
 }
 
@@ -70,15 +73,15 @@ fn replacing_ends_the_target() {
     lane.rename("f", "g", PLAIN).unwrap();
     assert!(!exists(&lane, "f"));
     assert_eq!(read(&lane.open("g", O_RDONLY).unwrap(), 0, 9), b"f");
-    assert_eq!(lane.vfs.getattr(target.node()).unwrap().nlink, 0);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), target.node()).unwrap().nlink, 0);
     assert_eq!(read(&target, 0, 9), b"g", "still open");
     let empty = lane.get("empty").unwrap();
     lane.rename("d", "empty", PLAIN).unwrap();
     assert!(exists(&lane, "empty/f") && !exists(&lane, "d"));
-    let made = lane.vfs.lookup(&Cred::root(), &empty, b"x");
+    let made = lane.vfs.lookup(&OpCtx::service(), &empty, b"x");
     assert_eq!(made.err(), Some(Errno::ENOENT));
     let new = polylane_vfs::Create { kind: Kind::File, perm: 0, umask: 0, rdev: 0, target: b"" };
-    let made = lane.vfs.create(&Cred::root(), &empty, b"x", &new);
+    let made = lane.vfs.create(&OpCtx::service(), &empty, b"x", &new);
     assert_eq!(made.err(), Some(Errno::ENOENT), "nothing is created in a directory that is gone");
 }
 
@@ -86,12 +89,12 @@ fn replacing_ends_the_target() {
 fn two_names_of_one_file_stay() {
     let lane = tree();
     let f = lane.get("f").unwrap();
-    lane.vfs.link(&Cred::root(), &f, &lane.root, b"f2").unwrap();
+    lane.vfs.link(&OpCtx::service(), &f, &lane.root, b"f2").unwrap();
     lane.rename("f", "f2", PLAIN).unwrap();
     lane.rename("f", "f", PLAIN).unwrap();
     lane.rename("f", "f2", RENAME_EXCHANGE).unwrap();
     assert!(exists(&lane, "f") && exists(&lane, "f2"));
-    assert_eq!(lane.vfs.getattr(&f).unwrap().nlink, 2);
+    assert_eq!(lane.vfs.getattr(&OpCtx::service(), &f).unwrap().nlink, 2);
     assert_eq!(lane.rename("f", "f2", RENAME_NOREPLACE), Err(Errno::EEXIST));
 }
 
@@ -99,17 +102,17 @@ fn two_names_of_one_file_stay() {
 fn a_moved_directory_has_a_new_parent() {
     let lane = tree();
     let (d, e) = (lane.get("d").unwrap(), lane.get("e").unwrap());
-    let links = |node| lane.vfs.getattr(node).unwrap().nlink;
+    let links = |node| lane.vfs.getattr(&OpCtx::service(), node).unwrap().nlink;
     assert_eq!((links(&lane.root), links(&e)), (6, 2));
     lane.rename("d", "e/d", PLAIN).unwrap();
     assert_eq!((links(&lane.root), links(&e)), (5, 3));
-    assert_eq!(lane.vfs.lookup(&Cred::root(), &d, b"..").unwrap().ino(), e.ino());
+    assert_eq!(lane.vfs.lookup(&OpCtx::service(), &d, b"..").unwrap().ino(), e.ino());
     assert_eq!(lane.get("e/d/..").unwrap().ino(), e.ino());
     assert_eq!(lane.rename("e", "e/d/sub/e", PLAIN), Err(Errno::EINVAL), "seen by its new parents");
     let opened = lane.open("e/d", O_RDONLY).unwrap();
     let mut parent = None;
     opened
-        .readdir(1, &mut |entry| {
+        .readdir(&OpCtx::service(), 1, &mut |entry| {
             parent = Some((entry.name.to_vec(), entry.ino));
             false
         })
@@ -136,7 +139,7 @@ fn exchange_swaps_whatever_the_two_are() {
 fn whiteout_leaves_a_mark() {
     let lane = tree();
     lane.rename("f", "e/f", RENAME_WHITEOUT).unwrap();
-    let mark = lane.vfs.getattr(&lane.get("f").unwrap()).unwrap();
+    let mark = lane.vfs.getattr(&OpCtx::service(), &lane.get("f").unwrap()).unwrap();
     assert_eq!((mark.kind, mark.rdev), (Kind::Char, 0));
     assert_eq!(read(&lane.open("e/f", O_RDONLY).unwrap(), 0, 9), b"f");
 }
@@ -146,16 +149,23 @@ fn moving_a_directory_changes_it_so_it_must_be_writable() {
     let lane = lane();
     let root = Cred::root();
     let all = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-    lane.vfs.setattr(&root, &lane.root, &all).unwrap();
+    lane.vfs.setattr(&OpCtx::as_user(&root), &lane.root, &all).unwrap();
     let alice = user(1, 1, &[]);
-    lane.make(&alice, "a", Kind::Dir, 0o777, "");
-    lane.make(&alice, "b", Kind::Dir, 0o777, "");
-    lane.make(&alice, "a/shut", Kind::Dir, 0o555, "");
-    assert_eq!(lane.rename_as(&alice, "a/shut", "b/shut", PLAIN), Err(Errno::EACCES));
-    assert_eq!(lane.rename_as(&alice, "a/shut", "a/other", PLAIN), Ok(()), "same parent");
+    lane.make(&OpCtx::as_user(&alice), "a", Kind::Dir, 0o777, "");
+    lane.make(&OpCtx::as_user(&alice), "b", Kind::Dir, 0o777, "");
+    lane.make(&OpCtx::as_user(&alice), "a/shut", Kind::Dir, 0o555, "");
+    assert_eq!(
+        lane.rename_as(&OpCtx::as_user(&alice), "a/shut", "b/shut", PLAIN),
+        Err(Errno::EACCES)
+    );
+    assert_eq!(
+        lane.rename_as(&OpCtx::as_user(&alice), "a/shut", "a/other", PLAIN),
+        Ok(()),
+        "same parent"
+    );
     let bob = user(2, 2, &[]);
-    lane.make(&alice, "a/open", Kind::Dir, 0o777, "");
-    assert_eq!(lane.rename_as(&bob, "a/open", "b/open", PLAIN), Ok(()));
+    lane.make(&OpCtx::as_user(&alice), "a/open", Kind::Dir, 0o777, "");
+    assert_eq!(lane.rename_as(&OpCtx::as_user(&bob), "a/open", "b/open", PLAIN), Ok(()));
 }
 
 #[test]
@@ -168,13 +178,13 @@ fn too_many_subdirectories() {
     }
     let new = polylane_vfs::Create { kind: Kind::Dir, perm: 0, umask: 0, rdev: 0, target: b"" };
     let d = lane.get("d").unwrap();
-    assert_eq!(lane.vfs.create(&Cred::root(), &d, b"3", &new).err(), Some(Errno::EMLINK));
-    assert_eq!(lane.vfs.create(&Cred::root(), &d, b"1", &new).err(), Some(Errno::EEXIST));
+    assert_eq!(lane.vfs.create(&OpCtx::service(), &d, b"3", &new).err(), Some(Errno::EMLINK));
+    assert_eq!(lane.vfs.create(&OpCtx::service(), &d, b"1", &new).err(), Some(Errno::EEXIST));
     assert_eq!(lane.rename("x", "d/x", PLAIN), Err(Errno::EMLINK));
     assert_eq!(lane.rename("x", "d/1", PLAIN), Ok(()), "one goes, one comes");
     let file = lane.file("f", b"");
     for (name, expected) in [("g", None), ("h", None), ("i", None), ("j", Some(Errno::EMLINK))] {
-        let made = lane.vfs.link(&Cred::root(), file.node(), &lane.root, name.as_bytes());
+        let made = lane.vfs.link(&OpCtx::service(), file.node(), &lane.root, name.as_bytes());
         assert_eq!(made.err(), expected, "{name}");
     }
 }

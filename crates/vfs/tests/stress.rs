@@ -7,7 +7,7 @@ use common::forgetful::Forgetful;
 use common::*;
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
-use polylane_vfs::{Create, Cred, Kind, Node, RENAME_EXCHANGE, Vfs};
+use polylane_vfs::{Create, Cred, Kind, Node, OpCtx, RENAME_EXCHANGE, Vfs};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ fn some_dir(vfs: &Vfs, rng: &mut Rng, root: &Node) -> Node {
     let mut at = root.clone();
     for _ in 0..rng.below(4) {
         let name = [b'a' + rng.below(3) as u8];
-        match vfs.lookup(&Cred::root(), &at, &name) {
+        match vfs.lookup(&OpCtx::service(), &at, &name) {
             Ok(node) if node.kind() == Kind::Dir => at = node,
             _ => break,
         }
@@ -36,11 +36,13 @@ fn step(vfs: &Vfs, rng: &mut Rng, root: &Node) {
     let dir = some_dir(vfs, rng, root);
     let name = [b'a' + rng.below(5) as u8];
     match rng.below(10) {
-        0..2 => drop(vfs.create(&cred, &dir, &name, &DIR)),
+        0..2 => drop(vfs.create(&OpCtx::as_user(&cred), &dir, &name, &DIR)),
         2..4 => {
-            let opened = vfs.open_path(&cred, &dir, &name, O_RDWR | O_CREAT, 0o644, 0);
+            let opened =
+                vfs.open_path(&OpCtx::as_user(&cred), &dir, &name, O_RDWR | O_CREAT, 0o644, 0);
             if let Ok(file) = opened {
-                let written = file.write(&cred, None, &mut &b"some data"[..]).unwrap();
+                let written =
+                    file.write(&OpCtx::as_user(&cred), None, &mut &b"some data"[..]).unwrap();
                 assert_eq!(written.count, 9);
                 assert!(
                     read(&file, written.end - 9, 9) == b"some data"
@@ -48,22 +50,22 @@ fn step(vfs: &Vfs, rng: &mut Rng, root: &Node) {
                 );
             }
         }
-        4 => _ = vfs.unlink(&cred, &dir, &name),
-        5 => _ = vfs.rmdir(&cred, &dir, &name),
+        4 => _ = vfs.unlink(&OpCtx::as_user(&cred), &dir, &name),
+        5 => _ = vfs.rmdir(&OpCtx::as_user(&cred), &dir, &name),
         6..8 => {
             let to_dir = some_dir(vfs, rng, root);
             let to = [b'a' + rng.below(5) as u8];
             let flags = if rng.percent(20) { RENAME_EXCHANGE } else { 0 };
-            let _ = vfs.rename(&cred, &dir, &name, &to_dir, &to, flags);
+            let _ = vfs.rename(&OpCtx::as_user(&cred), &dir, &name, &to_dir, &to, flags);
         }
         8 => {
-            if let Ok(node) = vfs.lookup(&cred, &dir, &name) {
+            if let Ok(node) = vfs.lookup(&OpCtx::as_user(&cred), &dir, &name) {
                 let to = [b'a' + rng.below(5) as u8];
-                let _ = vfs.link(&cred, &node, &some_dir(vfs, rng, root), &to);
+                let _ = vfs.link(&OpCtx::as_user(&cred), &node, &some_dir(vfs, rng, root), &to);
             }
         }
         _ => {
-            let result = vfs.resolve(&cred, &dir, b"a/b/../c/./b", true);
+            let result = vfs.resolve(&OpCtx::as_user(&cred), &dir, b"a/b/../c/./b", true);
             if let Some(errno) = errno(result) {
                 assert!([Errno::ENOENT, Errno::ENOTDIR].contains(&errno), "{errno:?}");
             }
@@ -79,19 +81,19 @@ fn survey(lane: &Lane) -> (usize, BTreeSet<u64>) {
     while let Some(dir) = todo.pop() {
         dirs += 1;
         inodes.insert(dir.ino().0);
-        let open = lane.vfs.open(&cred, &dir, O_RDONLY).unwrap();
+        let open = lane.vfs.open(&OpCtx::as_user(&cred), &dir, O_RDONLY).unwrap();
         let mut subdirs = 0;
         for name in names(&open).iter().filter(|name| !name.starts_with('.')) {
-            let node = lane.vfs.lookup(&cred, &dir, name.as_bytes()).unwrap();
+            let node = lane.vfs.lookup(&OpCtx::as_user(&cred), &dir, name.as_bytes()).unwrap();
             inodes.insert(node.ino().0);
             if node.kind() == Kind::Dir {
-                let up = lane.vfs.lookup(&cred, &node, b"..").unwrap();
+                let up = lane.vfs.lookup(&OpCtx::as_user(&cred), &node, b"..").unwrap();
                 assert_eq!(up.ino(), dir.ino(), "{name}");
                 todo.push(node);
                 subdirs += 1;
             }
         }
-        assert_eq!(lane.vfs.getattr(&dir).unwrap().nlink, 2 + subdirs);
+        assert_eq!(lane.vfs.getattr(&OpCtx::service(), &dir).unwrap().nlink, 2 + subdirs);
     }
     (dirs, inodes)
 }
@@ -148,8 +150,10 @@ fn forgetting_and_looking_up() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let Ok(node) = vfs.resolve(&cred, &root, b"f", true) else { continue };
-                    assert_eq!(vfs.getattr(&node).map(|attr| attr.size), Ok(1));
+                    let Ok(node) = vfs.resolve(&OpCtx::as_user(&cred), &root, b"f", true) else {
+                        continue;
+                    };
+                    assert_eq!(vfs.getattr(&OpCtx::service(), &node).map(|attr| attr.size), Ok(1));
                 }
             });
         }
@@ -192,7 +196,7 @@ fn a_storm_on_one_cached_file() {
             let at = rng.below(200) * PAGE as u64;
             write(&file, at, &[step as u8; PAGE]);
             if step % 500 == 0 {
-                file.fsync(false).unwrap();
+                file.fsync(&OpCtx::service(), false).unwrap();
             }
         }
         stop.store(true, Ordering::Relaxed);

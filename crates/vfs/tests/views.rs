@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{Lane, O_APPEND, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
 use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{SeekFor, SetAttr};
-use polylane_vfs::{Cred, Node, OpenFile, Part, Vfs, Viewer, flags};
+use polylane_vfs::{Node, OpCtx, OpenFile, Part, Vfs, Viewer, flags};
 
 type Parts = Vec<(u64, Box<[u8]>)>;
 
@@ -47,7 +47,7 @@ impl Viewer for Watcher {
         let offsets = parts.iter().map(|(offset, _)| *offset);
         let mut parts: Vec<Part<'_>> =
             offsets.zip(&mut bytes).map(|(offset, bytes)| (offset, bytes as _)).collect();
-        vfs.bring_back(node, (&mut parts, None), (Some(time), None)).unwrap();
+        vfs.bring_back(&OpCtx::service(), node, (&mut parts, None), (Some(time), None)).unwrap();
         self.told.lock().unwrap().loans_ended += 1;
         vfs.end_loan(node);
     }
@@ -68,9 +68,10 @@ struct Scene {
 
 /// A file of two pages of `a`, watched by session 1.
 fn scene(lane: Lane) -> Scene {
-    let opened = lane.vfs.open_path(&Cred::root(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
+    let opened =
+        lane.vfs.open_path(&OpCtx::service(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
     let file = opened.unwrap();
-    file.write(&Cred::root(), Some(0), &mut &[b'a'; 2 * PAGE][..]).unwrap();
+    file.write(&OpCtx::service(), Some(0), &mut &[b'a'; 2 * PAGE][..]).unwrap();
     let watcher = Arc::new(Watcher { vfs: Arc::downgrade(&lane.vfs), told: Mutex::default() });
     let weak: Weak<Watcher> = Arc::downgrade(&watcher);
     lane.vfs.add_view(file.node(), (1, 7), weak).unwrap();
@@ -102,7 +103,7 @@ impl Scene {
 
     fn first_byte(&self) -> u8 {
         let mut byte = [0];
-        self.file.read(0, 1, &mut byte.as_mut_slice()).unwrap();
+        self.file.read(&OpCtx::service(), 0, 1, &mut byte.as_mut_slice()).unwrap();
         byte[0]
     }
 }
@@ -112,26 +113,32 @@ fn changes_are_told_with_their_range() {
     for lane in [lane(), cached()] {
         let scene = scene(lane);
         scene.told();
-        scene.file.write(&Cred::root(), Some(100), &mut &b"xyz"[..]).unwrap();
+        scene.file.write(&OpCtx::service(), Some(100), &mut &b"xyz"[..]).unwrap();
         let told = scene.told();
         assert_eq!(told.data, [(100, 103)]);
         assert!(told.attrs > 0);
         let set = SetAttr { size: Some(10), ..SetAttr::default() };
-        scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+        scene.vfs().setattr(&OpCtx::service(), scene.node(), &set).unwrap();
         assert_eq!(scene.told().data, [(0, u64::MAX)]);
         let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
-        scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+        scene.vfs().setattr(&OpCtx::service(), scene.node(), &set).unwrap();
         let told = scene.told();
         assert!(told.data.is_empty() && told.attrs > 0);
-        scene.vfs().link(&Cred::root(), scene.node(), &scene.lane.root, b"g").unwrap();
+        scene.vfs().link(&OpCtx::service(), scene.node(), &scene.lane.root, b"g").unwrap();
         assert!(scene.told().attrs > 0);
-        scene.vfs().unlink(&Cred::root(), &scene.lane.root, b"f").unwrap();
+        scene.vfs().unlink(&OpCtx::service(), &scene.lane.root, b"f").unwrap();
         assert!(scene.told().attrs > 0);
-        let again =
-            scene.vfs().open_path(&Cred::root(), &scene.lane.root, b"g", O_RDWR | O_TRUNC, 0, 0);
+        let again = scene.vfs().open_path(
+            &OpCtx::service(),
+            &scene.lane.root,
+            b"g",
+            O_RDWR | O_TRUNC,
+            0,
+            0,
+        );
         assert!(again.is_ok() && !scene.told().data.is_empty());
         scene.vfs().remove_view(scene.node(), (1, 7));
-        scene.file.write(&Cred::root(), Some(0), &mut &b"x"[..]).unwrap();
+        scene.file.write(&OpCtx::service(), Some(0), &mut &b"x"[..]).unwrap();
         assert!(scene.told().data.is_empty());
     }
 }
@@ -141,12 +148,12 @@ fn whoever_comes_near_ends_a_loan() {
     type Visit = fn(&Scene);
     let visits: [Visit; 8] = [
         |scene| assert_eq!(scene.first_byte(), b'b'),
-        |scene| _ = scene.vfs().getattr(scene.node()).unwrap(),
-        |scene| scene.file.fsync(false).unwrap(),
-        |scene| scene.vfs().sync().unwrap(),
-        |scene| _ = scene.file.seek(0, SeekFor::Data).unwrap(),
-        |scene| _ = scene.file.write(&Cred::root(), Some(PAGE as u64), &mut &b"c"[..]).unwrap(),
-        |scene| scene.file.fallocate(&Cred::root(), 3, PAGE as u64, PAGE as u64).unwrap(),
+        |scene| _ = scene.vfs().getattr(&OpCtx::service(), scene.node()).unwrap(),
+        |scene| scene.file.fsync(&OpCtx::service(), false).unwrap(),
+        |scene| scene.vfs().sync(&OpCtx::service()).unwrap(),
+        |scene| _ = scene.file.seek(&OpCtx::service(), 0, SeekFor::Data).unwrap(),
+        |scene| _ = scene.file.write(&OpCtx::service(), Some(PAGE as u64), &mut &b"c"[..]).unwrap(),
+        |scene| scene.file.fallocate(&OpCtx::service(), 3, PAGE as u64, PAGE as u64).unwrap(),
         |scene| scene.vfs().blind_views(scene.node()),
     ];
     for (n, visit) in visits.into_iter().enumerate() {
@@ -156,7 +163,10 @@ fn whoever_comes_near_ends_a_loan() {
             visit(&scene);
             assert_eq!(scene.told().loans_ended, 1, "visit {n}");
             assert_eq!(scene.first_byte(), b'b', "visit {n}");
-            assert_eq!(scene.vfs().getattr(scene.node()).unwrap().size, 2 * PAGE as u64);
+            assert_eq!(
+                scene.vfs().getattr(&OpCtx::service(), scene.node()).unwrap().size,
+                2 * PAGE as u64
+            );
         }
     }
 }
@@ -169,10 +179,10 @@ fn nothing_is_lent_that_others_view_or_that_has_set_id_bits() {
     assert!(!scene.lend());
     scene.vfs().remove_view(scene.node(), (2, 0));
     let set = SetAttr { perm: Some(0o4755), ..SetAttr::default() };
-    scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+    scene.vfs().setattr(&OpCtx::service(), scene.node(), &set).unwrap();
     assert!(!scene.lend());
     let set = SetAttr { perm: Some(0o755), ..SetAttr::default() };
-    scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+    scene.vfs().setattr(&OpCtx::service(), scene.node(), &set).unwrap();
     assert!(scene.lend());
     assert!(!scene.vfs().lend(scene.node(), 1, &mut || false), "the client says no");
     assert_eq!(scene.first_byte(), b'b');
@@ -185,7 +195,7 @@ fn a_session_that_is_gone_holds_nobody_up() {
     let Scene { lane, file, watcher } = scene;
     drop(watcher);
     let mut byte = [0];
-    file.read(0, 1, &mut byte.as_mut_slice()).unwrap();
+    file.read(&OpCtx::service(), 0, 1, &mut byte.as_mut_slice()).unwrap();
     assert_eq!(byte, [b'a']);
     drop(lane);
 }
@@ -193,7 +203,8 @@ fn a_session_that_is_gone_holds_nobody_up() {
 #[test]
 fn files_that_change_behind_our_back_are_not_viewed() {
     let lane = lane_with(options(), |character| character.volatile = true);
-    let opened = lane.vfs.open_path(&Cred::root(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
+    let opened =
+        lane.vfs.open_path(&OpCtx::service(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
     let watcher = Arc::new(Watcher { vfs: Arc::downgrade(&lane.vfs), told: Mutex::default() });
     let weak: Weak<Watcher> = Arc::downgrade(&watcher);
     let added = lane.vfs.add_view(opened.unwrap().node(), (1, 0), weak);
@@ -204,7 +215,7 @@ fn files_that_change_behind_our_back_are_not_viewed() {
 fn inode_flags_end_a_loan_and_keep_the_next_away() {
     for lane in [lane(), cached()] {
         let scene = scene(lane);
-        let set = |to| scene.vfs().set_flags(&Cred::root(), scene.node(), to).unwrap();
+        let set = |to| scene.vfs().set_flags(&OpCtx::service(), scene.node(), to).unwrap();
         for to in [flags::IMMUTABLE, flags::APPEND] {
             assert!(scene.lend());
             set(to);
@@ -217,10 +228,10 @@ fn inode_flags_end_a_loan_and_keep_the_next_away() {
         set(flags::IMMUTABLE);
         assert!(lend());
         scene.vfs().end_loan(scene.node());
-        let write = |at| scene.file.write(&Cred::root(), at, &mut &b"x"[..]);
+        let write = |at| scene.file.write(&OpCtx::service(), at, &mut &b"x"[..]);
         assert_eq!(write(Some(0)), Err(Errno::EPERM));
         // A mapping that was there goes on to be written.
-        assert!(scene.file.write_mapped(&Cred::root(), 1, &mut &b"x"[..]).is_ok());
+        assert!(scene.file.write_mapped(&OpCtx::service(), 1, &mut &b"x"[..]).is_ok());
     }
 }
 
@@ -228,17 +239,17 @@ fn inode_flags_end_a_loan_and_keep_the_next_away() {
 fn a_mapping_changes_nothing_of_what_was_opened_to_be_appended_to() {
     let scene = scene(lane());
     let flags = O_RDWR | O_APPEND;
-    let appends = scene.vfs().open(&Cred::root(), scene.node(), flags).unwrap();
-    let write = |file: &OpenFile| file.write_mapped(&Cred::root(), 0, &mut &b"x"[..]);
+    let appends = scene.vfs().open(&OpCtx::service(), scene.node(), flags).unwrap();
+    let write = |file: &OpenFile| file.write_mapped(&OpCtx::service(), 0, &mut &b"x"[..]);
     assert!(write(&appends).is_ok());
-    scene.vfs().set_flags(&Cred::root(), scene.node(), flags::APPEND).unwrap();
+    scene.vfs().set_flags(&OpCtx::service(), scene.node(), flags::APPEND).unwrap();
     assert_eq!(write(&appends), Err(Errno::EPERM));
     assert!(write(&scene.file).is_ok());
     // What is told of F_SETFL later has no effect either.
     appends.set_appends(false);
     assert_eq!(appends.set_flags(O_RDWR), Err(Errno::EPERM));
     let end = 2 * PAGE as u64 + 1;
-    let written = appends.write(&Cred::root(), Some(0), &mut &b"x"[..]).unwrap();
+    let written = appends.write(&OpCtx::service(), Some(0), &mut &b"x"[..]).unwrap();
     assert_eq!(written.end, end);
 }
 
@@ -249,7 +260,7 @@ fn a_loan_that_its_viewer_knows_nothing_of_is_over() {
         // Nobody has it, though the file says so.
         assert!(scene.vfs().lend(scene.node(), 1, &mut || true));
         assert_eq!(scene.first_byte(), b'a');
-        scene.file.write(&Cred::root(), Some(0), &mut &b"c"[..]).unwrap();
+        scene.file.write(&OpCtx::service(), Some(0), &mut &b"c"[..]).unwrap();
         assert_eq!(scene.first_byte(), b'c');
         // So it is where its begin panicked.
         let lend = || scene.vfs().lend(scene.node(), 1, &mut || panic!("a bug of the front end's"));
@@ -278,7 +289,8 @@ fn who_comes_while_a_loan_begins_does_not_end_it_unseen() {
             })
         });
         begins.recv().unwrap();
-        let comes = scope.spawn(move || scene.vfs().getattr(scene.node()).unwrap());
+        let comes =
+            scope.spawn(move || scene.vfs().getattr(&OpCtx::service(), scene.node()).unwrap());
         std::thread::sleep(Duration::from_millis(20));
         go_on.send(()).unwrap();
         assert!(lends.join().unwrap());
@@ -291,7 +303,7 @@ fn who_comes_while_a_loan_begins_does_not_end_it_unseen() {
 /// The view of a file that a streamed call took the last name from is to be given up.
 fn nameless() -> Scene {
     let scene = scene(cached());
-    let streamed = Cred { streamed: true, ..Cred::root() };
+    let streamed = OpCtx { streamed: true, ..OpCtx::service() };
     let gone = scene.vfs().take_unlinked(&streamed, &scene.lane.root, b"f").unwrap();
     scene.vfs().note_nameless(gone.unwrap());
     scene
@@ -311,7 +323,7 @@ fn statfs_waits_for_who_gives_up_views() {
         scene.vfs().tell_nameless();
         let scene = &scene;
         let asks = scope.spawn(move || {
-            scene.vfs().statfs().unwrap();
+            scene.vfs().statfs(&OpCtx::service()).unwrap();
             is_gone.try_recv().is_ok()
         });
         std::thread::sleep(Duration::from_millis(20));
@@ -333,7 +345,7 @@ fn statfs_waits_for_no_large_file_to_be_freed() {
         }
         let (answer, answered) = channel();
         let scene = &scene;
-        scope.spawn(move || answer.send(scene.vfs().statfs().is_ok()));
+        scope.spawn(move || answer.send(scene.vfs().statfs(&OpCtx::service()).is_ok()));
         let answered = answered.recv_timeout(Duration::from_secs(5));
         assert!(scene.vfs().tells_nameless());
         go_on.send(()).unwrap();

@@ -21,7 +21,7 @@ use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::Ext4;
 use polylane_sys::buffer::Buffer;
-use polylane_vfs::{Cred, OpenFile, Options as VfsOptions, PathError, Vfs};
+use polylane_vfs::{Cred, OpCtx, OpenFile, Options as VfsOptions, PathError, Vfs};
 
 use crate::report::{Better, Report};
 use crate::slow_disk::{DISK_SECTORS, Mechanics, SlowDisk};
@@ -117,8 +117,14 @@ impl Guest {
     }
 
     fn open(&self, name: &str, flags: i32) -> Result<Arc<OpenFile>> {
-        let opened =
-            self.vfs.open_path(&Cred::root(), &self.vfs.root(), name.as_bytes(), flags, 0o600, 0);
+        let opened = self.vfs.open_path(
+            &OpCtx::service(),
+            &self.vfs.root(),
+            name.as_bytes(),
+            flags,
+            0o600,
+            0,
+        );
         opened.map_err(|error| match error {
             PathError::Errno(errno) => anyhow!("{errno}"),
             PathError::Leaves => anyhow!("path leaves the volume"),
@@ -136,17 +142,21 @@ impl Guest {
             let create = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
             let file = self.open(&box_of(rng.below(FILES)), create)?;
             let length = (rng.below(4) as usize + 1) * 4096;
-            file.write(&cred, Some(0), &mut &data[..length])?;
-            file.fsync(false)?;
+            file.write(&OpCtx::as_user(&cred), Some(0), &mut &data[..length])?;
+            file.fsync(&OpCtx::service(), false)?;
             if let Ok(old) = self.open(&box_of(rng.below(FILES)), libc::O_WRONLY) {
-                old.write(&cred, None, &mut &data[..4096])?;
-                old.fsync(false)?;
+                old.write(&OpCtx::as_user(&cred), None, &mut &data[..4096])?;
+                old.fsync(&OpCtx::service(), false)?;
             }
             if let Ok(old) = self.open(&box_of(rng.below(FILES)), libc::O_RDONLY) {
                 let length = data.len();
-                old.read(0, length, &mut &mut data[..])?;
+                old.read(&OpCtx::service(), 0, length, &mut &mut data[..])?;
             }
-            let _ = self.vfs.unlink(&cred, &self.vfs.root(), box_of(rng.below(FILES)).as_bytes());
+            let _ = self.vfs.unlink(
+                &OpCtx::as_user(&cred),
+                &self.vfs.root(),
+                box_of(rng.below(FILES)).as_bytes(),
+            );
             count += 1;
         }
         Ok(count)

@@ -76,6 +76,15 @@ struct Layout {
     has_sums: bool,
 }
 
+/// Which free blocks may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blocks {
+    /// Those that are not kept for privileged users.
+    Common,
+    /// All.
+    Kept,
+}
+
 /// Blocks set aside for one writer, all in one group.
 #[derive(Debug)]
 pub struct Claim {
@@ -183,29 +192,20 @@ impl Allocator {
     ///
     /// # Errors
     /// `ENOSPC`.
-    pub fn reserve(&self, count: u64) -> Result<()> {
-        self.promise_above(count, self.pool_blocks)
+    pub fn reserve(&self, count: u64, from: Blocks) -> Result<()> {
+        let kept = if from == Blocks::Kept { 0 } else { self.kept_blocks };
+        self.promise_above(count, self.pool_blocks + kept)
     }
 
-    /// The same without those that are kept for privileged users.
+    /// Promises `count` blocks for metadata, to privileged users from the pool if need be.
     ///
     /// # Errors
     /// `ENOSPC`.
-    pub fn reserve_common(&self, count: u64) -> Result<()> {
-        self.promise_above(count, self.pool_blocks + self.kept_blocks)
-    }
-
-    /// Whether there are blocks that are kept for privileged users.
-    pub fn keeps_blocks(&self) -> bool {
-        self.kept_blocks > 0
-    }
-
-    /// Promises `count` blocks for metadata, from the pool if need be.
-    ///
-    /// # Errors
-    /// `ENOSPC`.
-    pub fn promise(&self, count: u64) -> Result<Promise<'_>> {
-        self.promise_above(count, 0)?;
+    pub fn promise(&self, count: u64, from: Blocks) -> Result<Promise<'_>> {
+        match from {
+            Blocks::Kept => self.promise_above(count, 0)?,
+            Blocks::Common => self.reserve(count, from)?,
+        }
         Ok(Promise { allocator: self, count })
     }
 
@@ -215,6 +215,9 @@ impl Allocator {
             let promised = promised + count as i64;
             (promised + floor <= self.free_blocks.load(Ordering::Acquire)).then_some(promised)
         };
+        if count == 0 {
+            return Ok(());
+        }
         let kept = self.promised_blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, with);
         kept.map(drop).map_err(|_| Errno::ENOSPC.into())
     }
@@ -261,9 +264,9 @@ impl Allocator {
     ///
     /// # Errors
     /// As [`Allocator::claim`].
-    pub fn claim_data(&self, goal: DeviceBlock, want: u32) -> Result<Claim> {
+    pub fn claim_data(&self, goal: DeviceBlock, want: u32, from: Blocks) -> Result<Claim> {
         let mut want = want;
-        while let Err(error) = self.reserve(want.into()) {
+        while let Err(error) = self.reserve(want.into(), from) {
             if want == 1 {
                 return Err(error);
             }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Allocator;
+use super::{Allocator, Blocks};
 use crate::error::Result;
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::journal::Freed;
@@ -49,7 +49,7 @@ impl Allocator {
         (start, count): (u32, u32),
         discard: impl Fn(DeviceBlock, u32) -> Result<()>,
     ) -> Result<u32> {
-        if self.reserve(count.into()).is_err() {
+        if self.reserve(count.into(), Blocks::Kept).is_err() {
             return Ok(0);
         }
         let taken = {

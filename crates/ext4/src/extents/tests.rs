@@ -6,6 +6,7 @@ use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
 use polylane_testkit::fs_suite::node;
 use polylane_testkit::sim::{SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
 
 use super::*;
@@ -150,7 +151,11 @@ fn bench(mib: u64, block_bytes: usize) -> Option<Bench> {
     let disk = SimDisk::new(image, SimOptions::default());
     let fs = Ext4::open(disk, Arc::new(TestClock::default()), &Options::default()).expect("opens");
     let root = fs.root().expect("root").ino;
-    let ino = fs.create(root, b"file", &node(Kind::File, 0o600)).expect("room").node.ino;
+    let ino = fs
+        .create(&OpCtx::service(), root, b"file", &node(Kind::File, 0o600))
+        .expect("room")
+        .node
+        .ino;
     let (model, keys, linux) = (BTreeMap::new(), BTreeSet::new(), Linux::default());
     Some(Bench { fs, ino, model, linux, keys, nodes: 0 })
 }
@@ -166,7 +171,7 @@ impl Bench {
 
     fn write(&mut self, block: u32) {
         let at = u64::from(block) * self.block_bytes();
-        self.fs.write(self.ino, at, &mut &[block as u8; 20][..]).expect("room");
+        self.fs.write(&OpCtx::service(), self.ino, at, &mut &[block as u8; 20][..]).expect("room");
         self.model.insert(block, true);
         self.check_changed();
     }
@@ -174,7 +179,8 @@ impl Bench {
     /// Looks at the tree when it has more nodes or fewer than before: what a change of its shape
     /// leaves is seen before the next change can hide it.
     fn check_changed(&mut self) {
-        let of_file = self.fs.getattr(self.ino).expect("a state").blocks * 512 / self.block_bytes();
+        let of_file = self.fs.getattr(&OpCtx::service(), self.ino).expect("a state").blocks * 512
+            / self.block_bytes();
         if of_file - self.model.len() as u64 != self.nodes {
             self.check();
         }
@@ -183,7 +189,7 @@ impl Bench {
     fn fallocate(&mut self, mode: Fallocate, block: u32, count: u32) {
         let (at, bytes) = (u64::from(block), self.block_bytes());
         let len = u64::from(count) * bytes;
-        self.fs.fallocate(self.ino, mode, at * bytes, len).expect("room");
+        self.fs.fallocate(&OpCtx::service(), self.ino, mode, at * bytes, len).expect("room");
         match mode {
             Fallocate::Allocate { .. } => {
                 for at in block..block + count {
@@ -213,7 +219,9 @@ impl Bench {
 
     fn truncate(&mut self, blocks: u32) {
         let size = Some(u64::from(blocks) * self.block_bytes());
-        self.fs.setattr(self.ino, &SetAttr { size, ..SetAttr::default() }).expect("cut");
+        self.fs
+            .setattr(&OpCtx::service(), self.ino, &SetAttr { size, ..SetAttr::default() })
+            .expect("cut");
         self.model.retain(|at, _| *at < blocks);
     }
 

@@ -550,7 +550,7 @@ fn descriptor_bytes(bytes: &[u8], block_bytes: u32, wide: bool) -> Result<u16> {
     let size = le16(bytes, 0xfe);
     match wide {
         false => Ok(32),
-        true if size.is_power_of_two() && (64..=block_bytes).contains(&size.into()) => Ok(size),
+        true if size.is_power_of_two() && (64..=block_bytes).contains(&u32::from(size)) => Ok(size),
         true => Err(corrupt("s_desc_size")),
     }
 }

@@ -19,6 +19,7 @@ use crate::cache::MetaBlock;
 use crate::error::Result;
 use crate::format::DeviceBlock;
 use crate::format::journal::{Codec, Tag, TransactionSum};
+use polylane_vfs::OpCtx;
 
 /// Transactions that may be on their way to the log at a time: with the running one's share they
 /// leave a quarter of it free.
@@ -119,7 +120,8 @@ impl Journal {
         let groups = |slot: &Slot<Changes>| std::mem::take(&mut slot.changes.lock().groups);
         let groups = slots.iter().flat_map(groups).collect();
         let (credits, open) = (Cell::new(0), Cell::new(false));
-        let last = Handle { journal: self, slot: &slots[0], _pass: None, tid, credits, open };
+        let (_pass, ctx) = (None, OpCtx::service());
+        let last = Handle { journal: self, slot: &slots[0], _pass, tid, ctx, credits, open };
         client.seal(&last, &groups)?;
         last.complete();
         // A handle that was dropped half done stops the journal before it leaves the gate.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use polylane_base::sync::{Arc, RwLockWriteGuard};
 use polylane_sys::buffer::Buffer;
+use polylane_vfs::OpCtx;
 
 use super::gate::{Pass, Slot};
 use super::{Changes, Freed, Journal, REVOKES_PER_BLOCK, Tid};
@@ -19,13 +20,20 @@ pub struct Handle<'a> {
     /// `None` for the one that seals a transaction: there the gate is shut.
     pub(super) _pass: Option<Pass<'a, Changes>>,
     pub(super) tid: Tid,
+    /// Who makes the changes, on whose behalf.
+    pub(super) ctx: OpCtx<'a>,
     /// Blocks that it may still change of those it was promised.
     pub(super) credits: Cell<usize>,
     /// Changed something and not complete yet.
     pub(super) open: Cell<bool>,
 }
 
-impl Handle<'_> {
+impl<'a> Handle<'a> {
+    /// Who makes the changes, on whose behalf.
+    pub fn ctx(&self) -> &OpCtx<'a> {
+        &self.ctx
+    }
+
     /// The transaction this handle is part of.
     pub fn tid(&self) -> Tid {
         self.tid

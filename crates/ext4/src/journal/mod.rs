@@ -65,6 +65,7 @@ use gate::{Gate, Slot};
 pub use handle::Handle;
 use log::Log;
 use logged::Logged;
+use polylane_vfs::OpCtx;
 
 /// The number of a transaction: its lower half is the one in the log, which wraps to 0 and goes on.
 /// The upper half is what keeps numbers apart in memory: they grow, and none is 0.
@@ -328,7 +329,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Stopped`], or `ENOSPC` when the journal can never hold that much.
-    pub fn start(&self, credits: usize) -> Result<Handle<'_>> {
+    pub fn start<'a>(&'a self, ctx: &OpCtx<'a>, credits: usize) -> Result<Handle<'a>> {
         if credits + RUNNING_OVERHEAD > self.blocks_max {
             return Err(polylane_base::Errno::ENOSPC.into());
         }
@@ -341,7 +342,8 @@ impl Journal {
             let slot = pass.slot();
             if self.take_credits(slot, credits) {
                 let (credits, open) = (Cell::new(credits), Cell::new(false));
-                return Ok(Handle { journal: self, slot, _pass: Some(pass), tid, credits, open });
+                let (_pass, ctx) = (Some(pass), *ctx);
+                return Ok(Handle { journal: self, slot, _pass, tid, ctx, credits, open });
             }
             drop(pass);
             self.wait_for_room(tid, closes)?;

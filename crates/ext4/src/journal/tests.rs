@@ -8,6 +8,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode};
 
 use super::Tuning;
@@ -67,7 +68,7 @@ impl Bench {
         let fs = self.fs.clone();
         thread::spawn(move || {
             // A test that has failed does not listen.
-            let _ = send.send(fs.fsync(ino, data_only));
+            let _ = send.send(fs.fsync(&OpCtx::service(), ino, data_only));
         });
         answer
     }
@@ -111,7 +112,7 @@ impl Bench {
             names.push(String::from_utf8_lossy(entry.name).into_owned());
             true
         };
-        fs.readdir(root(&fs), 0, &mut each).expect("lists");
+        fs.readdir(&OpCtx::service(), root(&fs), 0, &mut each).expect("lists");
         names
     }
 }
@@ -122,7 +123,7 @@ fn root(fs: &Ext4) -> Ino {
 
 fn create(fs: &Ext4, name: &str) -> Ino {
     let new = NewNode::new(Kind::File, 0o600);
-    fs.create(root(fs), name.as_bytes(), &new).expect("room").node.ino
+    fs.create(&OpCtx::service(), root(fs), name.as_bytes(), &new).expect("room").node.ino
 }
 
 fn told(answer: &Answer) -> polylane_base::Result<()> {
@@ -181,7 +182,7 @@ fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
     assert_eq!(told(&first), Err(Errno::ENOSPC));
     assert_eq!(told(&second), Err(Errno::ENOSPC));
     gate.open();
-    assert_eq!(fs.sync(), Ok(()));
+    assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
     let there = bench.names_after_a_cut();
     assert!(there.contains(&"first".into()) && there.contains(&"second".into()), "{there:?}");
 }
@@ -191,13 +192,13 @@ fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
 fn fdatasync_beside_a_commit_flushes_what_was_written_since_its_flush() {
     let Some(bench) = Bench::with(&["file"]) else { return };
     let (gate, fs) = (&bench.gate, &bench.fs);
-    let file = fs.lookup(root(fs), b"file").expect("is there").ino;
-    fs.write(file, 0, &mut &[1; 4096][..]).expect("room");
+    let file = fs.lookup(&OpCtx::service(), root(fs), b"file").expect("is there").ino;
+    fs.write(&OpCtx::service(), file, 0, &mut &[1; 4096][..]).expect("room");
     gate.shut();
     let commit = bench.sync_on_thread(file, false);
     gate.let_go(gate.flush(&[]));
     let block = gate.durable_write();
-    fs.write(file, 0, &mut &[2; 4096][..]).expect("in place");
+    fs.write(&OpCtx::service(), file, 0, &mut &[2; 4096][..]).expect("in place");
     let data = bench.sync_on_thread(file, true);
     bench.gate.wait("a thread that waits for the commit", |_| (bench.watching() > 0).then_some(()));
     assert!(untold(&data), "its blocks are not mapped yet");
@@ -217,13 +218,13 @@ fn fdatasync_beside_a_commit_flushes_what_was_written_since_its_flush() {
 fn nobody_waits_for_the_log_while_freed_blocks_are_given_back() {
     let Some(bench) = Bench::with(&["file", "other"]) else { return };
     let (gate, fs) = (&bench.gate, &bench.fs);
-    let lookup = |name: &[u8]| fs.lookup(root(fs), name).expect("is there").ino;
-    fs.write(lookup(b"file"), 0, &mut &[1; 4096][..]).expect("room");
-    fs.sync().expect("durable");
-    let gone = fs.unlink(root(fs), b"file").expect("is there").node;
+    let lookup = |name: &[u8]| fs.lookup(&OpCtx::service(), root(fs), name).expect("is there").ino;
+    fs.write(&OpCtx::service(), lookup(b"file"), 0, &mut &[1; 4096][..]).expect("room");
+    fs.sync(&OpCtx::service()).expect("durable");
+    let gone = fs.unlink(&OpCtx::service(), root(fs), b"file").expect("is there").node;
     fs.forget(gone.ino);
     let other = lookup(b"other");
-    fs.write(other, 0, &mut &[1; 4096][..]).expect("room");
+    fs.write(&OpCtx::service(), other, 0, &mut &[1; 4096][..]).expect("room");
     gate.shut();
     let commit = bench.sync_on_thread(other, false);
     gate.let_go(gate.flush(&[]));

@@ -12,6 +12,7 @@ use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::fs_suite::node;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem as _, Kind};
 
 pub mod author;
@@ -42,7 +43,7 @@ pub fn root(fs: &Ext4) -> Ino {
 
 /// Makes a file, directory or whatever `kind` is, which must succeed.
 pub fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
-    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
+    fs.create(&OpCtx::service(), dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
 }
 
 /// Runs `work` on a fresh image, which must come out clean, also where the power goes after it.
@@ -54,7 +55,7 @@ pub fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
     let fs = open(&device);
     work(&fs);
     assert_eq!(fs.stopped_by(), None);
-    fs.sync().expect("syncs");
+    fs.sync(&OpCtx::service()).expect("syncs");
     let cut = save(&device);
     fs.close().expect("closes");
     assert_eq!(complaints(&device), None, "{args:?}");

@@ -30,6 +30,7 @@ use polylane_base::{Ino, TestClock};
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_testkit::effort::number;
 use polylane_testkit::sim::{Image, SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, RenameMode};
 
 use script::{Op, Runner};
@@ -158,13 +159,13 @@ fn walk(fs: &Ext4) -> Vec<String> {
     let (mut todo, mut seen) = (vec![(String::new(), root)], HashSet::new());
     let mut paths = Vec::new();
     while let Some((path, attr)) = todo.pop() {
-        let _ = fs.listxattr(attr.ino).map(|names| {
-            names.iter().for_each(|name| drop(fs.getxattr(attr.ino, name)));
+        let _ = fs.listxattr(&OpCtx::service(), attr.ino).map(|names| {
+            names.iter().for_each(|name| drop(fs.getxattr(&OpCtx::service(), attr.ino, name)));
         });
         match attr.kind {
             Kind::Dir if seen.insert(attr.ino) => {
                 for name in names(fs, attr.ino) {
-                    if let Ok(child) = fs.lookup(attr.ino, &name)
+                    if let Ok(child) = fs.lookup(&OpCtx::service(), attr.ino, &name)
                         && paths.len() + todo.len() < NAMES_MAX
                     {
                         let name = String::from_utf8_lossy(&name).into_owned();
@@ -174,18 +175,18 @@ fn walk(fs: &Ext4) -> Vec<String> {
                 }
             }
             Kind::File => read(fs, attr.ino, attr.size),
-            Kind::Symlink => drop(fs.readlink(attr.ino)),
+            Kind::Symlink => drop(fs.readlink(&OpCtx::service(), attr.ino)),
             _ => {}
         }
         paths.push(path);
     }
-    let _ = fs.statfs();
+    let _ = fs.statfs(&OpCtx::service());
     paths
 }
 
 fn names(fs: &Ext4, dir: Ino) -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = Vec::new();
-    let _ = fs.readdir(dir, 0, &mut |entry| {
+    let _ = fs.readdir(&OpCtx::service(), dir, 0, &mut |entry| {
         names.push(entry.name.to_vec());
         assert!(names.len() < 1_000_000, "an endless directory");
         true
@@ -194,7 +195,7 @@ fn names(fs: &Ext4, dir: Ino) -> Vec<Vec<u8>> {
     let (mut from, mut steps) = (0, 0);
     loop {
         let mut next = None;
-        let listed = fs.readdir(dir, from, &mut |entry| {
+        let listed = fs.readdir(&OpCtx::service(), dir, from, &mut |entry| {
             next = Some(entry.next);
             false
         });
@@ -209,10 +210,10 @@ fn names(fs: &Ext4, dir: Ino) -> Vec<Vec<u8>> {
 fn read(fs: &Ext4, ino: Ino, size: u64) {
     let mut buffer = vec![0; 256 << 10];
     for offset in [0, size / 2, size.saturating_sub(5000)] {
-        let _ = fs.read(ino, offset, buffer.len(), &mut &mut buffer[..]);
+        let _ = fs.read(&OpCtx::service(), ino, offset, buffer.len(), &mut &mut buffer[..]);
     }
-    let _ = fs.seek(ino, 0, polylane_vfs::fs::SeekFor::Hole);
-    let _ = fs.seek(ino, 0, polylane_vfs::fs::SeekFor::Data);
+    let _ = fs.seek(&OpCtx::service(), ino, 0, polylane_vfs::fs::SeekFor::Hole);
+    let _ = fs.seek(&OpCtx::service(), ino, 0, polylane_vfs::fs::SeekFor::Data);
 }
 
 /// A few changes of what was found; every error is fine.

@@ -18,7 +18,7 @@ use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::SetAttr;
-use polylane_vfs::{Cred, OpenFile, Vfs};
+use polylane_vfs::{Cred, OpCtx, OpenFile, Vfs};
 
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::Tree;
@@ -107,7 +107,8 @@ fn replaced_name(index: usize) -> String {
 impl Cached<'_> {
     fn open(&self, name: &str, flags: i32) -> Arc<OpenFile> {
         let (cred, root) = (Cred::root(), self.vfs.root());
-        let opened = self.vfs.open_path(&cred, &root, name.as_bytes(), flags, 0o644, 0);
+        let opened =
+            self.vfs.open_path(&OpCtx::as_user(&cred), &root, name.as_bytes(), flags, 0o644, 0);
         opened.unwrap_or_else(|error| panic!("{name}: {error:?}"))
     }
 
@@ -115,7 +116,7 @@ impl Cached<'_> {
     fn begin(&mut self) {
         (0..WRITTEN).for_each(|n| drop(self.open(&written_name(n), O_RDWR | O_CREAT)));
         (0..REPLACED).for_each(|n| drop(self.open(&replaced_name(n), O_RDWR | O_CREAT)));
-        self.vfs.sync().expect("syncs");
+        self.vfs.sync(&OpCtx::service()).expect("syncs");
         let end = self.disk.position();
         let born = || Life {
             versions: vec![Version { start: 0, content: Vec::new() }],
@@ -146,7 +147,7 @@ impl Cached<'_> {
         let start = self.disk.position();
         let file = self.open(&written_name(index), O_RDWR);
         let bytes = vec![fill; len as usize];
-        let done = file.write(&Cred::root(), Some(offset), &mut &bytes[..]).expect("room");
+        let done = file.write(&OpCtx::service(), Some(offset), &mut &bytes[..]).expect("room");
         assert_eq!(done.count, bytes.len());
         let mut content = self.latest(index);
         let end = (offset + len) as usize;
@@ -160,7 +161,7 @@ impl Cached<'_> {
         let start = self.disk.position();
         let file = self.open(&written_name(index), O_RDWR);
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.vfs.setattr(&Cred::root(), file.node(), &set).expect("cut");
+        self.vfs.setattr(&OpCtx::service(), file.node(), &set).expect("cut");
         let mut content = self.latest(index);
         content.resize(size as usize, 0);
         self.written[index].versions.push(Version { start, content });
@@ -174,7 +175,7 @@ impl Cached<'_> {
     fn sync_file(&mut self, index: usize) {
         let version = self.written[index].versions.len() - 1;
         let data_only = self.rng.percent(50);
-        self.open(&written_name(index), O_RDWR).fsync(data_only).expect("syncs");
+        self.open(&written_name(index), O_RDWR).fsync(&OpCtx::service(), data_only).expect("syncs");
         let end = self.disk.position();
         self.written[index].synced.push((end, version));
     }
@@ -187,15 +188,17 @@ impl Cached<'_> {
             (0..size).map(|at| fill.wrapping_add((at / 4096) as u8).max(1)).collect();
         let start = self.disk.position();
         let file = self.open("new", O_RDWR | O_CREAT | O_TRUNC);
-        file.write(&Cred::root(), Some(0), &mut &content[..]).expect("room");
-        file.fsync(false).expect("syncs");
+        file.write(&OpCtx::service(), Some(0), &mut &content[..]).expect("room");
+        file.fsync(&OpCtx::service(), false).expect("syncs");
         let (cred, root) = (Cred::root(), self.vfs.root());
         let name = replaced_name(index);
-        self.vfs.rename(&cred, &root, b"new", &root, name.as_bytes(), 0).expect("renames");
+        self.vfs
+            .rename(&OpCtx::as_user(&cred), &root, b"new", &root, name.as_bytes(), 0)
+            .expect("renames");
         self.replaced[index].versions.push(Version { start, content });
         if self.rng.percent(40) {
-            let dir = self.vfs.open(&cred, &root, 0).expect("opens");
-            dir.fsync(false).expect("syncs");
+            let dir = self.vfs.open(&OpCtx::as_user(&cred), &root, 0).expect("opens");
+            dir.fsync(&OpCtx::service(), false).expect("syncs");
             let end = self.disk.position();
             for life in &mut self.replaced {
                 life.synced.push((end, life.versions.len() - 1));
@@ -204,7 +207,7 @@ impl Cached<'_> {
     }
 
     fn sync_all(&mut self) {
-        self.vfs.sync().expect("syncs");
+        self.vfs.sync(&OpCtx::service()).expect("syncs");
         let end = self.disk.position();
         for life in self.written.iter_mut().chain(&mut self.replaced) {
             life.synced.push((end, life.versions.len() - 1));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_testkit::acl::{NOBODY, value};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, Last, NewNode, RenameMode, SetAttr,
     SetTime, Syncing, XattrMode,
@@ -66,7 +67,7 @@ impl<'a> Runner<'a> {
 
     /// Whether nothing here needs the inode any more.
     pub fn may_forget(&self, ino: Ino) -> bool {
-        let named = || self.fs.getattr(ino).is_ok_and(|attr| attr.nlink > 0);
+        let named = || self.fs.getattr(&OpCtx::service(), ino).is_ok_and(|attr| attr.nlink > 0);
         let needed = self.held().any(|held| held == ino) || (self.warm && named());
         !needed
     }
@@ -88,7 +89,7 @@ impl<'a> Runner<'a> {
             if at.kind != Kind::Dir {
                 return Err(Errno::ENOTDIR);
             }
-            at = self.fs.lookup(at.ino, name.as_bytes())?;
+            at = self.fs.lookup(&OpCtx::service(), at.ino, name.as_bytes())?;
             self.seen.push(at.ino);
         }
         Ok(at)
@@ -129,13 +130,13 @@ impl<'a> Runner<'a> {
 
     /// As the VFS does it: a last name takes the inode with it, unless somebody holds that.
     fn unlink(&mut self, dir: Ino, name: &[u8]) -> Result<()> {
-        let ino = self.fs.lookup(dir, name)?.ino;
+        let ino = self.fs.lookup(&OpCtx::service(), dir, name)?.ino;
         let is_over = self.held().all(|held| held != ino);
-        let last = self.fs.unlink_last(dir, name, &mut || is_over)?;
+        let last = self.fs.unlink_last(&OpCtx::service(), dir, name, &mut || is_over)?;
         match last {
             Some(Last { is_freed: true, .. }) => return Ok(()),
             Some(_) => {}
-            None => drop(self.fs.unlink(dir, name)?),
+            None => drop(self.fs.unlink(&OpCtx::service(), dir, name)?),
         }
         self.seen.push(ino);
         Ok(())
@@ -154,7 +155,7 @@ impl<'a> Runner<'a> {
 
     fn make(&mut self, path: &str, kind: Kind, target: &[u8]) -> Result<()> {
         let (dir, name) = self.parent(path)?;
-        let changed = self.fs.create(dir, name, &new_node(kind, target))?;
+        let changed = self.fs.create(&OpCtx::service(), dir, name, &new_node(kind, target))?;
         self.seen.push(changed.node.ino);
         Ok(())
     }
@@ -168,8 +169,8 @@ impl<'a> Runner<'a> {
             // As the page cache does before a sync, by turns.
             let syncing = Syncing { bytes: rest.len() as u64, data_only: self.serial % 3 == 2 };
             let count = match self.serial % 3 {
-                0 => self.fs.write(ino, offset, &mut rest)?,
-                _ => self.fs.write_synced(ino, offset, &mut rest, syncing)?,
+                0 => self.fs.write(&OpCtx::service(), ino, offset, &mut rest)?,
+                _ => self.fs.write_synced(&OpCtx::service(), ino, offset, &mut rest, syncing)?,
             };
             if count == 0 {
                 return Err(Errno::ENOSPC);
@@ -193,32 +194,34 @@ impl<'a> Runner<'a> {
                 let ino = self.file(path)?;
                 let set =
                     SetAttr { size: Some(*size), mtime: Some(SetTime::Now), ..SetAttr::default() };
-                self.fs.setattr(ino, &set).map(drop)
+                self.fs.setattr(&OpCtx::service(), ino, &set).map(drop)
             }
             Op::Fallocate(path, mode, offset, len) => {
                 let ino = self.file(path)?;
-                self.fs.fallocate(ino, *mode, *offset, *len).map(drop)
+                self.fs.fallocate(&OpCtx::service(), ino, *mode, *offset, *len).map(drop)
             }
             Op::Chmod(path, perm) => {
                 let ino = self.resolve(path)?.ino;
                 let set = SetAttr { perm: Some(*perm), ..SetAttr::default() };
-                self.fs.setattr(ino, &set).map(drop)
+                self.fs.setattr(&OpCtx::service(), ino, &set).map(drop)
             }
             Op::SetXattr(path, name, len) => {
                 self.serial += 1;
                 let ino = self.resolve(path)?.ino;
                 let value = pattern(self.serial, 0, *len);
-                self.fs.setxattr(ino, name.as_bytes(), &value, XattrMode::Any).map(drop)
+                self.fs
+                    .setxattr(&OpCtx::service(), ino, name.as_bytes(), &value, XattrMode::Any)
+                    .map(drop)
             }
             Op::RemoveXattr(path, name) => {
                 let ino = self.resolve(path)?.ino;
-                self.fs.removexattr(ino, name.as_bytes()).map(drop)
+                self.fs.removexattr(&OpCtx::service(), ino, name.as_bytes()).map(drop)
             }
             Op::SetAcl(path, users) => {
                 self.serial += 1;
                 let acl = acl(self.serial, *users);
                 let (ino, perm) = (self.resolve(path)?.ino, Some(acl.mode()));
-                self.fs.set_acl(ino, AclKind::Access, Some(&acl), perm).map(drop)
+                self.fs.set_acl(&OpCtx::service(), ino, AclKind::Access, Some(&acl), perm).map(drop)
             }
             Op::Inherit(kind, path, users) => {
                 self.serial += 1;
@@ -227,13 +230,17 @@ impl<'a> Runner<'a> {
                 let default = Some(&acl).filter(|_| *kind == Kind::Dir);
                 let acls = Acls { access: Some(&acl), default };
                 let new = NewNode { perm: acl.mode(), acls, ..new_node(*kind, &[]) };
-                let changed = self.fs.create(dir, name, &new)?;
+                let changed = self.fs.create(&OpCtx::service(), dir, name, &new)?;
                 self.seen.push(changed.node.ino);
                 Ok(())
             }
-            Op::Fsync(path) => self.resolve(path).and_then(|attr| self.fs.fsync(attr.ino, false)),
-            Op::Fdatasync(path) => self.resolve(path).and_then(|a| self.fs.fsync(a.ino, true)),
-            Op::Sync => self.fs.sync(),
+            Op::Fsync(path) => self
+                .resolve(path)
+                .and_then(|attr| self.fs.fsync(&OpCtx::service(), attr.ino, false)),
+            Op::Fdatasync(path) => {
+                self.resolve(path).and_then(|a| self.fs.fsync(&OpCtx::service(), a.ino, true))
+            }
+            Op::Sync => self.fs.sync(&OpCtx::service()),
             Op::Tmpfile(_)
             | Op::LinkSlot(..)
             | Op::Hold(..)
@@ -252,7 +259,8 @@ impl<'a> Runner<'a> {
         match op {
             Op::Tmpfile(slot) if !self.slots.contains_key(slot) => {
                 let root = self.fs.root()?.ino;
-                let made = self.fs.create_unlinked(root, &new_node(Kind::File, &[]))?;
+                let made =
+                    self.fs.create_unlinked(&OpCtx::service(), root, &new_node(Kind::File, &[]))?;
                 self.slots.insert(*slot, made.ino);
                 Ok(())
             }
@@ -264,7 +272,7 @@ impl<'a> Runner<'a> {
             Op::Tmpfile(_) | Op::Hold(..) => Err(Errno::EBUSY),
             Op::LinkSlot(slot, path) => {
                 let (ino, (dir, name)) = (self.slot(*slot)?, self.parent(path)?);
-                self.fs.link(ino, dir, name).map(drop)
+                self.fs.link(&OpCtx::service(), ino, dir, name).map(drop)
             }
             Op::Release(slot) => {
                 let ino = self.slots.remove(slot).ok_or(Errno::EBADF)?;
@@ -275,7 +283,7 @@ impl<'a> Runner<'a> {
                 let ino = self.slot(*slot)?;
                 self.write(ino, *offset, *len)
             }
-            Op::FsyncSlot(slot) => self.fs.fsync(self.slot(*slot)?, false),
+            Op::FsyncSlot(slot) => self.fs.fsync(&OpCtx::service(), self.slot(*slot)?, false),
             _ => unreachable!("not about a slot: {op:?}"),
         }
     }
@@ -287,7 +295,7 @@ impl<'a> Runner<'a> {
                 let (dir, name) = self.parent(to)?;
                 match source.kind {
                     Kind::Dir => Err(Errno::EPERM),
-                    _ => self.fs.link(source.ino, dir, name).map(drop),
+                    _ => self.fs.link(&OpCtx::service(), source.ino, dir, name).map(drop),
                 }
             }
             Op::Unlink(path) => {
@@ -296,8 +304,8 @@ impl<'a> Runner<'a> {
             }
             Op::Rmdir(path) => {
                 let (dir, name) = self.parent(path)?;
-                self.seen.push(self.fs.lookup(dir, name)?.ino);
-                self.fs.rmdir(dir, name).map(drop)
+                self.seen.push(self.fs.lookup(&OpCtx::service(), dir, name)?.ino);
+                self.fs.rmdir(&OpCtx::service(), dir, name).map(drop)
             }
             Op::Rename(from, to, mode) => self.rename(from, to, *mode),
             _ => unreachable!("not about names: {op:?}"),
@@ -324,7 +332,7 @@ impl<'a> Runner<'a> {
         }
         let (from_dir, from) = self.parent(from)?;
         let (to_dir, to) = self.parent(to)?;
-        self.fs.rename(from_dir, from, to_dir, to, mode).map(drop)
+        self.fs.rename(&OpCtx::service(), from_dir, from, to_dir, to, mode).map(drop)
     }
 }
 

@@ -17,6 +17,7 @@ use super::judge;
 use super::oracle::{History, Span, Window};
 use super::script::{Op, POISON, Runner};
 use super::tree::{Node, Tree, node, snapshot};
+use polylane_vfs::OpCtx;
 
 /// What mke2fs is asked for: small, several groups, nothing random.
 const FORMAT: &[&str] = &[
@@ -212,7 +213,9 @@ pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
 pub fn look(fs: &Ext4, runner: &Runner<'_>) -> Result<Tree, String> {
     let mut tree = snapshot(fs, &|ino| !runner.may_forget(ino));
     if let Ok(tree) = &mut tree {
-        let held = runner.held().map(|ino| runner.fs.getattr(ino).and_then(|a| node(runner.fs, a)));
+        let held = runner
+            .held()
+            .map(|ino| runner.fs.getattr(&OpCtx::service(), ino).and_then(|a| node(runner.fs, a)));
         let held: polylane_base::Result<Vec<Node>> = held.collect();
         tree.held = held.map_err(|errno| format!("held: {errno}"))?;
     }

@@ -11,6 +11,7 @@ use polylane_base::{Ino, TestClock};
 use polylane_ext4::DataMode;
 use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem};
 
 use super::oracle::{History, Span};
@@ -71,9 +72,11 @@ fn script(seed: u64, thread: usize, len: usize) -> Vec<Op> {
 }
 
 fn look(fs: &dyn FileSystem, runner: &Runner<'_>, home: Ino) -> Tree {
-    let attr = fs.getattr(home).expect("the thread's directory");
+    let attr = fs.getattr(&OpCtx::service(), home).expect("the thread's directory");
     let mut tree = snapshot_of(fs, attr, &|ino| !runner.may_forget(ino)).expect("readable");
-    let held = runner.held().map(|ino| fs.getattr(ino).and_then(|a| super::tree::node(fs, a)));
+    let held = runner
+        .held()
+        .map(|ino| fs.getattr(&OpCtx::service(), ino).and_then(|a| super::tree::node(fs, a)));
     tree.held = held.collect::<Result<_, _>>().expect("readable");
     tree
 }
@@ -81,7 +84,10 @@ fn look(fs: &dyn FileSystem, runner: &Runner<'_>, home: Ino) -> Tree {
 /// One thread's life.
 fn live(disk: &SimDisk, fs: &dyn FileSystem, thread: usize, ops: &[Op]) -> History {
     let root = fs.root().expect("the root").ino;
-    let dir = fs.lookup(root, home(thread).as_bytes()).expect("the thread's directory").ino;
+    let dir = fs
+        .lookup(&OpCtx::service(), root, home(thread).as_bytes())
+        .expect("the thread's directory")
+        .ino;
     let mut history = History { splits: true, ..History::default() };
     let mut runner = Runner::new(fs, true);
     history.states.push(look(fs, &runner, dir));

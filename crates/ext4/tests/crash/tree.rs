@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use polylane_base::Ino;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind};
 
 /// Everything but the bytes of files.
@@ -58,7 +59,7 @@ pub fn snapshot_of(
             for name in names(fs, attr.ino).map_err(|errno| format!("list '{path}': {errno}"))? {
                 let text = String::from_utf8_lossy(&name);
                 let below = if path.is_empty() { text.into() } else { format!("{path}/{text}") };
-                let child = fs.lookup(attr.ino, &name);
+                let child = fs.lookup(&OpCtx::service(), attr.ino, &name);
                 let child = child.map_err(|errno| format!("look up '{below}': {errno}"))?;
                 seen.push(child.ino);
                 todo.push((below, child));
@@ -79,7 +80,7 @@ pub fn snapshot_of(
 
 fn names(fs: &dyn FileSystem, dir: Ino) -> polylane_base::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
-    fs.readdir(dir, 0, &mut |entry| {
+    fs.readdir(&OpCtx::service(), dir, 0, &mut |entry| {
         names.push(entry.name.to_vec());
         names.len() < NAMES_MAX
     })?;
@@ -94,13 +95,17 @@ pub fn node(fs: &dyn FileSystem, attr: Attr) -> polylane_base::Result<Node> {
     let mut data = Vec::new();
     if attr.kind == Kind::File {
         data = vec![0; attr.size as usize];
-        let count = fs.read(attr.ino, 0, data.len(), &mut &mut data[..])?;
+        let count = fs.read(&OpCtx::service(), attr.ino, 0, data.len(), &mut &mut data[..])?;
         data.truncate(count);
     }
-    let target = if attr.kind == Kind::Symlink { fs.readlink(attr.ino)? } else { Vec::new() };
+    let target = if attr.kind == Kind::Symlink {
+        fs.readlink(&OpCtx::service(), attr.ino)?
+    } else {
+        Vec::new()
+    };
     let mut xattrs = BTreeMap::new();
-    for name in fs.listxattr(attr.ino)? {
-        let value = fs.getxattr(attr.ino, &name)?;
+    for name in fs.listxattr(&OpCtx::service(), attr.ino)? {
+        let value = fs.getxattr(&OpCtx::service(), attr.ino, &name)?;
         xattrs.insert(name, value);
     }
     Ok(Node { meta: Meta { attr, target, xattrs }, data: Arc::new(data) })

@@ -13,7 +13,7 @@ use polylane_testkit::acl::{NOBODY, value};
 use polylane_testkit::ops::UMASK;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{AclKind, FileSystem, Kind, SetAttr, XattrMode};
-use polylane_vfs::{Create, Cred, Vfs};
+use polylane_vfs::{Create, Cred, OpCtx, Vfs};
 use rustix::fs::{CWD, Mode, XattrFlags};
 
 use super::{Image, can_mount, common, of_kernel, of_ours, snapshot};
@@ -120,30 +120,40 @@ fn by_kernel(root: &Path, step: &Step) -> Result<(), Errno> {
 
 fn by_us(vfs: &Vfs, step: &Step) -> Result<(), Errno> {
     let root = Cred::root();
-    let find = |path: &String| vfs.resolve(&root, &vfs.root(), path.as_bytes(), false).ok();
+    let find = |path: &String| {
+        vfs.resolve(&OpCtx::as_user(&root), &vfs.root(), path.as_bytes(), false).ok()
+    };
     let node = |path: &String| find(path).ok_or(Errno::ENOENT);
     match step {
         Step::Make(kind, path, perm) => {
-            let Ok(last) = vfs.resolve_parent(&root, &vfs.root(), path.as_bytes()) else {
+            let Ok(last) = vfs.resolve_parent(&OpCtx::as_user(&root), &vfs.root(), path.as_bytes())
+            else {
                 return Err(Errno::ENOENT);
             };
             let target: &[u8] = if *kind == Kind::Symlink { b"nowhere" } else { b"" };
             let new = Create { kind: *kind, perm: *perm, umask: UMASK, rdev: 0, target };
-            vfs.create(&root, &last.dir, &last.name, &new).map(drop)
+            vfs.create(&OpCtx::as_user(&root), &last.dir, &last.name, &new).map(drop)
         }
         Step::Mode(path, _) if node(path)?.kind() == Kind::Symlink => Ok(()),
         Step::Mode(path, perm) => {
             let set = SetAttr { perm: Some(*perm), ..SetAttr::default() };
-            vfs.setattr(&root, &node(path)?, &set).map(drop)
+            vfs.setattr(&OpCtx::as_user(&root), &node(path)?, &set).map(drop)
         }
         Step::Owner(path, uid, gid) => {
             let (uid, gid) = (Some(Uid(*uid)), Some(Gid(*gid)));
-            vfs.setattr(&root, &node(path)?, &SetAttr { uid, gid, ..SetAttr::default() }).map(drop)
+            vfs.setattr(
+                &OpCtx::as_user(&root),
+                &node(path)?,
+                &SetAttr { uid, gid, ..SetAttr::default() },
+            )
+            .map(drop)
         }
         Step::Set(path, kind, value) => {
-            vfs.setxattr(&root, &node(path)?, kind.name(), value, XattrMode::Any)
+            vfs.setxattr(&OpCtx::as_user(&root), &node(path)?, kind.name(), value, XattrMode::Any)
         }
-        Step::Remove(path, kind) => vfs.removexattr(&root, &node(path)?, kind.name()),
+        Step::Remove(path, kind) => {
+            vfs.removexattr(&OpCtx::as_user(&root), &node(path)?, kind.name())
+        }
     }
 }
 
@@ -178,9 +188,9 @@ fn shape_of_kernel(root: &Path, paths: &[String]) -> Shape {
 
 fn shape_of_ours(vfs: &Vfs, paths: &[String]) -> Shape {
     let each = paths.iter().filter_map(|path| {
-        let node = vfs.resolve(&Cred::root(), &vfs.root(), path.as_bytes(), false).ok()?;
-        let attr = vfs.getattr(&node).expect("known");
-        let lists = KINDS.map(|kind| vfs.getxattr(&Cred::root(), &node, kind.name()).ok());
+        let node = vfs.resolve(&OpCtx::service(), &vfs.root(), path.as_bytes(), false).ok()?;
+        let attr = vfs.getattr(&OpCtx::service(), &node).expect("known");
+        let lists = KINDS.map(|kind| vfs.getxattr(&OpCtx::service(), &node, kind.name()).ok());
         Some((path.clone(), (attr.mode(), attr.uid.0, attr.gid.0, lists)))
     });
     each.collect()
@@ -227,8 +237,8 @@ fn judged_by_us(vfs: &Vfs, paths: &[String]) -> String {
         let cred = Cred { uid: Uid(uid), gid: Gid(gid), groups, ..Cred::root() };
         for path in paths {
             let may = |mask| {
-                let node = vfs.resolve(&cred, &vfs.root(), path.as_bytes(), true);
-                node.is_ok_and(|node| vfs.access(&cred, &node, mask).is_ok())
+                let node = vfs.resolve(&OpCtx::as_user(&cred), &vfs.root(), path.as_bytes(), true);
+                node.is_ok_and(|node| vfs.access(&OpCtx::as_user(&cred), &node, mask).is_ok())
             };
             for (mask, letter) in [(4, 'r'), (2, 'w'), (1, 'x')] {
                 lines.extend(may(mask).then_some(letter));
@@ -312,13 +322,13 @@ fn lists_pass_between_setfacl_and_us() {
         run("setfacl", &["-m", "u:7:rwx,g:8:rx,d:u:7:rw,d:g:8:r", "d"], mount.path());
     }
     with_vfs(&image, |vfs| {
-        let dir = vfs.resolve(&Cred::root(), &vfs.root(), b"d", true).expect("is there");
+        let dir = vfs.resolve(&OpCtx::service(), &vfs.root(), b"d", true).expect("is there");
         let seven = Cred { uid: Uid(7), gid: Gid(1), ..Cred::root() };
-        assert_eq!(vfs.access(&seven, &dir, 7), Ok(()));
+        assert_eq!(vfs.access(&OpCtx::as_user(&seven), &dir, 7), Ok(()));
         let new = Create { kind: Kind::File, perm: 0o666, umask: 0o77, rdev: 0, target: b"" };
-        let file = vfs.create(&seven, &dir, b"f", &new).expect("by the list");
+        let file = vfs.create(&OpCtx::as_user(&seven), &dir, b"f", &new).expect("by the list");
         let set = SetAttr { perm: Some(0o640), ..SetAttr::default() };
-        vfs.setattr(&seven, &file, &set).expect("owns it");
+        vfs.setattr(&OpCtx::as_user(&seven), &file, &set).expect("owns it");
     });
     let mount = image.mount();
     let said = run("getfacl", &["-n", "-c", "d/f"], mount.path());

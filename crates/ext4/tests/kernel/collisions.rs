@@ -5,6 +5,7 @@ use std::process::Command;
 
 use polylane_base::Ino;
 use polylane_ext4::Ext4;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{DirEntry, FileSystem, Kind};
 
 use crate::{Image, can_mount, common, new};
@@ -57,7 +58,7 @@ fn listed(fs: &Ext4, dir: Ino) -> Vec<String> {
         found.push(String::from_utf8_lossy(entry.name).into_owned());
         true
     };
-    fs.readdir(dir, 0, &mut each).expect("lists");
+    fs.readdir(&OpCtx::service(), dir, 0, &mut each).expect("lists");
     found
 }
 
@@ -84,9 +85,16 @@ fn names_of_equal_hash_are_found_by_both() {
         let root = fs.root().expect("root").ino;
         for step in STEPS {
             let dir = format!("ours{step}");
-            let dir = fs.create(root, dir.as_bytes(), &new(Kind::Dir, 0o755, b"")).expect("new");
+            let dir = fs
+                .create(&OpCtx::service(), root, dir.as_bytes(), &new(Kind::Dir, 0o755, b""))
+                .expect("new");
             for name in names(step) {
-                let made = fs.create(dir.node.ino, name.as_bytes(), &new(Kind::File, 0o600, b""));
+                let made = fs.create(
+                    &OpCtx::service(),
+                    dir.node.ino,
+                    name.as_bytes(),
+                    &new(Kind::File, 0o600, b""),
+                );
                 made.expect("room");
             }
             let found = listed(fs, dir.node.ino);
@@ -120,16 +128,18 @@ fn names_of_equal_hash_are_found_by_both() {
     image.ours(|fs| {
         let root = fs.root().expect("root").ino;
         for step in STEPS {
-            let dir = |name: String| fs.lookup(root, name.as_bytes()).expect("is there").ino;
+            let dir = |name: String| {
+                fs.lookup(&OpCtx::service(), root, name.as_bytes()).expect("is there").ino
+            };
             let (ours, theirs) = (dir(format!("ours{step}")), dir(format!("theirs{step}")));
             assert_eq!((listed(fs, ours).len(), listed(fs, theirs).len()), (24, 48));
             for name in names(step) {
-                fs.lookup(theirs, name.as_bytes()).expect("is there");
+                fs.lookup(&OpCtx::service(), theirs, name.as_bytes()).expect("is there");
             }
             for [first, second] in PAIRS {
-                assert!(fs.lookup(ours, name(first).as_bytes()).is_err());
-                fs.unlink(ours, name(second).as_bytes()).expect("is there");
-                fs.unlink(theirs, name(first).as_bytes()).expect("is there");
+                assert!(fs.lookup(&OpCtx::service(), ours, name(first).as_bytes()).is_err());
+                fs.unlink(&OpCtx::service(), ours, name(second).as_bytes()).expect("is there");
+                fs.unlink(&OpCtx::service(), theirs, name(first).as_bytes()).expect("is there");
             }
         }
     });

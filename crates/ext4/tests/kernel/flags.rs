@@ -9,7 +9,7 @@ use polylane_base::{Errno, TestClock, Time};
 use polylane_testkit::ops::UMASK;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{Kind, SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Create, Cred, Node, Vfs, flags};
+use polylane_vfs::{Create, Cred, Node, OpCtx, Vfs, flags};
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 
 use super::{Image, can_mount, common};
@@ -155,8 +155,14 @@ fn by_kernel(root: &Path, step: &Step) -> Result<(), Errno> {
 }
 
 fn by_us(vfs: &Vfs, step: &Step) -> Result<(), Errno> {
+    let ctx = &OpCtx::service();
     let root = Cred::root();
-    let find = |path: &String| match vfs.resolve(&root, &vfs.root(), path.as_bytes(), false) {
+    let find = |path: &String| match vfs.resolve(
+        &OpCtx::as_user(&root),
+        &vfs.root(),
+        path.as_bytes(),
+        false,
+    ) {
         Ok(node) => Ok(node),
         Err(polylane_vfs::PathError::Errno(errno)) => Err(errno),
         Err(error) => panic!("{path}: {error:?}"),
@@ -169,23 +175,25 @@ fn by_us(vfs: &Vfs, step: &Step) -> Result<(), Errno> {
             _ => Err(Errno::ENOTDIR),
         }
     };
-    let open = |path, how: OFlags| vfs.open(&root, &find(path)?, how.bits().cast_signed());
-    let set = |node: &Node, set: SetAttr| vfs.setattr(&root, node, &set).map(drop);
+    let open = |path, how: OFlags| {
+        vfs.open(&OpCtx::as_user(&root), &find(path)?, how.bits().cast_signed())
+    };
+    let set = |node: &Node, set: SetAttr| vfs.setattr(&OpCtx::as_user(&root), node, &set).map(drop);
     match step {
         Step::Make(kind, path) => {
             let (dir, name) = last(path)?;
             let perm = if *kind == Kind::Dir { 0o755 } else { 0o644 };
             let new = Create { kind: *kind, perm, umask: UMASK, rdev: 0, target: b"" };
-            vfs.create(&root, &dir, &name, &new).map(drop)
+            vfs.create(&OpCtx::as_user(&root), &dir, &name, &new).map(drop)
         }
         Step::Toggle(path, toggled) => {
             let node = find(path)?;
-            vfs.set_flags(&root, &node, vfs.flags(&node)? ^ toggled)
+            vfs.set_flags(&OpCtx::as_user(&root), &node, vfs.flags(ctx, &node)? ^ toggled)
         }
         Step::Open(path, how) => open(path, *how).map(drop),
         Step::Append(path) => {
             let file = open(path, OFlags::WRONLY | OFlags::APPEND)?;
-            file.write(&root, None, &mut &b"more"[..]).map(drop)
+            file.write(&OpCtx::as_user(&root), None, &mut &b"more"[..]).map(drop)
         }
         Step::Truncate(path, size) => {
             let file = open(path, OFlags::WRONLY | OFlags::APPEND)?;
@@ -196,17 +204,23 @@ fn by_us(vfs: &Vfs, step: &Step) -> Result<(), Errno> {
             let (atime, mtime) = (Some(*atime), Some(*mtime));
             set(&find(path)?, SetAttr { atime, mtime, ..SetAttr::default() })
         }
-        Step::Xattr(path) => vfs.setxattr(&root, &find(path)?, b"trusted.x", b"1", XattrMode::Any),
+        Step::Xattr(path) => {
+            vfs.setxattr(&OpCtx::as_user(&root), &find(path)?, b"trusted.x", b"1", XattrMode::Any)
+        }
         Step::Link(path, new) => {
             let (node, (dir, name)) = (find(path)?, last(new)?);
-            vfs.link(&root, &node, &dir, &name)
+            vfs.link(&OpCtx::as_user(&root), &node, &dir, &name)
         }
-        Step::Unlink(path) => last(path).and_then(|(dir, name)| vfs.unlink(&root, &dir, &name)),
-        Step::Rmdir(path) => last(path).and_then(|(dir, name)| vfs.rmdir(&root, &dir, &name)),
+        Step::Unlink(path) => {
+            last(path).and_then(|(dir, name)| vfs.unlink(&OpCtx::as_user(&root), &dir, &name))
+        }
+        Step::Rmdir(path) => {
+            last(path).and_then(|(dir, name)| vfs.rmdir(&OpCtx::as_user(&root), &dir, &name))
+        }
         Step::Rename(from, to, exchange) => {
             let ((from_dir, from), (to_dir, to)) = (last(from)?, last(to)?);
             let how = if *exchange { polylane_vfs::RENAME_EXCHANGE } else { 0 };
-            vfs.rename(&root, &from_dir, &from, &to_dir, &to, how)
+            vfs.rename(&OpCtx::as_user(&root), &from_dir, &from, &to_dir, &to, how)
         }
     }
 }
@@ -241,8 +255,8 @@ fn shape_of_kernel(root: &Path, paths: &[String]) -> Shape {
 
 fn shape_of_ours(vfs: &Vfs, paths: &[String]) -> Shape {
     let each = paths.iter().filter_map(|path| {
-        let node = vfs.resolve(&Cred::root(), &vfs.root(), path.as_bytes(), false).ok()?;
-        Some((path.clone(), vfs.flags(&node).expect("known")))
+        let node = vfs.resolve(&OpCtx::service(), &vfs.root(), path.as_bytes(), false).ok()?;
+        Some((path.clone(), vfs.flags(&OpCtx::service(), &node).expect("known")))
     });
     each.collect()
 }
@@ -299,15 +313,18 @@ fn flags_that_we_do_not_honour_stay_as_the_kernel_left_them() {
     }
     with_vfs(&image, |vfs| {
         let root = Cred::root();
-        let dir = vfs.resolve(&root, &vfs.root(), b"dir", true).expect("is there");
+        let dir = vfs.resolve(&OpCtx::as_user(&root), &vfs.root(), b"dir", true).expect("is there");
         for (kind, name) in [(Kind::File, &b"file"[..]), (Kind::Dir, b"below")] {
             let new = Create { kind, perm: 0o700, umask: 0, rdev: 0, target: b"" };
-            vfs.create(&root, &dir, name, &new).expect("made");
+            vfs.create(&OpCtx::as_user(&root), &dir, name, &new).expect("made");
         }
-        let had = vfs.flags(&dir).expect("known");
+        let had = vfs.flags(&OpCtx::service(), &dir).expect("known");
         assert_eq!(had & both, both);
-        assert_eq!(vfs.set_flags(&root, &dir, had ^ flags::SYNC), Err(Errno::EOPNOTSUPP));
-        vfs.set_flags(&root, &dir, had | flags::NODUMP).expect("set");
+        assert_eq!(
+            vfs.set_flags(&OpCtx::as_user(&root), &dir, had ^ flags::SYNC),
+            Err(Errno::EOPNOTSUPP)
+        );
+        vfs.set_flags(&OpCtx::as_user(&root), &dir, had | flags::NODUMP).expect("set");
     });
     let mount = image.mount();
     let of = |path: &str| {

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use polylane_ext4::Ext4;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, XattrMode};
 use rustix::fs::{XattrFlags, setxattr};
 
@@ -30,15 +31,17 @@ fn furnish(root: &Path) {
 
 fn change(fs: &Ext4) {
     let root = fs.root().expect("root").ino;
-    let find = |nth: u32| fs.lookup(root, format!("file-{nth}").as_bytes()).expect("there").ino;
+    let find = |nth: u32| {
+        fs.lookup(&OpCtx::service(), root, format!("file-{nth}").as_bytes()).expect("there").ino
+    };
     let set = |nth: u32, name: &[u8], bytes: &[u8]| {
-        fs.setxattr(find(nth), name, bytes, XattrMode::Any).expect("room");
+        fs.setxattr(&OpCtx::service(), find(nth), name, bytes, XattrMode::Any).expect("room");
     };
     set(1, b"user.large", &value(50_000));
     set(2, b"user.more", &value(9000));
     set(3, b"user.block", b"short");
-    fs.removexattr(find(4), b"user.large").expect("there");
-    let gone = fs.unlink(root, b"file-5").expect("there").node.ino;
+    fs.removexattr(&OpCtx::service(), find(4), b"user.large").expect("there");
+    let gone = fs.unlink(&OpCtx::service(), root, b"file-5").expect("there").node.ino;
     fs.forget(gone);
     set(6, b"user.large", b"short");
 }

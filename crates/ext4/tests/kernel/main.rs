@@ -28,6 +28,7 @@ use polylane_testkit::kernel::Kernel;
 use polylane_testkit::ops::{Generator, Limits, Op, Step, UMASK};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Failure, Subject, VfsSubject, small_options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, Piece, SetAttr, SetTime, XattrMode};
 use snapshot::{of_kernel, of_ours};
 
@@ -151,7 +152,9 @@ fn new(kind: Kind, perm: u32, target: &[u8]) -> NewNode<'_> {
 /// A tree with everything that the format knows.
 fn furnish(fs: &Ext4) {
     let root = fs.root().expect("root").ino;
-    let make = |dir, name: &[u8], new: &NewNode<'_>| fs.create(dir, name, new).expect("new").node;
+    let make = |dir, name: &[u8], new: &NewNode<'_>| {
+        fs.create(&OpCtx::service(), dir, name, new).expect("new").node
+    };
     let many = make(root, b"many", &new(Kind::Dir, 0o755, b"")).ino;
     for number in 0..6000 {
         let name = format!("entry-{number}-{}", "x".repeat(number % 60));
@@ -159,17 +162,25 @@ fn furnish(fs: &Ext4) {
     }
     for number in (0..6000).step_by(3) {
         let name = format!("entry-{number}-{}", "x".repeat(number % 60));
-        let gone = fs.unlink(many, name.as_bytes()).expect("is there").node;
+        let gone = fs.unlink(&OpCtx::service(), many, name.as_bytes()).expect("is there").node;
         fs.forget(gone.ino);
     }
     let file = make(root, b"sparse", &new(Kind::File, 0o4755, b"")).ino;
     for block in (0..2000u64).step_by(2) {
         let bytes = vec![block as u8; 3000];
-        fs.write(file, block * 4096 + block % 1000, &mut &bytes[..]).expect("room");
+        fs.write(&OpCtx::service(), file, block * 4096 + block % 1000, &mut &bytes[..])
+            .expect("room");
     }
-    fs.write(file, 1 << 36, &mut &b"far away"[..]).expect("room");
-    fs.fallocate(file, Fallocate::Allocate { keep_size: true }, 1 << 30, 5 << 20).expect("room");
-    fs.fallocate(file, Fallocate::PunchHole, 40_000, 100_000).expect("a hole");
+    fs.write(&OpCtx::service(), file, 1 << 36, &mut &b"far away"[..]).expect("room");
+    fs.fallocate(
+        &OpCtx::service(),
+        file,
+        Fallocate::Allocate { keep_size: true },
+        1 << 30,
+        5 << 20,
+    )
+    .expect("room");
+    fs.fallocate(&OpCtx::service(), file, Fallocate::PunchHole, 40_000, 100_000).expect("a hole");
     for (size, name) in
         [(0, "none"), (10, "short"), (59, "long-inside"), (60, "block"), (4095, "max")]
     {
@@ -183,17 +194,25 @@ fn furnish(fs: &Ext4) {
         make(root, format!("{kind:?}").as_bytes(), &NewNode { rdev, ..new(kind, 0o600, b"") });
     }
     let deep = (0..40).fold(many, |dir, _| make(dir, b"deeper", &new(Kind::Dir, 0o711, b"")).ino);
-    fs.link(file, deep, b"linked").expect("a link");
+    fs.link(&OpCtx::service(), file, deep, b"linked").expect("a link");
     for (name, length) in [("user.small", 5), ("user.large", 3000), ("security.x", 0)] {
         let value = vec![b'v'; length];
-        fs.setxattr(file, name.as_bytes(), &value, XattrMode::Any).expect("room");
-        fs.setxattr(deep, name.as_bytes(), &value[..length.min(20)], XattrMode::Any).expect("room");
+        fs.setxattr(&OpCtx::service(), file, name.as_bytes(), &value, XattrMode::Any)
+            .expect("room");
+        fs.setxattr(
+            &OpCtx::service(),
+            deep,
+            name.as_bytes(),
+            &value[..length.min(20)],
+            XattrMode::Any,
+        )
+        .expect("room");
     }
     for (name, sec) in [("1901", -0x7fff_ffff), ("2038", 1 << 31), ("2446", 0x3_7fff_ffff)] {
         let ino = make(root, name.as_bytes(), &new(Kind::File, 0o600, b"")).ino;
         let at = Some(SetTime::At(polylane_base::Time { sec, nsec: 999_999_999 }));
         let set = SetAttr { mtime: at, atime: at, ..SetAttr::default() };
-        fs.setattr(ino, &set).expect("a time");
+        fs.setattr(&OpCtx::service(), ino, &set).expect("a time");
     }
 }
 
@@ -236,7 +255,7 @@ fn pieces_of_ours(fs: &Ext4, ino: Ino) -> Pieces {
         found.push((piece.offset / 4096, piece.place / 4096, piece.len / 4096));
         true
     };
-    fs.pieces(ino, 0, u64::MAX, each).expect("pieces");
+    fs.pieces(&OpCtx::service(), ino, 0, u64::MAX, each).expect("pieces");
     found
 }
 
@@ -266,7 +285,10 @@ fn the_kernel_finds_files_where_we_do() {
     let image = Image::new(96, common::LANE);
     let ours = image.ours(|fs| {
         furnish(fs);
-        let sparse = fs.lookup(fs.root().expect("root").ino, b"sparse").expect("is there").ino;
+        let sparse = fs
+            .lookup(&OpCtx::service(), fs.root().expect("root").ino, b"sparse")
+            .expect("is there")
+            .ino;
         pieces_of_ours(fs, sparse)
     });
     assert!(ours.len() > 900, "{}", ours.len());
@@ -315,47 +337,54 @@ fn furnish_as_kernel(root: &Path) {
 /// Changes all that the kernel made, so that its shapes meet our code.
 fn use_further(fs: &Ext4) {
     let root = fs.root().expect("root").ino;
-    let find = |name: &[u8]| fs.lookup(root, name).expect("is there").ino;
+    let find = |name: &[u8]| fs.lookup(&OpCtx::service(), root, name).expect("is there").ino;
     let many = find(b"many");
     let mut names = Vec::new();
     let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
         names.push(entry.name.to_vec());
         true
     };
-    fs.readdir(many, 0, &mut each).expect("lists");
+    fs.readdir(&OpCtx::service(), many, 0, &mut each).expect("lists");
     let distinct: BTreeSet<_> = names.iter().collect();
     assert_eq!((names.len(), distinct.len()), (6401, 6401));
     for (number, name) in names.iter().enumerate() {
         match number % 4 {
             0 => {
-                let gone = fs.unlink(many, name).expect("is there").node;
+                let gone = fs.unlink(&OpCtx::service(), many, name).expect("is there").node;
                 fs.forget(gone.ino);
             }
             1 => {
                 let to = format!("moved-{number}");
                 let mode = polylane_vfs::fs::RenameMode::NoReplace;
-                fs.rename(many, name, many, to.as_bytes(), mode).expect("moves");
+                fs.rename(&OpCtx::service(), many, name, many, to.as_bytes(), mode).expect("moves");
             }
             _ => {}
         }
     }
     let sparse = find(b"sparse");
     for block in (1..3000u64).step_by(4) {
-        fs.write(sparse, block * 4096 + 100, &mut &[1; 2000][..]).expect("room");
+        fs.write(&OpCtx::service(), sparse, block * 4096 + 100, &mut &[1; 2000][..]).expect("room");
     }
-    fs.setattr(sparse, &SetAttr { size: Some(11_000_000), ..SetAttr::default() }).expect("cut");
-    fs.write(find(b"unwritten"), 1_000_001, &mut &[2; 300_000][..]).expect("room");
+    fs.setattr(
+        &OpCtx::service(),
+        sparse,
+        &SetAttr { size: Some(11_000_000), ..SetAttr::default() },
+    )
+    .expect("cut");
+    fs.write(&OpCtx::service(), find(b"unwritten"), 1_000_001, &mut &[2; 300_000][..])
+        .expect("room");
     for number in 0..10 {
         let name = format!("with-attributes-{number}");
         let ino = find(name.as_bytes());
-        fs.setxattr(ino, b"user.more", b"more", XattrMode::Create).expect("room");
+        fs.setxattr(&OpCtx::service(), ino, b"user.more", b"more", XattrMode::Create)
+            .expect("room");
         if number % 2 == 0 {
-            fs.removexattr(ino, b"user.big").expect("is there");
+            fs.removexattr(&OpCtx::service(), ino, b"user.big").expect("is there");
         }
     }
-    let gone = fs.unlink(root, b"with-attributes-19").expect("is there").node;
+    let gone = fs.unlink(&OpCtx::service(), root, b"with-attributes-19").expect("is there").node;
     fs.forget(gone.ino);
-    let gone = fs.unlink(root, b"long").expect("is there").node;
+    let gone = fs.unlink(&OpCtx::service(), root, b"long").expect("is there").node;
     fs.forget(gone.ino);
 }
 
@@ -469,7 +498,7 @@ fn we_recover_what_the_kernel_left() {
         let (for_us, for_kernel) = (copy(), copy());
         let ours = for_us.ours(|fs| {
             assert!(fs.recovered.transactions > 0, "{features}: {:?}", fs.recovered);
-            (of_ours(&**fs), fs.statfs().expect("totals").ffree)
+            (of_ours(&**fs), fs.statfs(&OpCtx::service()).expect("totals").ffree)
         });
         let mount = for_kernel.mount();
         snapshot::assert_same(&ours.0, &of_kernel(mount.path()));
@@ -603,7 +632,7 @@ fn the_kernel_counts_the_same_room() {
     for kind in kinds {
         let image = Image::new(64, kind);
         let device = common::load(&std::fs::read(image.file.borrow().path()).expect("readable"));
-        let ours = common::open(&device).statfs().expect("statfs");
+        let ours = common::open(&device).statfs(&OpCtx::service()).expect("statfs");
         let mount = image.mount();
         let theirs = rustix::fs::statfs(mount.path()).expect("statfs");
         let theirs = (theirs.f_blocks, theirs.f_bfree, theirs.f_bavail, theirs.f_files);

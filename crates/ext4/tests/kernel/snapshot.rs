@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use polylane_base::Ino;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 
 /// Bytes hashed at a time.
@@ -95,9 +96,12 @@ pub fn of_ours(fs: &dyn FileSystem) -> Tree {
                 found.push((entry.name.to_vec(), entry.ino));
                 true
             };
-            fs.readdir(ino, 0, &mut each).expect("lists");
+            fs.readdir(&OpCtx::service(), ino, 0, &mut each).expect("lists");
             for (name, below) in found {
-                assert_eq!(fs.lookup(ino, &name).map(|attr| attr.ino), Ok(below));
+                assert_eq!(
+                    fs.lookup(&OpCtx::service(), ino, &name).map(|attr| attr.ino),
+                    Ok(below)
+                );
                 todo.push((join(&path, &name), below));
             }
         }
@@ -107,20 +111,20 @@ pub fn of_ours(fs: &dyn FileSystem) -> Tree {
 }
 
 fn our_entry(fs: &dyn FileSystem, ino: Ino) -> Entry {
-    let attr = fs.getattr(ino).expect("has a state");
+    let attr = fs.getattr(&OpCtx::service(), ino).expect("has a state");
     let mut xattrs = BTreeMap::new();
-    for name in fs.listxattr(ino).expect("lists") {
-        let value = fs.getxattr(ino, &name).expect("is there");
+    for name in fs.listxattr(&OpCtx::service(), ino).expect("lists") {
+        let value = fs.getxattr(&OpCtx::service(), ino, &name).expect("is there");
         xattrs.insert(name, value);
     }
     let content = match attr.kind {
-        Kind::Symlink => fs.readlink(ino).expect("a target"),
+        Kind::Symlink => fs.readlink(&OpCtx::service(), ino).expect("a target"),
         Kind::File => digest(
             attr.size,
-            |at| fs.seek(ino, at, polylane_vfs::fs::SeekFor::Data).ok(),
+            |at| fs.seek(&OpCtx::service(), ino, at, polylane_vfs::fs::SeekFor::Data).ok(),
             |at, mut into| {
                 let len = into.len();
-                fs.read(ino, at, len, &mut into).expect("reads")
+                fs.read(&OpCtx::service(), ino, at, len, &mut into).expect("reads")
             },
         ),
         _ => Vec::new(),

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
 use polylane_base::rng::Rng;
 use polylane_testkit::fs_suite::node;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
 
 use super::{Image, can_mount};
@@ -36,11 +37,16 @@ fn ours(block_bytes: u64, order: &[u64]) -> u64 {
     let image = Image::new(64, &["-t", "ext4", "-b", &block_bytes.to_string()]);
     image.ours(|fs| {
         let root = fs.root().expect("root").ino;
-        let file = fs.create(root, b"file", &node(Kind::File, 0o600)).expect("room").node.ino;
+        let file = fs
+            .create(&OpCtx::service(), root, b"file", &node(Kind::File, 0o600))
+            .expect("room")
+            .node
+            .ino;
         for block in order {
-            fs.write(file, block * block_bytes, &mut &[7; 10][..]).expect("room");
+            fs.write(&OpCtx::service(), file, block * block_bytes, &mut &[7; 10][..])
+                .expect("room");
         }
-        nodes(fs.getattr(file).expect("a state").blocks, block_bytes, order)
+        nodes(fs.getattr(&OpCtx::service(), file).expect("a state").blocks, block_bytes, order)
     })
 }
 
@@ -131,21 +137,27 @@ fn block_maps_are_changed_in_turns_with_the_kernel() {
         let todo = changes(&mut rng, &mut blocks);
         image.ours(|fs| {
             let root = fs.root().expect("root").ino;
-            let file = fs.lookup(root, b"file").expect("is there").ino;
+            let file = fs.lookup(&OpCtx::service(), root, b"file").expect("is there").ino;
             let size = |blocks: u64| SetAttr { size: Some(blocks << 10), ..SetAttr::default() };
             for change in todo {
                 match change {
                     Change::Write(at, byte) => {
-                        fs.write(file, at << 10, &mut &[byte; 1024][..]).map(drop).expect("room");
+                        fs.write(&OpCtx::service(), file, at << 10, &mut &[byte; 1024][..])
+                            .map(drop)
+                            .expect("room");
                     }
                     Change::Punch(at, count) => {
                         let hole = Fallocate::PunchHole;
-                        fs.fallocate(file, hole, at << 10, count << 10).map(drop).expect("a hole");
+                        fs.fallocate(&OpCtx::service(), file, hole, at << 10, count << 10)
+                            .map(drop)
+                            .expect("a hole");
                     }
-                    Change::Cut(at) => fs.setattr(file, &size(at)).map(drop).expect("cut"),
+                    Change::Cut(at) => {
+                        fs.setattr(&OpCtx::service(), file, &size(at)).map(drop).expect("cut")
+                    }
                 }
             }
-            fs.setattr(file, &size(LAST)).expect("a size");
+            fs.setattr(&OpCtx::service(), file, &size(LAST)).expect("a size");
         });
         let mount = image.mount();
         let bytes = std::fs::read(mount.path().join("file")).expect("reads");

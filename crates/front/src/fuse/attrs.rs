@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Cred, Fsetid, Node};
+use polylane_vfs::{Cred, Fsetid, Node, OpCtx};
 
 use super::nodes::Target;
 use super::ops::{Call, End, Exit, Outcome};
@@ -10,28 +10,37 @@ use super::protocol::{SETXATTR_ACL_KILL_SGID, fattr};
 use super::request::SetattrIn;
 use crate::notifier::Range;
 
-impl Call<'_> {
+impl<'a> Call<'a> {
     fn attr(&self) -> Result<Attr> {
         match self.target()? {
             Target::Virtual(dir) => self.virtual_attr(dir),
             // The kernel asks for it while it opens the slot, before anything can be bound.
             Target::Slot(slot) if slot.file().is_err() => self.free_slot_attr(&slot),
-            _ => self.session.lane.vfs.getattr(&self.node()?),
+            _ => self.session.lane.vfs.getattr(&self.ctx(&self.caller()), &self.node()?),
         }
     }
 
-    /// Who asks, for a change that the kernel allowed by what it remembers of the inode. Of a slot
-    /// it may remember another file's owner: there the lane decides, with the groups of the session
-    /// whose process must be the caller as long as the slot has not escaped.
+    /// Who asks, for a change that the kernel allowed by what it remembers of the inode: on a slot
+    /// with the groups of the session whose process must be the caller as long as the slot has not
+    /// escaped.
     fn attr_cred(&self) -> Result<Cred> {
         let mut cred = self.cred()?;
-        if let Target::Slot(slot) = self.target()? {
-            cred.kernel_checked = false;
-            if !slot.escaped() {
-                cred.groups = self.session.lane.slots.groups(&slot);
-            }
+        if let Target::Slot(slot) = self.target()?
+            && !slot.escaped()
+        {
+            cred.groups = self.session.lane.slots.groups(&slot);
         }
         Ok(cred)
+    }
+
+    /// The context of such a change. Of a slot the kernel may remember another file's owner: there
+    /// the lane decides.
+    fn attr_ctx<'c>(&self, cred: &'c Cred) -> Result<OpCtx<'c>>
+    where
+        'a: 'c,
+    {
+        let kernel_checked = !matches!(self.target()?, Target::Slot(_));
+        Ok(OpCtx { kernel_checked, ..self.ctx(cred) })
     }
 }
 
@@ -52,6 +61,7 @@ pub(super) fn statx(call: &mut Call<'_>) -> End {
 pub(super) fn setattr(call: &mut Call<'_>) -> End {
     let new = SetattrIn::read(&mut call.args)?;
     let (node, cred) = setattr_target(call, &new)?;
+    let ctx = if new.is_ftruncate() { call.ctx(&cred) } else { call.attr_ctx(&cred)? };
     let set = SetAttr {
         perm: (new.valid & fattr::MODE != 0).then_some(new.mode & 0o7777),
         uid: (new.valid & fattr::UID != 0).then_some(Uid(new.uid)),
@@ -65,8 +75,8 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
         call.settle(&node, Range::ALL)?;
     }
     let attr = match set == SetAttr::default() {
-        true => set_nothing(call, (&node, &cred), new.valid)?,
-        false => call.session.lane.vfs.setattr(&cred, &node, &set)?,
+        true => set_nothing(call, (&ctx, &node), new.valid)?,
+        false => call.session.lane.vfs.setattr(&ctx, &node, &set)?,
     };
     call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
     call.out.attr_out(&attr, 0);
@@ -98,14 +108,14 @@ fn setattr_target(call: &Call<'_>, new: &SetattrIn) -> Result<(Node, Cred)> {
 /// contents that takes set-id bits away by a caller without `CAP_FSETID`: the bits go. A caller who
 /// is neither root nor the owner gets nothing done: where there are set-id bits, the former is not
 /// allowed to such a caller; the latter must not fail, and its change is judged when it comes.
-fn set_nothing(call: &Call<'_>, (node, cred): (&Node, &Cred), valid: u32) -> Result<Attr> {
+fn set_nothing(call: &Call<'_>, (ctx, node): (&OpCtx<'_>, &Node), valid: u32) -> Result<Attr> {
     const OF_KERNEL: u32 = fattr::FH | fattr::KILL_SUIDGID;
     let vfs = &call.session.lane.vfs;
-    let attr = vfs.getattr(node)?;
-    let owns = cred.is_root() || cred.uid == attr.uid;
+    let attr = vfs.getattr(ctx, node)?;
+    let owns = ctx.is_root() || ctx.uid() == attr.uid;
     let has_bits = attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0;
     match valid & !OF_KERNEL == 0 && (owns || !has_bits) {
-        true => vfs.setattr(cred, node, &SetAttr::default()),
+        true => vfs.setattr(ctx, node, &SetAttr::default()),
         false => Ok(attr),
     }
 }
@@ -126,9 +136,10 @@ fn set_time(valid: u32, given: u32, now: u32, time: (u64, u32)) -> Result<Option
 pub(super) fn access(call: &mut Call<'_>) -> End {
     let mask = call.args.u32()?;
     // Only sent without `default_permissions`: then nobody has checked.
-    let cred = Cred { kernel_checked: false, ..call.cred()? };
+    let cred = call.cred()?;
+    let ctx = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
     if !matches!(call.target()?, Target::Virtual(_)) {
-        call.session.lane.vfs.access(&cred, &call.node()?, mask)?;
+        call.session.lane.vfs.access(&ctx, &call.node()?, mask)?;
     }
     Ok(Outcome::Reply)
 }
@@ -156,7 +167,11 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
         XATTR_REPLACE => XattrMode::Replace,
         // Neither can be so: the error is that of the one that fails.
         BOTH => {
-            let there = call.session.lane.vfs.getxattr(&call.attr_cred()?, &call.node()?, name);
+            let there = call.session.lane.vfs.getxattr(
+                &call.attr_ctx(&call.attr_cred()?)?,
+                &call.node()?,
+                name,
+            );
             return Err(there.map_or_else(|errno| errno, |_| Errno::EEXIST).into());
         }
         _ => return Err(Errno::EINVAL.into()),
@@ -166,7 +181,7 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
         (Some(_), Target::Node(_)) => call.writer(extra & SETXATTR_ACL_KILL_SGID != 0),
         _ => call.attr_cred()?,
     };
-    call.session.lane.vfs.setxattr(&cred, &node, name, value, mode)?;
+    call.session.lane.vfs.setxattr(&call.attr_ctx(&cred)?, &node, name, value, mode)?;
     Ok(Outcome::Reply)
 }
 
@@ -174,7 +189,7 @@ pub(super) fn removexattr(call: &mut Call<'_>) -> End {
     let name = call.args.string()?;
     supported(call, name)?;
     let node = call.node()?;
-    call.session.lane.vfs.removexattr(&call.attr_cred()?, &node, name)?;
+    call.session.lane.vfs.removexattr(&call.attr_ctx(&call.attr_cred()?)?, &node, name)?;
     Ok(Outcome::Reply)
 }
 
@@ -189,7 +204,8 @@ pub(super) fn getxattr(call: &mut Call<'_>) -> End {
         Target::Slot(slot) if slot.file().is_err() => return Err(Errno::ENODATA.into()),
         _ => {}
     }
-    let value = call.session.lane.vfs.getxattr(&call.attr_cred()?, &call.node()?, name)?;
+    let value =
+        call.session.lane.vfs.getxattr(&call.attr_ctx(&call.attr_cred()?)?, &call.node()?, name)?;
     sized_reply(call, size, &value)
 }
 
@@ -197,7 +213,7 @@ pub(super) fn listxattr(call: &mut Call<'_>) -> End {
     let size = call.args.u32()?;
     let mut list = Vec::new();
     if !matches!(call.target()?, Target::Virtual(_)) {
-        for name in call.session.lane.vfs.listxattr(&call.cred()?, &call.node()?)? {
+        for name in call.session.lane.vfs.listxattr(&call.ctx(&call.cred()?), &call.node()?)? {
             list.extend_from_slice(&name);
             list.push(0);
         }
@@ -221,12 +237,12 @@ pub(super) fn statfs(call: &mut Call<'_>) -> End {
     if call.session.lane.vfs.tells_nameless() && !call.deferred {
         return Err(Exit::Defer);
     }
-    let totals = call.session.lane.vfs.statfs()?;
+    let totals = call.session.lane.vfs.statfs(&call.ctx(&call.caller()))?;
     call.out.statfs(&totals);
     Ok(Outcome::Reply)
 }
 
 pub(super) fn syncfs(call: &mut Call<'_>) -> End {
-    call.session.lane.vfs.sync()?;
+    call.session.lane.vfs.sync(&call.ctx(&call.caller()))?;
     Ok(Outcome::Reply)
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use polylane_base::Result;
 use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_vfs::handover::Answered;
-use polylane_vfs::{Cred, Node, OpenFile};
+use polylane_vfs::{Cred, Node, OpCtx, OpenFile, Origin};
 
 use crate::lane::{Beside, Lane};
 use crate::notifier::Range;
@@ -50,11 +50,16 @@ pub(super) struct Again {
 }
 
 impl Again {
+    /// The kernel checked the writer's permissions; the write had its turn.
+    fn ctx(&self) -> OpCtx<'_> {
+        OpCtx::new(Origin::Fuse, &self.writer).kernel_checked()
+    }
+
     /// Has what was written in a range be there once the kernel's pages are gone.
     pub(super) fn keep(&self, lane: &Lane, range: Range) -> Result<()> {
         lane.keep_written((&self.file, self.flags), range, self.beside, |within| {
             let mut bytes = &self.data[..within.min(self.data.len())];
-            self.file.write_mapped(&self.writer, range.offset, &mut bytes)
+            self.file.write_mapped(&self.ctx(), range.offset, &mut bytes)
         })
     }
 }

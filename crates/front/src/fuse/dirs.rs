@@ -28,7 +28,7 @@ pub(super) fn opendir(call: &mut Call<'_>) -> End {
         Target::Slot(_) => return Err(Errno::ENOTDIR.into()),
         Target::Node(node) => {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-            Some(call.session.lane.vfs.open(&call.cred()?, &node, flags)?)
+            Some(call.session.lane.vfs.open(&call.ctx(&call.cred()?), &node, flags)?)
         }
     };
     let handle = Handle { node_id: call.header.node_id, opened, ..Handle::default() };
@@ -52,7 +52,7 @@ pub(super) fn readdirplus(call: &mut Call<'_>) -> End {
             b"." | b".." => None,
             name => {
                 let (vfs, dir) = (&call.session.lane.vfs, call.node()?);
-                let node = vfs.lookup(&call.cred()?, &dir, name).ok();
+                let node = vfs.lookup(&call.ctx(&call.cred()?), &dir, name).ok();
                 node.and_then(|node| call.entry_of((&dir, name), &node).ok())
             }
         };
@@ -73,7 +73,7 @@ fn list(call: &mut Call<'_>, extra: usize) -> Result<Vec<Listed>> {
     let mut room = transfer.size.min(TRANSFER_BYTES_MAX) as usize;
     let in_root = handle.node_id == ROOT_ID;
     let mut entries = Vec::new();
-    dir.readdir(transfer.offset, &mut |entry| {
+    dir.readdir(&call.ctx(&call.caller()), transfer.offset, &mut |entry| {
         if in_root && is_reserved(entry.name) {
             return true;
         }
@@ -106,7 +106,7 @@ pub(super) fn releasedir(call: &mut Call<'_>) -> End {
 pub(super) fn fsyncdir(call: &mut Call<'_>) -> End {
     let (fh, how) = (call.args.u64()?, call.args.u32()?);
     if let Some(dir) = &call.session.handles.get(fh)?.opened {
-        dir.fsync(how & FSYNC_FDATASYNC != 0)?;
+        dir.fsync(&call.ctx(&call.caller()), how & FSYNC_FDATASYNC != 0)?;
     }
     Ok(Outcome::Reply)
 }

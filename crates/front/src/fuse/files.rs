@@ -43,12 +43,16 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
 
 fn open_node(call: &Call<'_>, node: &Node, flags: i32, how: u32) -> Result<Arc<OpenFile>, Exit> {
     if flags & libc::O_TRUNC == 0 {
-        return Ok(call.session.lane.vfs.open(&call.cred()?, node, open_flags(flags))?);
+        return Ok(call.session.lane.vfs.open(
+            &call.ctx(&call.cred()?),
+            node,
+            open_flags(flags),
+        )?);
     }
     call.settle(node, Range::ALL)?;
     let kills = how & OPEN_KILL_SUIDGID != 0;
     let flags = open_flags(flags) | libc::O_TRUNC;
-    Ok(call.session.lane.vfs.open(&call.writer(kills), node, flags)?)
+    Ok(call.session.lane.vfs.open(&call.ctx(&call.writer(kills)), node, flags)?)
 }
 
 /// A second open of a slot's node, through /proc/self/fd: opens the bound file anew. The kernel may
@@ -92,7 +96,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     } else {
         call.settle(file.node(), range)?;
     }
-    let count = file.read(transfer.offset, size as usize, call.out)?;
+    let count = file.read(&call.ctx(&call.caller()), transfer.offset, size as usize, call.out)?;
     call.out.0.truncate(count);
     Ok(Outcome::Reply)
 }
@@ -131,14 +135,14 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let failed = if holds_page { Exit::Late } else { Exit::Failed };
     let at = Some(transfer.offset);
     let written = match placed {
-        true => file.write_placed(&writer, at, &mut data).map_err(failed)?,
-        false => file.write(&writer, at, &mut data).map_err(failed)?,
+        true => file.write_placed(&call.ctx(&writer), at, &mut data).map_err(failed)?,
+        false => file.write(&call.ctx(&writer), at, &mut data).map_err(failed)?,
     };
     let beside = before.until_now(file.node());
     let start = written.end.saturating_sub(written.count as u64);
     let range = Range { offset: start, len: range.len };
     // RWF_SYNC and RWF_DSYNC come as flags of the one write.
-    file.sync_written(transfer.flags).map_err(Exit::Late)?;
+    file.sync_written(&call.ctx(&call.caller()), transfer.flags).map_err(Exit::Late)?;
     call.out.count(written.count as u32);
     call.session.wrote(&handle, written.end);
     if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
@@ -171,13 +175,14 @@ fn is_placed(call: &Call<'_>, file: &OpenFile, offset: u64) -> bool {
 /// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now
 /// (the file was truncated meanwhile) is dropped, as the page cache of any file system does.
 fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Result<()> {
-    let size = call.session.lane.vfs.getattr(file.node())?.size;
+    let size = call.session.lane.vfs.getattr(&call.ctx(&call.caller()), file.node())?.size;
     let keep = size.saturating_sub(offset).min(data.len() as u64) as usize;
     if keep == 0 {
         return Ok(());
     }
     let writer = call.writer(false);
-    let store = || file.write_mapped(&writer, offset, &mut &data[..keep]);
+    let ctx = call.ctx(&writer);
+    let store = || file.write_mapped(&ctx, offset, &mut &data[..keep]);
     let stored = match store() {
         Err(Errno::ENOSPC) => {
             call.session.lane.vfs.give_room_back();
@@ -213,7 +218,7 @@ pub(super) fn fsync(call: &mut Call<'_>) -> End {
     let (fh, how) = (call.args.u64()?, call.args.u32()?);
     let (_, file) = call.handle(fh)?;
     call.settle(file.node(), Range::ALL)?;
-    file.fsync(how & FSYNC_FDATASYNC != 0)?;
+    file.fsync(&call.ctx(&call.caller()), how & FSYNC_FDATASYNC != 0)?;
     Ok(Outcome::Reply)
 }
 
@@ -222,7 +227,7 @@ pub(super) fn fallocate(call: &mut Call<'_>) -> End {
     let mode = call.args.u32()? as i32;
     let (_, file) = call.handle(fh)?;
     call.settle(file.node(), Range::ALL)?;
-    file.fallocate(&call.changer(), mode, offset, len)?;
+    file.fallocate(&call.ctx(&call.changer()), mode, offset, len)?;
     // Collapse and insert move everything behind.
     Ok(call.changed(file.node(), Range { offset, len: 0 }))
 }
@@ -236,7 +241,7 @@ pub(super) fn lseek(call: &mut Call<'_>) -> End {
         _ => return Err(Errno::EINVAL.into()),
     };
     call.settle(file.node(), Range { offset, len: 0 })?;
-    let found = file.seek(offset, target)?;
+    let found = file.seek(&call.ctx(&call.caller()), offset, target)?;
     call.out.u64(found);
     Ok(Outcome::Reply)
 }
@@ -254,7 +259,7 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
     // The older form has 32 bits to say how far it came.
     let wide = call.header.opcode == opcode::COPY_FILE_RANGE_64;
     let len = if wide { len } else { len.min(u64::from(u32::MAX) & !4095) };
-    let copied = source.copy_range(&call.changer(), from, (&target, at), len)?;
+    let copied = source.copy_range(&call.ctx(&call.changer()), from, (&target, at), len)?;
     match wide {
         true => call.out.u64(copied),
         false => call.out.count(copied as u32),

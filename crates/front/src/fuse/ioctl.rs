@@ -85,7 +85,7 @@ fn pieces(call: &mut Call<'_>, fh: u64) -> Result<()> {
     let (_, file) = call.handle(fh)?;
     let mut answer = PiecesAnswer::new_zeroed();
     let (mut count, mut more) = (0, false);
-    file.pieces(offset, len, &mut |piece| {
+    file.pieces(&call.ctx(&call.caller()), offset, len, &mut |piece| {
         let (offset, place, len) = (piece.offset, piece.place, piece.len);
         match answer.pieces.get_mut(count) {
             Some(room) => {
@@ -108,12 +108,12 @@ fn trim(call: &mut Call<'_>) -> Result<()> {
     }
     let (start, len, len_min) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
     let vfs = &call.session.lane.vfs;
-    let totals = vfs.statfs()?;
+    let totals = vfs.statfs(&call.ctx(&call.caller()))?;
     let block_bytes = u64::from(totals.bsize);
     if start / block_bytes >= totals.blocks || len < block_bytes {
         return Err(Errno::EINVAL);
     }
-    let given = vfs.trim(len_min)?;
+    let given = vfs.trim(&call.ctx(&call.caller()), len_min)?;
     let out = &mut call.out.zeros(HEAD_BYTES).0;
     [start, given, len_min].iter().for_each(|word| out.extend_from_slice(&word.to_ne_bytes()));
     Ok(())
@@ -128,14 +128,14 @@ fn flagged(call: &Call<'_>) -> Result<Node> {
 }
 
 fn tell_flags(call: &mut Call<'_>) -> Result<()> {
-    let flags = call.session.lane.vfs.flags(&flagged(call)?)?;
+    let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
     call.out.zeros(HEAD_BYTES).0.extend_from_slice(&flags.to_ne_bytes());
     Ok(())
 }
 
 /// Out: `fsx_xflags`; the rest, of file systems with projects and extents of a given size, is 0.
 fn tell_xflags(call: &mut Call<'_>) -> Result<()> {
-    let flags = call.session.lane.vfs.flags(&flagged(call)?)?;
+    let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
     let of = |&(xflag, flag)| if flags & flag != 0 { xflag } else { 0 };
     let xflags: u32 = XFLAGS.iter().map(of).sum();
     let told = FsXattr { xflags, ..FsXattr::default() };
@@ -157,7 +157,7 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::EOPNOTSUPP);
     }
     let node = flagged(call)?;
-    let mut flags = call.session.lane.vfs.flags(&node)?;
+    let mut flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &node)?;
     for (xflag, flag) in XFLAGS {
         flags = if xflags & xflag != 0 { flags | flag } else { flags & !flag };
     }
@@ -165,7 +165,7 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
 }
 
 fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32) -> Result<()> {
-    call.session.lane.vfs.set_flags(&call.cred()?, node, flags)?;
+    call.session.lane.vfs.set_flags(&call.ctx(&call.cred()?), node, flags)?;
     call.out.zeros(HEAD_BYTES);
     Ok(())
 }

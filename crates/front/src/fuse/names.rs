@@ -3,7 +3,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::Attr;
-use polylane_vfs::{Create, Cred, Kind, Node, OpenFile};
+use polylane_vfs::{Create, Kind, Node, OpCtx, OpenFile};
 
 use super::handles::Handle;
 use super::nodes::{Place, ROOT_ID, Target, VirtualDir};
@@ -34,7 +34,7 @@ impl Call<'_> {
     /// Appends `fuse_entry_out` for an inode, found by the name at `place` if any, and counts the
     /// lookup.
     pub(super) fn entry(&mut self, node: &Node, place: Place) -> Result<u64> {
-        let attr = self.session.lane.vfs.getattr(node)?;
+        let attr = self.session.lane.vfs.getattr(&self.ctx(&self.caller()), node)?;
         let id = self.session.lane.nodes.remember(node, place);
         self.session.lane.nodes.tell_size(id, attr.size);
         self.out.entry(id, node.generation(), &attr, 0);
@@ -54,7 +54,11 @@ impl Call<'_> {
     /// The state of a virtual directory: owned as the root is, so that its ids are mapped wherever
     /// the root's are.
     pub(super) fn virtual_attr(&self, dir: VirtualDir) -> Result<Attr> {
-        let root = self.session.lane.vfs.getattr(&self.session.lane.vfs.root())?;
+        let root = self
+            .session
+            .lane
+            .vfs
+            .getattr(&self.ctx(&self.caller()), &self.session.lane.vfs.root())?;
         let perm = match dir {
             VirtualDir::Reserved => 0o755,
             // Not sticky: `fs.protected_regular` would refuse files of other owners.
@@ -82,14 +86,14 @@ impl Call<'_> {
     fn make(&mut self, name: &[u8], new: &Create<'_>) -> End {
         let dir = self.dir()?;
         self.not_reserved(self.header.node_id, name, Errno::EEXIST)?;
-        let node = self.session.lane.vfs.create(&self.cred()?, &dir, name, new)?;
+        let node = self.session.lane.vfs.create(&self.ctx(&self.cred()?), &dir, name, new)?;
         self.entry_of((&dir, name), &node)?;
         Ok(Outcome::Reply)
     }
 
     /// Opens a new file, and replies with its entry, found by that name if any, and its handle.
     fn open_new(&mut self, node: &Node, name: Option<(&Node, &[u8])>, flags: i32) -> End {
-        let file = self.session.lane.vfs.open(&self.cred()?, node, flags)?;
+        let file = self.session.lane.vfs.open(&self.ctx(&self.cred()?), node, flags)?;
         self.reply_opened(node, name, (file, flags))?;
         Ok(Outcome::Reply)
     }
@@ -128,7 +132,7 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
         return call.virtual_entry(if slots { VirtualDir::Slots } else { VirtualDir::Reserved });
     }
     let dir = call.dir()?;
-    let node = call.session.lane.vfs.lookup(&call.cred()?, &dir, name)?;
+    let node = call.session.lane.vfs.lookup(&call.ctx(&call.cred()?), &dir, name)?;
     call.entry_of((&dir, name), &node)?;
     Ok(Outcome::Reply)
 }
@@ -147,7 +151,7 @@ fn itself(call: &mut Call<'_>) -> End {
     };
     // What is removed is there for who has it open by the library.
     let open = node.kind() != Kind::Dir && node.is_open();
-    if lane.vfs.getattr(&node)?.nlink == 0 && !open {
+    if lane.vfs.getattr(&call.ctx(&call.caller()), &node)?.nlink == 0 && !open {
         return Err(Errno::ESTALE.into());
     }
     call.entry(&node, Place::NONE)?;
@@ -196,7 +200,7 @@ pub(super) fn unlink(call: &mut Call<'_>) -> End {
     let name = call.args.name()?;
     let dir = call.dir()?;
     call.not_reserved(call.header.node_id, name, Errno::EBUSY)?;
-    call.session.lane.vfs.unlink(&call.cred()?, &dir, name)?;
+    call.session.lane.vfs.unlink(&call.ctx(&call.cred()?), &dir, name)?;
     Ok(Outcome::Reply)
 }
 
@@ -204,7 +208,7 @@ pub(super) fn rmdir(call: &mut Call<'_>) -> End {
     let name = call.args.name()?;
     let dir = call.dir()?;
     call.not_reserved(call.header.node_id, name, Errno::EBUSY)?;
-    call.session.lane.vfs.rmdir(&call.cred()?, &dir, name)?;
+    call.session.lane.vfs.rmdir(&call.ctx(&call.cred()?), &dir, name)?;
     Ok(Outcome::Reply)
 }
 
@@ -225,7 +229,7 @@ fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
     call.not_reserved(call.header.node_id, from, Errno::EBUSY)?;
     call.not_reserved(to_id, to, Errno::EBUSY)?;
     let lane = &call.session.lane;
-    lane.vfs.rename(&call.cred()?, &from_dir, from, &to_dir, to, flags)?;
+    lane.vfs.rename(&call.ctx(&call.cred()?), &from_dir, from, &to_dir, to, flags)?;
     // Both, where they were exchanged.
     for (dir, id, name) in [(&to_dir, to_id, to), (&from_dir, call.header.node_id, from)] {
         if let Some(node) = lane.vfs.known_child(dir, name) {
@@ -240,14 +244,14 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     let name = call.args.name()?;
     let (node, dir) = (call.inode(id)?, call.dir()?);
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
-    call.session.lane.vfs.link(&call.cred()?, &node, &dir, name)?;
+    call.session.lane.vfs.link(&call.ctx(&call.cred()?), &node, &dir, name)?;
     call.session.lane.nodes.linked(id);
     call.entry_of((&dir, name), &node)?;
     Ok(Outcome::Reply)
 }
 
 pub(super) fn readlink(call: &mut Call<'_>) -> End {
-    let target = call.session.lane.vfs.readlink(&call.node()?)?;
+    let target = call.session.lane.vfs.readlink(&call.ctx(&call.caller()), &call.node()?)?;
     call.out.0.extend_from_slice(&target);
     Ok(Outcome::Reply)
 }
@@ -267,7 +271,7 @@ pub(super) fn create(call: &mut Call<'_>) -> End {
     let perm = mode & 0o7777;
     let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
     for _ in 0..RACES_MAX {
-        match call.session.lane.vfs.create(&call.cred()?, &dir, name, &new) {
+        match call.session.lane.vfs.create(&call.ctx(&call.cred()?), &dir, name, &new) {
             Ok(node) => return call.open_new(&node, Some((&dir, name)), open_flags(flags)),
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
             Err(errno) => return Err(errno.into()),
@@ -291,8 +295,8 @@ const RACES_MAX: u32 = 1000;
 fn open_made(call: &mut Call<'_>, dir: &Node, name: &[u8], flags: i32) -> End {
     let vfs = &call.session.lane.vfs;
     let cred = call.cred()?;
-    let node = vfs.lookup(&cred, dir, name)?;
-    let attr = vfs.getattr(&node)?;
+    let node = vfs.lookup(&call.ctx(&cred), dir, name)?;
+    let attr = vfs.getattr(&call.ctx(&call.caller()), &node)?;
     // Which capabilities root has the kernel alone knows.
     if node.kind() != Kind::File || cred.is_root() && attr.uid != cred.uid {
         return Err(Exit::Late(Errno::ESTALE));
@@ -300,8 +304,8 @@ fn open_made(call: &mut Call<'_>, dir: &Node, name: &[u8], flags: i32) -> End {
     if flags & libc::O_TRUNC != 0 {
         call.settle(&node, Range::ALL)?;
     }
-    let checked = Cred { kernel_checked: false, ..cred };
-    let opened = vfs.open(&checked, &node, open_flags(flags) | flags & libc::O_TRUNC);
+    let unchecked = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
+    let opened = vfs.open(&unchecked, &node, open_flags(flags) | flags & libc::O_TRUNC);
     let file = match opened {
         Err(Errno::EACCES | Errno::EPERM) => return Err(Exit::Late(Errno::ESTALE)),
         opened => opened?,
@@ -318,7 +322,7 @@ pub(super) fn tmpfile(call: &mut Call<'_>) -> End {
     let umask = call.args.u32()?;
     let dir = call.dir()?;
     let vfs = &call.session.lane.vfs;
-    let node = vfs.create_unlinked(&call.cred()?, &dir, mode & 0o7777, umask)?;
+    let node = vfs.create_unlinked(&call.ctx(&call.cred()?), &dir, mode & 0o7777, umask)?;
     call.open_new(&node, None, open_flags(flags))
 }
 

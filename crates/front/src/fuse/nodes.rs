@@ -447,7 +447,7 @@ mod tests {
 
     use polylane_base::SystemClock;
     use polylane_vfs::memfs::MemFs;
-    use polylane_vfs::{Create, Cred, Kind as FileKind, Options, Vfs};
+    use polylane_vfs::{Create, Kind as FileKind, OpCtx, Options, Vfs};
 
     use super::*;
 
@@ -469,7 +469,7 @@ mod tests {
     fn the_id_of_a_lost_inode_is_nobodys_until_the_kernel_lets_go_of_it() {
         let vfs = vfs();
         let new = Create { kind: FileKind::File, perm: 0o600, umask: 0, rdev: 0, target: b"" };
-        let node = vfs.create(&Cred::root(), &vfs.root(), b"a", &new).expect("made");
+        let node = vfs.create(&OpCtx::service(), &vfs.root(), b"a", &new).expect("made");
         let (store, _) = Store::attach(Store::create().expect("memfd")).expect("attached");
         let store = Arc::new(store);
         let table = NodeTable::handed_over(vfs.root(), store.clone());

@@ -6,7 +6,8 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Result, Uid};
-use polylane_vfs::{Cred, Fsetid, Node, OpenFile};
+use polylane_vfs::handover::Turn;
+use polylane_vfs::{Cred, Fsetid, Node, OpCtx, OpenFile, Origin};
 
 use super::deferred::Again;
 use super::handles::Handle;
@@ -65,10 +66,31 @@ pub(super) struct Call<'a> {
     pub(super) out: &'a mut Body,
     /// This thread may wait for the kernel.
     pub(super) deferred: bool,
+    /// The request's turn, if it changes something.
+    pub(super) turn: Option<&'a Turn>,
 }
 
-impl Call<'_> {
-    /// Who asks. The kernel checked permissions (`default_permissions`).
+impl<'a> Call<'a> {
+    /// The context of what is done for `cred`. The kernel checked permissions
+    /// (`default_permissions`).
+    pub(super) fn ctx<'c>(&self, cred: &'c Cred) -> OpCtx<'c>
+    where
+        'a: 'c,
+    {
+        OpCtx { turn: self.turn, ..OpCtx::new(Origin::Fuse, cred).kernel_checked() }
+    }
+
+    /// Who asks, where the supplementary groups do not matter.
+    pub(super) fn caller(&self) -> Cred {
+        Cred {
+            uid: Uid(self.header.uid),
+            gid: Gid(self.header.gid),
+            groups: self.session.no_groups.clone(),
+            ..Cred::root()
+        }
+    }
+
+    /// Who asks.
     pub(super) fn cred(&self) -> Result<Cred> {
         let groups = self.request.groups()?;
         Ok(Cred {
@@ -78,7 +100,6 @@ impl Call<'_> {
                 true => self.session.no_groups.clone(),
                 false => groups.into(),
             },
-            kernel_checked: true,
             ..Cred::root()
         })
     }
@@ -98,9 +119,7 @@ impl Call<'_> {
             uid: if kills_suidgid { Uid(self.header.uid) } else { Uid(0) },
             gid: Gid(self.header.gid),
             groups,
-            kernel_checked: true,
             fsetid: if kills_suidgid { Fsetid::Dropped } else { Fsetid::Held },
-            ..Cred::root()
         }
     }
 

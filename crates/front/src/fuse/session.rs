@@ -27,7 +27,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
 use polylane_vfs::OpenFile;
-use polylane_vfs::handover::{self, Answered, InFlight, Kind, Origin, Store, Turn};
+use polylane_vfs::handover::{self, Answered, InFlight, Kind, RequestId, Store, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -211,9 +211,8 @@ fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Resul
 
 fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
     loop {
-        let (mut fds, timeout) =
-            ([PollFd::new(&stop.0, PollFlags::IN), PollFd::new(&ended.0, PollFlags::IN)], None);
-        match poll(&mut fds, timeout) {
+        let mut fds = [&stop.0, &ended.0].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
             Ok(_) if !fds[1].revents().is_empty() => return Ok(Ended::Unmounted),
@@ -224,11 +223,11 @@ fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
 
 /// The reply in the body, to be sent once the kernel did something.
 fn reply_later(header: Header, body: &Body, turn: Option<Turn>) -> Reply {
-    let until_sent = turn.map(|turn| turn.done(&body.0));
-    Reply { unique: header.unique, body: body.0.clone(), _until_sent: until_sent }
+    let _until_sent = turn.map(|turn| turn.done(&body.0));
+    Reply { unique: header.unique, body: body.0.clone(), _until_sent }
 }
 
-/// Gives the calling thread its name; one without it is only harder to tell from others.
+/// Names the calling thread; one without a name is harder to tell from others.
 fn be_notifier() {
     let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
 }
@@ -377,6 +376,7 @@ impl Session {
             request: &request,
             out: body,
             deferred,
+            turn: turn.as_ref(),
         };
         let end = ops::dispatch(&mut call);
         if !matches!(end, Err(Exit::Defer | Exit::DeferFill)) {
@@ -435,10 +435,10 @@ impl Session {
     fn turn(&self, header: Header) -> Result<Option<Turn>, (Vec<u8>, Answered)> {
         let turns = self.lane.handover.as_ref().map(|handover| &handover.turns);
         let Some(turns) = turns.filter(|_| changes(header.opcode)) else { return Ok(None) };
-        let origin = Origin(0, header.unique & !UNIQUE_RESEND);
+        let request = RequestId(0, header.unique & !UNIQUE_RESEND);
         match header.unique & UNIQUE_RESEND != 0 {
-            true => turns.recall(origin).map_or_else(|| Ok(Some(turns.begin(origin))), Err),
-            false => Ok(Some(turns.begin(origin))),
+            true => turns.recall(request).map_or_else(|| Ok(Some(turns.begin(request))), Err),
+            false => Ok(Some(turns.begin(request))),
         }
     }
 

@@ -254,7 +254,7 @@ impl Acceptor {
         let slots = around.lane.slots.open_session(Token::random()?, groups.clone(), numbers);
         let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
-        let cred = Cred { uid, gid, groups, session: id, ..Cred::root() };
+        let cred = Cred { uid, gid, groups, ..Cred::root() };
         Ok(Session::new(Parts {
             id,
             key,

@@ -48,7 +48,7 @@ pub(super) fn on_worker(
     let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
         return session.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
     };
-    let call = Call { session, mailbox, stats, may_block: false, changed: None };
+    let call = Call { session, mailbox, stats, may_block: false, changed: None, turn: None };
     // What a panic would leave.
     let mut reply = failed(Errno::EIO);
     let (next, until_sent) = attempt(call, (&message, paths), &mut reply);
@@ -86,7 +86,8 @@ pub(super) fn on_worker(
 fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
     let (session, mailbox) = (pending.session().clone(), pending.mailbox());
     let stats = &session.stats;
-    let call = Call { session: &session, mailbox, stats, may_block: true, changed: None };
+    let call =
+        Call { session: &session, mailbox, stats, may_block: true, changed: None, turn: None };
     let mut reply = failed(Errno::EIO);
     let (next, _until_sent) = attempt(call, (message, paths), &mut reply);
     match next {
@@ -135,6 +136,7 @@ fn attempt(
             return (Next::Reply, Some(until_sent));
         }
     };
+    let call = Call { turn: turn.as_ref(), ..call };
     let next = check_and_serve(call, (message, paths), reply);
     let Some(turn) = turn else { return (next, None) };
     let answered = match (&next, reply.status) {

@@ -61,7 +61,7 @@ use self::post::Post;
 use self::stats::Stats;
 use self::views::FramesLeft;
 use self::worker::{Inbox, Worker};
-use crate::beat;
+use crate::beat::{self, Beat};
 use crate::lane::Lane;
 
 pub use self::stats::Totals;
@@ -172,14 +172,12 @@ impl Server {
             // Several workers share the CPUs out among them; a lone one may use them all.
             let others = if workers.len() == 1 { cpu::allowed()? } else { Vec::new() };
             let post = Post::new(*cpu, others);
-            let worker = Worker::new(post, inbox, helpers.clone(), stats.clone());
-            let heart = self.around.config.heart.clone();
-            threads.workers.push(spawn(format!("shm-worker-{group}"), move || {
-                if let Some(heart) = heart {
-                    beat::watch(heart, beat::WORKERS + group);
-                }
-                worker.run();
-            })?);
+            let beat = match self.around.config.heart.clone() {
+                Some(heart) => Beat::watched(heart, beat::WORKERS + group),
+                None => Beat::unwatched(),
+            };
+            let worker = Worker::new(post, inbox, helpers.clone(), stats.clone(), beat);
+            threads.workers.push(spawn(format!("shm-worker-{group}"), move || worker.run())?);
         }
         threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);
         Ok(())

@@ -21,8 +21,8 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::message::{Reply, Status};
 use polylane_ipc::stream::STREAMED_HANDLE;
 use polylane_ipc::{MailboxIndex, ServiceChannel};
-use polylane_vfs::handover::{Answered, Origin, Turn};
-use polylane_vfs::{Cred, LockOwner, Node, OpenFile, Ticket};
+use polylane_vfs::handover::{Answered, RequestId, Turn};
+use polylane_vfs::{Cred, LockOwner, Node, OpCtx, OpenFile, Origin, Ticket};
 
 use super::holders::Holders;
 use super::leases::Leases;
@@ -34,7 +34,7 @@ use super::views::{FramesLeft, Views};
 use crate::lane::Lane;
 use crate::slots::SessionSlots;
 
-/// In the first word of an origin: no request of the kernel's has it.
+/// In the first word of an request: no request of the kernel's has it.
 const OF_CLIENT: u64 = 1 << 63;
 
 /// A reply as it is recorded: its count, and its first value.
@@ -215,14 +215,19 @@ impl Session {
         session
     }
 
-    /// This thread's turn with a request that is to be done once; or what a former service was
+    /// What is done for the client is done with this, and the turn of its request.
+    pub(super) fn ctx(&self) -> OpCtx<'_> {
+        OpCtx::new(Origin::Library { session: self.id }, &self.cred)
+    }
+
+    /// The turn of a request that is to be done once; or what a former service was
     /// about to answer it, and what to drop when that is sent.
     pub(super) fn turn(&self, turn: u32) -> std::result::Result<Option<Turn>, (Vec<u8>, Answered)> {
         let Some(handover) = self.lane.handover.as_ref().filter(|_| turn != 0) else {
             return Ok(None);
         };
-        let origin = Origin(self.key | OF_CLIENT, turn.into());
-        handover.turns.recall(origin).map_or_else(|| Ok(Some(handover.turns.begin(origin))), Err)
+        let request = RequestId(self.key | OF_CLIENT, turn.into());
+        handover.turns.recall(request).map_or_else(|| Ok(Some(handover.turns.begin(request))), Err)
     }
 
     /// Adds an open file or directory. `EMFILE` at the limit of its user, or after the end.
@@ -331,7 +336,7 @@ impl Session {
             Open::Dir { node, .. } => node,
             Open::File { .. } => return Err(Errno::ENOTDIR),
         };
-        let file = self.lane.vfs.open(&self.cred, &node, libc::O_RDONLY | libc::O_DIRECTORY)?;
+        let file = self.lane.vfs.open(&self.ctx(), &node, libc::O_RDONLY | libc::O_DIRECTORY)?;
         if let Ok((Open::Dir { listing, .. }, _)) = self.open.lock().get_mut(handle) {
             *listing = Some(file.clone());
         }

@@ -40,7 +40,7 @@ use super::roster::Roster;
 use super::session::Session;
 use super::slices::Slices;
 use super::stats::Stats;
-use crate::beat;
+use crate::beat::Beat;
 
 /// Requests taken from one channel before the next one has its turn.
 const BATCH: usize = 8;
@@ -137,6 +137,7 @@ pub(super) struct Worker {
     /// Looks and requests since it last listened for doorbells.
     unheard: usize,
     stopping: bool,
+    beat: Beat,
 }
 
 impl Worker {
@@ -146,6 +147,7 @@ impl Worker {
         inbox: Arc<Inbox>,
         helpers: Arc<Helpers>,
         stats: Arc<Stats>,
+        beat: Beat,
     ) -> Worker {
         Worker {
             post,
@@ -161,6 +163,7 @@ impl Worker {
             false_hints: 0,
             unheard: 0,
             stopping: false,
+            beat,
         }
     }
 
@@ -217,6 +220,7 @@ impl Worker {
     fn round(&mut self) -> usize {
         let around = (&*self.helpers, &*self.stats);
         let (scratch, client, stats) = (&mut self.scratch, &mut self.client, &self.stats);
+        let beat = &mut self.beat;
         let (mut waited, mut waits) = (self.waited.take(), stats.waited());
         let count = self.roster.round(BATCH, |session, mailbox| {
             let who = (session.id, mailbox);
@@ -224,14 +228,14 @@ impl Worker {
                 session.lane.syncs.kept_waiting();
             }
             *client = session.channel.client_cpu(mailbox);
-            beat::busy();
+            beat.busy();
             dispatch::on_worker(session, mailbox, scratch, around);
             if stats.waited() != waits {
                 (waited, waits, self.waited) = (Some(who), stats.waited(), Some(who));
             }
         });
         if count > 0 {
-            beat::idle();
+            self.beat.idle();
         }
         count
     }

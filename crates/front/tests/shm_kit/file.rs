@@ -9,7 +9,7 @@ use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{Message, Op, Reply, SHOW, SetWhat, WireAttr};
 use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
-use polylane_vfs::{Cred, OpenFile};
+use polylane_vfs::{OpCtx, OpenFile};
 
 use super::{Client, House, count, outcome};
 
@@ -239,17 +239,17 @@ impl<'a> File<'a> {
 /// The file as the other door opens it.
 pub fn beside(house: &House, path: &str) -> Arc<OpenFile> {
     let vfs = &house.lane.vfs;
-    let opened = vfs.open_path(&Cred::root(), &vfs.root(), path.as_bytes(), libc::O_RDWR, 0, 0);
+    let opened = vfs.open_path(&OpCtx::service(), &vfs.root(), path.as_bytes(), libc::O_RDWR, 0, 0);
     opened.unwrap()
 }
 
 pub fn read_beside(file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
-    let count = file.read(offset, len, &mut data.as_mut_slice()).unwrap();
+    let count = file.read(&OpCtx::service(), offset, len, &mut data.as_mut_slice()).unwrap();
     data.truncate(count);
     data
 }
 
 pub fn write_beside(file: &OpenFile, offset: u64, mut data: &[u8]) {
-    file.write(&Cred::root(), Some(offset), &mut data).unwrap();
+    file.write(&OpCtx::service(), Some(offset), &mut data).unwrap();
 }

@@ -22,7 +22,7 @@ use polylane_sys::scm;
 use polylane_testkit::fault::Faulty;
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, Options, SetAttr, Vfs};
+use polylane_vfs::{OpCtx, Options, SetAttr, Vfs};
 
 /// A lane in memory with a server, reachable at `socket`.
 pub struct House {
@@ -101,7 +101,7 @@ pub fn lane_of(fs: Arc<dyn FileSystem>) -> Arc<Lane> {
     let vfs = Vfs::new(fs, options).unwrap();
     // The tests may run as anybody.
     let open = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-    vfs.setattr(&Cred::root(), &vfs.root(), &open).unwrap();
+    vfs.setattr(&OpCtx::service(), &vfs.root(), &open).unwrap();
     Lane::new(vfs, 0)
 }
 

@@ -3,6 +3,7 @@
 use super::{Check, Subject};
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, SeekFor, SetAttr};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -24,9 +25,9 @@ fn written_is_read(s: &Subject) {
     s.write(file, 0, b"J");
     assert_eq!(s.read(file, 0, 100), b"Jello, world");
     assert_eq!(s.read(file, 7, 3), b"wor");
-    assert_eq!(s.fs.getattr(file).unwrap().size, 12);
+    assert_eq!(s.fs.getattr(&OpCtx::service(), file).unwrap().size, 12);
     s.write(file, 3, b"");
-    assert_eq!(s.fs.getattr(file).unwrap().size, 12);
+    assert_eq!(s.fs.getattr(&OpCtx::service(), file).unwrap().size, 12);
 }
 
 fn reads_end(s: &Subject) {
@@ -43,16 +44,18 @@ fn holes(s: &Subject) {
     let file = s.file("f").ino;
     let far = 10 << 20;
     s.write(file, far, b"x");
-    assert_eq!(s.fs.getattr(file).unwrap().size, far + 1);
+    assert_eq!(s.fs.getattr(&OpCtx::service(), file).unwrap().size, far + 1);
     assert_eq!(s.read(file, far - 4096, 5000), [&[0; 4096][..], b"x"].concat());
     assert!(s.read(file, 0, 100_000).iter().all(|&byte| byte == 0));
     if s.can.exact_holes {
-        assert_eq!(s.fs.getattr(file).unwrap().blocks, 8);
+        assert_eq!(s.fs.getattr(&OpCtx::service(), file).unwrap().blocks, 8);
     }
 }
 
 fn set_size(s: &Subject, ino: polylane_base::Ino, size: u64) {
-    let attr = s.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    let attr =
+        s.fs.setattr(&OpCtx::service(), ino, &SetAttr { size: Some(size), ..SetAttr::default() })
+            .unwrap();
     assert_eq!(attr.size, size);
 }
 
@@ -143,7 +146,7 @@ fn random_fallocate(s: &Subject) {
                 continue;
             }
         };
-        let done = s.fs.fallocate(file, mode, at, len);
+        let done = s.fs.fallocate(&OpCtx::service(), file, mode, at, len);
         allocate(&mut model, mode, at as usize, len as usize);
         let done = done.unwrap_or_else(|errno| panic!("step {step} {mode:?}: {errno:?}"));
         assert_eq!(done.size, model.len() as u64, "step {step} {mode:?}");
@@ -156,7 +159,7 @@ fn seek(s: &Subject) {
         return;
     }
     let file = s.file("f").ino;
-    let find = |at, target| s.fs.seek(file, at, target);
+    let find = |at, target| s.fs.seek(&OpCtx::service(), file, at, target);
     assert_eq!(find(0, SeekFor::Data), Err(Errno::ENXIO));
     s.write(file, 3 << 12, &[1; 4096]);
     s.write(file, 7 << 12, &[1; 10]);
@@ -178,11 +181,11 @@ fn seek(s: &Subject) {
 fn bad_ranges(s: &Subject) {
     let file = s.file("f").ino;
     s.write(file, 0, &[1; 10_000]);
-    let beyond = s.fs.write(file, u64::MAX - 2, &mut &b"abc"[..]);
+    let beyond = s.fs.write(&OpCtx::service(), file, u64::MAX - 2, &mut &b"abc"[..]);
     assert!(beyond.is_err());
-    assert!(s.fs.write(file, i64::MAX as u64, &mut &b"abc"[..]).is_err());
+    assert!(s.fs.write(&OpCtx::service(), file, i64::MAX as u64, &mut &b"abc"[..]).is_err());
     let set = SetAttr { size: Some(u64::MAX), ..SetAttr::default() };
-    assert!(s.fs.setattr(file, &set).is_err());
+    assert!(s.fs.setattr(&OpCtx::service(), file, &set).is_err());
     if s.can.fallocate {
         for (mode, at, len) in [
             (Fallocate::CollapseRange, 0, 100),
@@ -191,7 +194,7 @@ fn bad_ranges(s: &Subject) {
             (Fallocate::InsertRange, 1, 4096),
             (Fallocate::InsertRange, 12_288, 4096),
         ] {
-            let refused = s.fs.fallocate(file, mode, at, len).unwrap_err();
+            let refused = s.fs.fallocate(&OpCtx::service(), file, mode, at, len).unwrap_err();
             assert_eq!(refused, Errno::EINVAL, "{mode:?} {at}+{len}");
         }
     }
@@ -201,8 +204,8 @@ fn bad_ranges(s: &Subject) {
 fn sync(s: &Subject) {
     let file = s.file("f").ino;
     s.write(file, 0, b"x");
-    s.fs.fsync(file, true).unwrap();
-    s.fs.fsync(file, false).unwrap();
-    s.fs.fsync(s.root(), false).unwrap();
-    s.fs.sync().unwrap();
+    s.fs.fsync(&OpCtx::service(), file, true).unwrap();
+    s.fs.fsync(&OpCtx::service(), file, false).unwrap();
+    s.fs.fsync(&OpCtx::service(), s.root(), false).unwrap();
+    s.fs.sync(&OpCtx::service()).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use super::{Check, Subject, node};
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, Kind, RenameMode, SeekFor, SetAttr, XattrMode};
 use std::collections::HashSet;
 
@@ -22,17 +23,17 @@ pub(super) const CHECKS: &[Check] = &[
 fn unlinked(s: &Subject) {
     let file = s.file("f").ino;
     s.write(file, 0, b"before");
-    let removed = s.fs.unlink(s.root(), b"f").unwrap();
+    let removed = s.fs.unlink(&OpCtx::service(), s.root(), b"f").unwrap();
     assert_eq!((removed.node.ino, removed.node.nlink), (file, 0));
     s.write(file, 6, b" after");
     assert_eq!(s.read(file, 0, 100), b"before after");
     let set = SetAttr { perm: Some(0o400), size: Some(3), ..SetAttr::default() };
-    assert_eq!(s.fs.setattr(file, &set).unwrap().size, 3);
+    assert_eq!(s.fs.setattr(&OpCtx::service(), file, &set).unwrap().size, 3);
     let again = s.file("f").ino;
     assert_ne!(again, file);
     assert_eq!(s.read(file, 0, 100), b"bef");
     assert_eq!(s.read(again, 0, 100), b"");
-    s.fs.fsync(file, false).unwrap();
+    s.fs.fsync(&OpCtx::service(), file, false).unwrap();
     s.fs.forget(file);
     assert_eq!(s.names(s.root()), ["f"]);
 }
@@ -41,14 +42,14 @@ fn unnamed(s: &Subject) {
     if !s.can.unnamed {
         return;
     }
-    let made = s.fs.create_unlinked(s.root(), &node(Kind::File, 0o640)).unwrap();
+    let made = s.fs.create_unlinked(&OpCtx::service(), s.root(), &node(Kind::File, 0o640)).unwrap();
     assert_eq!((made.kind, made.nlink, made.perm, made.size), (Kind::File, 0, 0o640, 0));
     assert!(s.list(s.root(), 0).is_empty());
     s.write(made.ino, 0, b"hidden");
-    let linked = s.fs.link(made.ino, s.root(), b"shown").unwrap();
+    let linked = s.fs.link(&OpCtx::service(), made.ino, s.root(), b"shown").unwrap();
     assert_eq!((linked.node.ino, linked.node.nlink), (made.ino, 1));
     assert_eq!(s.read(s.lookup(s.root(), "shown").unwrap().ino, 0, 10), b"hidden");
-    let lost = s.fs.create_unlinked(s.root(), &node(Kind::File, 0o600)).unwrap();
+    let lost = s.fs.create_unlinked(&OpCtx::service(), s.root(), &node(Kind::File, 0o600)).unwrap();
     s.fs.forget(lost.ino);
     assert_eq!(s.names(s.root()), ["shown"]);
 }
@@ -69,7 +70,7 @@ fn generations(s: &Subject) {
     for round in 0..200 {
         let file = s.file("f");
         assert!(seen.insert((file.ino, file.generation)), "round {round}");
-        s.fs.unlink(s.root(), b"f").unwrap();
+        s.fs.unlink(&OpCtx::service(), s.root(), b"f").unwrap();
         s.fs.forget(file.ino);
         // Hosts tell births apart by their clock's tick only.
         if !s.can.fine_times {
@@ -86,26 +87,30 @@ fn never_given(s: &Subject) {
     let fs = &s.fs;
     for ino in [Ino(0), Ino(u64::MAX), Ino(1 << 40), Ino(file.0 ^ (1 << 62))] {
         let mut buffer: &mut [u8] = &mut [0; 4];
-        assert!(fs.getattr(ino).is_err());
-        assert!(fs.lookup(ino, b"x").is_err());
-        assert!(fs.create(ino, b"x", &node(Kind::File, 0o600)).is_err());
-        assert!(fs.create_unlinked(ino, &node(Kind::File, 0o600)).is_err());
-        assert!(fs.link(ino, s.root(), b"x").is_err());
-        assert!(fs.unlink(ino, b"x").is_err());
-        assert!(fs.rmdir(ino, b"x").is_err());
-        assert!(fs.rename(ino, b"x", s.root(), b"y", RenameMode::Replace).is_err());
-        assert!(fs.rename(s.root(), b"f", ino, b"y", RenameMode::Replace).is_err());
-        assert!(fs.readlink(ino).is_err());
-        assert!(fs.readdir(ino, 0, &mut |_| true).is_err());
-        assert!(fs.read(ino, 0, 4, &mut buffer).is_err());
-        assert!(fs.write(ino, 0, &mut &b"x"[..]).is_err());
-        assert!(fs.setattr(ino, &SetAttr::default()).is_err());
-        assert!(fs.fallocate(ino, Fallocate::PunchHole, 0, 1).is_err());
-        assert!(fs.seek(ino, 0, SeekFor::Data).is_err());
-        assert!(fs.getxattr(ino, b"user.x").is_err());
-        assert!(fs.setxattr(ino, b"user.x", b"", XattrMode::Any).is_err());
-        assert!(fs.listxattr(ino).is_err());
-        assert!(fs.removexattr(ino, b"user.x").is_err());
+        assert!(fs.getattr(&OpCtx::service(), ino).is_err());
+        assert!(fs.lookup(&OpCtx::service(), ino, b"x").is_err());
+        assert!(fs.create(&OpCtx::service(), ino, b"x", &node(Kind::File, 0o600)).is_err());
+        assert!(fs.create_unlinked(&OpCtx::service(), ino, &node(Kind::File, 0o600)).is_err());
+        assert!(fs.link(&OpCtx::service(), ino, s.root(), b"x").is_err());
+        assert!(fs.unlink(&OpCtx::service(), ino, b"x").is_err());
+        assert!(fs.rmdir(&OpCtx::service(), ino, b"x").is_err());
+        assert!(
+            fs.rename(&OpCtx::service(), ino, b"x", s.root(), b"y", RenameMode::Replace).is_err()
+        );
+        assert!(
+            fs.rename(&OpCtx::service(), s.root(), b"f", ino, b"y", RenameMode::Replace).is_err()
+        );
+        assert!(fs.readlink(&OpCtx::service(), ino).is_err());
+        assert!(fs.readdir(&OpCtx::service(), ino, 0, &mut |_| true).is_err());
+        assert!(fs.read(&OpCtx::service(), ino, 0, 4, &mut buffer).is_err());
+        assert!(fs.write(&OpCtx::service(), ino, 0, &mut &b"x"[..]).is_err());
+        assert!(fs.setattr(&OpCtx::service(), ino, &SetAttr::default()).is_err());
+        assert!(fs.fallocate(&OpCtx::service(), ino, Fallocate::PunchHole, 0, 1).is_err());
+        assert!(fs.seek(&OpCtx::service(), ino, 0, SeekFor::Data).is_err());
+        assert!(fs.getxattr(&OpCtx::service(), ino, b"user.x").is_err());
+        assert!(fs.setxattr(&OpCtx::service(), ino, b"user.x", b"", XattrMode::Any).is_err());
+        assert!(fs.listxattr(&OpCtx::service(), ino).is_err());
+        assert!(fs.removexattr(&OpCtx::service(), ino, b"user.x").is_err());
         fs.forget(ino);
     }
     assert_eq!(s.names(s.root()), ["f"]);
@@ -122,14 +127,14 @@ fn deep(s: &Subject) {
         s.fs.forget(dir);
     }
     // The deepest one must still be of use, with everything above it forgotten.
-    s.fs.unlink(last, b"f").unwrap();
+    s.fs.unlink(&OpCtx::service(), last, b"f").unwrap();
     s.fs.forget(last);
     let mut path = vec![s.root()];
     for _ in 0..DEPTH {
         path.push(s.lookup(path[path.len() - 1], "d").unwrap().ino);
     }
     while let (Some(gone), Some(&dir)) = (path.pop(), path.last()) {
-        s.fs.rmdir(dir, b"d").unwrap();
+        s.fs.rmdir(&OpCtx::service(), dir, b"d").unwrap();
         s.fs.forget(gone);
     }
     assert!(s.list(s.root(), 0).is_empty());
@@ -140,7 +145,7 @@ fn moved_ancestor(s: &Subject) {
     let mid = s.mkdir(top, "mid").ino;
     let file = s.create(mid, "f", Kind::File).node.ino;
     let other = s.mkdir(s.root(), "other").ino;
-    s.fs.rename(s.root(), b"top", other, b"moved", RenameMode::Replace).unwrap();
+    s.fs.rename(&OpCtx::service(), s.root(), b"top", other, b"moved", RenameMode::Replace).unwrap();
     s.write(file, 0, b"x");
     s.create(mid, "g", Kind::File);
     let top = s.lookup(other, "moved").unwrap().ino;
@@ -161,10 +166,11 @@ fn threads(s: &Subject) {
                     s.write(file, 0, &bytes);
                     let to = format!("g{round}");
                     let (from, to) = (name.as_bytes(), to.as_bytes());
-                    s.fs.rename(dir, from, dir, to, RenameMode::Replace).unwrap();
+                    s.fs.rename(&OpCtx::service(), dir, from, dir, to, RenameMode::Replace)
+                        .unwrap();
                     assert_eq!(s.read(file, 0, 20_000), bytes);
                     if round % 2 == 0 {
-                        s.fs.unlink(dir, to).unwrap();
+                        s.fs.unlink(&OpCtx::service(), dir, to).unwrap();
                     }
                     s.fs.forget(file);
                 }

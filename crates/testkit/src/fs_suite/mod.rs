@@ -12,6 +12,7 @@ mod rename;
 mod space;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, Changed, DirEntry, FileSystem, Kind, NewNode};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -105,21 +106,22 @@ impl Subject {
         let perm = if kind == Kind::Dir { 0o755 } else { 0o644 };
         let target: &[u8] = if kind == Kind::Symlink { b"target" } else { b"" };
         let new = NewNode { target, ..node(kind, perm) };
-        self.fs.create(dir, name.as_bytes(), &new).unwrap()
+        self.fs.create(&OpCtx::service(), dir, name.as_bytes(), &new).unwrap()
     }
 
     fn lookup(&self, dir: Ino, name: &str) -> Result<Attr> {
-        self.fs.lookup(dir, name.as_bytes())
+        self.fs.lookup(&OpCtx::service(), dir, name.as_bytes())
     }
 
     fn write(&self, ino: Ino, offset: u64, bytes: &[u8]) {
-        let written = self.fs.write(ino, offset, &mut &*bytes);
+        let written = self.fs.write(&OpCtx::service(), ino, offset, &mut &*bytes);
         assert_eq!(written, Ok(bytes.len()));
     }
 
     fn read(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
         let mut buffer = vec![0xee; len];
-        let count = self.fs.read(ino, offset, len, &mut buffer.as_mut_slice()).unwrap();
+        let count =
+            self.fs.read(&OpCtx::service(), ino, offset, len, &mut buffer.as_mut_slice()).unwrap();
         assert!(count <= len);
         buffer.truncate(count);
         buffer
@@ -132,7 +134,7 @@ impl Subject {
             all.push((entry.name.to_vec(), entry.ino, entry.kind, entry.next));
             true
         };
-        self.fs.readdir(dir, from, &mut each).unwrap();
+        self.fs.readdir(&OpCtx::service(), dir, from, &mut each).unwrap();
         all
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Check, Subject, node};
 use polylane_base::Errno;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode};
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ pub(super) const CHECKS: &[Check] = &[
 fn root_is_a_directory(s: &Subject) {
     let root = s.fs.root().unwrap();
     assert_eq!(root.kind, Kind::Dir);
-    assert_eq!(s.fs.getattr(root.ino).unwrap().ino, root.ino);
+    assert_eq!(s.fs.getattr(&OpCtx::service(), root.ino).unwrap().ino, root.ino);
     assert!(s.list(root.ino, 0).is_empty());
     s.gone(root.ino, "nothing");
 }
@@ -37,7 +38,7 @@ fn create_and_lookup_agree(s: &Subject) {
         let found = s.lookup(s.root(), &name).unwrap();
         assert_eq!((found.ino, found.generation), (made.node.ino, made.node.generation));
         assert_eq!(found.kind, kind);
-        assert_eq!(s.fs.getattr(found.ino).unwrap(), found);
+        assert_eq!(s.fs.getattr(&OpCtx::service(), found.ino).unwrap(), found);
     }
     let inos: BTreeSet<_> = s.list(s.root(), 0).into_iter().map(|entry| entry.1).collect();
     assert_eq!(inos.len(), kinds.len());
@@ -47,11 +48,14 @@ fn a_name_exists_once(s: &Subject) {
     s.file("a");
     for kind in [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo] {
         let new = NewNode { target: b"x", ..node(kind, 0o600) };
-        assert_eq!(s.fs.create(s.root(), b"a", &new).unwrap_err(), Errno::EEXIST);
+        assert_eq!(
+            s.fs.create(&OpCtx::service(), s.root(), b"a", &new).unwrap_err(),
+            Errno::EEXIST
+        );
     }
     let b = s.file("b");
-    assert_eq!(s.fs.link(b.ino, s.root(), b"a").unwrap_err(), Errno::EEXIST);
-    assert_eq!(s.fs.getattr(b.ino).unwrap().nlink, 1);
+    assert_eq!(s.fs.link(&OpCtx::service(), b.ino, s.root(), b"a").unwrap_err(), Errno::EEXIST);
+    assert_eq!(s.fs.getattr(&OpCtx::service(), b.ino).unwrap().nlink, 1);
     assert_eq!(s.names(s.root()), ["a", "b"]);
 }
 
@@ -60,13 +64,13 @@ fn any_bytes(s: &Subject) {
     let names: [&[u8]; 7] =
         [b"...", b" ", b"\xff\xfe", b"\n", b"-rf", "\u{e4}\u{1F600}".as_bytes(), &long];
     for name in names {
-        s.fs.create(s.root(), name, &node(Kind::File, 0o600)).unwrap();
+        s.fs.create(&OpCtx::service(), s.root(), name, &node(Kind::File, 0o600)).unwrap();
     }
     let listed: BTreeSet<_> = s.list(s.root(), 0).into_iter().map(|entry| entry.0).collect();
     assert_eq!(listed, names.into_iter().map(<[u8]>::to_vec).collect());
     for name in names {
-        s.fs.lookup(s.root(), name).unwrap();
-        s.fs.unlink(s.root(), name).unwrap();
+        s.fs.lookup(&OpCtx::service(), s.root(), name).unwrap();
+        s.fs.unlink(&OpCtx::service(), s.root(), name).unwrap();
     }
     assert!(s.list(s.root(), 0).is_empty());
 }
@@ -75,33 +79,36 @@ fn symbolic_links(s: &Subject) {
     let long = vec![b'y'; 4000];
     for (name, target) in [("short", &b"../x"[..]), ("long", &long), ("odd", b"\xff /\n")] {
         let new = NewNode { target, ..node(Kind::Symlink, 0o777) };
-        let made = s.fs.create(s.root(), name.as_bytes(), &new).unwrap().node;
+        let made = s.fs.create(&OpCtx::service(), s.root(), name.as_bytes(), &new).unwrap().node;
         assert_eq!(made.size, target.len() as u64);
-        assert_eq!(s.fs.readlink(made.ino).unwrap(), target);
+        assert_eq!(s.fs.readlink(&OpCtx::service(), made.ino).unwrap(), target);
     }
-    assert_eq!(s.fs.readlink(s.root()), Err(Errno::EINVAL));
+    assert_eq!(s.fs.readlink(&OpCtx::service(), s.root()), Err(Errno::EINVAL));
 }
 
 fn hard_links(s: &Subject) {
     let a = s.file("a");
     let sub = s.mkdir(s.root(), "sub");
     s.write(a.ino, 0, b"shared");
-    let linked = s.fs.link(a.ino, sub.ino, b"b").unwrap();
+    let linked = s.fs.link(&OpCtx::service(), a.ino, sub.ino, b"b").unwrap();
     assert_eq!((linked.node.ino, linked.node.nlink, linked.dir.ino), (a.ino, 2, sub.ino));
     assert_eq!(s.lookup(sub.ino, "b").unwrap().ino, a.ino);
-    let removed = s.fs.unlink(s.root(), b"a").unwrap();
+    let removed = s.fs.unlink(&OpCtx::service(), s.root(), b"a").unwrap();
     assert_eq!((removed.node.ino, removed.node.nlink), (a.ino, 1));
     s.gone(s.root(), "a");
     assert_eq!(s.read(a.ino, 0, 10), b"shared");
     let link = s.create(s.root(), "link", Kind::Symlink).node;
-    assert_eq!(s.fs.link(link.ino, s.root(), b"link2").unwrap().node.nlink, 2);
-    assert_eq!(s.fs.readlink(s.lookup(s.root(), "link2").unwrap().ino).unwrap(), b"target");
+    assert_eq!(s.fs.link(&OpCtx::service(), link.ino, s.root(), b"link2").unwrap().node.nlink, 2);
+    assert_eq!(
+        s.fs.readlink(&OpCtx::service(), s.lookup(s.root(), "link2").unwrap().ino).unwrap(),
+        b"target"
+    );
 }
 
 fn directory_links(s: &Subject) {
     // Some hosts (btrfs) always say 1: only differences where they are told are compared.
     let top = s.mkdir(s.root(), "top");
-    let before = s.fs.getattr(top.ino).unwrap().nlink;
+    let before = s.fs.getattr(&OpCtx::service(), top.ino).unwrap().nlink;
     if before == 1 {
         return;
     }
@@ -109,23 +116,24 @@ fn directory_links(s: &Subject) {
     let made = s.create(top.ino, "sub", Kind::Dir);
     assert_eq!((made.dir.nlink, made.node.nlink), (3, 2));
     s.create(top.ino, "file", Kind::File);
-    assert_eq!(s.fs.getattr(top.ino).unwrap().nlink, 3);
-    let removed = s.fs.rmdir(top.ino, b"sub").unwrap();
+    assert_eq!(s.fs.getattr(&OpCtx::service(), top.ino).unwrap().nlink, 3);
+    let removed = s.fs.rmdir(&OpCtx::service(), top.ino, b"sub").unwrap();
     assert_eq!((removed.dir.nlink, removed.node.nlink), (2, 0));
 }
 
 fn rmdir_not_empty(s: &Subject) {
     let top = s.mkdir(s.root(), "top");
     s.create(top.ino, "x", Kind::File);
-    assert_eq!(s.fs.rmdir(s.root(), b"top").unwrap_err(), Errno::ENOTEMPTY);
-    s.fs.unlink(top.ino, b"x").unwrap();
-    let removed = s.fs.rmdir(s.root(), b"top").unwrap();
+    assert_eq!(s.fs.rmdir(&OpCtx::service(), s.root(), b"top").unwrap_err(), Errno::ENOTEMPTY);
+    s.fs.unlink(&OpCtx::service(), top.ino, b"x").unwrap();
+    let removed = s.fs.rmdir(&OpCtx::service(), s.root(), b"top").unwrap();
     assert_eq!(removed.node.ino, top.ino);
     s.gone(s.root(), "top");
     // A directory that was removed but is still held takes no names.
-    let refused = s.fs.create(top.ino, b"late", &node(Kind::File, 0o600));
+    let refused = s.fs.create(&OpCtx::service(), top.ino, b"late", &node(Kind::File, 0o600));
     assert_eq!(refused.unwrap_err(), Errno::ENOENT);
-    let listed = s.fs.readdir(top.ino, 0, &mut |entry| panic!("{:?}", entry.name));
+    let listed =
+        s.fs.readdir(&OpCtx::service(), top.ino, 0, &mut |entry| panic!("{:?}", entry.name));
     assert!(matches!(listed, Ok(()) | Err(Errno::ENOENT)));
 }
 
@@ -144,7 +152,7 @@ fn listing(s: &Subject) {
     }
     assert!(all.iter().all(|entry| entry.3 > 0 && entry.3 < i64::MAX as u64 - 1));
     for (name, ino, ..) in &all {
-        assert_eq!(s.fs.lookup(dir, name).unwrap().ino, *ino);
+        assert_eq!(s.fs.lookup(&OpCtx::service(), dir, name).unwrap().ino, *ino);
     }
 }
 
@@ -163,12 +171,12 @@ fn stable_listing(s: &Subject) {
             taken += 1;
             taken < 10
         };
-        s.fs.readdir(dir, start, &mut each).unwrap();
+        s.fs.readdir(&OpCtx::service(), dir, start, &mut each).unwrap();
         if taken < 10 {
             break;
         }
         for i in (round % 7..300).step_by(7) {
-            let _ = s.fs.unlink(dir, format!("go{i}").as_bytes());
+            let _ = s.fs.unlink(&OpCtx::service(), dir, format!("go{i}").as_bytes());
         }
         s.create(dir, &format!("new{round}"), Kind::File);
     }
@@ -183,15 +191,18 @@ fn wrong_kinds(s: &Subject) {
     let file = s.file("file");
     let dir = s.mkdir(s.root(), "dir");
     let fs: &dyn FileSystem = &*s.fs;
-    assert_eq!(fs.lookup(file.ino, b"x").unwrap_err(), Errno::ENOTDIR);
-    let refused = fs.create(file.ino, b"x", &node(Kind::File, 0o600));
+    assert_eq!(fs.lookup(&OpCtx::service(), file.ino, b"x").unwrap_err(), Errno::ENOTDIR);
+    let refused = fs.create(&OpCtx::service(), file.ino, b"x", &node(Kind::File, 0o600));
     assert_eq!(refused.unwrap_err(), Errno::ENOTDIR);
-    assert_eq!(fs.readdir(file.ino, 0, &mut |_| true).unwrap_err(), Errno::ENOTDIR);
-    assert_eq!(fs.rmdir(s.root(), b"file").unwrap_err(), Errno::ENOTDIR);
-    assert_eq!(fs.unlink(s.root(), b"dir").unwrap_err(), Errno::EISDIR);
-    assert_eq!(fs.link(dir.ino, s.root(), b"dir2").unwrap_err(), Errno::EPERM);
-    assert_eq!(fs.unlink(s.root(), b"none").unwrap_err(), Errno::ENOENT);
-    assert_eq!(fs.rmdir(s.root(), b"none").unwrap_err(), Errno::ENOENT);
+    assert_eq!(
+        fs.readdir(&OpCtx::service(), file.ino, 0, &mut |_| true).unwrap_err(),
+        Errno::ENOTDIR
+    );
+    assert_eq!(fs.rmdir(&OpCtx::service(), s.root(), b"file").unwrap_err(), Errno::ENOTDIR);
+    assert_eq!(fs.unlink(&OpCtx::service(), s.root(), b"dir").unwrap_err(), Errno::EISDIR);
+    assert_eq!(fs.link(&OpCtx::service(), dir.ino, s.root(), b"dir2").unwrap_err(), Errno::EPERM);
+    assert_eq!(fs.unlink(&OpCtx::service(), s.root(), b"none").unwrap_err(), Errno::ENOENT);
+    assert_eq!(fs.rmdir(&OpCtx::service(), s.root(), b"none").unwrap_err(), Errno::ENOENT);
     let mut nothing: &mut [u8] = &mut [];
-    assert_eq!(fs.read(dir.ino, 0, 0, &mut nothing).unwrap_err(), Errno::EISDIR);
+    assert_eq!(fs.read(&OpCtx::service(), dir.ino, 0, 0, &mut nothing).unwrap_err(), Errno::EISDIR);
 }

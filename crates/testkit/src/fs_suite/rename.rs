@@ -2,6 +2,7 @@
 
 use super::{Check, Subject};
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -17,7 +18,7 @@ pub(super) const CHECKS: &[Check] = &[
 
 fn rename(s: &Subject, from: &str, to: &str, mode: RenameMode) -> Result<Renamed, Errno> {
     let root = s.root();
-    s.fs.rename(root, from.as_bytes(), root, to.as_bytes(), mode)
+    s.fs.rename(&OpCtx::service(), root, from.as_bytes(), root, to.as_bytes(), mode)
 }
 
 fn moves(s: &Subject) {
@@ -34,7 +35,7 @@ fn moves(s: &Subject) {
 
 fn replaces(s: &Subject) {
     let (a, b) = (s.file("a"), s.file("b"));
-    s.fs.link(b.ino, s.root(), b"b2").unwrap();
+    s.fs.link(&OpCtx::service(), b.ino, s.root(), b"b2").unwrap();
     let done = rename(s, "a", "b", RenameMode::Replace).unwrap();
     let other = done.other.unwrap();
     assert_eq!((done.node.ino, other.ino, other.nlink), (a.ino, b.ino, 1));
@@ -48,21 +49,23 @@ fn replaces_directory(s: &Subject) {
     s.create(b.ino, "inside", Kind::File);
     assert_eq!(rename(s, "a", "b", RenameMode::Replace).unwrap_err(), Errno::ENOTEMPTY);
     assert_eq!(s.names(s.root()), ["a", "b"]);
-    s.fs.unlink(b.ino, b"inside").unwrap();
+    s.fs.unlink(&OpCtx::service(), b.ino, b"inside").unwrap();
     let done = rename(s, "a", "b", RenameMode::Replace).unwrap();
     assert_eq!((done.node.ino, done.other.unwrap().ino), (a.ino, b.ino));
     assert_eq!(s.lookup(s.root(), "b").unwrap().ino, a.ino);
 }
 
 fn links(s: &Subject, ino: Ino) -> u32 {
-    s.fs.getattr(ino).unwrap().nlink
+    s.fs.getattr(&OpCtx::service(), ino).unwrap().nlink
 }
 
 fn moves_directory(s: &Subject) {
     let (a, b) = (s.mkdir(s.root(), "a"), s.mkdir(s.root(), "b"));
     let moved = s.mkdir(a.ino, "moved");
     s.create(moved.ino, "deep", Kind::File);
-    let done = s.fs.rename(a.ino, b"moved", b.ino, b"here", RenameMode::Replace).unwrap();
+    let done =
+        s.fs.rename(&OpCtx::service(), a.ino, b"moved", b.ino, b"here", RenameMode::Replace)
+            .unwrap();
     assert_eq!((done.from_dir.ino, done.to_dir.ino), (a.ino, b.ino));
     assert!(s.list(a.ino, 0).is_empty());
     assert_eq!(s.names(b.ino), ["here"]);
@@ -71,7 +74,7 @@ fn moves_directory(s: &Subject) {
         assert_eq!((links(s, a.ino), links(s, b.ino)), (2, 3));
     }
     // A file takes the place of nothing in the other direction.
-    s.fs.rename(moved.ino, b"deep", a.ino, b"up", RenameMode::Replace).unwrap();
+    s.fs.rename(&OpCtx::service(), moved.ino, b"deep", a.ino, b"up", RenameMode::Replace).unwrap();
     assert_eq!(s.names(a.ino), ["up"]);
 }
 
@@ -88,7 +91,9 @@ fn exchange(s: &Subject) {
     let dir = s.mkdir(s.root(), "dir");
     let sub = s.mkdir(dir.ino, "sub");
     assert_eq!(rename(s, "a", "none", RenameMode::Exchange).unwrap_err(), Errno::ENOENT);
-    let done = s.fs.rename(s.root(), b"a", dir.ino, b"sub", RenameMode::Exchange).unwrap();
+    let done =
+        s.fs.rename(&OpCtx::service(), s.root(), b"a", dir.ino, b"sub", RenameMode::Exchange)
+            .unwrap();
     assert_eq!((done.node.ino, done.other.unwrap().ino), (a.ino, sub.ino));
     assert_eq!(s.lookup(dir.ino, "sub").unwrap().ino, a.ino);
     assert_eq!(s.lookup(s.root(), "a").unwrap().ino, sub.ino);

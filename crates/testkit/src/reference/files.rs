@@ -5,6 +5,7 @@ use super::{EXEC, Open, READ, Reference, User, WRITE, node, without_set_id};
 use crate::ops::Op;
 use crate::subject::{Failure, Outcome, Value, pattern};
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SeekFor, SetAttr};
 
 impl Reference {
@@ -49,7 +50,7 @@ impl Reference {
         if self.attr(open.ino).kind != Kind::File {
             return Err(Failure::NoFile);
         }
-        Ok(Value::Offset(self.fs.seek(open.ino, at, target)?))
+        Ok(Value::Offset(self.fs.seek(&OpCtx::service(), open.ino, at, target)?))
     }
 
     pub(super) fn open(
@@ -69,7 +70,11 @@ impl Reference {
                 return Err(Errno::ENOTDIR.into());
             }
             self.may(user, dir, WRITE | EXEC)?;
-            let made = self.fs.create_unlinked(dir, &self.inherit(user, &above, &new))?;
+            let made = self.fs.create_unlinked(
+                &OpCtx::service(),
+                dir,
+                &self.inherit(user, &above, &new),
+            )?;
             let linkable = flags & libc::O_EXCL == 0;
             self.open.insert(slot, Open { ino: made.ino, flags, linkable });
             return Ok(Value::Done);
@@ -109,7 +114,7 @@ impl Reference {
                 Walked::Last(last) if !last.slash => last,
                 _ => return Err(Errno::EISDIR.into()),
             };
-            let found = match self.fs.lookup(last.dir, &last.name) {
+            let found = match self.fs.lookup(&OpCtx::service(), last.dir, &last.name) {
                 Err(Errno::ENOENT) => {
                     return Ok((self.create_at(user, last.dir, &last.name, new)?, true));
                 }
@@ -126,7 +131,8 @@ impl Reference {
                     if links > 40 {
                         return Err(Errno::ELOOP.into());
                     }
-                    path = self.beside(last.dir, &self.fs.readlink(found.ino)?)?;
+                    path =
+                        self.beside(last.dir, &self.fs.readlink(&OpCtx::service(), found.ino)?)?;
                 }
                 _ => return Ok((found.ino, false)),
             }
@@ -171,13 +177,17 @@ impl Reference {
         let perm = without_set_id(&attr, user.in_group(attr.gid));
         if perm != attr.perm {
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
-            self.fs.setattr(ino, &set).expect("a mode can be changed");
+            self.fs.setattr(&OpCtx::service(), ino, &set).expect("a mode can be changed");
         }
     }
 
     /// Truncation of a file that is open.
     pub(super) fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
-        self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
+        self.fs.setattr(
+            &OpCtx::service(),
+            ino,
+            &SetAttr { size: Some(size), ..SetAttr::default() },
+        )?;
         self.kill_privileges(user, ino);
         Ok(())
     }
@@ -213,7 +223,7 @@ impl Reference {
 
     pub(super) fn bytes(&self, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; len];
-        let count = self.fs.read(ino, at, len, &mut buffer.as_mut_slice())?;
+        let count = self.fs.read(&OpCtx::service(), ino, at, len, &mut buffer.as_mut_slice())?;
         buffer.truncate(count);
         Ok(buffer)
     }
@@ -224,7 +234,7 @@ impl Reference {
         let at = at.filter(|_| open.flags & libc::O_APPEND == 0).unwrap_or(end);
         if !bytes.is_empty() {
             self.kill_privileges(user, open.ino);
-            self.fs.write(open.ino, at, &mut &*bytes)?;
+            self.fs.write(&OpCtx::service(), open.ino, at, &mut &*bytes)?;
         }
         Ok(Value::Offset(at + bytes.len() as u64))
     }
@@ -239,7 +249,7 @@ impl Reference {
             16 => Fallocate::ZeroRange { keep_size },
             _ => Fallocate::InsertRange,
         };
-        self.fs.fallocate(open.ino, mode, at, len)?;
+        self.fs.fallocate(&OpCtx::service(), open.ino, mode, at, len)?;
         self.kill_privileges(user, open.ino);
         Ok(Value::Done)
     }
@@ -269,7 +279,7 @@ impl Reference {
         let bytes = self.bytes(source.ino, at, len as usize)?;
         if !bytes.is_empty() {
             self.kill_privileges(user, target.ino);
-            self.fs.write(target.ino, to_at, &mut bytes.as_slice())?;
+            self.fs.write(&OpCtx::service(), target.ino, to_at, &mut bytes.as_slice())?;
         }
         Ok(Value::Offset(len))
     }

@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::ops::{Op, Step, USERS};
 use crate::subject::{Outcome, Subject};
 use polylane_base::{Clock, Errno, Gid, Ino, Uid};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,7 +75,9 @@ impl Reference {
     }
 
     fn attr(&self, ino: Ino) -> Attr {
-        self.fs.getattr(ino).expect("the model keeps every inode that is named or open")
+        self.fs
+            .getattr(&OpCtx::service(), ino)
+            .expect("the model keeps every inode that is named or open")
     }
 
     fn may(&self, user: User, ino: Ino, mask: u32) -> Result<(), Errno> {

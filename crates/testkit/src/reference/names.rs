@@ -4,6 +4,7 @@ use super::{EXEC, READ, Reference, User, WRITE, node};
 use crate::ops::{Op, UMASK};
 use crate::subject::{Outcome, Value};
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode, RenameMode};
 
 impl Reference {
@@ -14,7 +15,7 @@ impl Reference {
         }
         self.may(user, dir, READ)?;
         let mut names = Vec::new();
-        self.fs.readdir(dir, 0, &mut |entry| {
+        self.fs.readdir(&OpCtx::service(), dir, 0, &mut |entry| {
             names.push((entry.name.to_vec(), entry.kind));
             true
         })?;
@@ -44,7 +45,7 @@ impl Reference {
             Op::Rename { from, to, flags } => self.rename(user, from, to, *flags),
             Op::Readlink { path } => {
                 let ino = self.resolve(user, path, false)?;
-                Ok(Value::Bytes(self.fs.readlink(ino)?))
+                Ok(Value::Bytes(self.fs.readlink(&OpCtx::service(), ino)?))
             }
             Op::List { path } => self.list(user, path),
             _ => unreachable!("not an operation on names: {op:?}"),
@@ -53,7 +54,7 @@ impl Reference {
 
     pub(super) fn create(&mut self, user: User, path: &str, new: &NewNode<'_>) -> Outcome {
         let last = self.parent(user, path)?;
-        match self.fs.lookup(last.dir, &last.name) {
+        match self.fs.lookup(&OpCtx::service(), last.dir, &last.name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) if last.slash && new.kind != Kind::Dir => {
                 return Err(Errno::ENOENT.into());
@@ -77,7 +78,8 @@ impl Reference {
         if new.kind == Kind::Dir && above.nlink >= self.fs.character().max_dir_links {
             return Err(Errno::EMLINK);
         }
-        let made = self.fs.create(dir, name, &self.inherit(user, &above, new))?.node;
+        let made =
+            self.fs.create(&OpCtx::service(), dir, name, &self.inherit(user, &above, new))?.node;
         self.parents.insert(made.ino, dir);
         Ok(made.ino)
     }
@@ -101,7 +103,7 @@ impl Reference {
 
     pub(super) fn link_to(&mut self, user: User, ino: Ino, linkable: bool, to: &str) -> Outcome {
         let last = self.parent(user, to)?;
-        match self.fs.lookup(last.dir, &last.name) {
+        match self.fs.lookup(&OpCtx::service(), last.dir, &last.name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) if last.slash => return Err(Errno::ENOENT.into()),
             Err(Errno::ENOENT) => {}
@@ -115,21 +117,21 @@ impl Reference {
         if attr.nlink == 0 && !linkable {
             return Err(Errno::ENOENT.into());
         }
-        self.fs.link(ino, last.dir, &last.name)?;
+        self.fs.link(&OpCtx::service(), ino, last.dir, &last.name)?;
         Ok(Value::Done)
     }
 
     pub(super) fn unlink(&mut self, user: User, path: &str, as_dir: bool) -> Outcome {
         let last = self.parent(user, path)?;
-        let victim = self.fs.lookup(last.dir, &last.name)?;
+        let victim = self.fs.lookup(&OpCtx::service(), last.dir, &last.name)?;
         if !as_dir && last.slash {
             let errno = if victim.kind == Kind::Dir { Errno::EISDIR } else { Errno::ENOTDIR };
             return Err(errno.into());
         }
         self.may_remove(user, last.dir, victim.ino, as_dir)?;
         match as_dir {
-            true => self.fs.rmdir(last.dir, &last.name)?,
-            false => self.fs.unlink(last.dir, &last.name)?,
+            true => self.fs.rmdir(&OpCtx::service(), last.dir, &last.name)?,
+            false => self.fs.unlink(&OpCtx::service(), last.dir, &last.name)?,
         };
         Ok(Value::Done)
     }
@@ -153,8 +155,8 @@ impl Reference {
         }
         let from = self.parent(user, from)?;
         let to = self.parent(user, to)?;
-        let moved = self.fs.lookup(from.dir, &from.name)?;
-        let other = match self.fs.lookup(to.dir, &to.name) {
+        let moved = self.fs.lookup(&OpCtx::service(), from.dir, &from.name)?;
+        let other = match self.fs.lookup(&OpCtx::service(), to.dir, &to.name) {
             Err(Errno::ENOENT) => None,
             other => Some(other?),
         };
@@ -199,7 +201,7 @@ impl Reference {
             4 | 5 => RenameMode::Whiteout,
             _ => RenameMode::Replace,
         };
-        self.fs.rename(from.dir, &from.name, to.dir, &to.name, mode)?;
+        self.fs.rename(&OpCtx::service(), from.dir, &from.name, to.dir, &to.name, mode)?;
         self.parents.insert(moved.ino, to.dir);
         if let Some(other) = other.filter(|_| exchange) {
             self.parents.insert(other.ino, from.dir);

@@ -4,6 +4,7 @@ use super::{READ, Reference, User, WRITE, without_set_id};
 use crate::ops::Op;
 use crate::subject::{Outcome, State, Value};
 use polylane_base::{Errno, Gid, Ino, Time, Uid};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr, SetTime};
 
 impl Reference {
@@ -22,7 +23,7 @@ impl Reference {
                 }
                 self.may(user, ino, WRITE)?;
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
-                self.fs.setattr(ino, &set)?;
+                self.fs.setattr(&OpCtx::service(), ino, &set)?;
                 self.kill_privileges(user, ino);
                 Ok(Value::Done)
             }
@@ -39,23 +40,23 @@ impl Reference {
                 let ino = self.resolve(user, path, true)?;
                 self.xattr_check(user, ino, name, true)?;
                 let value = vec![b'x'; *len];
-                self.fs.setxattr(ino, name.as_bytes(), &value, *mode)?;
+                self.fs.setxattr(&OpCtx::service(), ino, name.as_bytes(), &value, *mode)?;
                 Ok(Value::Done)
             }
             Op::GetXattr { path, name } => {
                 let ino = self.resolve(user, path, true)?;
                 self.xattr_check(user, ino, name, false)?;
-                Ok(Value::Bytes(self.fs.getxattr(ino, name.as_bytes())?))
+                Ok(Value::Bytes(self.fs.getxattr(&OpCtx::service(), ino, name.as_bytes())?))
             }
             Op::ListXattr { path } => {
                 let ino = self.resolve(user, path, true)?;
-                let names = self.fs.listxattr(ino)?;
+                let names = self.fs.listxattr(&OpCtx::service(), ino)?;
                 Ok(Value::Xattrs(names))
             }
             Op::RemoveXattr { path, name } => {
                 let ino = self.resolve(user, path, true)?;
                 self.xattr_check(user, ino, name, true)?;
-                self.fs.removexattr(ino, name.as_bytes())?;
+                self.fs.removexattr(&OpCtx::service(), ino, name.as_bytes())?;
                 Ok(Value::Done)
             }
             Op::Sync => Ok(Value::Done),
@@ -70,7 +71,7 @@ impl Reference {
         }
         let strip = !user.is_root() && !user.in_group(attr.gid);
         let perm = Some(if strip { perm & !0o2000 } else { perm });
-        self.fs.setattr(ino, &SetAttr { perm, ..SetAttr::default() })?;
+        self.fs.setattr(&OpCtx::service(), ino, &SetAttr { perm, ..SetAttr::default() })?;
         Ok(Value::Done)
     }
 
@@ -98,7 +99,11 @@ impl Reference {
         if !allowed {
             return Err(Errno::EPERM.into());
         }
-        self.fs.setattr(ino, &SetAttr { uid, gid, perm, ..SetAttr::default() })?;
+        self.fs.setattr(
+            &OpCtx::service(),
+            ino,
+            &SetAttr { uid, gid, perm, ..SetAttr::default() },
+        )?;
         Ok(Value::Done)
     }
 
@@ -119,7 +124,7 @@ impl Reference {
         }
         let set = SetAttr { atime: set_time(atime), mtime: set_time(mtime), ..SetAttr::default() };
         if set != SetAttr::default() {
-            self.fs.setattr(ino, &set)?;
+            self.fs.setattr(&OpCtx::service(), ino, &set)?;
         }
         Ok(Value::Done)
     }

@@ -4,6 +4,7 @@ use super::{EXEC, Reference, User};
 use crate::ops::MOUNT_PATH;
 use crate::subject::Failure;
 use polylane_base::{Errno, Ino};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 use std::collections::VecDeque;
 
@@ -57,14 +58,14 @@ impl Reference {
             if last && goal == Goal::Parent {
                 return Ok(Walked::Last(Last { dir: at, name, slash }));
             }
-            let child = self.fs.lookup(at, &name)?;
+            let child = self.fs.lookup(&OpCtx::service(), at, &name)?;
             let followed = !last || slash || goal == Goal::Follow;
             if child.kind == Kind::Symlink && followed {
                 links += 1;
                 if links > 40 {
                     return Err(Errno::ELOOP.into());
                 }
-                let target = self.fs.readlink(child.ino)?;
+                let target = self.fs.readlink(&OpCtx::service(), child.ino)?;
                 let mut inner = self.enter_link(&target, &mut at)?;
                 if let Some(end) = inner.back_mut() {
                     end.1 |= slash;
@@ -135,7 +136,7 @@ impl Reference {
             }
             found.is_none()
         };
-        self.fs.readdir(parent, 0, &mut each).expect("a parent is a directory");
+        self.fs.readdir(&OpCtx::service(), parent, 0, &mut each).expect("a parent is a directory");
         format!("{}/{}", self.path_of(parent), found.expect("a child has a name"))
     }
 }

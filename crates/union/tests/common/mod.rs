@@ -3,6 +3,7 @@
 
 use polylane_base::{Ino, Result, TestClock};
 use polylane_union::{Layer, Union, UpperOn};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, DirEntry, FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::memfs::MemFs;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ impl Tree<'_> {
     pub fn find(&self, path: &str) -> Result<Attr> {
         let mut found = self.0.root()?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            found = self.0.lookup(found.ino, name.as_bytes())?;
+            found = self.0.lookup(&OpCtx::service(), found.ino, name.as_bytes())?;
         }
         Ok(found)
     }
@@ -44,60 +45,74 @@ impl Tree<'_> {
 
     pub fn mkdir(&self, path: &str) -> Ino {
         let (dir, name) = self.end(path);
-        self.0.create(dir, name, &NewNode::new(Kind::Dir, 0o755)).expect(path).node.ino
+        self.0
+            .create(&OpCtx::service(), dir, name, &NewNode::new(Kind::Dir, 0o755))
+            .expect(path)
+            .node
+            .ino
     }
 
     pub fn file(&self, path: &str, bytes: &[u8]) -> Ino {
         let (dir, name) = self.end(path);
-        let made = self.0.create(dir, name, &NewNode::new(Kind::File, 0o644)).expect(path);
+        let made = self
+            .0
+            .create(&OpCtx::service(), dir, name, &NewNode::new(Kind::File, 0o644))
+            .expect(path);
         self.write(made.node.ino, 0, bytes);
         made.node.ino
     }
 
     pub fn device(&self, path: &str) {
         let (dir, name) = self.end(path);
-        self.0.create(dir, name, &NewNode::WHITEOUT).expect(path);
+        self.0.create(&OpCtx::service(), dir, name, &NewNode::WHITEOUT).expect(path);
     }
 
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) {
-        assert_eq!(self.0.write(ino, at, &mut &*bytes), Ok(bytes.len()));
+        assert_eq!(self.0.write(&OpCtx::service(), ino, at, &mut &*bytes), Ok(bytes.len()));
     }
 
     pub fn read(&self, ino: Ino) -> Vec<u8> {
-        let size = self.0.getattr(ino).expect("a file").size as usize;
+        let size = self.0.getattr(&OpCtx::service(), ino).expect("a file").size as usize;
         let mut bytes = vec![0xee; size + 10];
-        let count = self.0.read(ino, 0, size + 10, &mut bytes.as_mut_slice()).expect("reads");
+        let count = self
+            .0
+            .read(&OpCtx::service(), ino, 0, size + 10, &mut bytes.as_mut_slice())
+            .expect("reads");
         bytes.truncate(count);
         bytes
     }
 
     pub fn link(&self, from: &str, to: &str) {
         let (dir, name) = self.end(to);
-        self.0.link(self.ino(from), dir, name).expect(to);
+        self.0.link(&OpCtx::service(), self.ino(from), dir, name).expect(to);
     }
 
     pub fn unlink(&self, path: &str) {
         let (dir, name) = self.end(path);
-        self.0.unlink(dir, name).expect(path);
+        self.0.unlink(&OpCtx::service(), dir, name).expect(path);
     }
 
     pub fn rmdir(&self, path: &str) -> Result<()> {
         let (dir, name) = self.end(path);
-        self.0.rmdir(dir, name).map(|_| ())
+        self.0.rmdir(&OpCtx::service(), dir, name).map(|_| ())
     }
 
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
         let ((from_dir, from), (to_dir, to)) = (self.end(from), self.end(to));
-        self.0.rename(from_dir, from, to_dir, to, RenameMode::Replace).map(|_| ())
+        self.0
+            .rename(&OpCtx::service(), from_dir, from, to_dir, to, RenameMode::Replace)
+            .map(|_| ())
     }
 
     pub fn chmod(&self, ino: Ino, perm: u32) {
-        self.0.setattr(ino, &SetAttr { perm: Some(perm), ..SetAttr::default() }).expect("chmod");
+        self.0
+            .setattr(&OpCtx::service(), ino, &SetAttr { perm: Some(perm), ..SetAttr::default() })
+            .expect("chmod");
     }
 
     pub fn truncate(&self, ino: Ino, size: u64) {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.0.setattr(ino, &set).expect("truncates");
+        self.0.setattr(&OpCtx::service(), ino, &set).expect("truncates");
     }
 
     pub fn names(&self, path: &str) -> Vec<String> {
@@ -106,7 +121,7 @@ impl Tree<'_> {
             names.push(String::from_utf8_lossy(entry.name).into_owned());
             true
         };
-        self.0.readdir(self.ino(path), 0, &mut each).expect(path);
+        self.0.readdir(&OpCtx::service(), self.ino(path), 0, &mut each).expect(path);
         names.sort();
         names
     }
@@ -121,7 +136,7 @@ impl Tree<'_> {
                 let attr = self.find(&path).expect("listed");
                 let bytes = match attr.kind {
                     Kind::File => self.read(attr.ino),
-                    Kind::Symlink => self.0.readlink(attr.ino).expect("a link"),
+                    Kind::Symlink => self.0.readlink(&OpCtx::service(), attr.ino).expect("a link"),
                     _ => Vec::new(),
                 };
                 if attr.kind == Kind::Dir {

@@ -14,7 +14,7 @@
 
 use polylane_base::{Errno, Gid, Result, Uid};
 
-use crate::cred::Cred;
+use crate::ctx::OpCtx;
 
 const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 4;
@@ -147,16 +147,16 @@ impl Acl {
         self.mask.is_none() && self.users.is_empty() && self.groups.is_empty()
     }
 
-    /// Whether `cred`, who is not the owner, has all rights in `want` on an inode of that group.
+    /// Whether `ctx`, who is not the owner, has all rights in `want` on an inode of that group.
     /// The access check algorithm of acl(5): a user that is named, else the groups, one of which
     /// must grant all of it, else others.
-    pub(crate) fn permits(&self, cred: &Cred, group: Gid, want: u32) -> bool {
+    pub(crate) fn permits(&self, ctx: &OpCtx<'_>, group: Gid, want: u32) -> bool {
         let masked = |rights: u32| rights & self.mask.unwrap_or(RIGHTS) & want == want;
-        if let Some((_, rights)) = self.users.iter().find(|(uid, _)| *uid == cred.uid) {
+        if let Some((_, rights)) = self.users.iter().find(|(uid, _)| *uid == ctx.uid()) {
             return masked(*rights);
         }
         let groups = std::iter::once((group, self.group)).chain(self.groups.iter().copied());
-        let mut own = groups.filter(|(gid, _)| cred.in_group(*gid)).peekable();
+        let mut own = groups.filter(|(gid, _)| ctx.in_group(*gid)).peekable();
         match own.peek() {
             Some(_) => own.any(|(_, rights)| masked(rights)),
             None => self.others & want == want,

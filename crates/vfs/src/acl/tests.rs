@@ -5,6 +5,7 @@ use polylane_base::sync::Arc;
 use polylane_testkit::acl::Entry;
 
 use super::*;
+use crate::cred::Cred;
 
 fn value(entries: &[Entry]) -> Vec<u8> {
     polylane_testkit::acl::value(entries.iter().copied())
@@ -87,7 +88,7 @@ fn the_most_specific_entry_decides() {
         (OTHERS, 2, NONE),
     ]);
     let rights = |cred: &Cred| {
-        let granted = |want: &u32| list.permits(cred, Gid(9), *want);
+        let granted = |want: &u32| list.permits(&OpCtx::as_user(cred), Gid(9), *want);
         (0..8).filter(granted).collect::<Vec<u32>>()
     };
     assert_eq!(rights(&cred(1, 11, &[9])), [0], "named with nothing");
@@ -144,7 +145,7 @@ fn random_lists_agree_with_the_words_of_the_manual() {
         let who = cred(1 + rng.below(5) as u32, rng.below(5) as u32, &groups);
         let group = Gid(rng.below(5) as u32);
         for want in 0..8 {
-            let got = parsed.permits(&who, group, want.into());
+            let got = parsed.permits(&OpCtx::as_user(&who), group, want.into());
             assert_eq!(got, model(&list, &who, group, want), "{list:?} {who:?} {group} {want}");
         }
     }

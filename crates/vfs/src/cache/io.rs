@@ -6,7 +6,8 @@ use polylane_base::{Errno, Result, Time};
 use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData};
 use crate::core::Core;
-use crate::fs::{Attr, Blocks, Fallocate, SetAttr, Sink, Source};
+use crate::ctx::OpCtx;
+use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
 use crate::inode::{Inode, Node};
 use crate::lease::Room;
 use crate::stats::Count;
@@ -71,6 +72,7 @@ impl Core {
     /// Reads at most `len` bytes at `offset`. Call with the data lock held.
     pub(crate) fn cached_read(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         pages: &FilePages,
         ahead: &ReadAhead,
@@ -89,7 +91,7 @@ impl Core {
             if done == len {
                 break;
             }
-            match self.read_miss(node, pages, offset, len, done, extra, sink) {
+            match self.read_miss(ctx, node, pages, (offset, len), done, extra, sink) {
                 Ok(count) => done += count,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
@@ -101,10 +103,10 @@ impl Core {
     /// Brings in the absent pages at `offset + done` and hands their part of the read to `sink`.
     fn read_miss(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         pages: &FilePages,
-        offset: u64,
-        len: usize,
+        (offset, len): (u64, usize),
         done: usize,
         extra: u64,
         sink: &mut dyn Sink,
@@ -114,7 +116,7 @@ impl Core {
         let file_end = node.size().div_ceil(PAGE as u64);
         let wanted = (last - first + 1).min(CHUNK_BYTES as u64 / PAGE as u64);
         let wanted = wanted.max(extra).min(file_end - first).max(1);
-        let fresh = self.fetch(node, pages, first, pages.absent(first, wanted).max(1))?;
+        let fresh = self.fetch(ctx, node, pages, first, pages.absent(first, wanted).max(1))?;
         let mut count = 0;
         for (index, page) in (first..).zip(&fresh) {
             if index > last {
@@ -136,6 +138,7 @@ impl Core {
     /// meanwhile, so they stay true until they are inserted.
     fn fetch(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Inode,
         pages: &FilePages,
         first: u64,
@@ -144,7 +147,7 @@ impl Core {
         let mut sink = PageSink((0..count).map(|_| self.cache.frames.zeroed()).collect());
         let len = sink.0.len() * PAGE;
         let _backing = pages.backing.read();
-        self.fs.read(node.ino(), first * PAGE as u64, len, &mut sink)?;
+        self.fs.read(ctx, node.ino(), first * PAGE as u64, len, &mut sink)?;
         self.counters.add(Count::PageMisses, count);
         Ok(sink.0)
     }
@@ -153,6 +156,7 @@ impl Core {
     /// data lock held for change.
     pub(crate) fn cached_write(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         pages: &FilePages,
         (offset, len): (u64, usize),
@@ -161,19 +165,19 @@ impl Core {
     ) -> Result<usize> {
         let now = match &room {
             Room::Aside(aside) => aside.time,
-            Room::Free(_) => self.now(),
+            Room::Free => self.now(ctx),
         };
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
             let count = (CHUNK_BYTES - (at % PAGE as u64) as usize).min(len - done);
-            let mut edges = match self.edges(node, pages, at, count) {
+            let mut edges = match self.edges(ctx, node, pages, at, count) {
                 Ok(edges) => edges,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             };
             if !pages.are_dirty(at, count)
-                && let Err(errno) = self.room_for(node, (at, count as u64), &mut room)
+                && let Err(errno) = self.room_for(ctx, node, (at, count as u64), &mut room)
             {
                 if done > 0 {
                     break;
@@ -197,7 +201,14 @@ impl Core {
     }
 
     /// The pages that a write covers in part only.
-    fn edges(&self, node: &Node, pages: &FilePages, offset: u64, len: usize) -> Result<Edges> {
+    fn edges(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        pages: &FilePages,
+        offset: u64,
+        len: usize,
+    ) -> Result<Edges> {
         let end = offset + len as u64;
         let (first, last) = (page_of(offset), page_of(end - 1));
         let is_edge = |index: u64| {
@@ -212,7 +223,7 @@ impl Core {
             if is_edge(index) {
                 let is_cached = pages.absent(index, 1) == 0;
                 let mut fetched =
-                    if is_cached { vec![] } else { self.fetch(node, pages, index, 1)? };
+                    if is_cached { vec![] } else { self.fetch(ctx, node, pages, index, 1)? };
                 edges.push(index, fetched.pop());
             }
             Ok(())
@@ -224,11 +235,17 @@ impl Core {
         Ok(edges)
     }
 
-    fn room_for(&self, node: &Inode, (at, count): (u64, u64), room: &mut Room<'_>) -> Result<()> {
+    fn room_for(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Inode,
+        (at, count): (u64, u64),
+        room: &mut Room<'_>,
+    ) -> Result<()> {
         match room {
-            Room::Free(from) => self.fs.reserve(node.ino(), at, count, *from),
+            Room::Free => self.fs.reserve(ctx, node.ino(), at, count),
             Room::Aside(aside) => {
-                aside.blocks -= self.fs.reserve_aside(node.ino(), at, count, aside.blocks)?;
+                aside.blocks -= self.fs.reserve_aside(ctx, node.ino(), at, count, aside.blocks)?;
                 Ok(())
             }
         }
@@ -263,6 +280,7 @@ impl Core {
     /// Changes the size. Call with the data lock held for change.
     pub(crate) fn cached_resize(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Inode,
         pages: &FilePages,
         size: u64,
@@ -270,35 +288,29 @@ impl Core {
     ) -> Result<Attr> {
         let _backing = pages.backing.write();
         let known = node.size();
-        if 0 < size && size <= known && self.fs.getattr(node.ino())?.size < size {
+        if 0 < size && size <= known && self.fs.getattr(ctx, node.ino())?.size < size {
             // What was written is still here: the file system would take this for growth, and keep
             // what was allocated past the end.
-            self.set(node, &SetAttr { size: Some(known), ..SetAttr::default() })?;
+            self.set(ctx, node, &SetAttr { size: Some(known), ..SetAttr::default() })?;
         }
-        let attr = self.set(node, set)?;
+        let attr = self.set(ctx, node, set)?;
         self.cache.removed(pages.cut(size));
         Ok(attr)
     }
 
-    /// fallocate(2) with blocks `from`. Call with the data lock held for change.
+    /// fallocate(2). Call with the data lock held for change.
     pub(crate) fn cached_fallocate(
         &self,
+        ctx: &OpCtx<'_>,
         node: &Node,
         pages: &FilePages,
         mode: Fallocate,
         (offset, len): (u64, u64),
-        from: Blocks,
     ) -> Result<()> {
         self.write_back(node, pages)?;
-        let takes = matches!(mode, Fallocate::Allocate { .. } | Fallocate::ZeroRange { .. });
-        if takes && from == Blocks::Common {
-            // A look whether they are there.
-            self.fs.reserve(node.ino(), offset, len, from)?;
-            self.fs.unreserve(node.ino(), offset);
-        }
         let _backing = pages.backing.write();
         let mut held = node.attr();
-        let new = self.fs.fallocate(node.ino(), mode, offset, len)?;
+        let new = self.fs.fallocate(ctx, node.ino(), mode, offset, len)?;
         node.keep(&mut held, new);
         drop(held);
         let gone = match mode {

@@ -10,6 +10,7 @@ use polylane_base::{Errno, Result};
 use super::pages::{FilePages, Run, RunSource};
 use super::{PAGE, PageCache};
 use crate::core::Core;
+use crate::ctx::OpCtx;
 use crate::fs::{Attr, Late, SetAttr, SetTime, Syncing};
 use crate::inode::{Inode, LENT, Node};
 use crate::stats::Count;
@@ -127,11 +128,12 @@ impl<'a> Batch<'a> {
 
     /// Has them stored. The first error is returned after trying them all.
     fn store(&mut self, core: &Core) -> Result<()> {
+        let ctx = &OpCtx::service();
         let source = |small: &Small<'a>| RunSource { pages: small.pages, run: small.run };
         let mut sources: Vec<_> = self.files.iter().map(source).collect();
         let each = self.files.iter().zip(&mut sources);
         let mut writes: Vec<_> = each.map(|(small, source)| small.late(source)).collect();
-        let stored = core.fs.write_late(&mut writes);
+        let stored = core.fs.write_late(ctx, &mut writes);
         self.pages = 0;
         let mut result = Ok(());
         for (small, stored) in self.files.drain(..).zip(stored) {
@@ -232,7 +234,7 @@ pub(crate) fn run_flusher(core: &Core) {
         core.cache.flusher.finished(written);
         if written.is_ok() {
             // What fails here the next fsync tells.
-            let _ = core.sync_changed(begun);
+            let _ = core.sync_changed(&OpCtx::service(), begun);
         }
     }
 }
@@ -344,7 +346,9 @@ impl Core {
     /// Writes the dirty pages of a file back, then its size and times. Pages that become dirty
     /// meanwhile behind the point that was reached wait for the next time.
     pub(crate) fn write_back(&self, node: &Inode, pages: &FilePages) -> Result<()> {
-        self.write_back_by(node, pages, |offset, source| self.fs.write(node.ino(), offset, source))
+        self.write_back_by(node, pages, |offset, source| {
+            self.fs.write(&OpCtx::service(), node.ino(), offset, source)
+        })
     }
 
     /// The same as part of a sync.
@@ -357,7 +361,7 @@ impl Core {
         let bytes = pages.counts().dirty * PAGE as u64;
         let syncing = Syncing { bytes, data_only };
         self.write_back_by(node, pages, |offset, source| {
-            self.fs.write_synced(node.ino(), offset, source, syncing)
+            self.fs.write_synced(&OpCtx::service(), node.ino(), offset, source, syncing)
         })
     }
 
@@ -393,13 +397,15 @@ impl Core {
 
     /// Tells the libservice the times of the writes that it has just seen: they happened earlier.
     fn catch_up(&self, node: &Inode, pages: &FilePages) -> Result<()> {
+        let ctx = &OpCtx::service();
         let mut held = node.attr();
         if !pages.can_catch_up() {
             return Ok(());
         }
         let mtime = Some(SetTime::At(held.mtime));
         let set = SetAttr { mtime, ctime: Some(held.ctime), ..SetAttr::default() };
-        let new = self.fs.setattr(node.ino(), &set).inspect_err(|errno| pages.blame(*errno))?;
+        let new =
+            self.fs.setattr(ctx, node.ino(), &set).inspect_err(|errno| pages.blame(*errno))?;
         pages.caught_up();
         node.keep(&mut held, new);
         Ok(())

@@ -19,5 +19,5 @@ mod store;
 mod turn;
 
 pub use store::{Heart, InFlight, Kind, Record, Slot, Store};
-pub use turn::{Answered, Origin, Turn, Turns, aside};
-pub(crate) use turn::{Op, counts, former, intend};
+pub use turn::{Answered, RequestId, Turn, Turns};
+pub(crate) use turn::{Facts, Op};

@@ -1,7 +1,7 @@
 //! Operations in flight: done once, however often a service dies on the way.
 //!
-//! A request has an *origin*, a number that its repetition has too: the kernel's `unique` of a FUSE
-//! request. While a thread serves one it has a [`Turn`]:
+//! A request has a *request id*, a number that its repetition has too: the kernel's `unique` of a
+//! FUSE request. While a thread serves one it has a [`Turn`]:
 //!
 //! ```text
 //!   begin ──► the VFS is about to change something that cannot be changed twice: `intend`
@@ -19,9 +19,10 @@
 //!
 //! - An intention's record counts before its change is begun, an answer's before the answer is
 //!   sent; either is freed only when the answer is sent, or nothing was changed.
-//! - A thread has one turn at a time; it is the thread's own, so the VFS needs not be told.
+//! - A turn is lent to the VFS with the operation's context ([`OpCtx`](crate::OpCtx)), and used by
+//!   one thread at a time.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use polylane_base::sync::{Arc, Mutex};
@@ -30,7 +31,7 @@ use super::store::{Kind, Record, Slot, Store};
 
 /// What a request and its repetitions have in common, in two words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Origin(pub u64, pub u64);
+pub struct RequestId(pub u64, pub u64);
 
 /// Changes that must not be made twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,25 +70,14 @@ struct Former {
 /// ended. Thread-safe.
 pub struct Turns {
     store: Arc<Store>,
-    former: Mutex<HashMap<Origin, Former>>,
-}
-
-struct Current {
-    turns: Arc<Turns>,
-    origin: Origin,
-    begun: Option<Slot>,
-    former: Option<(u64, Facts)>,
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    former: Mutex<HashMap<RequestId, Former>>,
 }
 
 impl Turns {
     /// Those among the records that a former service left. `lasting`: what it had done is there;
     /// if not, answers say nothing, and what there is decides alone.
     pub fn new(store: Arc<Store>, records: &[Record], lasting: bool) -> Arc<Turns> {
-        let mut former: HashMap<Origin, Former> = HashMap::new();
+        let mut former: HashMap<RequestId, Former> = HashMap::new();
         for record in records {
             match record.kind {
                 Kind::Begun => {}
@@ -100,7 +90,7 @@ impl Turns {
             }
             let [first, second, op, facts @ ..] = record.words;
             let (slot, kind, answer) = (record.slot, record.kind, record.bytes.clone());
-            let origin = Origin(first, second);
+            let origin = RequestId(first, second);
             // Who is killed between an answer and the end of its intention leaves both.
             let surplus = match former.get(&origin) {
                 Some(known) if known.kind == Kind::Done => Some(slot),
@@ -119,7 +109,7 @@ impl Turns {
 
     /// The answer that a former service had for a request, if it had one and could not send it. To
     /// be sent now, and then dropped.
-    pub fn recall(&self, origin: Origin) -> Option<(Vec<u8>, Answered)> {
+    pub fn recall(&self, origin: RequestId) -> Option<(Vec<u8>, Answered)> {
         let mut former = self.former.lock();
         if former.get(&origin)?.kind != Kind::Done {
             return None;
@@ -129,70 +119,78 @@ impl Turns {
         Some((answer, answered))
     }
 
-    /// This thread serves a request from now on, until the turn is done or dropped.
-    pub fn begin(self: &Arc<Self>, origin: Origin) -> Turn {
-        let former = self.former.lock().remove(&origin);
-        let begun = former.as_ref().map(|former| former.slot);
+    /// A request is served from now on, until the turn is done or dropped.
+    pub fn begin(self: &Arc<Self>, request: RequestId) -> Turn {
+        let former = self.former.lock().remove(&request);
+        let begun = Cell::new(former.as_ref().map(|former| former.slot));
         let former = former.map(|former| (former.op, former.facts));
-        let current = Current { turns: self.clone(), origin, begun, former };
-        CURRENT.with(|place| *place.borrow_mut() = Some(current));
-        Turn { _here: std::marker::PhantomData }
+        Turn { turns: self.clone(), request, begun, former }
     }
 }
 
-/// A thread's turn. Dropped without an answer, nothing was changed.
+/// The turn of a request. Dropped without an answer, nothing was changed.
 pub struct Turn {
-    /// It is this thread's.
-    _here: std::marker::PhantomData<*const ()>,
+    turns: Arc<Turns>,
+    request: RequestId,
+    begun: Cell<Option<Slot>>,
+    former: Option<(u64, Facts)>,
 }
 
 impl Turn {
     /// Whether something was begun that must not be done twice, now or by a former service.
     pub fn is_begun(&self) -> bool {
-        CURRENT.with(|place| place.borrow().as_ref().is_some_and(|now| now.begun.is_some()))
+        self.begun.get().is_some()
     }
 
     /// Nothing was done: another thread begins again, with what a former service left.
     pub fn postpone(self) {
-        let Some(Current { turns, origin, begun, former }) = take() else { return };
-        match (begun, former) {
-            (Some(slot), Some((op, facts))) => {
-                let (kind, answer) = (Kind::Begun, Vec::new());
-                turns.former.lock().insert(origin, Former { slot, kind, op, facts, answer });
-            }
-            (Some(begun), None) => turns.store.free(begun),
-            (None, _) => {}
-        }
+        let (Some((op, facts)), Some(slot)) = (self.former, self.begun.get()) else { return };
+        self.begun.set(None);
+        let (kind, answer) = (Kind::Begun, Vec::new());
+        self.turns.former.lock().insert(self.request, Former { slot, kind, op, facts, answer });
     }
 
     /// The operation is done, and its answer is of no use to another service, which finds it done
     /// by its intention. The result is to be dropped when the answer is sent.
     pub fn found_again(self) -> Answered {
-        let Some(current) = take() else { unreachable!("a turn has its record") };
-        Answered { store: current.turns.store.clone(), slots: [current.begun, None] }
+        Answered { store: self.turns.store.clone(), slots: [self.begun.take(), None] }
     }
 
     /// The operation is done: records its answer. The result is to be dropped when the answer is
     /// sent. An answer that is too long for a record is found again by its intention.
     pub fn done(self, answer: &[u8]) -> Answered {
-        let Some(current) = take() else { unreachable!("a turn has its record") };
-        let Origin(first, second) = current.origin;
-        let store = &current.turns.store;
+        let RequestId(first, second) = self.request;
+        let store = &self.turns.store;
         let slot = store.put(Kind::Done, [first, second, 0, 0, 0, 0, 0], answer);
-        Answered { store: store.clone(), slots: [current.begun, slot] }
+        Answered { store: store.clone(), slots: [self.begun.take(), slot] }
+    }
+
+    /// What a former service knew before it began with the same request, if it did.
+    pub(crate) fn former(&self, op: Op) -> Option<Facts> {
+        let (which, facts) = self.former?;
+        (which == op as u64).then_some(facts)
+    }
+
+    /// The request is about to do what must not be done twice. A former service's intention stays.
+    pub(crate) fn intend(&self, op: Op, facts: Facts) {
+        if self.former.is_some() {
+            return;
+        }
+        let (RequestId(first, second), [a, b, c, d]) = (self.request, facts);
+        let store = &self.turns.store;
+        let slot = store.put(Kind::Begun, [first, second, op as u64, a, b, c, d], b"");
+        if let Some(old) = self.begun.replace(slot) {
+            store.free(old);
+        }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(Current { turns, begun: Some(begun), .. }) = take() {
-            turns.store.free(begun);
+        if let Some(begun) = self.begun.take() {
+            self.turns.store.free(begun);
         }
     }
-}
-
-fn take() -> Option<Current> {
-    CURRENT.with(|place| place.borrow_mut().take())
 }
 
 /// What is recorded of an operation until its answer is sent. Dropped, it is forgotten.
@@ -209,44 +207,6 @@ impl Drop for Answered {
     }
 }
 
-/// Runs what this thread does for somebody else: it is no part of its turn.
-pub fn aside<T>(other: impl FnOnce() -> T) -> T {
-    let current = take();
-    let result = other();
-    CURRENT.with(|place| *place.borrow_mut() = current);
-    result
-}
-
-/// Whether this thread's operation is to be done once.
-pub(crate) fn counts() -> bool {
-    CURRENT.with(|place| place.borrow().is_some())
-}
-
-/// What a former service knew before it began with this thread's operation, if it did.
-pub(crate) fn former(op: Op) -> Option<Facts> {
-    CURRENT.with(|place| {
-        let current = place.borrow();
-        let (which, facts) = current.as_ref()?.former?;
-        (which == op as u64).then_some(facts)
-    })
-}
-
-/// This thread is about to do what must not be done twice. A former service's intention stays.
-pub(crate) fn intend(op: Op, facts: Facts) {
-    CURRENT.with(|place| {
-        let mut current = place.borrow_mut();
-        let Some(current) = current.as_mut().filter(|current| current.former.is_none()) else {
-            return;
-        };
-        let (Origin(first, second), [a, b, c, d]) = (current.origin, facts);
-        let store = &current.turns.store;
-        let slot = store.put(Kind::Begun, [first, second, op as u64, a, b, c, d], b"");
-        if let Some(old) = std::mem::replace(&mut current.begun, slot) {
-            store.free(old);
-        }
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,22 +221,20 @@ mod tests {
     fn an_intention_is_found_again_and_goes_with_its_answer() {
         let fd = Store::create().expect("memfd");
         let (_store, first) = turns(&fd);
-        let turn = first.begin(Origin(0, 8));
-        assert!(counts() && former(Op::Remove).is_none());
-        intend(Op::Remove, [5, 6, 0, 0]);
+        let turn = first.begin(RequestId(0, 8));
+        assert!(turn.former(Op::Remove).is_none());
+        turn.intend(Op::Remove, [5, 6, 0, 0]);
         // As a kill leaves it.
-        take();
-        drop(turn);
+        let _left = std::mem::ManuallyDrop::new(turn);
         let (store, second) = turns(&fd);
-        assert!(second.recall(Origin(0, 8)).is_none());
-        let turn = second.begin(Origin(0, 8));
-        assert_eq!(former(Op::Remove), Some([5, 6, 0, 0]));
-        assert_eq!(former(Op::Make), None);
+        assert!(second.recall(RequestId(0, 8)).is_none());
+        let turn = second.begin(RequestId(0, 8));
+        assert_eq!(turn.former(Op::Remove), Some([5, 6, 0, 0]));
+        assert_eq!(turn.former(Op::Make), None);
         let answered = turn.done(b"gone");
-        assert!(!counts());
         assert_eq!(store.len(), 2);
         let (_, third) = turns(&fd);
-        let (answer, recalled) = third.recall(Origin(0, 8)).expect("answered");
+        let (answer, recalled) = third.recall(RequestId(0, 8)).expect("answered");
         assert_eq!(answer, b"gone");
         drop((answered, recalled));
         assert!(Store::attach(&fd).expect("attach").1.is_empty());
@@ -286,17 +244,16 @@ mod tests {
     fn what_is_put_off_is_found_again_and_answers_that_do_not_last_are_not() {
         let fd = Store::create().expect("memfd");
         let (_store, first) = turns(&fd);
-        let turn = first.begin(Origin(1, 1));
-        intend(Op::Make, [1, 0, 0, 0]);
+        let turn = first.begin(RequestId(1, 1));
+        turn.intend(Op::Make, [1, 0, 0, 0]);
         assert!(turn.is_begun());
         let _not_sent = turn.done(b"made");
         let (store, records) = Store::attach(&fd).expect("attach");
         let second = Turns::new(Arc::new(store), &records, false);
-        assert!(second.recall(Origin(1, 1)).is_none(), "what was done may be gone");
-        second.begin(Origin(1, 1)).postpone();
-        let turn = second.begin(Origin(1, 1));
-        aside(|| assert!(!counts()));
-        assert_eq!(former(Op::Make), Some([1, 0, 0, 0]));
+        assert!(second.recall(RequestId(1, 1)).is_none(), "what was done may be gone");
+        second.begin(RequestId(1, 1)).postpone();
+        let turn = second.begin(RequestId(1, 1));
+        assert_eq!(turn.former(Op::Make), Some([1, 0, 0, 0]));
         drop(turn.found_again());
         assert!(Store::attach(&fd).expect("attach").1.is_empty());
     }
@@ -305,15 +262,14 @@ mod tests {
     fn what_was_not_done_leaves_nothing() {
         let fd = Store::create().expect("memfd");
         let (store, turns) = turns(&fd);
-        intend(Op::Make, [0; 4]);
-        assert!(store.is_empty(), "nobody's turn");
-        let turn = turns.begin(Origin(0, 2));
-        intend(Op::Make, [0; 4]);
-        intend(Op::Append, [7; 4]);
+        let turn = turns.begin(RequestId(0, 2));
+        assert!(store.is_empty(), "nothing is about to be done");
+        turn.intend(Op::Make, [0; 4]);
+        turn.intend(Op::Append, [7; 4]);
         assert_eq!(store.len(), 1);
         drop(turn);
-        assert!(store.is_empty() && !counts());
-        let long = turns.begin(Origin(0, 4)).done(&[0; 300]);
+        assert!(store.is_empty());
+        let long = turns.begin(RequestId(0, 4)).done(&[0; 300]);
         assert!(store.is_empty());
         drop(long);
     }

@@ -39,6 +39,7 @@ mod table;
 mod tests;
 mod xattr;
 
+use crate::ctx::OpCtx;
 use crate::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
     Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
@@ -47,7 +48,7 @@ use crate::handover::{Record, Store};
 use descriptors::Descriptors;
 use host::{HostStat, component, errno};
 use node::{Held, Node};
-use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Errno, Ino, Result, Time};
 use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, SeekFrom, Timespec, Timestamps};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -186,7 +187,6 @@ impl FileSystem for HostDir {
             max_file_size: i64::MAX as u64,
             max_links: u32::MAX,
             max_dir_links: u32::MAX,
-            blocks_kept_for: (Uid(0), Gid(0)),
             whole_seconds: false,
             acls: false,
             flags: 0,
@@ -198,18 +198,18 @@ impl FileSystem for HostDir {
         self.stat(&self.root)
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let name = component(name)?;
         let (dir, path) = self.dir(dir)?;
         let found = self.find(&path, name)?;
         Ok(self.adopt(&found, Some((&dir, name))).1)
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         self.stat(&self.table.get(ino)?)
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, _: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let node = self.table.get(ino)?;
         let path = self.fds.path(&node)?;
         if let Some(size) = set.size {
@@ -227,7 +227,7 @@ impl FileSystem for HostDir {
         self.stat(&node)
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let name = component(name)?;
         let (dir, path) = self.dir(dir)?;
         let (fd, found) = create::named(&self.fds, &path, name, new)?;
@@ -236,7 +236,7 @@ impl FileSystem for HostDir {
         Ok(Changed { dir: self.stat(&dir)?, node: attr })
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+    fn create_unlinked(&self, _: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         let (_, path) = self.dir(dir)?;
         let (fd, found) = create::unnamed(&self.fds, &path, new)?;
         let (node, attr) = self.adopt(&found, None);
@@ -244,7 +244,7 @@ impl FileSystem for HostDir {
         Ok(attr)
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn link(&self, _: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         let name = component(name)?;
         let node = self.table.get(ino)?;
         let (dir, dir_path) = self.dir(dir)?;
@@ -253,16 +253,17 @@ impl FileSystem for HostDir {
         Ok(Changed { dir: self.stat(&dir)?, node: self.stat(&node)? })
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn unlink(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.remove(dir, name, AtFlags::empty())
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn rmdir(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.remove(dir, name, AtFlags::REMOVEDIR)
     }
 
     fn rename(
         &self,
+        _: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -297,7 +298,7 @@ impl FileSystem for HostDir {
         })
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
         let path = self.fds.path(&self.table.get(ino)?)?;
         let target = rustix::fs::readlinkat(&path, "", Vec::new());
         match target {
@@ -310,6 +311,7 @@ impl FileSystem for HostDir {
 
     fn readdir(
         &self,
+        _: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
@@ -332,7 +334,14 @@ impl FileSystem for HostDir {
         }
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+    fn read(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
         let node = self.table.get(ino)?;
         if node.kind == Kind::Dir {
             return Err(Errno::EISDIR);
@@ -358,7 +367,13 @@ impl FileSystem for HostDir {
         Ok(done)
     }
 
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
+    fn write(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
         let node = self.table.get(ino)?;
         let fd = self.fds.writer(&node)?;
         let len = source.len();
@@ -378,14 +393,21 @@ impl FileSystem for HostDir {
         Ok(done)
     }
 
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
+    fn fallocate(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
         let node = self.table.get(ino)?;
         let fd = self.fds.writer(&node)?;
         rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len).map_err(errno)?;
         self.stat(&node)
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+    fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
         let fd = self.fds.reader(&self.table.get(ino)?)?;
         let target = match target {
             SeekFor::Data => SeekFrom::Data(offset),
@@ -394,27 +416,34 @@ impl FileSystem for HostDir {
         rustix::fs::seek(fd, target).map_err(errno)
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         xattr::get(&self.fds, &self.table.get(ino)?, name)
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
+    fn setxattr(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
         let node = self.table.get(ino)?;
         xattr::set(&self.fds, &node, name, value, mode)?;
         self.stat(&node)
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
         xattr::list(&self.fds, &self.table.get(ino)?)
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
         let node = self.table.get(ino)?;
         xattr::remove(&self.fds, &node, name)?;
         self.stat(&node)
     }
 
-    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+    fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         let node = self.table.get(ino)?;
         if !matches!(node.kind, Kind::File | Kind::Dir) {
             return Ok(());
@@ -426,11 +455,11 @@ impl FileSystem for HostDir {
         }
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, _: &OpCtx<'_>) -> Result<()> {
         rustix::fs::syncfs(self.fds.reader(&self.root)?).map_err(errno)
     }
 
-    fn statfs(&self) -> Result<StatFs> {
+    fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
         let found = rustix::fs::fstatfs(self.fds.path(&self.root)?).map_err(errno)?;
         Ok(StatFs {
             bsize: found.f_bsize as u32,

@@ -32,6 +32,7 @@ mod rename;
 mod space;
 mod table;
 
+use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
@@ -40,7 +41,7 @@ use crate::fs::{
 use dir::Target;
 use inode::{Body, Inode};
 use pages::{Freed, PAGE_SIZE};
-use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Clock, Errno, Ino, Result, Time};
 use space::Space;
 use std::sync::Arc;
 use table::Table;
@@ -176,7 +177,6 @@ impl FileSystem for MemFs {
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,
             max_dir_links: u32::MAX / 2,
-            blocks_kept_for: (Uid(0), Gid(0)),
             whole_seconds: false,
             acls: true,
             flags: flags::SETTABLE,
@@ -185,37 +185,37 @@ impl FileSystem for MemFs {
     }
 
     fn root(&self) -> Result<Attr> {
-        self.getattr(self.root)
+        self.getattr(&OpCtx::service(), self.root)
     }
 
-    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.getattr(self.target(dir, name)?.ino)
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.getattr(ctx, self.target(dir, name)?.ino)
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         self.inspect(ino, |inode| Ok(inode.attr))
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let now = self.clock.now();
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let now = ctx.now(&*self.clock);
         self.change_data(ino, |inode| inode.set(set, now))
     }
 
-    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
-        let now = self.clock.now();
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        let now = ctx.now(&*self.clock);
         let node = self.place(new, 1, now)?;
         self.name_new(dir, name, node, now)
     }
 
-    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+    fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.inspect(dir, |dir| dir.dir().map(|_| ()))?;
         let new = NewNode { kind: Kind::File, ..new.clone() };
-        self.place(&new, 0, self.clock.now())
+        self.place(&new, 0, ctx.now(&*self.clock))
     }
 
-    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
-        let now = self.clock.now();
-        let node = self.getattr(ino)?;
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let now = ctx.now(&*self.clock);
+        let node = self.getattr(ctx, ino)?;
         if node.kind == Kind::Dir {
             return Err(Errno::EPERM);
         }
@@ -241,8 +241,8 @@ impl FileSystem for MemFs {
         Ok(Changed { dir, node })
     }
 
-    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
-        let now = self.clock.now();
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let now = ctx.now(&*self.clock);
         let (target, dir) = self.change(dir, |dir| {
             if dir.dir()?.get(name).is_some_and(|target| target.kind == Kind::Dir) {
                 return Err(Errno::EISDIR);
@@ -252,8 +252,8 @@ impl FileSystem for MemFs {
         Ok(Changed { dir, node: self.drop_link(target.ino, now)? })
     }
 
-    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
-        let now = self.clock.now();
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let now = ctx.now(&*self.clock);
         let target = self.target(dir, name)?;
         let node = self.change(target.ino, |inode| inode.bury_dir(now))?;
         let dir = self.change(dir, |dir| {
@@ -265,16 +265,17 @@ impl FileSystem for MemFs {
 
     fn rename(
         &self,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
         to: &[u8],
         mode: RenameMode,
     ) -> Result<Renamed> {
-        self.move_name(rename::Ends { from_dir, from, to_dir, to }, mode)
+        self.move_name(ctx, rename::Ends { from_dir, from, to_dir, to }, mode)
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
         self.inspect(ino, |inode| match &inode.body {
             Body::Symlink(target) => Ok(target.to_vec()),
             _ => Err(Errno::EINVAL),
@@ -283,6 +284,7 @@ impl FileSystem for MemFs {
 
     fn readdir(
         &self,
+        _: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
@@ -303,7 +305,14 @@ impl FileSystem for MemFs {
         }
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+    fn read(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
         self.inspect(ino, |inode| {
             let pages = inode.file()?;
             let left = inode.attr.size.saturating_sub(offset);
@@ -313,26 +322,46 @@ impl FileSystem for MemFs {
         })
     }
 
-    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
-        let now = self.clock.now();
+    fn write(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let now = ctx.now(&*self.clock);
         self.change(ino, |inode| inode.write(offset, source, &self.space, now))
     }
 
-    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
-        let now = self.clock.now();
+    fn fallocate(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
+        let now = ctx.now(&*self.clock);
         self.change_data(ino, |inode| inode.fallocate(mode, offset, len, &self.space, now))
     }
 
-    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+    fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
         self.inspect(ino, |inode| inode.seek(offset, target))
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.inspect(ino, |inode| inode.xattr(name))
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
-        let now = self.clock.now();
+    fn setxattr(
+        &self,
+        ctx: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
+        let now = ctx.now(&*self.clock);
         self.change(ino, |inode| {
             inode.set_xattr(name, value, mode, &self.space, now)?;
             Ok(inode.attr)
@@ -341,12 +370,13 @@ impl FileSystem for MemFs {
 
     fn set_acl(
         &self,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         kind: AclKind,
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> Result<Attr> {
-        let now = self.clock.now();
+        let now = ctx.now(&*self.clock);
         self.change(ino, |inode| {
             inode.set_acl(kind, acl, &self.space)?;
             inode.attr.perm = perm.unwrap_or(inode.attr.perm);
@@ -355,23 +385,23 @@ impl FileSystem for MemFs {
         })
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.inspect(ino, |inode| Ok(inode.xattr_names()))
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
-        let now = self.clock.now();
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
+        let now = ctx.now(&*self.clock);
         self.change(ino, |inode| {
             inode.remove_xattr(name, &self.space, now)?;
             Ok(inode.attr)
         })
     }
 
-    fn fsync(&self, _ino: Ino, _data_only: bool) -> Result<()> {
+    fn fsync(&self, _: &OpCtx<'_>, _ino: Ino, _data_only: bool) -> Result<()> {
         Ok(())
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, _: &OpCtx<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -387,18 +417,24 @@ impl FileSystem for MemFs {
         true
     }
 
-    fn create_reserved(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    fn create_reserved(
+        &self,
+        ctx: &OpCtx<'_>,
+        dir: Ino,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<Changed> {
         // Nobody removes or adds names in a directory while this is called, so that a failure,
         // which gives the inode to all, is seen before.
         if self.inspect(dir, |dir| Ok(dir.dir()?.get(name).is_some()))? {
             return Err(Errno::EEXIST);
         }
-        let now = self.clock.now();
+        let now = ctx.now(&*self.clock);
         let node = self.place_paid(new, 1, now)?;
         self.name_new(dir, name, node, now)
     }
 
-    fn statfs(&self) -> Result<StatFs> {
+    fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
         let (bytes, bytes_left) = self.space.bytes();
         let (files, ffree) = self.space.inodes();
         Ok(StatFs {

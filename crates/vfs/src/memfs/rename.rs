@@ -8,6 +8,7 @@ use super::MemFs;
 use super::dir::Target;
 use super::inode::Inode;
 use super::table::Slot;
+use crate::ctx::OpCtx;
 use crate::fs::{Attr, Kind, NewNode, RenameMode, Renamed};
 use polylane_base::sync::RwLockWriteGuard;
 use polylane_base::{Errno, Ino, Result, Time};
@@ -38,8 +39,13 @@ impl Locked<'_> {
 
 impl MemFs {
     /// `FileSystem::rename`.
-    pub(super) fn move_name(&self, ends: Ends<'_>, mode: RenameMode) -> Result<Renamed> {
-        let now = self.clock.now();
+    pub(super) fn move_name(
+        &self,
+        ctx: &OpCtx<'_>,
+        ends: Ends<'_>,
+        mode: RenameMode,
+    ) -> Result<Renamed> {
+        let now = ctx.now(&*self.clock);
         let moved = self.target(ends.from_dir, ends.from)?;
         let other = match self.target(ends.to_dir, ends.to) {
             Ok(target) => Some(target),

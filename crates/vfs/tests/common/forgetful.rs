@@ -2,6 +2,7 @@
 //! that was forgotten is unknown until it is looked up again.
 
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -48,7 +49,6 @@ impl FileSystem for Forgetful {
             max_file_size: 1 << 40,
             max_links: 100,
             max_dir_links: 100,
-            blocks_kept_for: (Uid(0), Gid(0)),
             whole_seconds: false,
             acls: false,
             flags: 0,
@@ -58,7 +58,7 @@ impl FileSystem for Forgetful {
     fn root(&self) -> Result<Attr> {
         Ok(attr(ROOT))
     }
-    fn lookup(&self, _: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, _: &OpCtx<'_>, _: Ino, name: &[u8]) -> Result<Attr> {
         if name != b"f" || self.away.load(SeqCst) {
             return Err(Errno::ENOENT);
         }
@@ -66,7 +66,7 @@ impl FileSystem for Forgetful {
         std::thread::yield_now();
         Ok(attr(FILE))
     }
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         if ino == FILE && !self.known.load(SeqCst) { Err(Errno::ESTALE) } else { Ok(attr(ino)) }
     }
     fn forget(&self, ino: Ino) {
@@ -76,64 +76,78 @@ impl FileSystem for Forgetful {
             self.forgotten.fetch_add(1, SeqCst);
         }
     }
-    fn setattr(&self, _: Ino, _: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, _: &OpCtx<'_>, _: Ino, _: &SetAttr) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
-    fn create(&self, _: Ino, _: &[u8], _: &NewNode<'_>) -> Result<Changed> {
+    fn create(&self, _: &OpCtx<'_>, _: Ino, _: &[u8], _: &NewNode<'_>) -> Result<Changed> {
         Err(Errno::ENOSYS)
     }
-    fn create_unlinked(&self, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
+    fn create_unlinked(&self, _: &OpCtx<'_>, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
-    fn link(&self, _: Ino, _: Ino, _: &[u8]) -> Result<Changed> {
+    fn link(&self, _: &OpCtx<'_>, _: Ino, _: Ino, _: &[u8]) -> Result<Changed> {
         Err(Errno::ENOSYS)
     }
-    fn unlink(&self, _: Ino, _: &[u8]) -> Result<Changed> {
+    fn unlink(&self, _: &OpCtx<'_>, _: Ino, _: &[u8]) -> Result<Changed> {
         Err(Errno::ENOSYS)
     }
-    fn rmdir(&self, _: Ino, _: &[u8]) -> Result<Changed> {
+    fn rmdir(&self, _: &OpCtx<'_>, _: Ino, _: &[u8]) -> Result<Changed> {
         Err(Errno::ENOSYS)
     }
-    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> Result<Renamed> {
+    fn rename(
+        &self,
+        _: &OpCtx<'_>,
+        _: Ino,
+        _: &[u8],
+        _: Ino,
+        _: &[u8],
+        _: RenameMode,
+    ) -> Result<Renamed> {
         Err(Errno::ENOSYS)
     }
-    fn readlink(&self, _: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, _: &OpCtx<'_>, _: Ino) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }
-    fn readdir(&self, _: Ino, _: u64, _: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn readdir(
+        &self,
+        _: &OpCtx<'_>,
+        _: Ino,
+        _: u64,
+        _: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         Err(Errno::ENOSYS)
     }
-    fn read(&self, _: Ino, _: u64, _: usize, _: &mut dyn Sink) -> Result<usize> {
+    fn read(&self, _: &OpCtx<'_>, _: Ino, _: u64, _: usize, _: &mut dyn Sink) -> Result<usize> {
         Err(Errno::ENOSYS)
     }
-    fn write(&self, _: Ino, _: u64, _: &mut dyn Source) -> Result<usize> {
+    fn write(&self, _: &OpCtx<'_>, _: Ino, _: u64, _: &mut dyn Source) -> Result<usize> {
         Err(Errno::ENOSYS)
     }
-    fn fallocate(&self, _: Ino, _: Fallocate, _: u64, _: u64) -> Result<Attr> {
+    fn fallocate(&self, _: &OpCtx<'_>, _: Ino, _: Fallocate, _: u64, _: u64) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
-    fn seek(&self, _: Ino, _: u64, _: SeekFor) -> Result<u64> {
+    fn seek(&self, _: &OpCtx<'_>, _: Ino, _: u64, _: SeekFor) -> Result<u64> {
         Err(Errno::ENOSYS)
     }
-    fn getxattr(&self, _: Ino, _: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, _: &OpCtx<'_>, _: Ino, _: &[u8]) -> Result<Vec<u8>> {
         Err(Errno::ENOSYS)
     }
-    fn setxattr(&self, _: Ino, _: &[u8], _: &[u8], _: XattrMode) -> Result<Attr> {
+    fn setxattr(&self, _: &OpCtx<'_>, _: Ino, _: &[u8], _: &[u8], _: XattrMode) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
-    fn listxattr(&self, _: Ino) -> Result<Vec<Vec<u8>>> {
+    fn listxattr(&self, _: &OpCtx<'_>, _: Ino) -> Result<Vec<Vec<u8>>> {
         Err(Errno::ENOSYS)
     }
-    fn removexattr(&self, _: Ino, _: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, _: &OpCtx<'_>, _: Ino, _: &[u8]) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
-    fn fsync(&self, _: Ino, _: bool) -> Result<()> {
+    fn fsync(&self, _: &OpCtx<'_>, _: Ino, _: bool) -> Result<()> {
         Err(Errno::ENOSYS)
     }
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, _: &OpCtx<'_>) -> Result<()> {
         Ok(())
     }
-    fn statfs(&self) -> Result<StatFs> {
+    fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
         Err(Errno::ENOSYS)
     }
 }

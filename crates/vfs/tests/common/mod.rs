@@ -10,7 +10,7 @@ use polylane_base::{Errno, Gid, TestClock, Uid};
 use polylane_testkit::fault::Faulty;
 use polylane_vfs::fs::{Character, FileSystem};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Create, Cred, Kind, Node, OpenFile, Options, PathError, Vfs};
+use polylane_vfs::{Create, Cred, Kind, Node, OpCtx, OpenFile, Options, PathError, Vfs};
 
 pub const O_RDONLY: i32 = 0;
 pub const O_WRONLY: i32 = 1;
@@ -84,22 +84,22 @@ pub fn leaves<T>(result: Result<T, PathError>) -> bool {
 }
 
 impl Lane {
-    pub fn make(&self, cred: &Cred, path: &str, kind: Kind, perm: u32, target: &str) -> Node {
+    pub fn make(&self, ctx: &OpCtx<'_>, path: &str, kind: Kind, perm: u32, target: &str) -> Node {
         let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));
         let new = Create { kind, perm, umask: 0, rdev: 0, target: target.as_bytes() };
-        self.vfs.create(cred, &self.get(dir).unwrap(), name.as_bytes(), &new).unwrap()
+        self.vfs.create(ctx, &self.get(dir).unwrap(), name.as_bytes(), &new).unwrap()
     }
 
     pub fn dir(&self, path: &str) -> Node {
-        self.make(&Cred::root(), path, Kind::Dir, 0o755, "")
+        self.make(&OpCtx::service(), path, Kind::Dir, 0o755, "")
     }
 
     pub fn link(&self, path: &str, target: &str) -> Node {
-        self.make(&Cred::root(), path, Kind::Symlink, 0, target)
+        self.make(&OpCtx::service(), path, Kind::Symlink, 0, target)
     }
 
     pub fn open(&self, path: &str, flags: i32) -> Result<Arc<OpenFile>, PathError> {
-        self.vfs.open_path(&Cred::root(), &self.root, path.as_bytes(), flags, 0o644, 0)
+        self.vfs.open_path(&OpCtx::service(), &self.root, path.as_bytes(), flags, 0o644, 0)
     }
 
     /// Creates or replaces a file with these bytes.
@@ -110,42 +110,46 @@ impl Lane {
     }
 
     pub fn get(&self, path: &str) -> Result<Node, PathError> {
-        self.vfs.resolve(&Cred::root(), &self.root, path.as_bytes(), false)
+        self.vfs.resolve(&OpCtx::service(), &self.root, path.as_bytes(), false)
     }
 
     pub fn unlink(&self, path: &str) -> Result<(), Errno> {
-        let cred = Cred::root();
-        let last = self.vfs.resolve_parent(&cred, &self.root, path.as_bytes()).unwrap();
-        self.vfs.unlink(&cred, &last.dir, &last.name)
+        let last = self.vfs.resolve_parent(&OpCtx::service(), &self.root, path.as_bytes()).unwrap();
+        self.vfs.unlink(&OpCtx::service(), &last.dir, &last.name)
     }
 
     pub fn rmdir(&self, path: &str) -> Result<(), Errno> {
-        let cred = Cred::root();
-        let last = self.vfs.resolve_parent(&cred, &self.root, path.as_bytes()).unwrap();
-        self.vfs.rmdir(&cred, &last.dir, &last.name)
+        let last = self.vfs.resolve_parent(&OpCtx::service(), &self.root, path.as_bytes()).unwrap();
+        self.vfs.rmdir(&OpCtx::service(), &last.dir, &last.name)
     }
 
     pub fn rename(&self, from: &str, to: &str, flags: u32) -> Result<(), Errno> {
-        self.rename_as(&Cred::root(), from, to, flags)
+        self.rename_as(&OpCtx::service(), from, to, flags)
     }
 
-    pub fn rename_as(&self, cred: &Cred, from: &str, to: &str, flags: u32) -> Result<(), Errno> {
+    pub fn rename_as(
+        &self,
+        ctx: &OpCtx<'_>,
+        from: &str,
+        to: &str,
+        flags: u32,
+    ) -> Result<(), Errno> {
         let last = |path: &str| {
-            self.vfs.resolve_parent(&Cred::root(), &self.root, path.as_bytes()).unwrap()
+            self.vfs.resolve_parent(&OpCtx::service(), &self.root, path.as_bytes()).unwrap()
         };
         let (a, b) = (last(from), last(to));
-        self.vfs.rename(cred, &a.dir, &a.name, &b.dir, &b.name, flags)
+        self.vfs.rename(ctx, &a.dir, &a.name, &b.dir, &b.name, flags)
     }
 }
 
 pub fn write(file: &OpenFile, at: u64, bytes: &[u8]) {
-    let written = file.write(&Cred::root(), Some(at), &mut &bytes[..]).unwrap();
+    let written = file.write(&OpCtx::service(), Some(at), &mut &bytes[..]).unwrap();
     assert_eq!(written.count, bytes.len());
 }
 
 pub fn read(file: &OpenFile, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0xEE; len];
-    let count = file.read(at, len, &mut &mut bytes[..]).unwrap();
+    let count = file.read(&OpCtx::service(), at, len, &mut &mut bytes[..]).unwrap();
     bytes.truncate(count);
     bytes
 }
@@ -153,7 +157,7 @@ pub fn read(file: &OpenFile, at: u64, len: usize) -> Vec<u8> {
 /// The names in a directory, `.` and `..` included, in stream order.
 pub fn names(dir: &OpenFile) -> Vec<String> {
     let mut names = Vec::new();
-    dir.readdir(0, &mut |entry| {
+    dir.readdir(&OpCtx::service(), 0, &mut |entry| {
         names.push(String::from_utf8_lossy(entry.name).into_owned());
         true
     })

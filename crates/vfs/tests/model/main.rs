@@ -16,6 +16,7 @@ use polylane_testkit::ops::{Generator, Limits, Op, Step, UMASK};
 use polylane_testkit::probe;
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Subject, VfsSubject, small_options};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, StatFs};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
@@ -63,7 +64,7 @@ struct Stack {
 
 impl Stack {
     fn new(fs: Arc<dyn FileSystem>, cache_bytes_limit: u64) -> Stack {
-        let unused = fs.statfs().unwrap();
+        let unused = fs.statfs(&OpCtx::service()).unwrap();
         let options = small_options(clock(), cache_bytes_limit);
         let subject = VfsSubject::new(fs.clone(), options);
         Stack { subject, fs, unused, cache_bytes_limit }
@@ -91,7 +92,7 @@ fn finish(stack: Stack, reference: &mut Reference, exact: Exact) {
     }
     remove_below(&mut stack, "");
     let (unused, stack_is_shared) = (stack.unused, stack.fs.character().volatile);
-    let left = stack.reopened().fs.statfs().unwrap();
+    let left = stack.reopened().fs.statfs(&OpCtx::service()).unwrap();
     // A host's totals change under others' hands.
     if !stack_is_shared {
         assert_eq!((left.bfree, left.ffree), (unused.bfree, unused.ffree), "space was lost");
@@ -213,7 +214,7 @@ fn a_full_memfs_loses_no_space() {
         let mut stack = stack.reopened();
         remove_below(&mut stack, "");
         let unused = stack.unused;
-        let left = stack.reopened().fs.statfs().unwrap();
+        let left = stack.reopened().fs.statfs(&OpCtx::service()).unwrap();
         assert_eq!((left.bfree, left.ffree), (unused.bfree, unused.ffree), "seed {seed}");
         assert_eq!((left.bfree, left.ffree), (40, 23));
     }

@@ -1,13 +1,12 @@
 //! What an entry of the stream does.
 
-use polylane_base::sync::Arc;
-use polylane_base::{Errno, Result, Time};
+use polylane_base::{Clock, Errno, Result, Time};
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::stream::{
     Change, DATA_BYTES, Entry, LENT, STREAMED_HANDLE, SetState, WRITE_BYTES_MAX,
 };
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
-use polylane_vfs::{Aside, Create, Cred, Kind, Node, PathError};
+use polylane_vfs::{Aside, Create, Kind, Node, OpCtx, PathError};
 
 use super::{SECOND, State};
 use crate::shm::request::Handle;
@@ -19,22 +18,22 @@ impl Session {
     pub(super) fn apply(
         &self,
         state: &mut State,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
         if entry.change.is_of_file() {
-            return self.apply_to_file(state, cred, entry, time);
+            return self.apply_to_file(state, ctx, entry, time);
         }
         let leased = state.dirs.get(entry.lease as usize).and_then(Option::as_ref);
         let dir = leased.map(|leased| leased.dir().clone()).ok_or(Errno::EPERM)?;
-        self.apply_to_names(state, (cred, &dir), entry, time)
+        self.apply_to_names(state, (ctx, &dir), entry, time)
     }
 
     fn apply_to_names(
         &self,
         state: &mut State,
-        (cred, dir): (&Cred, &Node),
+        (ctx, dir): (&OpCtx<'_>, &Node),
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
@@ -46,27 +45,27 @@ impl Session {
             return Err(Errno::EPERM.into());
         }
         match entry.change {
-            Change::Touch | Change::Set | Change::Write | Change::Close => {}
+            Change::Touch => self.stamp(ctx, dir, time),
+            Change::Set | Change::Write | Change::Close => {}
             Change::Make => {
                 let born = entry.born.clamp(0, time);
-                let node = self.make(state, cred, (dir, name), entry)?;
-                self.stamp(cred, &node, (born, time));
+                let node = self.make(state, ctx, (dir, name), entry)?;
+                if born != time {
+                    self.stamp(ctx, &node, born);
+                }
             }
             Change::Rename => {
-                let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
+                let rename = || Ok(vfs.take_renamed(ctx, dir, name, dir, name2, 0)?);
                 let names = self.with_room(state, false, rename)?;
                 self.lane.name_moved(dir, name, &names.moved);
-                self.stamp_change(cred, &names.moved, time);
                 if let Some(replaced) = names.replaced {
                     self.lane.name_moved(dir, name2, &replaced);
-                    self.stamp_gone(cred, &replaced, time);
                     vfs.note_nameless(replaced);
                 }
             }
             Change::Unlink => {
-                if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
+                if let Some(gone) = vfs.take_unlinked(ctx, dir, name)? {
                     self.lane.name_gone(dir, name, &gone);
-                    self.stamp_gone(cred, &gone, time);
                     vfs.note_nameless(gone);
                 }
             }
@@ -79,21 +78,21 @@ impl Session {
     fn apply_to_file(
         &self,
         state: &mut State,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
         let handle = Handle::from_wire(entry.handle);
         if entry.change == Change::Write && entry.flags & LENT != 0 {
-            return self.write_lent(state, (cred, handle), entry, time);
+            return self.write_lent(state, (ctx, handle), entry, time);
         }
         if handle.index & STREAMED_HANDLE == 0 {
             return Err(Errno::EPERM.into());
         }
         match entry.change {
-            Change::Write => self.write(state, (cred, handle), entry, time),
+            Change::Write => self.write(state, (ctx, handle), entry, time),
             Change::Close => Ok(self.close(handle, false).map(drop)?),
-            _ => self.set((cred, handle), entry, time),
+            _ => self.set((ctx, handle), entry, time),
         }
     }
 
@@ -101,7 +100,7 @@ impl Session {
     fn write(
         &self,
         state: &mut State,
-        (cred, handle): (&Cred, Handle),
+        (ctx, handle): (&OpCtx<'_>, Handle),
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
@@ -110,7 +109,7 @@ impl Session {
             return Err(Errno::EPERM.into());
         }
         self.write_aside(state, entry, time, |data, aside| {
-            file.write_streamed(cred, entry.offset, data, aside)
+            file.write_streamed(ctx, entry.offset, data, aside)
         })
     }
 
@@ -119,7 +118,7 @@ impl Session {
     fn write_lent(
         &self,
         state: &mut State,
-        (cred, handle): (&Cred, Handle),
+        (ctx, handle): (&OpCtx<'_>, Handle),
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
@@ -128,7 +127,7 @@ impl Session {
         let _streamed_in = self.stream_in(handle);
         self.write_aside(state, entry, time, |data, aside| {
             let may = || self.may_stream_in(handle, range);
-            file.write_lent(cred, (entry.offset, data), aside, may)
+            file.write_lent(ctx, (entry.offset, data), aside, may)
         })
     }
 
@@ -156,7 +155,7 @@ impl Session {
     /// Sets rights and times.
     fn set(
         &self,
-        (cred, handle): (&Cred, Handle),
+        (ctx, handle): (&OpCtx<'_>, Handle),
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
@@ -175,7 +174,7 @@ impl Session {
             ctime: Some(to_time(time)),
             ..SetAttr::default()
         };
-        self.lane.vfs.setattr(cred, &node, &set)?;
+        self.lane.vfs.setattr(ctx, &node, &set)?;
         Ok(())
     }
 
@@ -211,7 +210,7 @@ impl Session {
     fn make(
         &self,
         state: &mut State,
-        cred: &Cred,
+        ctx: &OpCtx<'_>,
         (dir, name): (&Node, &[u8]),
         entry: &Entry,
     ) -> Result<Node, PathError> {
@@ -219,11 +218,11 @@ impl Session {
         let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
         let Some(slot) = entry.slot.checked_sub(1) else {
             let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-            return self.with_room(state, true, || Ok(vfs.create(cred, dir, name, &new)?));
+            return self.with_room(state, true, || Ok(vfs.create(ctx, dir, name, &new)?));
         };
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
         let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
-        let open = || vfs.open_path(cred, dir, name, flags, perm, umask);
+        let open = || vfs.open_path(ctx, dir, name, flags, perm, umask);
         let file = self.with_room(state, true, open)?;
         let node = file.node().clone();
         self.slots.bind(slot, file.clone())?;
@@ -235,33 +234,23 @@ impl Session {
         Ok(node)
     }
 
-    /// Gives an inode the times that it would have had if nothing had waited.
-    pub(super) fn stamp(&self, cred: &Cred, node: &Node, (born, time): (i64, i64)) {
-        let now = self.now();
-        if born == now && time == now {
-            return;
-        }
-        let cred = Cred { kernel_checked: true, ..cred.clone() };
+    /// Gives an inode the times that it would have had if nothing had waited: `born` where its
+    /// contents are from, the operation's where it was changed.
+    fn stamp(&self, ctx: &OpCtx<'_>, node: &Node, born: i64) {
         let made = Some(SetTime::At(to_time(born)));
         let atime = made.filter(|_| node.kind() == Kind::File);
-        let set = SetAttr { atime, mtime: made, ctime: Some(to_time(time)), ..SetAttr::default() };
+        let set = SetAttr { atime, mtime: made, ..SetAttr::default() };
         // An inode that was just changed can be changed again; if not, its times are a little late.
-        let _ = self.lane.vfs.setattr(&cred, node, &set);
+        let _ = self.lane.vfs.setattr(&ctx.kernel_checked(), node, &set);
     }
+}
 
-    /// As [`Session::stamp`] for an inode of which only the name changed.
-    fn stamp_change(&self, cred: &Cred, node: &Node, time: i64) {
-        let cred = Cred { kernel_checked: true, ..cred.clone() };
-        let set = SetAttr { ctime: Some(to_time(time)), ..SetAttr::default() };
-        // As above.
-        let _ = self.lane.vfs.setattr(&cred, node, &set);
-    }
+/// When the client did something: the clock of what it did.
+pub(super) struct Moment(pub(super) i64);
 
-    /// As [`Session::stamp_change`] for one that lost its name: it is over unless it is open.
-    fn stamp_gone(&self, cred: &Cred, node: &Node, time: i64) {
-        if Arc::strong_count(node) > 1 {
-            self.stamp_change(cred, node, time);
-        }
+impl Clock for Moment {
+    fn now(&self) -> Time {
+        to_time(self.0)
     }
 }
 

@@ -39,8 +39,9 @@ use polylane_ipc::message::SOLE;
 use polylane_ipc::stream::{
     Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, position_after,
 };
-use polylane_vfs::{Cred, Holder, Leased, Look, Node, PathError, handover};
+use polylane_vfs::{Holder, Leased, Look, Node, OpCtx, PathError};
 
+use self::apply::Moment;
 use super::session::Session;
 
 /// Longest list of names that goes with a lease: a client's table has no room for more.
@@ -192,7 +193,7 @@ impl Session {
         let (mut count, mut all) = (0, 0);
         let weak: Weak<Session> = Arc::downgrade(self);
         let vfs = &self.lane.vfs;
-        let leased = vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
+        let leased = vfs.lease(&self.ctx(), path, weak, look, &mut |name, sole| {
             all += 1;
             if name.len() <= NAME_BYTES_MAX {
                 names.push(name.len() as u8 | if sole { SOLE } else { 0 });
@@ -232,21 +233,22 @@ impl Session {
     /// to be told of what lost a name, as after any streamed call.
     pub(super) fn as_holder<T>(
         &self,
+        ctx: &OpCtx<'_>,
         dir: Option<&Node>,
-        work: impl Fn(&Cred) -> Result<T>,
+        work: impl Fn(&OpCtx<'_>) -> Result<T>,
     ) -> Result<T> {
-        let Some(dir) = dir else { return work(&self.cred) };
+        let Some(dir) = dir else { return work(ctx) };
         let mut state = self.leases.state.lock();
         if state.dirs.iter().flatten().any(|leased| Arc::ptr_eq(leased.dir(), dir)) {
             // Times of a directory do not go back.
             state.last = state.last.max(self.now());
-            match work(&Cred { streamed: true, ..self.cred.clone() }) {
+            match work(&OpCtx { streamed: true, ..*ctx }) {
                 Err(Errno::EISDIR) => {}
                 done => return done,
             }
         }
         drop(state);
-        work(&self.cred)
+        work(ctx)
     }
 
     /// Whether there is a lease just now.
@@ -332,8 +334,7 @@ impl Session {
 
     /// Applies all that waits. Where room cannot be made anew, or too much is dirty, leases end.
     fn apply_all(&self, state: &mut State) {
-        // Whoever came near has a turn of his own, in which these changes have no part.
-        let honest = handover::aside(|| self.apply_waiting(state));
+        let honest = self.apply_waiting(state);
         if !state.streams && !state.has_leases() {
             // Who waited for the state finds that they ended meanwhile.
             self.finish(state);
@@ -360,21 +361,16 @@ impl Session {
         let _applier = Applier::is_this(&self.leases.applier);
         let count = entries.len();
         state.claimed = claimed.unwrap_or(state.claimed);
-        let cred = Cred { streamed: true, ..self.cred.clone() };
-        let mut touched = [None; LEASES_MAX as usize];
         for (left, entry) in (0..entries.len()).rev().zip(entries.drain(..)) {
             let time = entry.time.clamp(state.last, self.now().max(state.last));
             state.last = time;
             if left > 0 && left.is_multiple_of(STRIDE) && self.make_room(state) {
                 self.channel.stream().finish(state.claimed.wrapping_sub(left as u32 + 1));
             }
-            if !entry.change.is_of_file()
-                && let Some(touched) = touched.get_mut(entry.lease as usize)
-            {
-                *touched = Some(time);
-            }
+            let moment = Moment(time);
+            let ctx = OpCtx { streamed: true, clock: Some(&moment), ..self.ctx() };
             // A panic is a bug of ours; it costs this entry.
-            let apply = AssertUnwindSafe(|| self.apply(state, &cred, &entry, time));
+            let apply = AssertUnwindSafe(|| self.apply(state, &ctx, &entry, time));
             let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
             self.stats.streamed(done.is_ok());
             match done.map_err(|error| Undone::of(entry.change, error)) {
@@ -385,11 +381,6 @@ impl Session {
                     state.refuse(position_after(former, count - 1 - left));
                 }
                 Err(Undone::Failed(errno)) => self.leases.note(errno),
-            }
-        }
-        for (leased, time) in state.dirs.iter().zip(touched) {
-            if let (Some(leased), Some(time)) = (leased, time) {
-                self.stamp(&cred, leased.dir(), (time, time));
             }
         }
         state.entries = entries;

@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{Reply, Status};
-use polylane_vfs::{Cred, Kind, Node, PathError, SetAttr};
+use polylane_vfs::{Kind, Node, PathError, SetAttr};
 
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::notifier::Range;
@@ -14,10 +14,10 @@ impl Call<'_> {
     pub(super) fn stat(&mut self, object: Object<'_>, mark: bool) -> Answer {
         if let (Object::Path { at, follow }, true) = (object, mark) {
             let vfs = self.vfs();
-            return self.marked(at, follow, |node| Ok(with_attr(&vfs.getattr(node)?)));
+            return self.marked(at, follow, |node| Ok(with_attr(&vfs.getattr(&self.ctx(), node)?)));
         }
         let node = self.node(object)?;
-        Ok(with_attr(&self.vfs().getattr(&node)?))
+        Ok(with_attr(&self.vfs().getattr(&self.ctx(), &node)?))
     }
 
     /// What `ask` says about the inode of a path, with a mark where there is one. That there is no
@@ -25,7 +25,7 @@ impl Call<'_> {
     fn marked(&self, at: At<'_>, follow: bool, ask: impl FnOnce(&Node) -> Result<Reply>) -> Answer {
         let start = self.start(at)?;
         let path = (&start, at.path);
-        let (answer, mark) = self.vfs().resolve_marked(self.cred(), path, follow, ask);
+        let (answer, mark) = self.vfs().resolve_marked(&self.ctx(), path, follow, ask);
         let mut reply = match answer {
             Err(PathError::Errno(Errno::ENOENT)) => Reply::new(Status::Failed(Errno::ENOENT.0)),
             answer => answer?,
@@ -37,7 +37,7 @@ impl Call<'_> {
     /// The state of an open file or directory; a file's is shown from now on if it is to be.
     pub(super) fn fstat(&mut self, handle: Handle, show: bool) -> Answer {
         let open = self.session.get(handle)?;
-        let mut reply = with_attr(&self.vfs().getattr(open.node())?);
+        let mut reply = with_attr(&self.vfs().getattr(&self.ctx(), open.node())?);
         if let (true, Open::File { file, .. }) = (show && self.can_show(), &open)
             && !file.is_lost()
         {
@@ -53,14 +53,14 @@ impl Call<'_> {
 
     pub(super) fn access(&mut self, object: Object<'_>, mask: u32, mark: bool) -> Answer {
         if let (Object::Path { at, follow }, true) = (object, mark) {
-            let (vfs, cred) = (self.vfs(), self.cred());
+            let (vfs, ctx) = (self.vfs(), self.ctx());
             return self.marked(at, follow, |node| {
-                vfs.access(cred, node, mask)?;
+                vfs.access(&ctx, node, mask)?;
                 Ok(done(0))
             });
         }
         let node = self.node(object)?;
-        self.vfs().access(self.cred(), &node, mask)?;
+        self.vfs().access(&self.ctx(), &node, mask)?;
         Ok(done(0))
     }
 
@@ -74,7 +74,7 @@ impl Call<'_> {
         let _open = if by_path { self.open_to_cut(&node)? } else { None };
         let attr = match (object, set.size) {
             (Object::Handle(handle), Some(size)) => self.set_open(handle, size, set)?,
-            _ => self.vfs().setattr(self.cred(), &node, set)?,
+            _ => self.vfs().setattr(&self.ctx(), &node, set)?,
         };
         if set.size.is_some() {
             self.changed(&node, Range::ALL);
@@ -106,9 +106,9 @@ impl Call<'_> {
         }
         let rest = SetAttr { size: None, ..*set };
         if rest != SetAttr::default() {
-            self.vfs().setattr(self.cred(), node, &rest)?;
+            self.vfs().setattr(&self.ctx(), node, &rest)?;
         }
-        let checked = Cred { kernel_checked: true, ..self.cred().clone() };
+        let checked = self.ctx().kernel_checked();
         self.vfs().setattr(&checked, node, &SetAttr { size: Some(size), ..SetAttr::default() })
     }
 
@@ -116,7 +116,7 @@ impl Call<'_> {
         if self.vfs().tells_nameless() {
             self.blocking()?;
         }
-        let stat = self.vfs().statfs()?;
+        let stat = self.vfs().statfs(&self.ctx())?;
         let mut reply = done(0);
         reply.value = [
             u64::from(stat.bsize),

@@ -23,11 +23,11 @@ impl Call<'_> {
         let (mut listing, mut listed) = (None, done(0));
         if list > 0 {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-            let file = self.vfs().open(self.cred(), &node, flags)?;
+            let file = self.vfs().open(&self.ctx(), &node, flags)?;
             listed = self.list(&file, 0, list)?;
             listing = Some(file);
         }
-        let attr = Some(wire_attr(&self.vfs().getattr(&node)?));
+        let attr = Some(wire_attr(&self.vfs().getattr(&self.ctx(), &node)?));
         let handle = self.session.add(Open::Dir { node, listing })?.to_wire();
         Ok(Reply { handle, attr, ..listed })
     }
@@ -61,7 +61,7 @@ impl Call<'_> {
         let (node, vfs) = (file.node(), self.vfs());
         let in_root = Arc::ptr_eq(node, &vfs.root());
         let (mut used, mut cut, mut record) = (0, false, Vec::with_capacity(RECORD_BYTES_MAX));
-        file.readdir(position, &mut |entry| {
+        file.readdir(&self.ctx(), position, &mut |entry| {
             if in_root && is_virtual(vfs, node, entry.name) {
                 return true;
             }

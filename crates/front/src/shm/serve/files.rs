@@ -66,8 +66,8 @@ impl Call<'_> {
         let (file, mark) = match rests {
             true => self.open_marked((&start, at.path), flags)?,
             false => {
-                let (vfs, cred) = (self.vfs(), self.cred());
-                let opened = vfs.open_path(cred, &start, at.path, flags, perm, umask);
+                let (vfs, ctx) = (self.vfs(), self.ctx());
+                let opened = vfs.open_path(&ctx, &start, at.path, flags, perm, umask);
                 (opened.map_err(left_to_kernel)?, None)
             }
         };
@@ -103,9 +103,9 @@ impl Call<'_> {
         path: (&Node, &[u8]),
         flags: i32,
     ) -> Result<(Arc<OpenFile>, Option<Mark>), Failure> {
-        let (vfs, cred, follow) = (self.vfs(), self.cred(), flags & libc::O_NOFOLLOW == 0);
-        let open = |node: &Node| vfs.open(cred, node, flags);
-        let (file, mark) = vfs.resolve_marked(cred, path, follow, open);
+        let (vfs, ctx, follow) = (self.vfs(), self.ctx(), flags & libc::O_NOFOLLOW == 0);
+        let open = |node: &Node| vfs.open(&ctx, node, flags);
+        let (file, mark) = vfs.resolve_marked(&ctx, path, follow, open);
         Ok((file.map_err(left_to_kernel)?, mark))
     }
 
@@ -128,7 +128,7 @@ impl Call<'_> {
         let bring = || {
             let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
             // What cannot be read is not brought; the read says why.
-            brought = file.peek(0, bytes, &mut sink).ok();
+            brought = file.peek(&self.ctx(), 0, bytes, &mut sink).ok();
             brought.is_some()
         };
         let Some(opened) = self.session.show_opened(handle, file, bring) else { return };
@@ -144,7 +144,7 @@ impl Call<'_> {
     /// no pages.
     fn before_truncation(&self, start: &Node, path: &[u8], flags: i32) -> Result<(), Failure> {
         let follow = flags & libc::O_NOFOLLOW == 0;
-        match self.vfs().resolve(self.cred(), start, path, follow) {
+        match self.vfs().resolve(&self.ctx(), start, path, follow) {
             Ok(node) => {
                 self.before_cut(&node, 0)?;
                 self.before_io(&node, Range::ALL)
@@ -180,7 +180,7 @@ impl Call<'_> {
         let file = self.session.file(handle)?;
         self.before_io(file.node(), Range { offset, len: len as u64 })?;
         let mut sink = Out(self.session.channel.read_pipe(self.mailbox, len));
-        let count = file.read(offset, len, &mut sink)?;
+        let count = file.read(&self.ctx(), offset, len, &mut sink)?;
         self.stats.read(count);
         let mut reply = done(count);
         let wish = Wish { handle, offset, len: count as u64 };
@@ -219,10 +219,10 @@ impl Call<'_> {
         pipe.end_with_page(offset, len);
         let mut source = In(pipe);
         let written = match how.at_end {
-            None => file.write(self.cred(), Some(offset), &mut source)?,
+            None => file.write(&self.ctx(), Some(offset), &mut source)?,
             Some(at_end) => {
                 let at = (!at_end).then_some(offset);
-                file.write_placed(self.cred(), at, &mut source)?
+                file.write_placed(&self.ctx(), at, &mut source)?
             }
         };
         let beside = before.until_now(file.node());
@@ -278,12 +278,12 @@ impl Call<'_> {
         if !self.may_block {
             self.stats.waits();
         }
-        self.session.lane.syncs.of(file.has_to_write(), || file.fsync(data_only))
+        self.session.lane.syncs.of(file.has_to_write(), || file.fsync(&self.ctx(), data_only))
     }
 
     pub(super) fn sync(&mut self) -> Answer {
         self.device()?;
-        self.vfs().sync()?;
+        self.vfs().sync(&self.ctx())?;
         self.session.streamed_well()?;
         Ok(done(0))
     }
@@ -298,7 +298,7 @@ impl Call<'_> {
         let file = self.session.file(handle)?;
         self.before_io(file.node(), Range::ALL)?;
         self.device()?;
-        file.fallocate(self.cred(), flags as i32, offset, len)?;
+        file.fallocate(&self.ctx(), flags as i32, offset, len)?;
         // Collapsing and inserting move everything behind the range.
         self.changed(file.node(), Range { offset, len: 0 });
         Ok(done(0))
@@ -308,7 +308,7 @@ impl Call<'_> {
         let file = self.session.file(handle)?;
         self.before_io(file.node(), Range { offset, len: 0 })?;
         let mut reply = done(0);
-        reply.value[0] = file.seek(offset, target)?;
+        reply.value[0] = file.seek(&self.ctx(), offset, target)?;
         Ok(reply)
     }
 
@@ -323,7 +323,7 @@ impl Call<'_> {
         let len = len.min(COPY_BYTES_MAX);
         self.before_io(from.node(), Range { offset, len: 0 })?;
         self.before_io(to.node(), Range { offset: at, len: 0 })?;
-        let count = from.copy_range(self.cred(), offset, (&to, at), len)?;
+        let count = from.copy_range(&self.ctx(), offset, (&to, at), len)?;
         self.changed(to.node(), Range { offset: at, len: 0 });
         Ok(done(count as usize))
     }
@@ -341,7 +341,7 @@ impl Call<'_> {
             // and that session need not know: pidfd_getfd asks nobody.
             self.session.lane.slots.stray(session, number, self.session.slots.token());
         }
-        let attr = self.vfs().getattr(file.node())?;
+        let attr = self.vfs().getattr(&self.ctx(), file.node())?;
         // Whether or not the slot is one of ours, this handle does not own it: the slot's file ends
         // with its kernel descriptor, or with the handle that bound it.
         let own = slot.filter(|slot| slot.session == self.session.slots.token());

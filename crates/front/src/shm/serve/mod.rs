@@ -27,7 +27,8 @@ use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Reply, Status, WireAttr};
-use polylane_vfs::{Attr, Cred, Kind, Node, OpenFile, PathError, Vfs};
+use polylane_vfs::handover::Turn;
+use polylane_vfs::{Attr, Kind, Node, OpCtx, OpenFile, PathError, Vfs};
 
 use self::payload::In;
 use super::request::{At, FileRequest, Object};
@@ -48,6 +49,8 @@ pub(super) struct Call<'a> {
     pub(super) may_block: bool,
     /// Data that changed and that the kernel may have pages of: to be told before the reply.
     pub(super) changed: Option<Changed>,
+    /// The request's turn, if it is to be done once.
+    pub(super) turn: Option<&'a Turn>,
 }
 
 /// Data that changed.
@@ -75,7 +78,7 @@ impl Changed {
         };
         session.lane.keep_written((file, file.flags()), self.range, *beside, |within| {
             let mut source = In(session.channel.write_pipe(mailbox, 0, within));
-            file.write_mapped(&session.cred, self.range.offset, &mut source)
+            file.write_mapped(&session.ctx(), self.range.offset, &mut source)
         })
     }
 }
@@ -169,8 +172,9 @@ impl<'a> Call<'a> {
         &self.session.lane.vfs
     }
 
-    fn cred(&self) -> &'a Cred {
-        &self.session.cred
+    /// What this request is done with.
+    fn ctx(&self) -> OpCtx<'a> {
+        OpCtx { turn: self.turn, ..self.session.ctx() }
     }
 
     /// What was streamed is applied by now, as before every request.
@@ -196,7 +200,7 @@ impl<'a> Call<'a> {
             Object::Start(start) => Ok(self.session.start(start)?),
             Object::Path { at, follow } => {
                 let start = self.start(at)?;
-                Ok(self.vfs().resolve(self.cred(), &start, at.path, follow)?)
+                Ok(self.vfs().resolve(&self.ctx(), &start, at.path, follow)?)
             }
         }
     }

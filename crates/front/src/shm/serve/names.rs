@@ -3,7 +3,7 @@
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, REPLACED_DIR, Reply};
-use polylane_vfs::{Create, Cred, Kind, Last, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use polylane_vfs::{Create, Kind, Last, Node, OpCtx, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done, is_virtual};
 use crate::shm::request::{At, Object};
@@ -12,7 +12,7 @@ impl Call<'_> {
     /// The directory and the name that a path ends in.
     fn last(&self, at: At<'_>) -> Result<Last, Failure> {
         let start = self.start(at)?;
-        let last = self.vfs().resolve_parent(self.cred(), &start, at.path)?;
+        let last = self.vfs().resolve_parent(&self.ctx(), &start, at.path)?;
         match is_virtual(self.vfs(), &last.dir, &last.name) {
             true => Err(Failure::UseKernel),
             false => Ok(last),
@@ -25,12 +25,12 @@ impl Call<'_> {
         if !last.must_be_dir {
             return Ok(last);
         }
-        let found = self.vfs().lookup(self.cred(), &last.dir, &last.name);
+        let found = self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
         Err(Failure::Errno(if found.is_ok() { Errno::EEXIST } else { Errno::ENOENT }))
     }
 
     fn create(&self, last: &Last, new: &Create<'_>) -> Answer {
-        self.vfs().create(self.cred(), &last.dir, &last.name, new)?;
+        self.vfs().create(&self.ctx(), &last.dir, &last.name, new)?;
         Ok(done(0))
     }
 
@@ -53,16 +53,16 @@ impl Call<'_> {
 
     pub(super) fn link(&mut self, from: Object<'_>, to: At<'_>) -> Answer {
         // linkat(fd, "", …, AT_EMPTY_PATH) wants CAP_DAC_READ_SEARCH.
-        if matches!(from, Object::Start(_)) && !self.cred().is_root() {
+        if matches!(from, Object::Start(_)) && !self.ctx().is_root() {
             return Err(Failure::Errno(Errno::ENOENT));
         }
         let node = self.node(from)?;
         let last = self.last_file(to)?;
-        if !self.session.lane.may_link(self.cred(), &node)? {
-            let found = self.vfs().lookup(self.cred(), &last.dir, &last.name);
+        if !self.session.lane.may_link(&self.ctx(), &node)? {
+            let found = self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
             return Err(if found.is_ok() { Errno::EEXIST } else { Errno::EPERM }.into());
         }
-        self.vfs().link(self.cred(), &node, &last.dir, &last.name)?;
+        self.vfs().link(&self.ctx(), &node, &last.dir, &last.name)?;
         Ok(done(0))
     }
 
@@ -75,7 +75,7 @@ impl Call<'_> {
                 self.blocking()?;
             }
             let had_leases = self.session.has_leases();
-            let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
+            let gone = self.vfs().take_removed_dir(&self.ctx(), &last.dir, &last.name)?;
             if let Some(gone) = gone.as_ref().filter(|_| is_known) {
                 self.session.lane.name_gone(&last.dir, &last.name, gone);
                 // Before the caller makes the name anew, and works there.
@@ -88,12 +88,12 @@ impl Call<'_> {
             return Ok(reply);
         }
         if last.must_be_dir {
-            let node = self.vfs().lookup(self.cred(), &last.dir, &last.name)?;
+            let node = self.vfs().lookup(&self.ctx(), &last.dir, &last.name)?;
             let is_dir = node.kind() == Kind::Dir;
             return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
         }
-        let unlink = |cred: &Cred| self.vfs().take_unlinked(cred, &last.dir, &last.name);
-        let gone = self.session.as_holder(leased.then_some(&last.dir), unlink)?;
+        let unlink = |ctx: &OpCtx<'_>| self.vfs().take_unlinked(ctx, &last.dir, &last.name);
+        let gone = self.session.as_holder(&self.ctx(), leased.then_some(&last.dir), unlink)?;
         if let Some(gone) = gone {
             self.session.lane.name_gone(&last.dir, &last.name, &gone);
             self.vfs().lost_a_name(&gone);
@@ -111,7 +111,7 @@ impl Call<'_> {
         let to = match self.last(to) {
             // The kernel looks for the old name before it minds the new one's length.
             Err(Failure::Errno(Errno::ENAMETOOLONG)) => {
-                self.vfs().lookup(self.cred(), &from.dir, &from.name)?;
+                self.vfs().lookup(&self.ctx(), &from.dir, &from.name)?;
                 return Err(Errno::ENAMETOOLONG.into());
             }
             other => other?,
@@ -120,11 +120,11 @@ impl Call<'_> {
             self.check_slashes(&from, &to, flags)?;
         }
         let (from_dir, to_dir) = (&from.dir, &to.dir);
-        let rename = |cred: &Cred| {
-            self.vfs().take_renamed(cred, from_dir, &from.name, to_dir, &to.name, flags)
+        let rename = |ctx: &OpCtx<'_>| {
+            self.vfs().take_renamed(ctx, from_dir, &from.name, to_dir, &to.name, flags)
         };
         let leased = leased && Arc::ptr_eq(from_dir, to_dir);
-        let names = self.session.as_holder(leased.then_some(from_dir), rename)?;
+        let names = self.session.as_holder(&self.ctx(), leased.then_some(from_dir), rename)?;
         self.session.lane.name_moved(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
             self.session.lane.name_moved(to_dir, &to.name, replaced);
@@ -141,7 +141,7 @@ impl Call<'_> {
 
     /// Slashes after a name that is renamed: what they mean, in the kernel's order.
     fn check_slashes(&self, from: &Last, to: &Last, flags: u32) -> Result<(), Failure> {
-        let look = |last: &Last| self.vfs().lookup(self.cred(), &last.dir, &last.name);
+        let look = |last: &Last| self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
         let is_file = |node: &Node| node.kind() != Kind::Dir;
         let (moved, target) = (look(from)?, look(to));
         let exchange = flags & RENAME_EXCHANGE != 0;
@@ -160,7 +160,7 @@ impl Call<'_> {
         if node.kind() != Kind::Symlink {
             return Err(Errno::EINVAL.into());
         }
-        let target = self.vfs().readlink(&node)?;
+        let target = self.vfs().readlink(&self.ctx(), &node)?;
         let count = target.len().min(self.session.channel.buffer_bytes());
         self.session.channel.payload_put(self.mailbox, 0, &target[..count]);
         Ok(done(count))

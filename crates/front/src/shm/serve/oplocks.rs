@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_vfs::{Cred, Kind, Node, OpenFile};
+use polylane_vfs::{Kind, Node, OpenFile};
 
 use super::{Answer, Call, Failure, done};
 use crate::shm::request::Handle;
@@ -18,9 +18,9 @@ impl Call<'_> {
 
     /// To be called before a file is cut by its path: what to hold until it is.
     pub(super) fn open_to_cut(&self, node: &Node) -> Result<Option<Arc<OpenFile>>, Failure> {
-        let cred: &Cred = self.cred();
+        let ctx = self.ctx();
         match node.kind() {
-            Kind::File => Ok(Some(self.vfs().open_to_cut(cred, node).map_err(left_to_kernel)?)),
+            Kind::File => Ok(Some(self.vfs().open_to_cut(&ctx, node).map_err(left_to_kernel)?)),
             _ => Ok(None),
         }
     }

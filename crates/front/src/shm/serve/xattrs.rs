@@ -9,7 +9,7 @@ use crate::shm::request::Object;
 impl Call<'_> {
     pub(super) fn getxattr(&mut self, object: Object<'_>, name: &[u8], len: usize) -> Answer {
         let node = self.node(object)?;
-        let value = self.vfs().getxattr(self.cred(), &node, name)?;
+        let value = self.vfs().getxattr(&self.ctx(), &node, name)?;
         self.give(&value, len)
     }
 
@@ -23,14 +23,14 @@ impl Call<'_> {
         let node = self.node(object)?;
         let mut value = vec![0; len];
         self.session.channel.payload_get(self.mailbox, value_at, &mut value);
-        self.vfs().setxattr(self.cred(), &node, name, &value, mode)?;
+        self.vfs().setxattr(&self.ctx(), &node, name, &value, mode)?;
         Ok(done(0))
     }
 
     pub(super) fn listxattr(&mut self, object: Object<'_>, len: usize) -> Answer {
         let node = self.node(object)?;
         let mut names = Vec::new();
-        for name in self.vfs().listxattr(self.cred(), &node)? {
+        for name in self.vfs().listxattr(&self.ctx(), &node)? {
             names.extend(name);
             names.push(0);
         }
@@ -39,7 +39,7 @@ impl Call<'_> {
 
     pub(super) fn removexattr(&mut self, object: Object<'_>, name: &[u8]) -> Answer {
         let node = self.node(object)?;
-        self.vfs().removexattr(self.cred(), &node, name)?;
+        self.vfs().removexattr(&self.ctx(), &node, name)?;
         Ok(done(0))
     }
 

@@ -79,8 +79,9 @@ impl Session {
         vfs.lend(node, self.id, &mut || {
             let room = (first + room_pages) * PAGE;
             // What grows unseen must not be open with the kernel, which is told of growth.
-            let grows =
-                room_pages > 0 && !kernel_has_open(node) && vfs.reserve_ahead(node, room).is_ok();
+            let grows = room_pages > 0
+                && !kernel_has_open(node)
+                && vfs.reserve_ahead(&self.ctx(), node, room).is_ok();
             let mut state = self.views.state.lock();
             state.loans += 1;
             let streams = if streams { state.loans } else { 0 };
@@ -157,7 +158,7 @@ impl Session {
             .zip(&mut sources)
             .map(|(piece, source)| (piece.offset, source as _))
             .collect();
-        let back = self.lane.vfs.bring_back(node, (&mut parts, end), (written, read));
+        let back = self.lane.vfs.bring_back(&self.ctx(), node, (&mut parts, end), (written, read));
         let pages: usize = pieces.iter().map(|piece| piece.frames.len()).sum();
         self.stats.brought_back(pages, back.is_ok());
         let mut state = self.views.state.lock();
@@ -200,7 +201,7 @@ impl Session {
         let (pages, room) = (view.room_pages, view.room);
         drop(state);
         let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
-        if self.lane.vfs.reserve_ahead(node, wanted).is_ok() {
+        if self.lane.vfs.reserve_ahead(&self.ctx(), node, wanted).is_ok() {
             let mut state = self.views.state.lock();
             state.extend(&self.channel, &self.views.left, (number, pages));
         }

@@ -220,7 +220,7 @@ impl Session {
     /// Whether the client may see all of a file that it may write.
     fn may_show(&self, file: &OpenFile) -> bool {
         let readable = file.flags() & libc::O_ACCMODE == libc::O_RDWR;
-        readable || self.lane.vfs.may_read(&self.cred, file.node())
+        readable || self.lane.vfs.may_read(&self.ctx(), file.node())
     }
 
     /// Pages past the end that are worth giving after a write that moved the end, `there`: right
@@ -362,7 +362,7 @@ impl Session {
     }
 
     fn show_attr(&self, number: u32, node: &Node) -> Result<()> {
-        self.lane.vfs.show_attr(node, &mut |attr: &Attr, due| {
+        self.lane.vfs.show_attr(&self.ctx(), node, &mut |attr: &Attr, due| {
             let mut state = self.views.state.lock();
             let hidden = kernel_has_pages(node) || due;
             let mine = |view: &&mut View| view.watched && view.inode == address(node);

@@ -1,0 +1,55 @@
+//! Changes of an inode's state.
+
+use polylane_base::Time;
+use polylane_vfs::OpCtx;
+use polylane_vfs::flags;
+use polylane_vfs::fs::{Attr, SetAttr, SetTime};
+
+use crate::data::{INODE_CREDITS, regular};
+use crate::error::Result;
+use crate::format::inode::{RawInode, Stamp};
+use crate::inode::Core;
+use crate::space;
+use crate::volume::Volume;
+
+/// Changes an inode's state, its size first.
+///
+/// # Errors
+/// `EISDIR` and `EINVAL` for the size of what has no contents, `ENOSPC`, the device's.
+pub(crate) fn set(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, set: &SetAttr) -> Result<Attr> {
+    let cell = volume.cell(ino)?;
+    let mut core = cell.core.write();
+    if let Some(size) = set.size {
+        regular(&core)?;
+        space::truncate(ctx, volume, &cell, &mut core, size)?;
+    }
+    apply(&mut core, set, volume.now(ctx));
+    let handle = volume.start(ctx, INODE_CREDITS)?;
+    volume.store(&handle, &cell, &mut core, false)?;
+    handle.complete();
+    Ok(volume.attr(&cell, &core))
+}
+
+fn apply(core: &mut Core, set: &SetAttr, now: Time) {
+    let raw = &mut core.raw;
+    if let Some(perm) = set.perm {
+        raw.set_perm(perm);
+    }
+    if let Some(uid) = set.uid {
+        raw.set_uid(uid.0);
+    }
+    if let Some(gid) = set.gid {
+        raw.set_gid(gid.0);
+    }
+    let stamp = |raw: &mut RawInode, which, time: Option<SetTime>| match time {
+        Some(SetTime::Now) => raw.set_time(which, now),
+        Some(SetTime::At(time)) => raw.set_time(which, time),
+        None => {}
+    };
+    if let Some(flags) = set.flags {
+        raw.set_flags(raw.flags() & !flags::SETTABLE | flags & flags::SETTABLE);
+    }
+    stamp(raw, Stamp::Access, set.atime);
+    stamp(raw, Stamp::Modify, set.mtime);
+    raw.set_time(Stamp::Change, set.ctime.unwrap_or(now));
+}
