@@ -8,7 +8,7 @@ BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
 
-.PHONY: demo test test-apps test-suites test-guest bench campaign build check tools install clean
+.PHONY: demo test test-apps test-suites test-ceph test-guest bench campaign build check tools install clean
 
 # Real programs in a lane, then two tenants side by side: about a minute after the build.
 demo:
@@ -34,6 +34,12 @@ test-suites:
 	@scripts/setup.sh build test suites
 	@$(MAKE) --no-print-directory build
 	@cargo xtask suites $(SUITES)
+
+# Lanes on a Ceph file system: a cluster of two OSDs and two MDS is started here, for minutes.
+test-ceph:
+	@scripts/setup.sh build test ceph
+	@$(MAKE) --no-print-directory build
+	@scripts/test-ceph.sh
 
 # Front ends on kernels that have them, and whole machines on volumes: Debian's kernels under QEMU,
 # a quarter to half an hour; GUESTS="nbd ublk": only tests with such names.

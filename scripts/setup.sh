@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|suites|guest …
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|suites|ceph|guest …
 # Asks for what is missing only; a tool that is already there, from wherever, is left alone.
 set -eu
 
@@ -64,6 +64,14 @@ need_suites() {
     need zlib1g-dev test -e /usr/include/zlib.h
 }
 
+# A cluster, the library that lanes use, and the client that they are compared with.
+need_ceph() {
+    for name in ceph-mon:ceph-mon ceph-mgr:ceph-mgr ceph-osd:ceph-osd ceph-mds:ceph-mds ceph-common:rbd ceph-fuse:ceph-fuse; do
+        need "${name%%:*}" tool "${name##*:}"
+    done
+    need libcephfs2 sh -c 'ls /usr/lib/*/libcephfs.so.2'
+}
+
 # Kernels come from the archive when a kit is made: tests/guest/kit.sh.
 need_guest() {
     need qemu-system-x86 tool qemu-system-x86_64
@@ -122,9 +130,9 @@ install_rust() {
 [ $# -gt 0 ] || set -- build
 for what in "$@"; do
     case $what in
-    build | demo | test | apps | suites | guest) "need_$what" ;;
+    build | demo | test | apps | suites | ceph | guest) "need_$what" ;;
     *)
-        echo "usage: scripts/setup.sh build|demo|test|apps|suites|guest …" >&2
+        echo "usage: scripts/setup.sh build|demo|test|apps|suites|ceph|guest …" >&2
         exit 2
         ;;
     esac

@@ -65,7 +65,7 @@ fn snapshots_of_an_attached_volume_come_and_go_for_ever() {
     place.done("volume create v --size 64M --fs none");
     place.done("attach v --via nbd --socket nbd");
     let mut kept = VecDeque::new();
-    for round in 1..=24 {
+    for round in 1..=24_usize {
         place.io(&format!("write -P {round} {}k 64k", round * 100));
         place.io(&format!("write -P {round} 0 64k"));
         place.done(&format!("volume snapshot v s{round}"));
@@ -76,7 +76,8 @@ fn snapshots_of_an_attached_volume_come_and_go_for_ever() {
             assert!(output.status.success() && output.stderr.is_empty(), "{round}: {output:?}");
         }
         place.io(&format!("read -P {round} 0 64k"));
-        place.io(&format!("read -P {} {}k 64k", (round + 1) / 2, (round + 1) / 2 * 100));
+        let half = round.div_ceil(2);
+        place.io(&format!("read -P {half} {}k 64k", half * 100));
     }
     let processes = place.processes();
     assert!(!processes.is_empty(), "the volume is attached");
@@ -91,7 +92,7 @@ fn snapshots_of_an_attached_volume_come_and_go_for_ever() {
         assert_eq!(bytes[0], *round as u8);
         for at in 1..=24 {
             let right = if at <= *round { at as u8 } else { 0 };
-            assert_eq!(bytes[at * 100 << 10], right, "s{round}: {at}");
+            assert_eq!(bytes[(at * 100) << 10], right, "s{round}: {at}");
         }
     }
 }

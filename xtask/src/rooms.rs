@@ -26,7 +26,12 @@ const ROOMS: &[Room] = &[
     room("union", &["base", "vfs"], &["sys", "block", "ext4", "testkit"]),
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
-    room("pool", &["base", "sys", "ipc", "block", "vfs", "ext4", "union", "front"], &["testkit"]),
+    room("ceph", &["base", "vfs"], &["testkit"]),
+    room(
+        "pool",
+        &["base", "sys", "ipc", "block", "ceph", "vfs", "ext4", "union", "front"],
+        &["testkit"],
+    ),
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
     room("polylane", &["base", "sys", "pool", "bench"], &["testkit"]),

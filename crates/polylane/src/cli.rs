@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
+use polylane_pool::ceph::CephPlace;
 use polylane_pool::cpus::CpuList;
 use polylane_pool::kernel_fs::KernelFs;
 use polylane_pool::spec::JournalMode;
@@ -26,7 +27,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run COMMAND in a pool with its lane mounted; exit with its status
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Make and look after volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -68,10 +69,10 @@ pub(crate) enum Command {
 )]
 pub(crate) struct RunArgs {
     /// Keep the lane's files on this volume, made and formatted if absent [default: the pool's own]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "mem"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "mem", "ceph"])]
     pub(crate) volume: Option<PathBuf>,
     /// Keep the lane's files in RAM: they are gone with the lane
-    #[arg(long, conflicts_with = "dir")]
+    #[arg(long, conflicts_with_all = ["dir", "ceph"])]
     pub(crate) mem: bool,
     /// Keep the lane's files in this directory of the host
     #[arg(long, value_name = "DIR")]
@@ -81,6 +82,16 @@ pub(crate) struct RunArgs {
     /// changes go
     #[arg(long, value_name = "SOURCE", conflicts_with = "kernel_fs")]
     pub(crate) lower: Vec<PathBuf>,
+    /// Keep the lane's files on a Ceph file system, in its directory PATH [default: as
+    /// client.admin, in its root]
+    #[arg(long, value_name = "[USER@]FSNAME[:PATH]", conflicts_with = "dir")]
+    pub(crate) ceph: Option<CephPlace>,
+    /// Configuration of the cluster [default: /etc/ceph/ceph.conf]
+    #[arg(long, value_name = "FILE", requires = "ceph")]
+    pub(crate) ceph_conf: Option<PathBuf>,
+    /// How long the cluster may take to answer at the start, such as 5s [default: 30s]
+    #[arg(long, value_name = "TIME", requires = "ceph", value_parser = microseconds)]
+    pub(crate) timeout: Option<u64>,
     /// Mount path seen by COMMAND
     #[arg(long, value_name = "PATH", default_value = "/lane", conflicts_with = "root")]
     pub(crate) at: PathBuf,
@@ -127,7 +138,7 @@ pub(crate) struct RunArgs {
     pub(crate) qos: Option<String>,
     /// Let the kernel serve the lane, by a file system of its own on the volume
     #[arg(long, value_name = "KIND", value_parser = kernel_file_systems())]
-    #[arg(conflicts_with_all = ["dir", "mem"])]
+    #[arg(conflicts_with_all = ["dir", "mem", "ceph"])]
     pub(crate) kernel_fs: Option<String>,
     /// Mount an image that was not formatted here, after a check
     #[arg(long, requires = "kernel_fs")]
@@ -413,6 +424,10 @@ pub(crate) struct ServiceArgs {
     pub(crate) dir: Option<i32>,
     #[arg(long)]
     pub(crate) lower: Vec<i32>,
+    #[arg(long)]
+    pub(crate) ceph_conf: Option<i32>,
+    #[arg(long, requires = "ceph_conf")]
+    pub(crate) ceph_keyring: Option<i32>,
     #[arg(long)]
     pub(crate) volume: Vec<i32>,
     #[arg(long)]

@@ -1,6 +1,9 @@
 //! Each command: arguments to options, results to text.
 
+use std::time::Duration;
+
 use clap::CommandFactory;
+use polylane_pool::ceph::CephOptions;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
@@ -17,7 +20,7 @@ use crate::{attach, bench, pool, top, volume};
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
-        Command::Run(arguments) => run::run(run_options(arguments)?),
+        Command::Run(arguments) => run::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
         Command::Volume(command) => volume::execute(command),
         Command::Attach(arguments) => attach::attach(arguments),
@@ -39,14 +42,22 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         LaneMedium::Volume(kind) => Some(kind),
         LaneMedium::Mem => None,
     });
-    let source = match (in_memory, arguments.dir, arguments.volume) {
+    // clap does not ask for what it needs where something else excludes that.
+    if arguments.ceph.is_none() && (arguments.ceph_conf.is_some() || arguments.timeout.is_some()) {
+        return Err(Failure::usage("--ceph-conf and --timeout: only a lane on --ceph has them"));
+    }
+    let ceph = arguments.ceph.map(|place| {
+        let timeout = arguments.timeout.map(Duration::from_micros);
+        Source::Ceph(CephOptions { place, conf: arguments.ceph_conf, timeout })
+    });
+    let source = match (in_memory, ceph.or(arguments.dir.map(Source::Dir)), arguments.volume) {
         (true, None, None) => Source::Mem,
         (true, ..) => {
             return Err(Failure::usage(
-                "--medium mem: keeps the lane's files in RAM: leave --volume and --dir out",
+                "--medium mem: keeps the lane's files in RAM: leave --volume, --dir and --ceph out",
             ));
         }
-        (false, Some(dir), _) => Source::Dir(dir),
+        (false, Some(source), _) => source,
         (false, None, None) if !arguments.lower.is_empty() => Source::Lowers,
         (false, None, volume) => Source::Volume(volume),
     };
@@ -91,6 +102,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         witness: arguments.witness,
         dir: arguments.dir,
         lowers: arguments.lower.clone(),
+        ceph: arguments.ceph_conf.map(|conf| (conf, arguments.ceph_keyring)),
         volume: arguments.volume.clone(),
         volume_plain: arguments.volume_plain.clone(),
         volume_lock: arguments.volume_lock.clone(),

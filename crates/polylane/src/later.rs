@@ -9,9 +9,6 @@ const COMMANDS: [&str; 4] = ["container", "mount", "umount", "daemon"];
 /// Commands of `pool` of later versions.
 const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
 
-/// Options of `run` of later versions.
-const RUN_OPTIONS: [&str; 1] = ["--ceph"];
-
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
@@ -23,14 +20,7 @@ pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
         let word = words.next().filter(|word| POOL_COMMANDS.contains(&&**word))?;
         return Some(format!("pool {word}: not in this version yet"));
     }
-    if command != "run" {
-        return None;
-    }
-    let named = words
-        .take_while(|word| word != "--")
-        .map(|word| word.split('=').next().unwrap_or_default().to_string())
-        .find(|word| RUN_OPTIONS.contains(&word.as_str()))?;
-    Some(format!("{named}: not in this version yet"))
+    None
 }
 
 #[cfg(test)]
@@ -46,9 +36,6 @@ mod tests {
         assert_eq!(refused("polylane mount"), Some("mount: not in this version yet".to_string()));
         assert!(refused("polylane pool rm x").is_some_and(|line| line.starts_with("pool rm:")));
         assert_eq!(refused("polylane pool ls"), None);
-        assert!(refused("polylane run --ceph=v -- sh").is_some_and(|l| l.starts_with("--ceph:")));
-        assert!(refused("polylane run --mem --ceph x -- sh").is_some());
-        assert_eq!(refused("polylane run --mem -- sh --ceph"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);
     }

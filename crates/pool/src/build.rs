@@ -11,6 +11,7 @@ use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_block::qos::governed::Hurry;
+use polylane_ceph::Prepared;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -20,6 +21,7 @@ use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
 
+use crate::ceph::CephFiles;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
@@ -62,6 +64,8 @@ pub(crate) struct Handed {
     pub(crate) dir: Option<OwnedFd>,
     /// The directories under it, the uppermost first.
     pub(crate) lowers: Vec<OwnedFd>,
+    /// The files of the Ceph user of a `--ceph` lane.
+    pub(crate) ceph: Option<CephFiles>,
     /// The file of a volume, and those of its bases.
     pub(crate) volume: Vec<Files>,
     /// The pool file of a bypass volume, which is in use as long as this lives.
@@ -84,7 +88,11 @@ impl Handed {
         let bypass = self.bypass.iter().flat_map(|(files, _)| {
             [("--bypass-disk", files.disk.as_fd()), ("--bypass-pool", files.pool.as_fd())]
         });
-        dir.chain(lowers).chain(names.zip(self.descriptors())).chain(bypass)
+        let conf = self.ceph.iter().map(|files| ("--ceph-conf", files.conf.as_fd()));
+        let keyring = self.ceph.iter().filter_map(|files| files.keyring.as_ref());
+        let ceph = conf.chain(keyring.map(|keyring| ("--ceph-keyring", keyring.as_fd())));
+        let own = dir.chain(lowers).chain(names.zip(self.descriptors()));
+        own.chain(bypass).chain(ceph)
     }
 
     /// The descriptors of the volume, three for each of its files, its own first.
@@ -104,6 +112,8 @@ pub(crate) enum Store {
     Memory,
     /// A host directory.
     Host(HostDir),
+    /// A Ceph file system that is not mounted yet.
+    Ceph(Prepared),
     /// The file of a volume and those of its bases, or chunks of a pool file.
     Volume(Vec<Files>, Option<Claim>),
 }
@@ -194,6 +204,11 @@ fn libservice(
         }
         (Backing::Dir, Store::Host(host)) => Ok((Some(Arc::new(host)), None)),
         (Backing::Lowers, Store::Nothing) => Ok((None, None)),
+        (Backing::Ceph { place, .. }, Store::Ceph(prepared)) => {
+            let mounted = prepared.mount();
+            let fs = mounted.map_err(|why| Failure::failed(format!("{place}: {why}")))?;
+            Ok((Some(Arc::new(fs)), None))
+        }
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = bypass::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);

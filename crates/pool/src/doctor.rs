@@ -83,6 +83,7 @@ pub fn look() -> Vec<Finding> {
     findings.extend(controllers());
     findings.push(landlock());
     findings.push(io_uring());
+    findings.push(ceph());
     findings.extend(volume_tools());
     findings.extend(block_doors());
     findings.extend(preload_libraries());
@@ -114,6 +115,14 @@ impl Kernel {
         let notes = ["new enough", "polylane is made for Linux 6.1 and later"];
         Finding::new("kernel", self >= Kernel(6, 1), found, notes).needed()
     }
+}
+
+/// Asked for by lanes on Ceph alone.
+fn ceph() -> Finding {
+    let found = polylane_ceph::look();
+    let notes = ["'run --ceph' keeps a lane on CephFS", "'run --ceph' does not work"];
+    let words = found.as_ref().map_or_else(ToString::to_string, |()| "loads".to_string());
+    Finding::new("libcephfs", found.is_ok(), words, notes)
 }
 
 fn fuse_device() -> Finding {

@@ -8,6 +8,7 @@
 pub mod attach;
 mod bound;
 mod build;
+pub mod ceph;
 mod cgroup;
 mod confine;
 mod copying;

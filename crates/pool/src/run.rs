@@ -15,6 +15,7 @@ use polylane_vfs::handover::{Heart, Store};
 use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
+use crate::ceph::{self, CephOptions};
 use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::cpus::CpuList;
@@ -63,6 +64,8 @@ pub enum Source {
     Mem,
     /// A directory of the host.
     Dir(PathBuf),
+    /// A directory of a Ceph file system.
+    Ceph(CephOptions),
     /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
     Volume(Option<PathBuf>),
     /// Nothing: the lane is read-only, what is in its lowers.
@@ -190,7 +193,7 @@ fn run_with_service(
     };
     let (init, link) = start_init(plan, rootless.is_some())?;
     groups.attach(init.pid(), Leaf::Tenant);
-    say_not_enforced(&groups);
+    limits::say_not_enforced(&groups.not_enforced);
     let (handover, watchdog) = make_handover()?;
     let mut supervisor = Supervisor {
         handover,
@@ -263,7 +266,7 @@ fn run_on_kernel_fs(
         };
         let (init, link) = start_init(plan, false)?;
         groups.attach(init.pid(), Leaf::Tenant);
-        say_not_enforced(&groups);
+        limits::say_not_enforced(&groups.not_enforced);
         Tenant { init, link, signals: &signals }.run()
     };
     kernel_fs::finish(run(), disk)
@@ -319,11 +322,14 @@ fn check(options: &RunOptions) -> Result<()> {
             return Err(Failure::usage(format!("{option}: too small: at least 16M are needed")));
         }
     }
-    if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
-        return Err(Failure::usage("--size: a host directory has no size of its own"));
+    if options.size.is_some() && matches!(options.source, Source::Dir(_) | Source::Ceph(_)) {
+        return Err(Failure::usage("--size: a directory has no size of its own"));
     }
     if !options.lowers.is_empty() && options.kernel_fs.is_some() {
         return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
+    }
+    if !options.lowers.is_empty() && matches!(options.source, Source::Ceph(_)) {
+        return Err(Failure::usage("--lower: not over --ceph in this version"));
     }
     if options.size.is_some() && options.source == Source::Lowers {
         return Err(Failure::usage("--size: a read-only lane has no size of its own"));
@@ -333,7 +339,7 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.kernel_fs.is_some() {
         if !matches!(options.source, Source::Volume(_)) {
             return Err(Failure::usage(
-                "--kernel-fs: lives on a volume: leave --dir and --mem out",
+                "--kernel-fs: lives on a volume: leave --dir, --mem and --ceph out",
             ));
         }
         if options.qos.is_some_and(|policy| policy != Policy::None) {
@@ -468,6 +474,10 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             let handed = Handed { dir: Some(dir), ..Handed::default() };
             return Ok((handed, Shown::new(path).to_string(), Kept::default()));
         }
+        Source::Ceph(options) => {
+            let handed = Handed { ceph: Some(ceph::open_files(options)?), ..Handed::default() };
+            return Ok((handed, String::new(), Kept::default()));
+        }
         Source::Volume(Some(path)) => volume::resolve(path)?,
         Source::Volume(None) => volume::resolve(&volume::default_path(pool)?)?,
     };
@@ -535,13 +545,18 @@ fn specify(
     use std::os::unix::ffi::OsStringExt;
     let memory = options.memory.unwrap_or_else(limits::total_memory);
     let bytes_limit = options.size.unwrap_or(memory / 2);
-    let backing = match options.source {
+    let backing = match &options.source {
         Source::Mem => Backing::Mem {
             bytes_limit,
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
         Source::Lowers => Backing::Lowers,
+        Source::Ceph(cluster) => Backing::Ceph {
+            place: cluster.place.clone(),
+            timeout_ms: cluster.timeout_ms(),
+            session: ceph::session(),
+        },
         Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
@@ -580,19 +595,4 @@ fn start_init(plan: Plan, user: bool) -> Result<(Process, Link)> {
         ))),
         Err(error) => Err(fork_failed(error)),
     }
-}
-
-fn say_not_enforced(groups: &cgroup::Plan) {
-    for option in &groups.not_enforced {
-        say(not_enforced(option));
-    }
-}
-
-fn not_enforced(option: &str) -> String {
-    let effect = match option {
-        "--memory" => "only the lane's own caches and files are limited",
-        "--cpus" => "processes start on these CPUs but may leave them",
-        _ => "it is recorded only",
-    };
-    format!("{option}: no usable control group: {effect}")
 }

@@ -12,6 +12,7 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::file::{Files, reserve_rings};
+use polylane_ceph::Prepared;
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
@@ -20,7 +21,8 @@ use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::build::{self, Running, Store};
-use crate::confine::confine;
+use crate::ceph::{self, CephFiles};
+use crate::confine::{Reach, confine};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
 use crate::log;
@@ -52,6 +54,8 @@ pub struct ServiceFds {
     pub dir: Option<RawFd>,
     /// The host directories below it, the uppermost first.
     pub lowers: Vec<RawFd>,
+    /// Configuration and keyring of the Ceph user, for `--ceph`.
+    pub ceph: Option<(RawFd, Option<RawFd>)>,
     /// The files of the volume, its own and those of its bases, for data.
     pub volume: Vec<RawFd>,
     /// The same files, without O_DIRECT.
@@ -134,18 +138,25 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     };
     let host = host.and_then(|dir| dir.map(open).transpose());
     let volume_count = volume.len();
-    let store = match host.map_err(failed)? {
-        Some(host) => Store::Host(host),
-        None if spec.backing == Backing::Lowers => Store::Nothing,
-        None if volume.is_empty() => Store::Memory,
-        None => Store::Volume(volume, claim),
+    let ceph = fds.ceph.map(|(conf, keyring)| {
+        Ok::<_, Failure>(CephFiles { conf: take(conf)?, keyring: keyring.map(take).transpose()? })
+    });
+    let ceph = ceph.transpose()?.map(|files| prepare_client(&spec, &files)).transpose()?;
+    let store = match (host.map_err(failed)?, ceph) {
+        (Some(host), _) => Store::Host(host),
+        (None, Some(prepared)) => Store::Ceph(prepared),
+        (None, None) if spec.backing == Backing::Lowers => Store::Nothing,
+        _ if volume.is_empty() => Store::Memory,
+        _ => Store::Volume(volume, claim),
     };
     let lowers = open_lowers(&spec, &lower_dirs)?;
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
     reserve_rings(ring_count(&spec, volume_count));
-    let confined = confine(dir.as_ref().map(AsFd::as_fd), &lower_dirs, spec.service_user)?;
+    let network = matches!(spec.backing, Backing::Ceph { .. });
+    let reach = Reach { host: dir.as_ref().map(AsFd::as_fd), lowers: &lower_dirs, network };
+    let confined = confine(reach, spec.service_user)?;
     drop((dir, lower_dirs));
     and_then();
     let handover = handover.map(|(store, records, lasting)| {
@@ -156,6 +167,15 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let running =
         build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))?;
     Ok((running, beat))
+}
+
+/// Reads what a client of a cluster reads, while files can be opened.
+fn prepare_client(spec: &PoolSpec, files: &CephFiles) -> Result<Prepared> {
+    let Backing::Ceph { place, timeout_ms, session } = &spec.backing else {
+        return Err(Failure::failed("service: it was handed a cluster's files, and told of none"));
+    };
+    let cache_bytes = spec.cache_bytes_limit / CEPH_CACHE_PART;
+    ceph::prepare(place, (*timeout_ms, session), cache_bytes, files)
 }
 
 /// Descriptors that all lowers of a union keep when the process may have very many.
@@ -174,6 +194,8 @@ fn open_lowers(spec: &PoolSpec, dirs: &[OwnedFd]) -> Result<Vec<HostDir>> {
     });
     opened.collect()
 }
+/// The client library caches file data in this part of the lane's cache.
+const CEPH_CACHE_PART: u64 = 2;
 
 /// Threads of a service that read and write its volume, besides those that have a door.
 const OTHER_THREADS: usize = 4;
@@ -200,6 +222,8 @@ fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Fo
         _ if !spec.outlives_service() => return Ok(None),
         Backing::Mem { .. } | Backing::Lowers => return Ok(None),
         Backing::Dir => true,
+        // What the client library had not written back went with it.
+        Backing::Ceph { .. } => orderly,
         Backing::Volume { .. } => orderly,
     };
     Ok(Some((Arc::new(store), records, lasting)))

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// How a lane's journal treats file data.
 pub use polylane_ext4::DataMode as JournalMode;
@@ -10,6 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::ceph::CephPlace;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result};
 use crate::volume::cache::CacheSpec;
@@ -32,6 +34,15 @@ pub enum Backing {
     Dir,
     /// Nowhere: what is in the lowers is all there is.
     Lowers,
+    /// On a Ceph file system, whose configuration and keyring the service is handed.
+    Ceph {
+        /// Which directory of it, as whom.
+        place: CephPlace,
+        /// Milliseconds that the cluster may take to answer at the start.
+        timeout_ms: u64,
+        /// Names the lane's sessions at the MDS: the next service ends those of a former one.
+        session: String,
+    },
     /// On a volume, whose file the service is handed as descriptors.
     Volume {
         /// What messages call it.
@@ -46,12 +57,23 @@ pub enum Backing {
 }
 
 impl Backing {
+    /// How long a service may take to be ready, of which it is `beside` without a cluster.
+    pub(crate) fn start_time_max(&self, beside: Duration) -> Duration {
+        match self {
+            Backing::Ceph { timeout_ms, .. } => {
+                Duration::from_millis(*timeout_ms).saturating_add(beside)
+            }
+            _ => beside,
+        }
+    }
+
     /// What it is, in a word.
     pub fn name(&self) -> &'static str {
         match self {
             Backing::Mem { .. } => "memory",
             Backing::Dir => "directory",
             Backing::Lowers => "lowers",
+            Backing::Ceph { .. } => "ceph",
             Backing::Volume { .. } => "volume",
         }
     }

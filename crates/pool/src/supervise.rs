@@ -128,7 +128,7 @@ impl Supervisor {
         let (Some(socket), Some(fuse)) = (socket, fuse.or(opened)) else {
             return Err(Failure::failed("tenant: its first process sent no descriptors"));
         };
-        let acls = !matches!(self.spec.backing, Backing::Dir | Backing::Lowers);
+        let acls = matches!(self.spec.backing, Backing::Mem { .. } | Backing::Volume { .. });
         let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
         self.spec.fuse = Some(params);
@@ -466,7 +466,7 @@ impl Supervisor {
         drop((other, asker));
         self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
-        if !wait_for(link.as_fd(), START_TIME_MAX) {
+        if !wait_for(link.as_fd(), self.spec.backing.start_time_max(START_TIME_MAX)) {
             return Err(Failure::failed("service: it does not start"));
         }
         match link.receive::<FromService>() {
@@ -490,7 +490,7 @@ impl Supervisor {
     fn shut_down(&self, service: Service) -> bool {
         let limit = match self.spec.backing {
             Backing::Mem { .. } => MEMORY_FLUSH_TIME_MAX,
-            Backing::Dir | Backing::Lowers | Backing::Volume { .. } => FLUSH_TIME_MAX,
+            _ => FLUSH_TIME_MAX,
         };
         let _ = service.link.send(&ToService::Shutdown, &[]);
         match self.flushed(&service, limit) {

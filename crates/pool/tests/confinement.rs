@@ -169,6 +169,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
         control: needed("--control"),
         handover: needed("--handover"),
         witness: of("--witness"),
+        ceph: None,
         dir: of("--dir"),
         lowers: vec![],
         volume: vec![],

@@ -31,17 +31,17 @@ impl Namespaces {
     }
 }
 
-/// Gives the calling process, which must have one thread, a mount table, a network, System V IPC
-/// and a host name of its own; with `user` in a user namespace of its own, where it has every
-/// capability and no user is mapped yet.
+/// Gives the calling process, which must have one thread, a mount table, System V IPC and a host
+/// name of its own; with `network` also a network; with `user` in a user namespace of its own,
+/// where it has every capability and no user is mapped yet.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN, with `user` where ordinary users may make none; `ENOSPC`
 /// (namespace limit).
-pub fn unshare_private(user: bool) -> rustix::io::Result<()> {
+pub fn unshare_private(user: bool, network: bool) -> rustix::io::Result<()> {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
-    let mut flags =
-        UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    let mut flags = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    flags.set(UnshareFlags::NEWNET, network);
     flags.set(UnshareFlags::NEWUSER, user);
     // SAFETY: only unsharing the table of descriptors can break ownership rules, and it is not
     // among the flags.

@@ -23,6 +23,7 @@ pub fn host(dir: &Path) -> Can {
         xattrs: rustix::fs::setxattr(&file, "user.probe", b"x", XattrFlags::empty()).is_ok(),
         whiteout: root
             && rustix::fs::renameat_with(CWD, &file, CWD, &moved, RenameFlags::WHITEOUT).is_ok(),
+        rename_flags: true,
         exact_holes: false,
         fine_times: false,
     };

@@ -164,6 +164,27 @@ const HOST_FILES: &[i64] = &[
     libc::SYS_utimensat,
 ];
 
+/// Connections to a cluster. Sockets of other families than [`FAMILIES`] are refused.
+const NETWORK: &[i64] = &[
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_epoll_create,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_socketpair,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+];
+
+/// Families of sockets to a cluster: `AF_INET`, `AF_INET6`, and `AF_NETLINK`, by which the C
+/// library lists the addresses of this host.
+const FAMILIES: [u32; 3] = [2, 10, 16];
+
 /// Asked for by the C library, which can do without: it counts CPUs in /sys, and falls back to
 /// clone, whose flags a filter can see.
 const DECLINED: &[(i64, i32)] = &[
@@ -174,8 +195,9 @@ const DECLINED: &[(i64, i32)] = &[
     (libc::SYS_access, libc::EACCES),
 ];
 
-/// From now on the process makes no other calls; `host`: it serves a host directory.
-pub(super) fn allow_only(host: bool) -> Result<(), Error> {
+/// From now on the process makes no other calls; `host`: it serves host directories; `network`: it
+/// talks to a cluster.
+pub(super) fn allow_only(host: bool, network: bool) -> Result<(), Error> {
     let answered: BTreeMap<i32, BTreeMap<i64, Vec<SeccompRule>>> = DECLINED
         .iter()
         .filter(|(call, _)| !(host && HOST_FILES.contains(call)))
@@ -190,7 +212,7 @@ pub(super) fn allow_only(host: bool) -> Result<(), Error> {
         true => SeccompAction::Trap,
         false => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
     };
-    apply(allowed(host)?, other, SeccompAction::Allow)
+    apply(allowed(host, network)?, other, SeccompAction::Allow)
 }
 
 fn apply(
@@ -223,10 +245,12 @@ fn one_of(index: u8, values: &[u32]) -> Result<Rules, BackendError> {
 }
 
 /// The calls, with conditions on arguments where a call as such would be too much.
-fn allowed(host: bool) -> Result<BTreeMap<i64, Rules>, BackendError> {
+fn allowed(host: bool, network: bool) -> Result<BTreeMap<i64, Rules>, BackendError> {
     let host_files = if host { HOST_FILES } else { &[] };
     let declined = DECLINED.iter().map(|(call, _)| call);
-    let plain = PROCESS.iter().chain(DESCRIPTORS).chain(host_files).chain(declined);
+    let connections = if network { NETWORK } else { &[] };
+    let plain = PROCESS.iter().chain(DESCRIPTORS).chain(host_files).chain(connections);
+    let plain = plain.chain(declined);
     let mut calls: BTreeMap<i64, Rules> = plain.map(|call| (*call, vec![])).collect();
     let never_executable = Op::MaskedEq(i64::from(libc::PROT_EXEC).cast_unsigned());
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
@@ -251,6 +275,9 @@ fn allowed(host: bool) -> Result<BTreeMap<i64, Rules>, BackendError> {
     let set_flags = argument(1, Op::Eq, libc::F_SETFL.cast_unsigned())?;
     settings.extend(all_of(vec![set_flags, argument(2, no_signals, 0)?])?);
     calls.insert(libc::SYS_fcntl, settings);
+    if network {
+        calls.insert(libc::SYS_socket, one_of(0, &FAMILIES)?);
+    }
     Ok(calls)
 }
 
@@ -260,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_lists_do_not_overlap() {
-        let mut all: Vec<i64> = [PROCESS, DESCRIPTORS, HOST_FILES].concat();
+        let mut all: Vec<i64> = [PROCESS, DESCRIPTORS, HOST_FILES, NETWORK].concat();
         let count = all.len();
         all.sort_unstable();
         all.dedup();
@@ -269,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_opens_connects_or_traces_is_not_allowed() {
-        let calls = allowed(true).expect("rules");
+        let calls = allowed(true, false).expect("rules");
         let never = [
             libc::SYS_socket,
             libc::SYS_connect,
@@ -298,7 +325,7 @@ mod tests {
 
     #[test]
     fn what_can_reach_other_processes_by_an_argument_has_a_condition() {
-        let calls = allowed(true).expect("rules");
+        let calls = allowed(true, true).expect("rules");
         let conditional = [
             libc::SYS_prlimit64,
             libc::SYS_sched_setattr,
@@ -309,6 +336,7 @@ mod tests {
             libc::SYS_prctl,
             libc::SYS_clone,
             libc::SYS_io_uring_register,
+            libc::SYS_socket,
         ];
         for call in conditional {
             assert!(calls.get(&call).is_some_and(|rules| !rules.is_empty()), "{call}");

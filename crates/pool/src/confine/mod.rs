@@ -4,8 +4,9 @@
 //! it over through one of them must find nothing but the tenant's own lane. Layers, from the
 //! outside in; each holds without the others:
 //!
-//! - *namespaces*: no file tree of the host (the root is an empty, read-only tmpfs), no network, no
-//!   System V IPC, no host name; an ordinary user's in a user namespace, where there may be one;
+//! - *namespaces*: no file tree of the host (the root is an empty, read-only tmpfs), no network
+//!   (but where the files are on a cluster), no System V IPC, no host name; an ordinary user's in a
+//!   user namespace, where there may be one;
 //! - *user*, as root: one that no other process of the host has ([`own_user`]), so that services
 //!   of two pools cannot signal, trace or limit each other;
 //! - *capabilities*: none; a host directory's service keeps [`KEPT_FOR_HOST`] as root;
@@ -77,28 +78,34 @@ pub(crate) struct Confined {
     seccomp: bool,
 }
 
+/// What a service reaches beside its descriptors.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach<'a> {
+    /// The host directory that it serves.
+    pub(crate) host: Option<BorrowedFd<'a>>,
+    /// Those that it reads.
+    pub(crate) lowers: &'a [OwnedFd],
+    /// The network of its caller: its files are on a cluster.
+    pub(crate) network: bool,
+}
+
 /// Gives up what a service never needs: new privileges through exec, a core dump or a tracer with
-/// its tenant's data, a working directory, and all that the table above names. `host` is the host
-/// directory that it serves, if any; `lowers` are those that it reads; `user` is the one that it
-/// becomes. Call with one thread.
+/// its tenant's data, a working directory, and all that the table above names, but `reach`; `user`
+/// is the one that it becomes. Call with one thread.
 ///
 /// # Errors
 /// When a layer that this host has can't be put up.
-pub(crate) fn confine(
-    host: Option<BorrowedFd<'_>>,
-    lowers: &[OwnedFd],
-    user: Option<u32>,
-) -> Result<Confined> {
+pub(crate) fn confine(reach: Reach<'_>, user: Option<u32>) -> Result<Confined> {
     let failed = |error| Failure::because("service", "give up privileges", error);
     let is_root = rustix::process::geteuid().is_root();
-    let has_dirs = host.is_some() || !lowers.is_empty();
+    let has_dirs = reach.host.is_some() || !reach.lowers.is_empty();
     // In a user namespace the owners of a host directory's files that have no number there look
     // like this user.
     let ambiguous = has_dirs && rustix::process::geteuid().as_raw() == OVERFLOW;
-    let namespaces = (is_root || !ambiguous) && leave_the_host(is_root)?;
+    let namespaces = (is_root || !ambiguous) && leave_the_host(is_root, reach.network)?;
     rustix::thread::set_no_new_privs(true).map_err(failed)?;
     rustix::process::chdir("/").map_err(failed)?;
-    let kept = match (is_root, host) {
+    let kept = match (is_root, reach.host) {
         (true, Some(_)) => KEPT_FOR_HOST,
         (true, None) if has_dirs => CapabilitySet::DAC_READ_SEARCH,
         _ => CapabilitySet::empty(),
@@ -109,9 +116,9 @@ pub(crate) fn confine(
     };
     // The kernel goes back to its default at a change of user.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
-    let landlock = no_paths(host, lowers)
+    let landlock = no_paths(reach)
         .map_err(|error| Failure::failed(format!("service: set up Landlock: {error}")))?;
-    calls::allow_only(has_dirs)
+    calls::allow_only(has_dirs, reach.network)
         .map_err(|error| Failure::failed(format!("service: filter its system calls: {error}")))?;
     let capabilities = is_root || namespaces;
     Ok(Confined { namespaces, user: became, capabilities, landlock, seccomp: true })
@@ -148,12 +155,12 @@ pub(crate) fn has_landlock() -> bool {
     ruleset.handle_access(AccessFs::from_all(ABI::V1)).and_then(|set| set.create()).is_ok()
 }
 
-/// Into namespaces with nothing in them: an empty root, no network but an unconnected loopback.
-/// False: there are none.
-fn leave_the_host(is_root: bool) -> Result<bool> {
+/// Into namespaces with nothing in them: an empty root, no network but an unconnected loopback, or
+/// with `network` the caller's. False: there are none.
+fn leave_the_host(is_root: bool, network: bool) -> Result<bool> {
     let failed = |error| Failure::because("service", "leave the host's namespaces", error);
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    match ns::unshare_private(!is_root) {
+    match ns::unshare_private(!is_root, !network) {
         // Nor where ordinary users may make none.
         Err(_) if !is_root => return Ok(false),
         result => result.map_err(failed)?,
@@ -209,23 +216,21 @@ fn become_user(user: u32) -> rustix::io::Result<()> {
     rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
-/// No path can be opened any more, but for those below `host`, and those below `lowers` to read.
-/// Whether the kernel enforces it.
-fn no_paths(
-    host: Option<BorrowedFd<'_>>,
-    lowers: &[OwnedFd],
-) -> std::result::Result<bool, landlock::RulesetError> {
+/// No path can be opened any more, but for those within `reach`. Whether the kernel enforces it.
+fn no_paths(reach: Reach<'_>) -> std::result::Result<bool, landlock::RulesetError> {
     let files = AccessFs::from_all(LANDLOCK);
-    let mut ruleset = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(files)?
-        .handle_access(AccessNet::from_all(LANDLOCK))?
-        .scope(Scope::from_all(LANDLOCK))?
-        .create()?;
-    if let Some(dir) = host {
+    let mut ruleset =
+        Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(files)?;
+    ruleset = match reach.network {
+        // A cluster's ports are its own choice: connections are allowed, servers are not.
+        true => ruleset.handle_access(AccessNet::BindTcp)?,
+        false => ruleset.handle_access(AccessNet::from_all(LANDLOCK))?,
+    };
+    let mut ruleset = ruleset.scope(Scope::from_all(LANDLOCK))?.create()?;
+    if let Some(dir) = reach.host {
         ruleset = ruleset.add_rule(PathBeneath::new(dir, files))?;
     }
-    for dir in lowers {
+    for dir in reach.lowers {
         ruleset = ruleset.add_rule(PathBeneath::new(dir, AccessFs::from_read(LANDLOCK)))?;
     }
     Ok(ruleset.restrict_self()?.ruleset != RulesetStatus::NotEnforced)

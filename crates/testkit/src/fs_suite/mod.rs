@@ -30,6 +30,8 @@ pub struct Can {
     pub xattrs: bool,
     /// Leave whiteouts.
     pub whiteout: bool,
+    /// Rename by `RENAME_NOREPLACE` and `RENAME_EXCHANGE`.
+    pub rename_flags: bool,
     /// Holes of 4 KiB pages are told exactly by `seek` and `blocks`.
     pub exact_holes: bool,
     /// Time stamps of two successive changes differ.
@@ -44,6 +46,7 @@ impl Can {
         fallocate: true,
         xattrs: true,
         whiteout: true,
+        rename_flags: true,
         exact_holes: true,
         fine_times: true,
     };

@@ -1,0 +1,154 @@
+//! From settings to a mounted client, in two steps.
+//!
+//! [`Settings::prepare`] loads the library and reads the configuration: files are opened, no thread
+//! starts. [`Prepared::mount`] connects; from then on there are threads, and no file is opened. In
+//! between a service confines itself.
+
+use std::ffi::CString;
+use std::fmt;
+use std::time::Duration;
+
+use polylane_base::Errno;
+
+use crate::ffi::{LIBRARY, Missing, Unmounted, check};
+use crate::fs::CephFs;
+
+/// What to mount, and as whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The Ceph user, without `client.`.
+    pub user: String,
+    /// The file system; `None`: the only one.
+    pub fs: Option<String>,
+    /// The directory that becomes the root.
+    pub root: Vec<u8>,
+    /// The configuration file to read; it is opened here.
+    pub conf: CString,
+    /// The user's secret; `None`: the cluster asks for none.
+    pub key: Option<String>,
+    /// Bytes of file data that the client caches.
+    pub cache_bytes: u64,
+    /// Names the sessions of this client at the MDS: those that a former process of the same name
+    /// left are ended at once, and not by their time limit.
+    pub session: String,
+    /// How long the monitors and the MDS may take to answer at the start.
+    pub timeout: Duration,
+}
+
+/// Why there is no lane on a cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The library is not there; the loader's words.
+    Library(String),
+    /// The library lacks this function.
+    TooOld(&'static str),
+    /// The configuration cannot be read.
+    Conf(Errno),
+    /// An option is refused.
+    Option(&'static str, Errno),
+    /// The file system cannot be mounted.
+    Mount(Errno),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Library(words) => write!(
+                f,
+                "{LIBRARY} cannot be loaded ({words}): install it ('apt install libcephfs2')"
+            ),
+            Failure::TooOld(call) => {
+                write!(f, "{LIBRARY} has no {call}: install Ceph 16 or later")
+            }
+            Failure::Conf(errno) => write!(f, "read its configuration: {errno}"),
+            Failure::Option(name, errno) => write!(f, "set its option '{name}': {errno}"),
+            Failure::Mount(Errno::ETIMEDOUT) => write!(
+                f,
+                "mount it: no monitor or MDS answered in time: check 'mon host' in the \
+                 configuration, and the cluster's health"
+            ),
+            Failure::Mount(Errno::ENOENT) => {
+                write!(f, "mount it: there is no such file system, or no such directory in it")
+            }
+            Failure::Mount(Errno::EPERM | Errno::EACCES) => {
+                write!(f, "mount it: the cluster refuses this user or its key")
+            }
+            Failure::Mount(errno) => write!(f, "mount it: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Whether there is a library, new enough.
+///
+/// # Errors
+/// [`Failure::Library`] and [`Failure::TooOld`].
+pub fn look() -> Result<(), Failure> {
+    check().map_err(Failure::from)
+}
+
+impl From<Missing> for Failure {
+    fn from(missing: Missing) -> Failure {
+        match missing {
+            Missing::Library(words) => Failure::Library(words),
+            Missing::Call(name) => Failure::TooOld(name),
+        }
+    }
+}
+
+/// A client that has read all its files.
+pub struct Prepared {
+    client: Unmounted,
+    settings: Settings,
+}
+
+/// Options of every client: no file and no socket of its own; rights were checked above, which
+/// libcephfs calls "by FUSE" for its calls by inode.
+const OPTIONS: [(&str, &str); 8] = [
+    ("admin_socket", ""),
+    ("log_file", ""),
+    ("log_to_stderr", "false"),
+    ("err_to_stderr", "false"),
+    ("log_to_syslog", "false"),
+    ("client_permissions", "false"),
+    ("fuse_default_permissions", "true"),
+    ("log_flush_on_exit", "false"),
+];
+
+impl Settings {
+    /// Loads the library and reads the configuration. Starts no thread.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn prepare(self) -> Result<Prepared, Failure> {
+        let client = Unmounted::new(&self.user)?.map_err(Failure::Conf)?;
+        client.read_conf(&self.conf).map_err(Failure::Conf)?;
+        let set = |name, value: &str| {
+            client.set(name, value).map_err(|errno| Failure::Option(name, errno))
+        };
+        for (name, value) in OPTIONS {
+            set(name, value)?;
+        }
+        set("client_oc_size", &self.cache_bytes.to_string())?;
+        let seconds = self.timeout.as_secs().max(1).to_string();
+        set("client_mount_timeout", &seconds)?;
+        if let Some(key) = &self.key {
+            set("key", key)?;
+        }
+        Ok(Prepared { client, settings: self })
+    }
+}
+
+impl Prepared {
+    /// Connects and mounts. Threads start, with the signals that this thread has blocked.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn mount(self) -> Result<CephFs, Failure> {
+        let Settings { fs, root, timeout, session, .. } = &self.settings;
+        let timeout = u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX);
+        let mount = self.client.mount(fs.as_deref(), root, (timeout, session));
+        mount.and_then(CephFs::new).map_err(Failure::Mount)
+    }
+}

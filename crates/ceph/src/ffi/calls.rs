@@ -1,0 +1,339 @@
+//! The functions of libcephfs, as `libcephfs.h` of Ceph 16.2 (`LIBCEPHFS_VER` 10) declares them;
+//! later releases keep them.
+#![expect(unsafe_code, reason = "UNSAFETY: functions of a C library, found by name")]
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+
+use libc::{dev_t, dirent64, gid_t, mode_t, off_t, size_t, statvfs64, timespec, uid_t};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use polylane_base::{Errno, Result};
+
+/// The library by the name that its packages give it.
+pub(crate) const LIBRARY: &str = "libcephfs.so.2";
+
+/// `AT_SYMLINK_NOFOLLOW` is what the calls by inode do anyway.
+pub(super) const NO_FLAGS: c_uint = 0;
+
+/// Everything of a [`Stat`] but its version.
+pub(super) const WANT: c_uint = 0x0fff;
+
+/// Opaque objects of the library.
+#[repr(C)]
+pub(super) struct RawMount([u8; 0]);
+#[repr(C)]
+pub(super) struct RawInode([u8; 0]);
+#[repr(C)]
+pub(super) struct RawFile([u8; 0]);
+#[repr(C)]
+pub(super) struct RawDir([u8; 0]);
+#[repr(C)]
+pub(super) struct RawPerms([u8; 0]);
+
+/// `struct ceph_statx`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Stat {
+    mask: u32,
+    pub(crate) blksize: u32,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mode: u16,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) blocks: u64,
+    /// The snapshot that the inode is of.
+    pub(crate) dev: dev_t,
+    pub(crate) rdev: dev_t,
+    pub(crate) atime: timespec,
+    pub(crate) ctime: timespec,
+    pub(crate) mtime: timespec,
+    pub(crate) btime: timespec,
+    version: u64,
+}
+
+const _: () = assert!(size_of::<Stat>() == 136 && std::mem::offset_of!(Stat, ino) == 24);
+
+impl Stat {
+    /// All zeros.
+    pub(crate) fn empty() -> Stat {
+        // SAFETY: integers and times of integers; zeros are values of them.
+        unsafe { MaybeUninit::zeroed().assume_init() }
+    }
+}
+
+/// Which fields of a [`Stat`] a `setattr` takes: `CEPH_SETATTR_*`.
+pub(crate) mod change {
+    pub(crate) const MODE: i32 = 1;
+    pub(crate) const UID: i32 = 1 << 1;
+    pub(crate) const GID: i32 = 1 << 2;
+    pub(crate) const MTIME: i32 = 1 << 3;
+    pub(crate) const ATIME: i32 = 1 << 4;
+    pub(crate) const SIZE: i32 = 1 << 5;
+}
+
+macro_rules! calls {
+    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        /// The functions of the library that are used.
+        pub(super) struct Calls {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+            _library: Library,
+        }
+
+        impl Calls {
+            pub(super) fn load() -> Result<Calls, Missing> {
+                // SAFETY: initialisers of libcephfs and of what it needs have no contract that a
+                // caller could break; it is never unloaded while the functions are used, since
+                // they lie in one object with it.
+                let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
+                let library = library.map_err(|error| Missing::Library(error.to_string()))?;
+                Ok(Calls {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0").as_bytes();
+                        // SAFETY: the type is the one that `libcephfs.h` declares.
+                        match unsafe { library.get(name) } {
+                            Ok(symbol) => *symbol,
+                            Err(_) => return Err(Missing::Call(stringify!($name))),
+                        }
+                    },)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    fn ceph_create(mount: *mut *mut RawMount, id: *const c_char) -> c_int;
+    fn ceph_release(mount: *mut RawMount) -> c_int;
+    fn ceph_conf_read_file(mount: *mut RawMount, path: *const c_char) -> c_int;
+    fn ceph_conf_set(mount: *mut RawMount, name: *const c_char, value: *const c_char) -> c_int;
+    fn ceph_init(mount: *mut RawMount) -> c_int;
+    fn ceph_select_filesystem(mount: *mut RawMount, name: *const c_char) -> c_int;
+    fn ceph_set_mount_timeout(mount: *mut RawMount, seconds: u32) -> c_int;
+    fn ceph_set_uuid(mount: *mut RawMount, uuid: *const c_char);
+    fn ceph_start_reclaim(mount: *mut RawMount, uuid: *const c_char, flags: c_uint) -> c_int;
+    fn ceph_finish_reclaim(mount: *mut RawMount);
+    fn ceph_mount(mount: *mut RawMount, root: *const c_char) -> c_int;
+    fn ceph_unmount(mount: *mut RawMount) -> c_int;
+    fn ceph_sync_fs(mount: *mut RawMount) -> c_int;
+    fn ceph_userperm_new(
+        uid: uid_t,
+        gid: gid_t,
+        groups: c_int,
+        list: *mut gid_t,
+    ) -> *mut RawPerms;
+    fn ceph_userperm_destroy(perms: *mut RawPerms);
+    fn ceph_ll_lookup_root(mount: *mut RawMount, node: *mut *mut RawInode) -> c_int;
+    fn ceph_ll_lookup_inode(mount: *mut RawMount, ino: u64, node: *mut *mut RawInode) -> c_int;
+    fn ceph_ll_lookup(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        node: *mut *mut RawInode,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_put(mount: *mut RawMount, node: *mut RawInode) -> c_int;
+    fn ceph_ll_getattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_setattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        stat: *mut Stat,
+        mask: c_int,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_open(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        flags: c_int,
+        file: *mut *mut RawFile,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_read(
+        mount: *mut RawMount,
+        file: *mut RawFile,
+        offset: i64,
+        len: u64,
+        into: *mut c_char,
+    ) -> c_int;
+    fn ceph_ll_write(
+        mount: *mut RawMount,
+        file: *mut RawFile,
+        offset: i64,
+        len: u64,
+        from: *const c_char,
+    ) -> c_int;
+    fn ceph_ll_fsync(mount: *mut RawMount, file: *mut RawFile, data_only: c_int) -> c_int;
+    fn ceph_ll_sync_inode(mount: *mut RawMount, node: *mut RawInode, data_only: c_int) -> c_int;
+    fn ceph_ll_fallocate(
+        mount: *mut RawMount,
+        file: *mut RawFile,
+        mode: c_int,
+        offset: i64,
+        len: i64,
+    ) -> c_int;
+    fn ceph_ll_close(mount: *mut RawMount, file: *mut RawFile) -> c_int;
+    fn ceph_ll_getxattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        name: *const c_char,
+        into: *mut c_void,
+        len: size_t,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_setxattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        name: *const c_char,
+        value: *const c_void,
+        len: size_t,
+        flags: c_int,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_listxattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        into: *mut c_char,
+        len: size_t,
+        needed: *mut size_t,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_removexattr(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        name: *const c_char,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_create(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        mode: mode_t,
+        flags: c_int,
+        node: *mut *mut RawInode,
+        file: *mut *mut RawFile,
+        stat: *mut Stat,
+        want: c_uint,
+        lookup_flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_mknod(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        mode: mode_t,
+        rdev: dev_t,
+        node: *mut *mut RawInode,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_mkdir(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        mode: mode_t,
+        node: *mut *mut RawInode,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_symlink(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        target: *const c_char,
+        node: *mut *mut RawInode,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_link(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        dir: *mut RawInode,
+        name: *const c_char,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_unlink(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_rmdir(
+        mount: *mut RawMount,
+        dir: *mut RawInode,
+        name: *const c_char,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_rename(
+        mount: *mut RawMount,
+        from_dir: *mut RawInode,
+        from: *const c_char,
+        to_dir: *mut RawInode,
+        to: *const c_char,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_readlink(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        into: *mut c_char,
+        len: size_t,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_statfs(mount: *mut RawMount, node: *mut RawInode, into: *mut statvfs64) -> c_int;
+    fn ceph_ll_opendir(
+        mount: *mut RawMount,
+        node: *mut RawInode,
+        dir: *mut *mut RawDir,
+        perms: *const RawPerms,
+    ) -> c_int;
+    fn ceph_ll_releasedir(mount: *mut RawMount, dir: *mut RawDir) -> c_int;
+    fn ceph_seekdir(mount: *mut RawMount, dir: *mut RawDir, offset: off_t);
+    fn ceph_readdirplus_r(
+        mount: *mut RawMount,
+        dir: *mut RawDir,
+        entry: *mut dirent64,
+        stat: *mut Stat,
+        want: c_uint,
+        flags: c_uint,
+        node: *mut *mut RawInode,
+    ) -> c_int;
+}
+
+/// Whether all that is used is there.
+pub(crate) fn check() -> Result<(), Missing> {
+    Calls::load().map(drop)
+}
+
+/// What of the library is not there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Missing {
+    /// The library; the loader's words.
+    Library(String),
+    /// A function of it: it is too old.
+    Call(&'static str),
+}
+
+pub(super) fn said(result: c_int) -> Result<usize> {
+    usize::try_from(result).map_err(|_| Errno(result.wrapping_neg()))
+}
+
+pub(super) fn c_string(bytes: &[u8]) -> Result<CString> {
+    CString::new(bytes).map_err(|_| Errno::EINVAL)
+}

@@ -1,0 +1,155 @@
+//! A client of a cluster: before it is connected, and then.
+#![expect(unsafe_code, reason = "UNSAFETY: calls of a C library, whose pointers stay in here")]
+
+use std::ffi::{CStr, c_uint};
+use std::ptr::{self, NonNull};
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+
+use super::calls::{Calls, Missing, RawMount, RawPerms, c_string, said};
+
+/// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
+const RECLAIM_RESET: c_uint = 1;
+
+/// Who makes a new inode: it is that user's and that group's.
+pub(crate) struct Owner {
+    calls: Arc<Calls>,
+    pub(super) perms: NonNull<RawPerms>,
+}
+
+impl Owner {
+    fn new(calls: &Arc<Calls>, uid: u32, gid: u32) -> Result<Owner> {
+        // SAFETY: no list of groups is given.
+        let perms = unsafe { (calls.ceph_userperm_new)(uid, gid, 0, ptr::null_mut()) };
+        let perms = NonNull::new(perms).ok_or(Errno::ENOMEM)?;
+        Ok(Owner { calls: calls.clone(), perms })
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: made by `ceph_userperm_new`, and borrowed by calls that are over.
+        unsafe { (self.calls.ceph_userperm_destroy)(self.perms.as_ptr()) }
+    }
+}
+
+// SAFETY: three numbers that nobody changes.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+
+/// A client that is not connected yet.
+pub(crate) struct Unmounted {
+    calls: Arc<Calls>,
+    raw: Option<NonNull<RawMount>>,
+}
+
+// SAFETY: libcephfs ties a client to no thread.
+unsafe impl Send for Unmounted {}
+
+impl Unmounted {
+    /// A client of the Ceph user `client.ID`. Starts no thread.
+    pub(crate) fn new(id: &str) -> Result<Result<Unmounted>, Missing> {
+        let calls = Arc::new(Calls::load()?);
+        Ok(c_string(id.as_bytes()).and_then(|id| {
+            let mut raw = ptr::null_mut();
+            // SAFETY: `raw` takes the new client, `id` is a C string.
+            said(unsafe { (calls.ceph_create)(&raw mut raw, id.as_ptr()) })?;
+            let raw = Some(NonNull::new(raw).ok_or(Errno::ENOMEM)?);
+            Ok(Unmounted { calls, raw })
+        }))
+    }
+
+    fn raw(&self) -> *mut RawMount {
+        self.raw.map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    /// Reads a configuration file.
+    pub(crate) fn read_conf(&self, path: &CStr) -> Result<()> {
+        // SAFETY: a live client, a C string.
+        said(unsafe { (self.calls.ceph_conf_read_file)(self.raw(), path.as_ptr()) }).map(drop)
+    }
+
+    /// Sets an option.
+    pub(crate) fn set(&self, name: &str, value: &str) -> Result<()> {
+        let (name, value) = (c_string(name.as_bytes())?, c_string(value.as_bytes())?);
+        // SAFETY: a live client, two C strings.
+        said(unsafe { (self.calls.ceph_conf_set)(self.raw(), name.as_ptr(), value.as_ptr()) })
+            .map(drop)
+    }
+
+    /// Connects and mounts `root` of the file system `fs` (`None`: the only one). Threads start.
+    pub(crate) fn mount(
+        mut self,
+        fs: Option<&str>,
+        root: &[u8],
+        (timeout, session): (u32, &str),
+    ) -> Result<Arc<Mount>> {
+        let root = c_string(root)?;
+        let fs = fs.map(|fs| c_string(fs.as_bytes())).transpose()?;
+        let session = c_string(session.as_bytes())?;
+        let (calls, raw) = (&self.calls, self.raw());
+        // SAFETY: a live client that is not mounted, C strings.
+        unsafe {
+            said((calls.ceph_init)(raw))?;
+            if let Some(fs) = &fs {
+                said((calls.ceph_select_filesystem)(raw, fs.as_ptr()))?;
+            }
+            said((calls.ceph_set_mount_timeout)(raw, timeout))?;
+            // Refused where there is no former session: then there is nothing to end.
+            let _ = (calls.ceph_start_reclaim)(raw, session.as_ptr(), RECLAIM_RESET);
+            (calls.ceph_finish_reclaim)(raw);
+            (calls.ceph_set_uuid)(raw, session.as_ptr());
+            said((calls.ceph_mount)(raw, root.as_ptr()))?;
+        }
+        let root_perms = Owner::new(&self.calls, 0, 0)?;
+        let raw = self.raw.take().ok_or(Errno::EINVAL)?;
+        Ok(Arc::new(Mount { calls: self.calls.clone(), raw, service: root_perms }))
+    }
+}
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw {
+            // SAFETY: a live client that is not mounted.
+            let _ = unsafe { (self.calls.ceph_release)(raw.as_ptr()) };
+        }
+    }
+}
+
+/// A connected client. Thread-safe.
+pub(crate) struct Mount {
+    pub(super) calls: Arc<Calls>,
+    pub(super) raw: NonNull<RawMount>,
+    /// Root, whom nothing is refused: rights were checked above.
+    pub(super) service: Owner,
+}
+
+// SAFETY: libcephfs may be called from any thread (its `client_lock`).
+unsafe impl Send for Mount {}
+// SAFETY: as above.
+unsafe impl Sync for Mount {}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // SAFETY: a mounted client, which no object refers to any more.
+        unsafe {
+            let _ = (self.calls.ceph_unmount)(self.raw.as_ptr());
+            let _ = (self.calls.ceph_release)(self.raw.as_ptr());
+        }
+    }
+}
+
+impl Mount {
+    /// Writes everything back.
+    pub(crate) fn sync(&self) -> Result<()> {
+        // SAFETY: a mounted client.
+        said(unsafe { (self.calls.ceph_sync_fs)(self.raw.as_ptr()) }).map(drop)
+    }
+
+    /// Who makes a new inode.
+    pub(crate) fn owner(&self, uid: u32, gid: u32) -> Result<Owner> {
+        Owner::new(&self.calls, uid, gid)
+    }
+}

@@ -1,0 +1,536 @@
+//! The libservice: a Ceph file system behind the [`FileSystem`] seam.
+//!
+//! Rights were checked above, so libcephfs is asked as root; what is made gets its owner by the
+//! credentials of the call that makes it.
+//!
+//! # What Ceph does not have
+//!
+//! Files without a name (`O_TMPFILE`), `renameat2` with flags, `fallocate` but for holes:
+//! `EOPNOTSUPP` or `EINVAL`, as on the kernel's own client.
+
+use std::time::SystemTime;
+
+use polylane_base::sync::{Arc, Weak, thread};
+use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use polylane_vfs::fs::{
+    Changed, Character, DirEntry, Fallocate, Last, NewNode, RenameMode, Renamed, Revived, SeekFor,
+    SetTime, Sink, Source, StatFs, XattrMode,
+};
+use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
+
+use crate::ffi::{Inode, Mount, New, Stat, change};
+use crate::inodes::{IDLE_TIME_MAX, Inodes, Node};
+use crate::listing::Listing;
+
+/// Bytes of one read or write: larger ones would hold the client's lock for long.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// `f_type` of a Ceph file system.
+const MAGIC: u32 = 0x00c3_6400;
+
+/// The only one that an inode number ever has: the cluster uses none again.
+const GENERATION: u64 = 1;
+
+/// A mounted Ceph file system. Thread-safe.
+pub struct CephFs {
+    mount: Arc<Mount>,
+    inodes: Arc<Inodes>,
+    root: Arc<Node>,
+}
+
+impl CephFs {
+    /// Takes a mounted client over.
+    pub(crate) fn new(mount: Arc<Mount>) -> Result<CephFs> {
+        let inode = Inode::root(&mount)?;
+        let stat = inode.stat()?;
+        let inodes = Arc::new(Inodes::default());
+        let root = inodes.hold(inode, &stat);
+        let weak = Arc::downgrade(&inodes);
+        let spawned = thread::Builder::new().name("ceph-idle".to_string());
+        spawned.spawn(move || close_idle(&weak)).map_err(|_| Errno::EAGAIN)?;
+        Ok(CephFs { mount, inodes, root })
+    }
+
+    fn adopt(&self, (inode, stat): (Inode, Stat)) -> Result<Attr> {
+        let node = self.inodes.hold(inode, &stat);
+        attr(node.ino, &stat)
+    }
+
+    fn state(node: &Node) -> Result<Attr> {
+        attr(node.ino, &node.inode.stat()?)
+    }
+
+    fn changed(&self, dir: &Node, node: Attr) -> Result<Changed> {
+        Ok(Changed { dir: Self::state(dir)?, node })
+    }
+
+    /// The node of a name that is about to go, held for as long as this returns it.
+    fn leaving(&self, dir: &Node, name: &[u8]) -> Result<(Inode, Stat)> {
+        dir.inode.lookup(name)
+    }
+
+    /// The state of an inode after a name of it went. It may be gone.
+    fn after(&self, (inode, before): &(Inode, Stat)) -> Result<Attr> {
+        let mut stat = inode.stat().unwrap_or(*before);
+        stat.nlink = stat.nlink.min(before.nlink.saturating_sub(1));
+        // A directory goes with its one name, whatever the client still remembers.
+        if u32::from(before.mode) & libc::S_IFMT == libc::S_IFDIR {
+            stat.nlink = 0;
+        }
+        attr(self.inodes.number_of(before), &stat)
+    }
+}
+
+/// The clock that libcephfs stamps its own changes with: a coarser one would step back behind it.
+struct FineClock;
+
+impl Clock for FineClock {
+    fn now(&self) -> Time {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Time { sec: now.as_secs().cast_signed(), nsec: now.subsec_nanos() }
+    }
+}
+
+/// Name spaces of extended attributes; `ceph.` has layouts, quotas and statistics.
+const NAME_SPACES: [&[u8]; 5] = [b"user.", b"trusted.", b"security.", b"system.", b"ceph."];
+
+/// Longest name of an extended attribute, as in Linux.
+const XATTR_NAME_MAX: usize = 255;
+
+/// Refuses names of extended attributes that Linux refuses, and libcephfs does not.
+fn check_xattr(name: &[u8]) -> Result<()> {
+    match NAME_SPACES.iter().any(|space| name.starts_with(space)) {
+        _ if name.len() > XATTR_NAME_MAX => Err(Errno::ERANGE),
+        true => Ok(()),
+        false => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// Closes what is idle until the file system is gone.
+fn close_idle(inodes: &Weak<Inodes>) {
+    while let Some(inodes) = inodes.upgrade() {
+        inodes.close_idle();
+        drop(inodes);
+        thread::sleep(IDLE_TIME_MAX);
+    }
+}
+
+fn time(stamp: libc::timespec) -> Time {
+    Time { sec: stamp.tv_sec, nsec: u32::try_from(stamp.tv_nsec).unwrap_or_default() }
+}
+
+fn attr(ino: Ino, stat: &Stat) -> Result<Attr> {
+    let mode = u32::from(stat.mode);
+    Ok(Attr {
+        ino,
+        generation: GENERATION,
+        kind: Kind::from_mode(mode).ok_or(Errno::EIO)?,
+        perm: mode & 0o7777,
+        nlink: stat.nlink,
+        uid: Uid(stat.uid),
+        gid: Gid(stat.gid),
+        rdev: stat.rdev,
+        size: stat.size,
+        blocks: stat.blocks,
+        blksize: stat.blksize,
+        atime: time(stat.atime),
+        mtime: time(stat.mtime),
+        ctime: time(stat.ctime),
+        btime: time(stat.btime),
+        flags: 0,
+    })
+}
+
+fn stamp(now: Time, set: SetTime) -> libc::timespec {
+    let Time { sec, nsec } = match set {
+        SetTime::Now => now,
+        SetTime::At(time) => time,
+    };
+    libc::timespec { tv_sec: sec, tv_nsec: nsec.into() }
+}
+
+/// What of `set` the cluster keeps, and the mask that names it.
+fn changes(now: Time, set: &SetAttr) -> (Stat, i32) {
+    let (mut stat, mut mask) = (Stat::empty(), 0);
+    if let Some(perm) = set.perm {
+        stat.mode = perm as u16 & 0o7777;
+        mask |= change::MODE;
+    }
+    if let Some(uid) = set.uid {
+        stat.uid = uid.0;
+        mask |= change::UID;
+    }
+    if let Some(gid) = set.gid {
+        stat.gid = gid.0;
+        mask |= change::GID;
+    }
+    if let Some(size) = set.size {
+        stat.size = size;
+        mask |= change::SIZE;
+    }
+    if let Some(atime) = set.atime {
+        stat.atime = stamp(now, atime);
+        mask |= change::ATIME;
+    }
+    // A size that stays moves it, too, which libcephfs leaves out.
+    if let Some(mtime) = set.mtime.or(set.size.map(|_| SetTime::Now)) {
+        stat.mtime = stamp(now, mtime);
+        mask |= change::MTIME;
+    }
+    (stat, mask)
+}
+
+impl FileSystem for CephFs {
+    fn character(&self) -> Character {
+        Character {
+            // Other hosts change the files beside us, and libcephfs' cache holds them already.
+            cache_data: false,
+            volatile: true,
+            read_only: false,
+            max_file_size: i64::MAX as u64,
+            max_links: u32::MAX,
+            max_dir_links: u32::MAX,
+            whole_seconds: false,
+            acls: false,
+            flags: 0,
+            attributes: 0,
+        }
+    }
+
+    fn root(&self) -> Result<Attr> {
+        Self::state(&self.root)
+    }
+
+    fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.adopt(self.inodes.get(dir)?.inode.lookup(name)?)
+    }
+
+    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
+        Self::state(&*self.inodes.get(ino)?)
+    }
+
+    fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let node = self.inodes.get(ino)?;
+        let (stat, mask) = changes(ctx.now(&FineClock), set);
+        if mask != 0 {
+            node.inode.change(stat, mask)?;
+        }
+        Self::state(&node)
+    }
+
+    fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        let dir = self.inodes.get(dir)?;
+        let owner = self.mount.owner(new.uid.0, new.gid.0)?;
+        let mode = new.kind.mode_bits() | new.perm;
+        let made = match new.kind {
+            Kind::File => {
+                let (inode, file, stat) = dir.inode.create(name, new.perm, &owner)?;
+                let node = self.inodes.hold(inode, &stat);
+                node.put_writer(file);
+                (attr(node.ino, &stat)?, node)
+            }
+            kind => {
+                let new = match kind {
+                    Kind::Dir => New::Dir(new.perm),
+                    Kind::Symlink => New::Symlink(new.target),
+                    _ => New::Node(mode, new.rdev),
+                };
+                let (inode, stat) = dir.inode.make(name, new, &owner)?;
+                let node = self.inodes.hold(inode, &stat);
+                (attr(node.ino, &stat)?, node)
+            }
+        };
+        let (mut attr, node) = made;
+        // The MDS takes some bits and the group from the directory; what was decided above counts.
+        if attr.kind != Kind::Symlink && (attr.perm, attr.gid) != (new.perm, new.gid) {
+            let (mut stat, mask) = (Stat::empty(), change::MODE | change::GID);
+            (stat.mode, stat.gid) = (new.perm as u16 & 0o7777, new.gid.0);
+            node.inode.change(stat, mask)?;
+            attr = Self::state(&node)?;
+        }
+        self.changed(&dir, attr)
+    }
+
+    fn create_unlinked(&self, _: &OpCtx<'_>, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn link(&self, _: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let (node, dir) = (self.inodes.get(ino)?, self.inodes.get(dir)?);
+        if node.is_dir() {
+            return Err(Errno::EPERM);
+        }
+        node.inode.link(&dir.inode, name)?;
+        self.changed(&dir, Self::state(&node)?)
+    }
+
+    fn unlink(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let dir = self.inodes.get(dir)?;
+        let gone = self.leaving(&dir, name)?;
+        let is_file = u32::from(gone.1.mode) & libc::S_IFMT == libc::S_IFREG;
+        if let (true, 1, Ok(node)) =
+            (is_file, gone.1.nlink, self.inodes.get(self.inodes.number_of(&gone.1)))
+        {
+            node.pin()?;
+        }
+        dir.inode.unlink(name)?;
+        self.changed(&dir, self.after(&gone)?)
+    }
+
+    fn unlink_last(
+        &self,
+        _: &OpCtx<'_>,
+        dir: Ino,
+        name: &[u8],
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Last>> {
+        let dir = self.inodes.get(dir)?;
+        let gone = self.leaving(&dir, name)?;
+        if gone.1.nlink != 1 {
+            return Ok(None);
+        }
+        let is_freed = is_over();
+        let ino = self.inodes.number_of(&gone.1);
+        if !is_freed && let Ok(node) = self.inodes.get(ino) {
+            node.pin()?;
+        }
+        dir.inode.unlink(name)?;
+        if is_freed {
+            self.inodes.forget(ino);
+        }
+        Ok(Some(Last { dir: Self::state(&dir)?, is_freed }))
+    }
+
+    fn rmdir(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let dir = self.inodes.get(dir)?;
+        let gone = self.leaving(&dir, name)?;
+        dir.inode.rmdir(name)?;
+        self.changed(&dir, self.after(&gone)?)
+    }
+
+    fn rename(
+        &self,
+        _: &OpCtx<'_>,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        mode: RenameMode,
+    ) -> Result<Renamed> {
+        let (from_dir, to_dir) = (self.inodes.get(from_dir)?, self.inodes.get(to_dir)?);
+        let moved = from_dir.inode.lookup(from)?;
+        let replaced = match self.leaving(&to_dir, to) {
+            Ok(replaced) => Some(replaced),
+            Err(Errno::ENOENT) => None,
+            Err(errno) => return Err(errno),
+        };
+        match mode {
+            RenameMode::Replace => {}
+            RenameMode::NoReplace if replaced.is_some() => return Err(Errno::EEXIST),
+            RenameMode::Exchange if replaced.is_none() => return Err(Errno::ENOENT),
+            // Other hosts could come in between two changes.
+            RenameMode::NoReplace | RenameMode::Exchange | RenameMode::Whiteout => {
+                return Err(Errno::EINVAL);
+            }
+        }
+        if let Some((_, stat)) = &replaced
+            && let Ok(node) = self.inodes.get(self.inodes.number_of(stat))
+            && u32::from(stat.mode) & libc::S_IFMT == libc::S_IFREG
+            && stat.nlink == 1
+        {
+            node.pin()?;
+        }
+        from_dir.inode.rename(from, &to_dir.inode, to)?;
+        Ok(Renamed {
+            from_dir: Self::state(&from_dir)?,
+            to_dir: Self::state(&to_dir)?,
+            node: self
+                .adopt((moved.0, moved.1))
+                .and_then(|attr| Self::state(&*self.inodes.get(attr.ino)?))?,
+            other: replaced.map(|replaced| self.after(&replaced)).transpose()?,
+        })
+    }
+
+    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.inodes.get(ino)?.inode.readlink()
+    }
+
+    fn readdir(
+        &self,
+        _: &OpCtx<'_>,
+        dir: Ino,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let node = self.inodes.get(dir)?;
+        let kept = node.listing.lock().take().filter(|kept| kept.goes_on_at(from));
+        let mut listing = match kept {
+            Some(kept) => kept,
+            None => Listing::at(&node.inode, from)?,
+        };
+        while let Some(listed) = listing.next(from)? {
+            let (name, next) = (listed.name(), listed.next());
+            let kind = Kind::from_mode(listed.stat.mode.into()).ok_or(Errno::EIO)?;
+            let ino = self.inodes.number_of(&listed.stat);
+            if !each(DirEntry { ino, next, kind, name }) {
+                listing.stop_at(listed);
+                *node.listing.lock() = Some(listing);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn read(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let file = self.inodes.get(ino)?.reader()?;
+        let mut piece = vec![0; len.min(PIECE_BYTES)];
+        let mut done = 0;
+        while done < len {
+            let wanted = (len - done).min(piece.len());
+            let got = file.read(offset + done as u64, &mut piece[..wanted])?;
+            sink.put(done, &piece[..got]);
+            done += got;
+            if got < wanted {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let file = self.inodes.get(ino)?.writer()?;
+        let len = source.len();
+        let mut piece = vec![0; len.min(PIECE_BYTES)];
+        let mut done = 0;
+        while done < len {
+            let piece = &mut piece[..(len - done).min(PIECE_BYTES)];
+            source.get(done, piece);
+            let written = match file.write(offset + done as u64, piece) {
+                Ok(written) => written,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => return Ok(done),
+            };
+            done += written;
+            if written < piece.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn fallocate(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<Attr> {
+        let node = self.inodes.get(ino)?;
+        if mode != Fallocate::PunchHole {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        node.writer()?.fallocate(flags, offset, len)?;
+        Self::state(&node)
+    }
+
+    fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        let size = self.inodes.get(ino)?.inode.stat()?.size;
+        match target {
+            _ if offset >= size => Err(Errno::ENXIO),
+            // The cluster does not tell of holes.
+            SeekFor::Data => Ok(offset),
+            SeekFor::Hole => Ok(size),
+        }
+    }
+
+    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_xattr(name)?;
+        self.inodes.get(ino)?.inode.xattr(name)
+    }
+
+    fn setxattr(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<Attr> {
+        check_xattr(name)?;
+        let node = self.inodes.get(ino)?;
+        let flags = match mode {
+            XattrMode::Any => 0,
+            XattrMode::Create => libc::XATTR_CREATE,
+            XattrMode::Replace => libc::XATTR_REPLACE,
+        };
+        node.inode.set_xattr(name, value, flags)?;
+        Self::state(&node)
+    }
+
+    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let names = self.inodes.get(ino)?.inode.xattrs()?;
+        let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        Ok(names.map(<[u8]>::to_vec).collect())
+    }
+
+    fn removexattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
+        check_xattr(name)?;
+        let node = self.inodes.get(ino)?;
+        node.inode.remove_xattr(name)?;
+        Self::state(&node)
+    }
+
+    fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
+        let node = self.inodes.get(ino)?;
+        match node.open_handle() {
+            Some(file) => file.sync(data_only),
+            None => node.inode.sync(data_only),
+        }
+    }
+
+    fn sync(&self, _: &OpCtx<'_>) -> Result<()> {
+        self.mount.sync()
+    }
+
+    fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
+        let inode = Inode::by_number(&self.mount, ino.0)?;
+        let stat = inode.stat()?;
+        Ok(Revived { attr: self.adopt((inode, stat))?, dir: None })
+    }
+
+    fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
+        let totals = self.root.inode.totals()?;
+        Ok(StatFs {
+            bsize: u32::try_from(totals.f_frsize).unwrap_or(u32::MAX),
+            blocks: totals.f_blocks,
+            bfree: totals.f_bfree,
+            bavail: totals.f_bavail,
+            // There is no limit, which `df` shows for none of both.
+            files: 0,
+            ffree: 0,
+            namelen: 255,
+            magic: MAGIC,
+        })
+    }
+
+    fn forget(&self, ino: Ino) {
+        if ino != self.root.ino {
+            self.inodes.forget(ino);
+        }
+    }
+}

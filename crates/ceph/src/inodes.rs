@@ -1,0 +1,206 @@
+//! The inodes that the VFS holds, by number, and their open handles.
+//!
+//! The number of an inode is the cluster's. Inodes of snapshots share theirs with the living one:
+//! each gets a number of its own with the top bit set, for as long as it is held.
+//!
+//! # Handles
+//!
+//! A handle is opened when data is asked for and closed when it was not used for
+//! [`IDLE_TIME_MAX`]: as long as one that writes is open, the MDS lets no other host cache the
+//! file. A file whose last name goes keeps one, by which its data lives on.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Ino, Result};
+
+use crate::ffi::{Inode, OpenFile, Stat};
+use crate::listing::Listing;
+
+/// How long an unused handle stays open.
+pub(crate) const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The snapshot of inodes that are in none (`CEPH_NOSNAP`).
+const NO_SNAPSHOT: u64 = u64::MAX - 1;
+
+/// Set in numbers that are not the cluster's.
+const OWN_NUMBER: u64 = 1 << 63;
+
+/// Number and snapshot, as the cluster knows an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key(u64, u64);
+
+impl Key {
+    fn of(stat: &Stat) -> Key {
+        Key(stat.ino, stat.dev)
+    }
+
+    fn is_living(self) -> bool {
+        self.1 == NO_SNAPSHOT
+    }
+}
+
+/// An inode that the VFS holds.
+pub(crate) struct Node {
+    /// Its number above.
+    pub(crate) ino: Ino,
+    key: Key,
+    is_dir: bool,
+    /// The library's.
+    pub(crate) inode: Inode,
+    handle: Mutex<Option<Handle>>,
+    /// Where the last listing of this directory stopped.
+    pub(crate) listing: Mutex<Option<Listing>>,
+}
+
+struct Handle {
+    file: Arc<OpenFile>,
+    writes: bool,
+    used: Instant,
+    /// The file has no name any more.
+    pinned: bool,
+}
+
+impl Node {
+    /// Whether it is a directory.
+    pub(crate) fn is_dir(&self) -> bool {
+        self.is_dir
+    }
+
+    /// A handle to read with.
+    pub(crate) fn reader(&self) -> Result<Arc<OpenFile>> {
+        self.handle(false)
+    }
+
+    /// A handle to write with. `EROFS` in a snapshot.
+    pub(crate) fn writer(&self) -> Result<Arc<OpenFile>> {
+        if !self.key.is_living() {
+            return Err(Errno::EROFS);
+        }
+        self.handle(true)
+    }
+
+    fn handle(&self, writes: bool) -> Result<Arc<OpenFile>> {
+        if self.is_dir {
+            return Err(Errno::EISDIR);
+        }
+        let mut place = self.handle.lock();
+        let used = Instant::now();
+        if let Some(handle) = place.as_mut().filter(|handle| handle.writes || !writes) {
+            handle.used = used;
+            return Ok(handle.file.clone());
+        }
+        let file = Arc::new(self.inode.open(if writes { libc::O_RDWR } else { libc::O_RDONLY })?);
+        let pinned = place.as_ref().is_some_and(|handle| handle.pinned);
+        *place = Some(Handle { file: file.clone(), writes, used, pinned });
+        Ok(file)
+    }
+
+    /// Keeps a handle that was opened with the inode.
+    pub(crate) fn put_writer(&self, file: OpenFile) {
+        let (file, used) = (Arc::new(file), Instant::now());
+        *self.handle.lock() = Some(Handle { file, writes: true, used, pinned: false });
+    }
+
+    /// The handle that is open now.
+    pub(crate) fn open_handle(&self) -> Option<Arc<OpenFile>> {
+        self.handle.lock().as_ref().map(|handle| handle.file.clone())
+    }
+
+    /// The last name is about to go: the data lives on as long as the VFS holds the inode.
+    pub(crate) fn pin(&self) -> Result<()> {
+        self.handle(true)?;
+        if let Some(handle) = self.handle.lock().as_mut() {
+            handle.pinned = true;
+        }
+        Ok(())
+    }
+
+    fn close_idle(&self, now: Instant) {
+        let mut place = self.handle.lock();
+        let idle = |handle: &Handle| {
+            !handle.pinned && now.saturating_duration_since(handle.used) > IDLE_TIME_MAX
+        };
+        let closed = if place.as_ref().is_some_and(idle) { place.take() } else { None };
+        drop(place);
+        // Closing may wait for the MDS.
+        drop(closed);
+    }
+}
+
+/// See the module header. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Inodes {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    nodes: HashMap<Ino, Arc<Node>>,
+    /// Those of snapshots.
+    numbers: HashMap<Key, Ino>,
+    last_own: u64,
+}
+
+impl Inodes {
+    /// An inode that the VFS holds.
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Node>> {
+        self.inner.lock().nodes.get(&ino).cloned().ok_or(Errno::ESTALE)
+    }
+
+    /// From here on the VFS holds the inode.
+    pub(crate) fn hold(&self, inode: Inode, stat: &Stat) -> Arc<Node> {
+        let key = Key::of(stat);
+        let mut inner = self.inner.lock();
+        let ino = inner.number(key);
+        if let Some(node) = inner.nodes.get(&ino).cloned() {
+            drop(inner);
+            // Its reference goes without the lock.
+            drop(inode);
+            return node;
+        }
+        let is_dir = u32::from(stat.mode) & libc::S_IFMT == libc::S_IFDIR;
+        let (handle, listing) = (Mutex::new(None), Mutex::new(None));
+        let node = Arc::new(Node { ino, key, is_dir, inode, handle, listing });
+        inner.nodes.insert(ino, node.clone());
+        node
+    }
+
+    /// The number that an inode has, or would get for the time of a listing.
+    pub(crate) fn number_of(&self, stat: &Stat) -> Ino {
+        self.inner.lock().number(Key::of(stat))
+    }
+
+    /// The VFS holds `ino` no longer.
+    pub(crate) fn forget(&self, ino: Ino) {
+        let mut inner = self.inner.lock();
+        let node = inner.nodes.remove(&ino);
+        if let Some(node) = node.as_ref().filter(|node| !node.key.is_living()) {
+            inner.numbers.remove(&node.key);
+        }
+        drop(inner);
+        // Its handles close without the lock.
+        drop(node);
+    }
+
+    /// Closes the handles that were not used lately.
+    pub(crate) fn close_idle(&self) {
+        let nodes: Vec<_> = self.inner.lock().nodes.values().cloned().collect();
+        let now = Instant::now();
+        nodes.iter().for_each(|node| node.close_idle(now));
+    }
+}
+
+impl Inner {
+    fn number(&mut self, key: Key) -> Ino {
+        if key.is_living() {
+            return Ino(key.0);
+        }
+        let last = &mut self.last_own;
+        *self.numbers.entry(key).or_insert_with(|| {
+            *last += 1;
+            Ino(OWN_NUMBER | *last)
+        })
+    }
+}

@@ -1,0 +1,37 @@
+//! A lane's files on a Ceph file system, through libcephfs.
+//!
+//! ```text
+//!   fs        CephFs, the libservice: inode numbers, names, data
+//!   inodes    which inodes the VFS holds, and their open handles
+//!   listing   a directory's stream, kept from call to call
+//!   connect   from settings to a mounted client
+//!   conf      what a ceph.conf and a keyring say of a user
+//!   ffi       libcephfs, loaded at run time; the only unsafe code
+//! ```
+//!
+//! Each lane has a client of its own in its own service process: one mount, one cache, one lock of
+//! the client library (libcephfs holds one lock for all of a mount), one flusher. So tenants of a
+//! host share none of these (Polytropon, "Danaus", SoCC'20 §4).
+//!
+//! # Who may change what is here
+//!
+//! Other hosts change the same files. libcephfs keeps capabilities of the MDS for what it caches,
+//! and gives them up before another client's change counts; it is asked each time
+//! ([`Character::volatile`](polylane_vfs::fs::Character)), and nothing above it keeps names,
+//! attributes or data.
+//!
+//! # Threads
+//!
+//! libcephfs starts threads at [`Settings::mount`]: a process mounts after its last fork, with all
+//! signals blocked, and confined already.
+#![deny(unsafe_code)]
+
+pub mod conf;
+mod connect;
+mod ffi;
+mod fs;
+mod inodes;
+mod listing;
+
+pub use connect::{Failure, Prepared, Settings, look};
+pub use fs::CephFs;

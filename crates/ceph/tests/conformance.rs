@@ -1,0 +1,182 @@
+//! The libservice on a cluster: what every file system must do, and two hosts on one directory.
+//!
+//! The cluster is `tests/ceph/cluster.sh`'s; `CEPH_CLUSTER` is its folder. Without it the tests
+//! say so and pass: `make test-ceph` starts one.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use polylane_base::{Errno, Gid, Uid};
+use polylane_ceph::conf::Sections;
+use polylane_ceph::{CephFs, Failure, Settings};
+use polylane_testkit::fs_suite::{self, Can, node};
+use polylane_vfs::OpCtx;
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr};
+
+/// A number for each directory that a test has to itself.
+static DIRECTORIES: AtomicU32 = AtomicU32::new(0);
+
+const CTX: OpCtx<'static> = OpCtx::service();
+
+fn cluster() -> Option<PathBuf> {
+    let dir = std::env::var_os("CEPH_CLUSTER");
+    if dir.is_none() {
+        eprintln!("skipped: CEPH_CLUSTER names no cluster ('make test-ceph' starts one)");
+    }
+    dir.map(PathBuf::from)
+}
+
+fn settings(cluster: &std::path::Path, root: &str) -> Settings {
+    let keyring = std::fs::read_to_string(cluster.join("keyring")).unwrap();
+    let conf = cluster.join("ceph.conf").into_os_string().into_encoded_bytes();
+    Settings {
+        user: "admin".to_string(),
+        fs: Some("cephfs".to_string()),
+        root: root.as_bytes().to_vec(),
+        conf: CString::new(conf).unwrap(),
+        key: Sections::parse(&keyring).key("admin").map(str::to_string),
+        cache_bytes: 32 << 20,
+        session: format!("test-{}", DIRECTORIES.fetch_add(1, Ordering::Relaxed)),
+        timeout: Duration::from_secs(30),
+    }
+}
+
+fn mount(settings: Settings) -> CephFs {
+    settings.prepare().unwrap().mount().unwrap()
+}
+
+/// A new directory of the cluster, by its path.
+fn directory(cluster: &std::path::Path) -> String {
+    let number = DIRECTORIES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("test-{}-{number}", std::process::id());
+    let fs = mount(settings(cluster, "/"));
+    fs.create(&CTX, fs.root().unwrap().ino, name.as_bytes(), &node(Kind::Dir, 0o755)).unwrap();
+    format!("/{name}")
+}
+
+fn fresh(cluster: &std::path::Path) -> CephFs {
+    mount(settings(cluster, &directory(cluster)))
+}
+
+#[test]
+fn conforms() {
+    let Some(cluster) = cluster() else { return };
+    // What a cluster has not: see the header of `fs`.
+    let can = Can {
+        unnamed: false,
+        fallocate: false,
+        whiteout: false,
+        exact_holes: false,
+        rename_flags: false,
+        ..Can::ALL
+    };
+    let mut make = || Arc::new(fresh(&cluster)) as Arc<dyn FileSystem>;
+    fs_suite::run(can, &mut make);
+}
+
+#[test]
+fn two_clients_see_what_each_other_does() {
+    let Some(cluster) = cluster() else { return };
+    let root = directory(&cluster);
+    let (one, other) = (mount(settings(&cluster, &root)), mount(settings(&cluster, &root)));
+    let (dir, dir_too) = (one.root().unwrap().ino, other.root().unwrap().ino);
+    assert_eq!(other.lookup(&CTX, dir_too, b"f").err(), Some(Errno::ENOENT));
+    let file = one.create(&CTX, dir, b"f", &node(Kind::File, 0o644)).unwrap().node;
+    let seen = other.lookup(&CTX, dir_too, b"f").unwrap();
+    assert_eq!(seen.ino, file.ino);
+    for (round, (writer, reader)) in
+        [(&one, &other), (&other, &one), (&one, &other)].into_iter().enumerate()
+    {
+        let text = format!("round {round}, {}", "x".repeat(round * 5000));
+        assert_eq!(writer.write(&CTX, file.ino, 0, &mut text.as_bytes()), Ok(text.len()));
+        let mut read = vec![0; text.len()];
+        reader.read(&CTX, file.ino, 0, text.len(), &mut read.as_mut_slice()).unwrap();
+        assert_eq!(read, text.as_bytes(), "round {round}");
+        assert_eq!(reader.getattr(&CTX, file.ino).unwrap().size, text.len() as u64);
+    }
+    let owner = SetAttr { uid: Some(Uid(7)), gid: Some(Gid(8)), ..SetAttr::default() };
+    other.setattr(&CTX, file.ino, &owner).unwrap();
+    let attr = one.getattr(&CTX, file.ino).unwrap();
+    assert_eq!((attr.uid, attr.gid), (Uid(7), Gid(8)));
+    other.unlink(&CTX, dir_too, b"f").unwrap();
+    assert_eq!(one.lookup(&CTX, dir, b"f").err(), Some(Errno::ENOENT));
+}
+
+#[test]
+fn a_file_without_a_name_keeps_its_data_until_it_is_forgotten() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let dir = fs.root().unwrap().ino;
+    let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
+    fs.write(&CTX, file.ino, 0, &mut &b"still here"[..]).unwrap();
+    fs.unlink(&CTX, dir, b"f").unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let mut read = [0; 10];
+    assert_eq!(fs.read(&CTX, file.ino, 0, 10, &mut &mut read[..]), Ok(10));
+    assert_eq!(&read, b"still here");
+    assert_eq!(fs.getattr(&CTX, file.ino).unwrap().nlink, 0);
+    fs.forget(file.ino);
+    assert_eq!(fs.getattr(&CTX, file.ino).err(), Some(Errno::ESTALE));
+}
+
+#[test]
+fn owners_and_modes_of_what_is_made_are_those_that_were_asked_for() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let dir = fs.root().unwrap().ino;
+    for (name, kind) in [("f", Kind::File), ("d", Kind::Dir), ("p", Kind::Fifo)] {
+        let new = NewNode { uid: Uid(11), gid: Gid(12), ..NewNode::new(kind, 0o2751) };
+        let made = fs.create(&CTX, dir, name.as_bytes(), &new).unwrap().node;
+        assert_eq!((made.uid, made.gid, made.perm), (Uid(11), Gid(12), 0o2751), "{name}");
+    }
+}
+
+#[test]
+fn a_directory_of_many_names_is_listed_in_pieces_of_any_length() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let dir = fs.root().unwrap().ino;
+    let mut names: Vec<String> = (0..300).map(|number| format!("name-{number:03}")).collect();
+    for name in &names {
+        fs.create(&CTX, dir, name.as_bytes(), &node(Kind::File, 0o600)).unwrap();
+    }
+    names.sort();
+    for piece in [1, 2, 7, 100, 1000] {
+        let (mut listed, mut from) = (Vec::new(), 0);
+        loop {
+            let before = listed.len();
+            fs.readdir(&CTX, dir, from, &mut |entry| {
+                if listed.len() - before == piece {
+                    return false;
+                }
+                listed.push(String::from_utf8(entry.name.to_vec()).unwrap());
+                from = entry.next;
+                true
+            })
+            .unwrap();
+            if listed.len() == before {
+                break;
+            }
+        }
+        listed.sort();
+        assert_eq!(listed, names, "pieces of {piece}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let Some(cluster) = cluster() else { return };
+    let mounted = |settings: Settings| {
+        let prepared = settings.prepare().unwrap();
+        prepared.mount().map(drop).unwrap_err()
+    };
+    let nowhere = Settings { fs: Some("nope".to_string()), ..settings(&cluster, "/") };
+    assert_eq!(mounted(nowhere), Failure::Mount(Errno::ENOENT));
+    assert_eq!(mounted(settings(&cluster, "/nope")), Failure::Mount(Errno::ENOENT));
+    let key = "AQBBBBBBBBBBBBAABBBBBBBBBBBBBBBBBBBBBA==".to_string();
+    let stranger = Settings { key: Some(key), ..settings(&cluster, "/") };
+    assert!(matches!(mounted(stranger), Failure::Mount(_)));
+}

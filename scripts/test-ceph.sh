@@ -1,0 +1,20 @@
+#!/bin/sh
+# Starts a small Ceph cluster, runs what needs one, stops it. Ends with 0 when everything passed.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+if ! ls /usr/lib/*/libcephfs.so.2 >/dev/null 2>&1 || ! command -v ceph-osd >/dev/null; then
+    echo "skipped: test-ceph: Ceph's packages could not be installed" >&2
+    exit 0
+fi
+cluster=$(mktemp -d /var/tmp/polylane-ceph.XXXXXX)
+stop() {
+    tests/ceph/cluster.sh stop "$cluster"
+    rm -rf "$cluster"
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+tests/ceph/cluster.sh start "$cluster" >&2
+export CEPH_CLUSTER="$cluster"
+cargo test --quiet --release --package polylane-ceph
+cargo test --quiet --release --package polylane-tests --test ceph -- --test-threads 2
