@@ -22,7 +22,7 @@
 //!
 //! # Threads
 //!
-//! libcephfs starts threads at [`Settings::mount`]: a process mounts after its last fork, with all
+//! libcephfs starts threads at [`Prepared::mount`]: a process mounts after its last fork, with all
 //! signals blocked, and confined already.
 #![deny(unsafe_code)]
 

@@ -95,7 +95,7 @@ impl Inode {
         Ok(stat)
     }
 
-    /// Takes the fields of `stat` that `mask` names, [`change`].
+    /// Takes the fields of `stat` that `mask` names ([`change`](super::calls::change)).
     pub(crate) fn change(&self, mut stat: Stat, mask: i32) -> Result<()> {
         let (calls, mount, node, perms) = self.call();
         // SAFETY: live objects.
