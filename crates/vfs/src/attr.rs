@@ -120,6 +120,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Exactly this change time.
     pub ctime: Option<Time>,
-    /// New inode flags, of those that can be set ([`Character::flags`]); others stay.
+    /// New inode flags, of those that can be set
+    /// ([`Character::flags`](crate::fs::Character::flags)); others stay.
     pub flags: Option<u32>,
 }
