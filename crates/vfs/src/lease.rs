@@ -2,8 +2,8 @@
 //!
 //! Who holds a lease may list the directory, knows every name in it and may count on it that nobody
 //! else changes or even sees them. What its client changed meanwhile reaches the VFS later, in
-//! order, by *streamed* calls ([`OpCtx::streamed`](crate::OpCtx::streamed)). Whoever else comes near
-//! the directory first has the holder's front end apply all of it, and mostly ends the lease:
+//! order, by *streamed* calls ([`OpCtx::streamed`](crate::OpCtx::streamed)). Whoever else comes
+//! near the directory first has the holder's front end apply all of it, and mostly ends the lease:
 //!
 //! | who | does | then |
 //! |---|---|---|
