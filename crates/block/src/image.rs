@@ -189,6 +189,8 @@ fn lock_shared(path: &Path, access: OFlags) -> Result<OwnedFd> {
     let lock = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => lock,
         FileType::BlockDevice if claimed::is_read_only_device(&stat) => {
+            // By the link of an open file.
+            let flags = flags.difference(OFlags::NOFOLLOW);
             let claimed = claimed::claim(&proc_path(&lock), flags).map_err(host("open it"))?;
             claimed.ok_or_else(|| ImageError::Claimed(claimed::use_of_device(lock)))?
         }
