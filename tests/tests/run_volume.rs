@@ -394,7 +394,7 @@ fn a_medium_is_that_of_the_volume_or_refused() {
     let said = refused("--medium bypass", Some(&volume), 1);
     assert!(said.contains("exists on the medium file: leave --medium out"), "{said}");
     let said = refused("--medium mem", Some(&volume), 2);
-    assert!(said.contains("leave --volume and --dir out"), "{said}");
+    assert!(said.contains("leave --volume, --dir and --ceph out"), "{said}");
     for words in ["--mem --medium file", "--mem --medium bypass", "--dir / --medium file"] {
         let said = refused(words, None, 2);
         assert!(said.contains("--medium: only a volume has one"), "{said}");
