@@ -23,36 +23,31 @@ use crate::upper::{Upper, index_name, links_value};
 
 impl Act<'_> {
     /// The node's inode in the upper, copied up if need be. To be called without `changing`.
-    pub(crate) fn copied_up(&self, ctx: &OpCtx<'_>, node: &Arc<Node>) -> Result<Held> {
+    pub(crate) fn copied_up(&self, node: &Arc<Node>) -> Result<Held> {
         match node.upper() {
             Some(upper) => Ok(upper),
             None => {
                 let _alone = self.changing.write();
-                self.copy_up(ctx, node, None)
+                self.copy_up(node, None)
             }
         }
     }
 
     /// The same with `changing` held alone. `cut`: data from there on is not wanted.
-    pub(crate) fn copy_up(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        cut: Option<u64>,
-    ) -> Result<Held> {
+    pub(crate) fn copy_up(&self, node: &Arc<Node>, cut: Option<u64>) -> Result<Held> {
         if let Some(held) = node.upper() {
             return Ok(held);
         }
         let upper = self.upper()?;
         let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
-        let attr = lower.held.attr(ctx)?;
+        let attr = lower.held.attr(self.ctx)?;
         let place = node.state().place.clone();
         let dir = match &place {
-            Some(place) => Some(self.copy_up(ctx, &place.dir, None)?),
+            Some(place) => Some(self.copy_up(&place.dir, None)?),
             None => None,
         };
         let target = match node.kind {
-            Kind::Symlink => lower.held.fs().readlink(ctx, lower.held.ino())?,
+            Kind::Symlink => lower.held.fs().readlink(self.ctx, lower.held.ino())?,
             _ => Vec::new(),
         };
         let new = NewNode {
@@ -62,12 +57,11 @@ impl Act<'_> {
             target: &target,
             ..NewNode::new(node.kind, attr.perm)
         };
-        let (made, held, _) = upper.make(ctx, &new)?;
-        let below = self.furnish(ctx, node, lower, (&held, &attr), cut);
-        let below = below.inspect_err(|_| upper.discard(ctx, &made))?;
-        let placed =
-            self.settle(ctx, node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
-        let uncovered = placed.inspect_err(|_| upper.discard(ctx, &made))?;
+        let (made, held, _) = upper.make(self.ctx, &new)?;
+        let below = self.furnish(node, lower, (&held, &attr), cut);
+        let below = below.inspect_err(|_| upper.discard(self.ctx, &made))?;
+        let placed = self.settle(node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
+        let uncovered = placed.inspect_err(|_| upper.discard(self.ctx, &made))?;
         let mut state = node.state();
         state.upper = Some(held.clone());
         (state.below, state.uncovered) = (below, uncovered);
@@ -80,19 +74,18 @@ impl Act<'_> {
     /// Gives a new inode what the lower's has, and marks.
     fn furnish(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Node,
         lower: &Lower,
         (held, attr): (&Held, &Attr),
         cut: Option<u64>,
     ) -> Result<Option<Below>> {
         let upper = self.upper()?;
-        copy_attributes(ctx, &lower.held, held)?;
+        copy_attributes(self.ctx, &lower.held, held)?;
         let bound = attr.size.min(cut.unwrap_or(u64::MAX));
         let has_data = node.kind == Kind::File && bound > 0;
         if has_data && cut.is_some() && bound <= SMALL {
             let data = node.data().unwrap_or(&lower.held);
-            copy_data(ctx, data, held, 0, bound)?;
+            copy_data(self.ctx, data, held, 0, bound)?;
         }
         let has_data = has_data && !(cut.is_some() && bound <= SMALL);
         let below =
@@ -103,40 +96,34 @@ impl Act<'_> {
             ..SetAttr::default()
         };
         if has_data {
-            upper.expect_marks(ctx)?;
+            upper.expect_marks(self.ctx)?;
             upper.fs().setattr(
-                ctx,
+                self.ctx,
                 held.ino(),
                 &SetAttr { size: Some(bound), ..SetAttr::default() },
             )?;
         }
-        self.mark(ctx, node, held, below, has_data)?;
+        self.mark(node, held, below, has_data)?;
         // Access lists may have changed them.
         set.perm = Some(attr.perm);
         let settable = upper.fs().character().flags;
         if attr.flags & settable != 0 {
             set.flags = Some(attr.flags & settable);
         }
-        upper.fs().setattr(ctx, held.ino(), &set)?;
+        upper.fs().setattr(self.ctx, held.ino(), &set)?;
         Ok(below)
     }
 
     /// Writes what is recorded of a copied-up inode. Where a layer can keep no marks on it, as on
     /// symbolic links in the `user.` name space, its number is what is lost.
-    fn mark(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        held: &Held,
-        below: Option<Below>,
-        must: bool,
-    ) -> Result<()> {
+    fn mark(&self, node: &Node, held: &Held, below: Option<Below>, must: bool) -> Result<()> {
         let upper = self.upper()?;
-        let marked =
-            upper.set_mark(ctx, held.ino(), Mark::Origin, b"").and_then(|()| match node.kind {
+        let marked = upper.set_mark(self.ctx, held.ino(), Mark::Origin, b"").and_then(|()| {
+            match node.kind {
                 Kind::Dir => Ok(()),
-                _ => self.write_below(ctx, node, held, below),
-            });
+                _ => self.write_below(node, held, below),
+            }
+        });
         match marked {
             Err(Errno::EPERM | Errno::EOPNOTSUPP) if !must => Ok(()),
             marked => marked,
@@ -144,16 +131,10 @@ impl Act<'_> {
     }
 
     /// Records what a file in the upper still has in the lower.
-    pub(crate) fn write_below(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        held: &Held,
-        below: Option<Below>,
-    ) -> Result<()> {
+    pub(crate) fn write_below(&self, node: &Node, held: &Held, below: Option<Below>) -> Result<()> {
         let upper = self.upper()?;
         let Some(lower) = node.lowers.first() else { return Ok(()) };
-        let data = node.data().unwrap_or(&lower.held).attr(ctx)?;
+        let data = node.data().unwrap_or(&lower.held).attr(self.ctx)?;
         let record = Record {
             layer: u16::try_from(self.rank(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
             ino: lower.held.ino(),
@@ -163,13 +144,13 @@ impl Act<'_> {
             mtime: data.mtime,
         };
         if below.is_none() {
-            upper.remove_mark(ctx, held.ino(), Mark::Metacopy)?;
+            upper.remove_mark(self.ctx, held.ino(), Mark::Metacopy)?;
         }
-        upper.set_mark(ctx, held.ino(), Mark::Polylane, &record.to_value())?;
+        upper.set_mark(self.ctx, held.ino(), Mark::Polylane, &record.to_value())?;
         match below {
             Some(below) => {
                 let value = if below.whole { b"".as_slice() } else { BLOCKS };
-                upper.set_mark(ctx, held.ino(), Mark::Metacopy, value)
+                upper.set_mark(self.ctx, held.ino(), Mark::Metacopy, value)
             }
             None => Ok(()),
         }
@@ -178,7 +159,6 @@ impl Act<'_> {
     /// Gives what was made aside its names.
     fn settle(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Node,
         (held, attr): (&Held, &Attr),
         made: &[u8],
@@ -187,36 +167,36 @@ impl Act<'_> {
         let upper = self.upper()?;
         let Some((place, dir)) = place else {
             // It has no name any more: an open file is written.
-            upper.fs().unlink(ctx, upper.tmp(), made)?;
+            upper.fs().unlink(self.ctx, upper.tmp(), made)?;
             return Ok(None);
         };
         let mut uncovered = None;
         if node.kind != Kind::Dir && attr.nlink > 1 {
             uncovered = Some(attr.nlink - 1);
-            upper.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
-            upper.fs().link(ctx, held.ino(), upper.index.ino(), &index_name(node.ino))?;
+            upper.set_mark(self.ctx, held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
+            upper.fs().link(self.ctx, held.ino(), upper.index.ino(), &index_name(node.ino))?;
         }
-        let before = dir.attr(ctx)?;
-        self.make_impure(ctx, &place.dir, dir)?;
+        let before = dir.attr(self.ctx)?;
+        self.make_impure(&place.dir, dir)?;
         let mode = RenameMode::NoReplace;
-        let placed = upper.fs().rename(ctx, upper.tmp(), made, dir.ino(), &place.name, mode);
+        let placed = upper.fs().rename(self.ctx, upper.tmp(), made, dir.ino(), &place.name, mode);
         if let Err(errno) = placed {
             if uncovered.is_some() {
-                let _ = upper.fs().unlink(ctx, upper.index.ino(), &index_name(node.ino));
+                let _ = upper.fs().unlink(self.ctx, upper.index.ino(), &index_name(node.ino));
             }
             return Err(errno);
         }
-        upper.restore_times(ctx, dir, &before)?;
+        upper.restore_times(self.ctx, dir, &before)?;
         Ok(uncovered)
     }
 
     /// Marks a directory of the upper that gets an entry which was copied up.
-    pub(crate) fn make_impure(&self, ctx: &OpCtx<'_>, node: &Node, held: &Held) -> Result<()> {
+    pub(crate) fn make_impure(&self, node: &Node, held: &Held) -> Result<()> {
         if node.lowers.is_empty() && node.state().is_impure {
             return Ok(());
         }
-        if held.mark(ctx, Mark::Impure)?.is_none() {
-            self.upper()?.set_mark(ctx, held.ino(), Mark::Impure, b"y")?;
+        if held.mark(self.ctx, Mark::Impure)?.is_none() {
+            self.upper()?.set_mark(self.ctx, held.ino(), Mark::Impure, b"y")?;
         }
         node.state().is_impure = true;
         Ok(())
@@ -224,46 +204,34 @@ impl Act<'_> {
 
     /// Gives a file that was copied up by one of its names in the lowers another of them, if the
     /// upper does not have it yet.
-    pub(crate) fn cover(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        dir: &Arc<Node>,
-        name: &[u8],
-    ) -> Result<()> {
-        let held = self.copy_up(ctx, node, None)?;
-        let dir_held = self.copy_up(ctx, dir, None)?;
+    pub(crate) fn cover(&self, node: &Arc<Node>, dir: &Arc<Node>, name: &[u8]) -> Result<()> {
+        let held = self.copy_up(node, None)?;
+        let dir_held = self.copy_up(dir, None)?;
         let Some(uncovered) = node.state().uncovered.filter(|&left| left > 0) else {
             return Ok(());
         };
-        if dir_held.lookup(ctx, name)?.is_some() {
+        if dir_held.lookup(self.ctx, name)?.is_some() {
             return Ok(());
         }
         let upper = self.upper()?;
-        self.redirect(ctx, node, &held)?;
-        let before = dir_held.attr(ctx)?;
-        self.make_impure(ctx, dir, &dir_held)?;
-        self.set_uncovered(ctx, node, &held, uncovered - 1)?;
-        upper.fs().link(ctx, held.ino(), dir_held.ino(), name)?;
-        upper.restore_times(ctx, &dir_held, &before)
+        self.redirect(node, &held)?;
+        let before = dir_held.attr(self.ctx)?;
+        self.make_impure(dir, &dir_held)?;
+        self.set_uncovered(node, &held, uncovered - 1)?;
+        upper.fs().link(self.ctx, held.ino(), dir_held.ino(), name)?;
+        upper.restore_times(self.ctx, &dir_held, &before)
     }
 
     /// Counts the names that a file has in the lowers alone.
-    pub(crate) fn set_uncovered(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        held: &Held,
-        uncovered: u32,
-    ) -> Result<()> {
-        self.upper()?.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(uncovered))?;
+    pub(crate) fn set_uncovered(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
+        self.upper()?.set_mark(self.ctx, held.ino(), Mark::Nlink, &links_value(uncovered))?;
         node.state().uncovered = Some(uncovered);
         Ok(())
     }
 
     /// Before a copied-up node gets another name: where its lowers are. Of what has none that
     /// count, nothing.
-    pub(crate) fn redirect(&self, ctx: &OpCtx<'_>, node: &Node, held: &Held) -> Result<()> {
+    pub(crate) fn redirect(&self, node: &Node, held: &Held) -> Result<()> {
         let needs = match node.kind {
             Kind::Dir => !node.lowers.is_empty(),
             _ => node.state().below.is_some(),
@@ -271,7 +239,7 @@ impl Act<'_> {
         if !needs {
             return Ok(());
         }
-        self.upper()?.set_mark(ctx, held.ino(), Mark::Redirect, &node.lower_path)
+        self.upper()?.set_mark(self.ctx, held.ino(), Mark::Redirect, &node.lower_path)
     }
 }
 

@@ -113,7 +113,6 @@ impl Act<'_> {
     /// `FileSystem::read`.
     pub(crate) fn read(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Node,
         offset: u64,
         len: usize,
@@ -125,23 +124,23 @@ impl Act<'_> {
         };
         let Some(upper) = upper else {
             let data = node.data().ok_or(Errno::ESTALE)?;
-            return data.fs().read(ctx, data.ino(), offset, len, sink);
+            return data.fs().read(self.ctx, data.ino(), offset, len, sink);
         };
         let Some(below) = below else {
-            return upper.fs().read(ctx, upper.ino(), offset, len, sink);
+            return upper.fs().read(self.ctx, upper.ino(), offset, len, sink);
         };
         let data = node.data().ok_or(Errno::EIO)?;
-        let end = upper.attr(ctx)?.size.min(offset.saturating_add(len as u64));
+        let end = upper.attr(self.ctx)?.size.min(offset.saturating_add(len as u64));
         let mut at = offset;
         while at < end {
             let (is_own, run_end) = match at < below.bound {
-                true => self.run(ctx, &upper, below, at, end.min(below.bound))?,
+                true => self.run(&upper, below, at, end.min(below.bound))?,
                 false => (true, end),
             };
             let by = (at - offset) as usize;
             let len = (run_end - at) as usize;
             let from = if is_own { &upper } else { data };
-            let count = from.fs().read(ctx, from.ino(), at, len, &mut Shifted { sink, by })?;
+            let count = from.fs().read(self.ctx, from.ino(), at, len, &mut Shifted { sink, by })?;
             if count < len {
                 return Err(Errno::EIO);
             }
@@ -151,14 +150,7 @@ impl Act<'_> {
     }
 
     /// Whether the upper has what lies at `at`, and where that ends, at most at `end`.
-    fn run(
-        &self,
-        ctx: &OpCtx<'_>,
-        upper: &Held,
-        below: Below,
-        at: u64,
-        end: u64,
-    ) -> Result<(bool, u64)> {
+    fn run(&self, upper: &Held, below: Below, at: u64, end: u64) -> Result<(bool, u64)> {
         if below.whole {
             return Ok((false, end));
         }
@@ -171,52 +163,53 @@ impl Act<'_> {
                 }
                 first.is_none()
             };
-            upper.fs().pieces(ctx, upper.ino(), at, end - at, &mut each)?;
+            upper.fs().pieces(self.ctx, upper.ino(), at, end - at, &mut each)?;
             return Ok(match first {
                 Some((start, piece_end)) if start <= at => (true, piece_end.min(end)),
                 Some((start, _)) => (false, start.min(end)),
                 None => (false, end),
             });
         }
-        match upper.fs().seek(ctx, upper.ino(), at, SeekFor::Data) {
+        match upper.fs().seek(self.ctx, upper.ino(), at, SeekFor::Data) {
             Ok(start) if start > at => Ok((false, start.min(end))),
-            Ok(_) => Ok((true, upper.fs().seek(ctx, upper.ino(), at, SeekFor::Hole)?.min(end))),
+            Ok(_) => {
+                Ok((true, upper.fs().seek(self.ctx, upper.ino(), at, SeekFor::Hole)?.min(end)))
+            }
             Err(Errno::ENXIO) => Ok((false, end)),
             Err(errno) => Err(errno),
         }
     }
 
     /// The inode of the upper that a write goes to.
-    pub(crate) fn written(&self, ctx: &OpCtx<'_>, node: &Arc<Node>) -> Result<Held> {
-        self.copied_up(ctx, node)
+    pub(crate) fn written(&self, node: &Arc<Node>) -> Result<Held> {
+        self.copied_up(node)
     }
 
     /// `FileSystem::write`.
     pub(crate) fn write(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Arc<Node>,
         offset: u64,
         source: &mut dyn Source,
     ) -> Result<usize> {
-        let upper = self.written(ctx, node)?;
-        let Some(below) = self.begin(ctx, node, &upper)? else {
-            return upper.fs().write(ctx, upper.ino(), offset, source);
+        let upper = self.written(node)?;
+        let Some(below) = self.begin(node, &upper)? else {
+            return upper.fs().write(self.ctx, upper.ino(), offset, source);
         };
         let len = source.len();
         let end = offset.checked_add(len as u64).ok_or(Errno::EFBIG)?;
-        let size = upper.attr(ctx)?.size;
-        let below = self.before_growth(ctx, node, &upper, below, end > size)?;
+        let size = upper.attr(self.ctx)?.size;
+        let below = self.before_growth(node, &upper, below, end > size)?;
         let granule = self.upper()?.granule;
         let start = offset - offset % granule;
         let data = node.data().ok_or(Errno::EIO)?;
         let is_hole = |at: u64| -> Result<bool> {
-            Ok(at < below.bound && !self.run(ctx, &upper, below, at, at + 1)?.0)
+            Ok(at < below.bound && !self.run(&upper, below, at, at + 1)?.0)
         };
         let mut head = Vec::new();
         if start < offset && is_hole(start)? {
             let known = offset.min(below.bound) - start;
-            head = read_all(ctx, data, start, known as usize)?;
+            head = read_all(self.ctx, data, start, known as usize)?;
             head.resize((offset - start) as usize, 0);
         }
         let mut tail = Vec::new();
@@ -224,13 +217,13 @@ impl Act<'_> {
         if last < end && is_hole(last)? {
             let tail_end = (last + granule).min(below.bound).min(size);
             if tail_end > end {
-                tail = read_all(ctx, data, end, (tail_end - end) as usize)?;
+                tail = read_all(self.ctx, data, end, (tail_end - end) as usize)?;
             }
         }
         let begin = offset - head.len() as u64;
         let before = head.len();
         let count =
-            upper.fs().write(ctx, upper.ino(), begin, &mut Framed { head, source, tail })?;
+            upper.fs().write(self.ctx, upper.ino(), begin, &mut Framed { head, source, tail })?;
         match count.saturating_sub(before).min(len) {
             0 if len > 0 => Err(Errno::ENOSPC),
             count => Ok(count),
@@ -238,64 +231,44 @@ impl Act<'_> {
     }
 
     /// Before blocks of a file are written: the mark says so. `None`: the file is whole.
-    fn begin(&self, ctx: &OpCtx<'_>, node: &Node, upper: &Held) -> Result<Option<Below>> {
+    fn begin(&self, node: &Node, upper: &Held) -> Result<Option<Below>> {
         let Some(below) = node.state().below else { return Ok(None) };
         if below.bound <= SMALL {
-            self.complete(ctx, node, upper)?;
+            self.complete(node, upper)?;
             return Ok(None);
         }
         if !below.whole {
             return Ok(Some(below));
         }
-        self.set_below(ctx, node, upper, Some(Below { whole: false, ..below }))
+        self.set_below(node, upper, Some(Below { whole: false, ..below }))
     }
 
     /// Before a file grows: what its mark says of a larger bound must not come back.
-    fn before_growth(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        upper: &Held,
-        below: Below,
-        grows: bool,
-    ) -> Result<Below> {
+    fn before_growth(&self, node: &Node, upper: &Held, below: Below, grows: bool) -> Result<Below> {
         if !(grows && below.mark_is_wide) {
             return Ok(below);
         }
         let below = Below { mark_is_wide: false, ..below };
-        self.set_below(ctx, node, upper, Some(below)).map(|_| below)
+        self.set_below(node, upper, Some(below)).map(|_| below)
     }
 
-    fn set_below(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        upper: &Held,
-        below: Option<Below>,
-    ) -> Result<Option<Below>> {
-        self.write_below(ctx, node, upper, below)?;
+    fn set_below(&self, node: &Node, upper: &Held, below: Option<Below>) -> Result<Option<Below>> {
+        self.write_below(node, upper, below)?;
         node.state().below = below;
         Ok(below)
     }
 
     /// Copies what the lower has in a range where the upper has holes; whole granules.
-    fn fill(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        upper: &Held,
-        below: Below,
-        (from, to): (u64, u64),
-    ) -> Result<()> {
+    fn fill(&self, node: &Node, upper: &Held, below: Below, (from, to): (u64, u64)) -> Result<()> {
         let granule = self.upper()?.granule;
         let end = to.saturating_add(granule - 1) / granule * granule;
-        let end = end.min(below.bound).min(upper.attr(ctx)?.size);
+        let end = end.min(below.bound).min(upper.attr(self.ctx)?.size);
         let data = node.data().ok_or(Errno::EIO)?;
         let mut at = from - from % granule;
         while at < end {
-            let (is_own, run_end) = self.run(ctx, upper, below, at, end)?;
+            let (is_own, run_end) = self.run(upper, below, at, end)?;
             if !is_own {
-                copy_data(ctx, data, upper, at, run_end)?;
+                copy_data(self.ctx, data, upper, at, run_end)?;
             }
             at = run_end;
         }
@@ -303,60 +276,49 @@ impl Act<'_> {
     }
 
     /// Makes a file whole.
-    pub(crate) fn complete(&self, ctx: &OpCtx<'_>, node: &Node, upper: &Held) -> Result<()> {
+    pub(crate) fn complete(&self, node: &Node, upper: &Held) -> Result<()> {
         let Some(below) = node.state().below else { return Ok(()) };
-        self.fill(ctx, node, upper, below, (0, below.bound))?;
+        self.fill(node, upper, below, (0, below.bound))?;
         // A journal that keeps data before metadata needs no more.
         if !self.upper()?.tells_pieces {
-            upper.fs().fsync(ctx, upper.ino(), true)?;
+            upper.fs().fsync(self.ctx, upper.ino(), true)?;
         }
-        self.set_below(ctx, node, upper, None).map(|_| ())
+        self.set_below(node, upper, None).map(|_| ())
     }
 
     /// Makes a file whole that nothing was written to.
-    pub(crate) fn complete_keeping_times(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        upper: &Held,
-    ) -> Result<()> {
-        let before = upper.attr(ctx)?;
-        self.complete(ctx, node, upper)?;
-        self.upper()?.restore_times(ctx, upper, &before)
+    pub(crate) fn complete_keeping_times(&self, node: &Node, upper: &Held) -> Result<()> {
+        let before = upper.attr(self.ctx)?;
+        self.complete(node, upper)?;
+        self.upper()?.restore_times(self.ctx, upper, &before)
     }
 
     /// A change of size, with what else is set.
-    pub(crate) fn truncate(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        size: u64,
-        set: &SetAttr,
-    ) -> Result<()> {
+    pub(crate) fn truncate(&self, node: &Arc<Node>, size: u64, set: &SetAttr) -> Result<()> {
         let upper = match node.upper() {
             Some(upper) => upper,
             None => {
                 let _alone = self.changing.write();
-                self.copy_up(ctx, node, Some(size))?
+                self.copy_up(node, Some(size))?
             }
         };
-        let now = upper.attr(ctx)?.size;
+        let now = upper.attr(self.ctx)?.size;
         let Some(below) = node.state().below.filter(|_| size != now) else {
-            return upper.fs().setattr(ctx, upper.ino(), set).map(|_| ());
+            return upper.fs().setattr(self.ctx, upper.ino(), set).map(|_| ());
         };
         if size < below.bound && size <= SMALL {
             // What is left is small, and is the upper's before the rest goes.
-            self.fill(ctx, node, &upper, below, (0, size))?;
-            upper.fs().setattr(ctx, upper.ino(), set)?;
-            return self.set_below(ctx, node, &upper, None).map(|_| ());
+            self.fill(node, &upper, below, (0, size))?;
+            upper.fs().setattr(self.ctx, upper.ino(), set)?;
+            return self.set_below(node, &upper, None).map(|_| ());
         }
-        let Some(below) = self.begin(ctx, node, &upper)? else {
-            return upper.fs().setattr(ctx, upper.ino(), set).map(|_| ());
+        let Some(below) = self.begin(node, &upper)? else {
+            return upper.fs().setattr(self.ctx, upper.ino(), set).map(|_| ());
         };
-        let below = self.before_growth(ctx, node, &upper, below, size > now)?;
-        upper.fs().setattr(ctx, upper.ino(), set)?;
+        let below = self.before_growth(node, &upper, below, size > now)?;
+        upper.fs().setattr(self.ctx, upper.ino(), set)?;
         if size < below.bound {
-            self.set_below(ctx, node, &upper, Some(Below { bound: size, ..below }))?;
+            self.set_below(node, &upper, Some(Below { bound: size, ..below }))?;
         }
         Ok(())
     }
@@ -364,55 +326,48 @@ impl Act<'_> {
     /// `FileSystem::fallocate`.
     pub(crate) fn fallocate(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Arc<Node>,
         mode: Fallocate,
         (offset, len): (u64, u64),
     ) -> Result<()> {
-        let upper = self.written(ctx, node)?;
-        let forward = |offset, len| upper.fs().fallocate(ctx, upper.ino(), mode, offset, len);
-        let Some(below) = self.begin(ctx, node, &upper)? else {
+        let upper = self.written(node)?;
+        let forward = |offset, len| upper.fs().fallocate(self.ctx, upper.ino(), mode, offset, len);
+        let Some(below) = self.begin(node, &upper)? else {
             return forward(offset, len).map(|_| ());
         };
         if matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange) {
-            self.complete(ctx, node, &upper)?;
+            self.complete(node, &upper)?;
             return forward(offset, len).map(|_| ());
         }
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-        let below = self.before_growth(ctx, node, &upper, below, end > upper.attr(ctx)?.size)?;
+        let below = self.before_growth(node, &upper, below, end > upper.attr(self.ctx)?.size)?;
         let inside = end.min(below.bound);
         if let Fallocate::Allocate { .. } = mode {
-            self.fill(ctx, node, &upper, below, (offset, inside))?;
+            self.fill(node, &upper, below, (offset, inside))?;
             return forward(offset, len).map(|_| ());
         }
         // What the upper may refuse goes first. The block that the bound is in may be a hole.
         if end > below.bound {
-            self.fill(ctx, node, &upper, below, (below.bound - 1, below.bound))?;
+            self.fill(node, &upper, below, (below.bound - 1, below.bound))?;
             let start = offset.max(below.bound);
             forward(start, end - start)?;
         }
         match offset < inside {
-            true => self.zero(ctx, node, &upper, (offset, inside)),
+            true => self.zero(node, &upper, (offset, inside)),
             false => Ok(()),
         }
     }
 
     /// Makes a range below the bound read as zeros: its whole blocks unwritten where the upper
     /// tells them from holes, else everything written.
-    fn zero(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        upper: &Held,
-        (from, to): (u64, u64),
-    ) -> Result<()> {
+    fn zero(&self, node: &Arc<Node>, upper: &Held, (from, to): (u64, u64)) -> Result<()> {
         let granule = self.upper()?.granule;
         let first = from.next_multiple_of(granule);
         let last = to - to % granule;
         let mut written = vec![(from, to)];
         if first < last && self.upper()?.tells_pieces {
             let mode = Fallocate::ZeroRange { keep_size: true };
-            match upper.fs().fallocate(ctx, upper.ino(), mode, first, last - first) {
+            match upper.fs().fallocate(self.ctx, upper.ino(), mode, first, last - first) {
                 Ok(_) => written = vec![(from, first), (last, to)],
                 Err(Errno::EOPNOTSUPP) => {}
                 Err(errno) => return Err(errno),
@@ -423,7 +378,7 @@ impl Act<'_> {
             let mut at = from;
             while at < to {
                 let len = (to - at).min(CHUNK) as usize;
-                if self.write(ctx, node, at, &mut &zeros[..len])? < len {
+                if self.write(node, at, &mut &zeros[..len])? < len {
                     return Err(Errno::ENOSPC);
                 }
                 at += len as u64;
@@ -433,13 +388,7 @@ impl Act<'_> {
     }
 
     /// `FileSystem::seek`. What is the lower's counts as data.
-    pub(crate) fn seek(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        offset: u64,
-        target: SeekFor,
-    ) -> Result<u64> {
+    pub(crate) fn seek(&self, node: &Node, offset: u64, target: SeekFor) -> Result<u64> {
         let (upper, below) = {
             let state = node.state();
             (state.upper.clone(), state.below)
@@ -449,14 +398,14 @@ impl Act<'_> {
                 (Some(upper), None) => upper,
                 _ => node.data().ok_or(Errno::ESTALE)?,
             };
-            return from.fs().seek(ctx, from.ino(), offset, target);
+            return from.fs().seek(self.ctx, from.ino(), offset, target);
         };
-        let size = upper.attr(ctx)?.size;
+        let size = upper.attr(self.ctx)?.size;
         match target {
             _ if offset >= size => Err(Errno::ENXIO),
             SeekFor::Data if offset < below.bound => Ok(offset),
             SeekFor::Hole if below.bound >= size => Ok(size),
-            _ => upper.fs().seek(ctx, upper.ino(), offset.max(below.bound), target),
+            _ => upper.fs().seek(self.ctx, upper.ino(), offset.max(below.bound), target),
         }
     }
 }

@@ -163,22 +163,22 @@ fn walk(ctx: &OpCtx<'_>, layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Resul
 impl Act<'_> {
     /// What `name` in `dir` is; `None` for nothing. `ENOTDIR`; `EIO` where marks contradict each
     /// other or what lies in the lowers is not what was recorded.
-    pub(crate) fn find(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+    pub(crate) fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
         dir.dir()?;
         if dir.state().is_removed || self.is_canary(dir, name) {
             return Ok(None);
         }
         let above = match dir.upper() {
-            Some(upper) => entry(ctx, &upper, name)?,
+            Some(upper) => entry(self.ctx, &upper, name)?,
             None => Entry::Absent,
         };
         match above {
             Entry::Whiteout => Ok(None),
-            Entry::Absent => self.find_in_lowers(ctx, dir, name),
+            Entry::Absent => self.find_in_lowers(dir, name),
             Entry::Node(held, attr) if attr.kind == Kind::Dir => {
-                self.find_dir(ctx, dir, name, held, attr).map(Some)
+                self.find_dir(dir, name, held, attr).map(Some)
             }
-            Entry::Node(held, attr) => self.find_file(ctx, dir, name, held, attr).map(Some),
+            Entry::Node(held, attr) => self.find_file(dir, name, held, attr).map(Some),
         }
     }
 
@@ -188,9 +188,9 @@ impl Act<'_> {
     }
 
     /// Whether anything would be seen as `name` in `dir` if the upper had no such entry.
-    pub(crate) fn is_in_lowers(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<bool> {
+    pub(crate) fn is_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<bool> {
         for lower in &dir.lowers {
-            match entry(ctx, &lower.held, name)? {
+            match entry(self.ctx, &lower.held, name)? {
                 Entry::Absent => {}
                 Entry::Whiteout => return Ok(false),
                 Entry::Node(..) => return Ok(true),
@@ -199,75 +199,60 @@ impl Act<'_> {
         Ok(false)
     }
 
-    fn find_dir(
-        &self,
-        ctx: &OpCtx<'_>,
-        dir: &Node,
-        name: &[u8],
-        held: Held,
-        attr: Attr,
-    ) -> Result<Found> {
+    fn find_dir(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
         let mut below = InLowers::default();
-        if held.mark(ctx, Mark::Opaque)?.is_none_or(|value| value != b"y") {
-            let redirect = held.mark(ctx, Mark::Redirect)?;
+        if held.mark(self.ctx, Mark::Opaque)?.is_none_or(|value| value != b"y") {
+            let redirect = held.mark(self.ctx, Mark::Redirect)?;
             if redirect.is_some() || !dir.lowers.is_empty() {
                 let way = Way::redirected(name, redirect);
-                below = self.search(ctx, dir, way, Some(true))?;
+                below = self.search(dir, way, Some(true))?;
             }
         }
         Ok(found(Some((held, attr)), below))
     }
 
-    fn find_file(
-        &self,
-        ctx: &OpCtx<'_>,
-        dir: &Node,
-        name: &[u8],
-        held: Held,
-        attr: Attr,
-    ) -> Result<Found> {
+    fn find_file(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
         if dir.lowers.is_empty() && !dir.state().is_impure {
             return Ok(found(Some((held, attr)), InLowers::default()));
         }
         let record =
-            held.mark(ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+            held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
         let metacopy = match attr.kind {
-            Kind::File => held.mark(ctx, Mark::Metacopy)?,
+            Kind::File => held.mark(self.ctx, Mark::Metacopy)?,
             _ => None,
         };
         let mut lower = InLowers::default();
         // What overlayfs copied up has the number of what is below it.
-        if metacopy.is_some() || record.is_none() && held.mark(ctx, Mark::Origin)?.is_some() {
-            let redirect = held.mark(ctx, Mark::Redirect)?;
-            lower = self.search(ctx, dir, Way::redirected(name, redirect), Some(false))?;
+        if metacopy.is_some() || record.is_none() && held.mark(self.ctx, Mark::Origin)?.is_some() {
+            let redirect = held.mark(self.ctx, Mark::Redirect)?;
+            lower = self.search(dir, Way::redirected(name, redirect), Some(false))?;
             if lower.attr.is_some_and(|lower| lower.kind != attr.kind) {
                 lower = InLowers::default();
             }
         }
-        self.above(ctx, held, attr, lower, (record, metacopy))
+        self.above(held, attr, lower, (record, metacopy))
     }
 
-    fn find_in_lowers(&self, ctx: &OpCtx<'_>, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
-        let lower = self.search(ctx, dir, Way::Name(name.to_vec()), None)?;
+    fn find_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
+        let lower = self.search(dir, Way::Name(name.to_vec()), None)?;
         let Some(attr) = lower.attr else { return Ok(None) };
         let indexed = match &self.upper {
             Some(upper) if attr.kind != Kind::Dir && attr.nlink > 1 => {
                 let number = self.number(&lower.lowers[0]);
-                upper.index.lookup(ctx, &crate::upper::index_name(number))?
+                upper.index.lookup(self.ctx, &crate::upper::index_name(number))?
             }
             _ => None,
         };
         let Some((held, upper)) = indexed else { return Ok(Some(found(None, lower))) };
         let record =
-            held.mark(ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
-        let metacopy = held.mark(ctx, Mark::Metacopy)?;
-        self.above(ctx, held, upper, lower, (record, metacopy)).map(Some)
+            held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let metacopy = held.mark(self.ctx, Mark::Metacopy)?;
+        self.above(held, upper, lower, (record, metacopy)).map(Some)
     }
 
     /// A file in the upper, with what lies below it.
     fn above(
         &self,
-        ctx: &OpCtx<'_>,
         held: Held,
         attr: Attr,
         lower: InLowers,
@@ -276,9 +261,9 @@ impl Act<'_> {
         let mut all = found(None, lower);
         all.below = match metacopy {
             None => None,
-            Some(value) => self.below(ctx, &all, &attr, &record, &value)?,
+            Some(value) => self.below(&all, &attr, &record, &value)?,
         };
-        let links = held.mark(ctx, Mark::Nlink)?;
+        let links = held.mark(self.ctx, Mark::Nlink)?;
         all.uncovered = links.as_deref().and_then(crate::upper::uncovered);
         all.record = record;
         all.upper = Some((held, attr));
@@ -288,14 +273,13 @@ impl Act<'_> {
     /// What a file that is not whole still has in the lower.
     fn below(
         &self,
-        ctx: &OpCtx<'_>,
         all: &Found,
         attr: &Attr,
         record: &Option<Record>,
         metacopy: &[u8],
     ) -> Result<Option<Below>> {
         let data = all.data.as_ref().or(all.lowers.first()).ok_or(Errno::EIO)?;
-        let lower = data.held.attr(ctx)?;
+        let lower = data.held.attr(self.ctx)?;
         let recorded = match record {
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
                 return Err(Errno::EIO);
@@ -311,20 +295,14 @@ impl Act<'_> {
     }
 
     /// Searches the lowers. `dirs`: directories alone, anything but directories, either.
-    fn search(
-        &self,
-        ctx: &OpCtx<'_>,
-        dir: &Node,
-        way: Way,
-        dirs: Option<bool>,
-    ) -> Result<InLowers> {
+    fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
         let mut way = way;
         let mut found = InLowers::default();
         // A file without data of its own was found.
         let mut wants_data = false;
         let last = self.lowers.len().saturating_sub(1);
         for (index, layer) in self.lowers.iter().enumerate() {
-            let walked = self.look(ctx, dir, &way, (index, layer))?;
+            let walked = self.look(dir, &way, (index, layer))?;
             let here = way.path(dir);
             if let Some(path) = walked.redirected {
                 way = Way::Path(path);
@@ -346,9 +324,9 @@ impl Act<'_> {
             let deeper = index < last && matches!(attr.kind, Kind::Dir | Kind::File);
             let mark = match attr.kind {
                 Kind::Dir if deeper => {
-                    lower.held.mark(ctx, Mark::Opaque)?.filter(|value| value == b"y")
+                    lower.held.mark(self.ctx, Mark::Opaque)?.filter(|value| value == b"y")
                 }
-                Kind::File => lower.held.mark(ctx, Mark::Metacopy)?,
+                Kind::File => lower.held.mark(self.ctx, Mark::Metacopy)?,
                 _ => None,
             };
             let goes_on = match (is_dir, &mark) {
@@ -357,7 +335,7 @@ impl Act<'_> {
                 (false, mark) => mark.is_some(),
             };
             let redirect =
-                if goes_on && deeper { lower.held.mark(ctx, Mark::Redirect)? } else { None };
+                if goes_on && deeper { lower.held.mark(self.ctx, Mark::Redirect)? } else { None };
             match wants_data && !goes_on {
                 true => found.data = Some(lower),
                 false if is_dir || found.lowers.is_empty() => found.lowers.push(lower),
@@ -375,19 +353,13 @@ impl Act<'_> {
     }
 
     /// Looks for something in one lower.
-    fn look(
-        &self,
-        ctx: &OpCtx<'_>,
-        dir: &Node,
-        way: &Way,
-        (index, layer): (usize, &Arc<Layer>),
-    ) -> Result<Walked> {
+    fn look(&self, dir: &Node, way: &Way, (index, layer): (usize, &Arc<Layer>)) -> Result<Walked> {
         let name = match way {
-            Way::Path(path) => return walk(ctx, layer, path, index + 1 < self.lowers.len()),
+            Way::Path(path) => return walk(self.ctx, layer, path, index + 1 < self.lowers.len()),
             Way::Name(name) => name,
         };
         let lower = dir.lowers.iter().find(|lower| lower.index == index);
-        let entry = lower.map_or(Ok(Entry::Absent), |lower| entry(ctx, &lower.held, name))?;
+        let entry = lower.map_or(Ok(Entry::Absent), |lower| entry(self.ctx, &lower.held, name))?;
         let is_end = matches!(entry, Entry::Whiteout);
         Ok(Walked { entry, is_end, redirected: None })
     }
@@ -418,13 +390,7 @@ impl Act<'_> {
     }
 
     /// The node of what was found as `name` in `dir`.
-    pub(crate) fn node(
-        &self,
-        ctx: &OpCtx<'_>,
-        dir: &Arc<Node>,
-        name: &[u8],
-        found: Found,
-    ) -> Result<Arc<Node>> {
+    pub(crate) fn node(&self, dir: &Arc<Node>, name: &[u8], found: Found) -> Result<Arc<Node>> {
         if let Some((held, _)) = &found.upper
             && let Some(node) = self.table.of_upper(held.ino())
         {
@@ -434,7 +400,7 @@ impl Act<'_> {
         let kind = found.kind();
         let is_impure = match &found.upper {
             Some((held, _)) if kind == Kind::Dir => {
-                !found.lowers.is_empty() || held.mark(ctx, Mark::Impure)?.is_some()
+                !found.lowers.is_empty() || held.mark(self.ctx, Mark::Impure)?.is_some()
             }
             _ => false,
         };

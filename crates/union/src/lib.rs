@@ -78,6 +78,8 @@ pub struct Union {
 /// One operation on a union.
 pub(crate) struct Act<'a> {
     union: &'a Union,
+    /// Who acts, on whose behalf.
+    ctx: &'a OpCtx<'a>,
 }
 
 impl Deref for Act<'_> {
@@ -136,8 +138,13 @@ impl Union {
         Ok(Union { lowers, upper, table, root, changing: RwLock::new(()), character })
     }
 
-    fn act(&self) -> Act<'_> {
-        Act { union: self }
+    /// The upper; `EROFS` without one.
+    pub(crate) fn upper(&self) -> Result<&Upper> {
+        self.upper.as_ref().ok_or(Errno::EROFS)
+    }
+
+    fn act<'a>(&'a self, ctx: &'a OpCtx<'a>) -> Act<'a> {
+        Act { union: self, ctx }
     }
 }
 
@@ -161,53 +168,53 @@ impl FileSystem for Union {
 
     fn root(&self) -> Result<Attr> {
         let ctx = &OpCtx::service();
-        self.act().attr(ctx, &self.root)
+        self.act(ctx).attr(&self.root)
     }
 
     fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
-        let act = self.act();
+        let act = self.act(ctx);
         let dir = self.table.get(dir)?;
         let _shared = self.changing.read();
-        let found = act.find(ctx, &dir, name)?.ok_or(Errno::ENOENT)?;
-        act.attr(ctx, &*act.node(ctx, &dir, name, found)?)
+        let found = act.find(&dir, name)?.ok_or(Errno::ENOENT)?;
+        act.attr(&*act.node(&dir, name, found)?)
     }
 
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
-        self.act().attr(ctx, &*self.table.get(ino)?)
+        self.act(ctx).attr(&*self.table.get(ino)?)
     }
 
     fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.act().set(ctx, &self.table.get(ino)?, set)
+        self.act(ctx).set(&self.table.get(ino)?, set)
     }
 
     fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().create(ctx, &dir, name, new)
+        self.act(ctx).create(&dir, name, new)
     }
 
     fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.table.get(dir)?.dir()?;
         let _alone = self.changing.write();
-        self.act().create_unlinked(ctx, new)
+        self.act(ctx).create_unlinked(new)
     }
 
     fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         let (node, dir) = (self.table.get(ino)?, self.table.get(dir)?);
         let _alone = self.changing.write();
-        self.act().link(ctx, &node, &dir, name)
+        self.act(ctx).link(&node, &dir, name)
     }
 
     fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().unlink(ctx, &dir, name)
+        self.act(ctx).unlink(&dir, name)
     }
 
     fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
         let _alone = self.changing.write();
-        self.act().rmdir(ctx, &dir, name)
+        self.act(ctx).rmdir(&dir, name)
     }
 
     fn rename(
@@ -221,11 +228,11 @@ impl FileSystem for Union {
     ) -> Result<Renamed> {
         let (from_dir, to_dir) = (self.table.get(from_dir)?, self.table.get(to_dir)?);
         let _alone = self.changing.write();
-        self.act().rename(ctx, (&from_dir, from), (&to_dir, to), mode)
+        self.act(ctx).rename((&from_dir, from), (&to_dir, to), mode)
     }
 
     fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
-        let held = self.act().top(&*self.table.get(ino)?)?;
+        let held = self.act(ctx).top(&*self.table.get(ino)?)?;
         held.fs().readlink(ctx, held.ino())
     }
 
@@ -236,12 +243,12 @@ impl FileSystem for Union {
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let act = self.act();
+        let act = self.act(ctx);
         let dir = self.table.get(dir)?;
         let mut from = from;
         loop {
             let shared = self.changing.read();
-            let listed = act.list(ctx, &dir, from)?;
+            let listed = act.list(&dir, from)?;
             drop(shared);
             let Some(last) = listed.last() else { return Ok(()) };
             from = last.next;
@@ -261,7 +268,7 @@ impl FileSystem for Union {
         len: usize,
         sink: &mut dyn Sink,
     ) -> Result<usize> {
-        self.act().read(ctx, &*self.table.get(ino)?, offset, len, sink)
+        self.act(ctx).read(&*self.table.get(ino)?, offset, len, sink)
     }
 
     fn write(
@@ -271,11 +278,11 @@ impl FileSystem for Union {
         offset: u64,
         source: &mut dyn Source,
     ) -> Result<usize> {
-        self.act().write(ctx, &self.table.get(ino)?, offset, source)
+        self.act(ctx).write(&self.table.get(ino)?, offset, source)
     }
 
     fn reserve(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, len: u64) -> Result<()> {
-        let upper = self.act().written(ctx, &self.table.get(ino)?)?;
+        let upper = self.act(ctx).written(&self.table.get(ino)?)?;
         upper.fs().reserve(ctx, upper.ino(), offset, len)
     }
 
@@ -290,7 +297,7 @@ impl FileSystem for Union {
     }
 
     fn reserve_blocks(&self, count: u64) -> Result<()> {
-        self.act().upper()?.fs().reserve_blocks(count)
+        self.upper()?.fs().reserve_blocks(count)
     }
 
     fn release_blocks(&self, count: u64) {
@@ -307,7 +314,7 @@ impl FileSystem for Union {
         len: u64,
         left: u64,
     ) -> Result<u64> {
-        let upper = self.act().written(ctx, &self.table.get(ino)?)?;
+        let upper = self.act(ctx).written(&self.table.get(ino)?)?;
         upper.fs().reserve_aside(ctx, upper.ino(), offset, len, left)
     }
 
@@ -320,21 +327,21 @@ impl FileSystem for Union {
         len: u64,
     ) -> Result<Attr> {
         let node = self.table.get(ino)?;
-        let act = self.act();
-        act.fallocate(ctx, &node, mode, (offset, len))?;
-        act.attr(ctx, &node)
+        let act = self.act(ctx);
+        act.fallocate(&node, mode, (offset, len))?;
+        act.attr(&node)
     }
 
     fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
-        self.act().seek(ctx, &*self.table.get(ino)?, offset, target)
+        self.act(ctx).seek(&*self.table.get(ino)?, offset, target)
     }
 
     fn trim(&self, ctx: &OpCtx<'_>, len_min: u64) -> Result<u64> {
-        self.act().upper()?.fs().trim(ctx, len_min)
+        self.upper()?.fs().trim(ctx, len_min)
     }
 
     fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.act().getxattr(ctx, &*self.table.get(ino)?, name)
+        self.act(ctx).getxattr(&*self.table.get(ino)?, name)
     }
 
     fn setxattr(
@@ -345,15 +352,15 @@ impl FileSystem for Union {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<Attr> {
-        self.act().setxattr(ctx, &self.table.get(ino)?, name, value, mode)
+        self.act(ctx).setxattr(&self.table.get(ino)?, name, value, mode)
     }
 
     fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.act().listxattr(ctx, &*self.table.get(ino)?)
+        self.act(ctx).listxattr(&*self.table.get(ino)?)
     }
 
     fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
-        self.act().removexattr(ctx, &self.table.get(ino)?, name)
+        self.act(ctx).removexattr(&self.table.get(ino)?, name)
     }
 
     fn set_acl(
@@ -365,9 +372,9 @@ impl FileSystem for Union {
         perm: Option<u32>,
     ) -> Result<Attr> {
         let node = self.table.get(ino)?;
-        let upper = self.act().copied_up(ctx, &node)?;
+        let upper = self.act(ctx).copied_up(&node)?;
         upper.fs().set_acl(ctx, upper.ino(), kind, acl, perm)?;
-        self.act().attr(ctx, &node)
+        self.act(ctx).attr(&node)
     }
 
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {

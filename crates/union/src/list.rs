@@ -60,7 +60,7 @@ fn batch(ctx: &OpCtx<'_>, dir: &Held, from: u64, count: usize) -> Result<Vec<Raw
 
 impl Act<'_> {
     /// The entries that follow position `from`: none at the end only.
-    pub(crate) fn list(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>, from: u64) -> Result<Vec<Listed>> {
+    pub(crate) fn list(&self, dir: &Arc<Node>, from: u64) -> Result<Vec<Listed>> {
         dir.dir()?;
         if dir.state().is_removed {
             return Ok(Vec::new());
@@ -68,50 +68,51 @@ impl Act<'_> {
         let upper = dir.upper();
         if dir.lowers.is_empty() {
             let Some(upper) = upper else { return Ok(Vec::new()) };
-            return self.list_upper(ctx, dir, &upper, from, None);
+            return self.list_upper(dir, &upper, from, None);
         }
-        let stream = self.stream(ctx, dir)?;
+        let stream = self.stream(dir)?;
         let mut from = from;
         if from < IN_UPPER {
             let start = usize::try_from(from).unwrap_or(usize::MAX).min(stream.names().len());
-            let all = self.list_lowers(ctx, dir, upper.as_ref(), &stream, start)?;
+            let all = self.list_lowers(dir, upper.as_ref(), &stream, start)?;
             if !all.is_empty() {
                 return Ok(all);
             }
             from = IN_UPPER;
         }
         match upper {
-            Some(upper) => self.list_upper(ctx, dir, &upper, from - IN_UPPER, Some(&stream)),
+            Some(upper) => self.list_upper(dir, &upper, from - IN_UPPER, Some(&stream)),
             None => Ok(Vec::new()),
         }
     }
 
     /// Whether a directory has no entries.
-    pub(crate) fn is_empty(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>) -> Result<bool> {
-        Ok(self.list(ctx, dir, 0)?.is_empty())
+    pub(crate) fn is_empty(&self, dir: &Arc<Node>) -> Result<bool> {
+        Ok(self.list(dir, 0)?.is_empty())
     }
 
     /// The names of the lowers, and positions in the upper.
-    fn stream(&self, ctx: &OpCtx<'_>, dir: &Node) -> Result<Arc<Stream>> {
+    fn stream(&self, dir: &Node) -> Result<Arc<Stream>> {
         if let Some(stream) = dir.state().stream.clone() {
             return Ok(stream);
         }
-        let stream = Arc::new(Stream::new(self.names_in_lowers(ctx, dir)?));
+        let stream = Arc::new(Stream::new(self.names_in_lowers(dir)?));
         // Whichever was first stays: positions are numbered in one place.
         Ok(dir.state().stream.get_or_insert(stream).clone())
     }
 
-    fn names_in_lowers(&self, ctx: &OpCtx<'_>, dir: &Node) -> Result<Vec<Name>> {
+    fn names_in_lowers(&self, dir: &Node) -> Result<Vec<Name>> {
         let mut names = Vec::new();
         let mut seen: FxHashSet<Vec<u8>> = FxHashSet::default();
         for lower in &dir.lowers {
-            let files = find::has_files_as_whiteouts(ctx, &lower.held)?;
-            for raw in batch(ctx, &lower.held, 0, usize::MAX)? {
+            let files = find::has_files_as_whiteouts(self.ctx, &lower.held)?;
+            for raw in batch(self.ctx, &lower.held, 0, usize::MAX)? {
                 if seen.contains(&raw.name) || self.is_canary(dir, &raw.name) {
                     continue;
                 }
                 let suspect = raw.kind == Kind::Char || files && raw.kind == Kind::File;
-                if !suspect || matches!(find::entry(ctx, &lower.held, &raw.name)?, Entry::Node(..))
+                if !suspect
+                    || matches!(find::entry(self.ctx, &lower.held, &raw.name)?, Entry::Node(..))
                 {
                     let ino = self.table.number(self.rank(lower.index), raw.ino);
                     names.push(Name { name: raw.name.as_slice().into(), kind: raw.kind, ino });
@@ -124,7 +125,6 @@ impl Act<'_> {
 
     fn list_lowers(
         &self,
-        ctx: &OpCtx<'_>,
         dir: &Node,
         upper: Option<&Held>,
         stream: &Stream,
@@ -133,12 +133,12 @@ impl Act<'_> {
         let mut all = Vec::new();
         for (at, entry) in stream.names().iter().enumerate().skip(start) {
             let above = match upper {
-                Some(upper) => upper.lookup(ctx, &entry.name)?.is_some(),
+                Some(upper) => upper.lookup(self.ctx, &entry.name)?.is_some(),
                 None => false,
             };
             let (mut kind, mut ino) = (entry.kind, entry.ino);
             if above {
-                let Some(found) = self.find(ctx, dir, &entry.name)? else { continue };
+                let Some(found) = self.find(dir, &entry.name)? else { continue };
                 (kind, ino) = (found.kind(), self.identity(&found).0);
             }
             all.push(Listed { name: entry.name.to_vec(), kind, ino, next: at as u64 + 1 });
@@ -152,7 +152,6 @@ impl Act<'_> {
     /// Lists the upper, without the names of the lowers, which were listed before.
     fn list_upper(
         &self,
-        ctx: &OpCtx<'_>,
         dir: &Node,
         upper: &Held,
         from: u64,
@@ -167,9 +166,9 @@ impl Act<'_> {
         };
         let is_root = dir.ino == self.root.ino;
         let is_pure = dir.lowers.is_empty() && !dir.state().is_impure;
-        let files = find::has_files_as_whiteouts(ctx, upper)?;
+        let files = find::has_files_as_whiteouts(self.ctx, upper)?;
         loop {
-            let raw = batch(ctx, upper, from, BATCH)?;
+            let raw = batch(self.ctx, upper, from, BATCH)?;
             let Some(last) = raw.last() else { return Ok(Vec::new()) };
             from = last.next;
             let mut all = Vec::new();
@@ -182,7 +181,7 @@ impl Act<'_> {
                 let suspect = kind == Kind::Char || files && kind == Kind::File;
                 let mut shown = (kind, ino);
                 if suspect || !is_pure {
-                    let Some(found) = self.find(ctx, dir, &name)? else { continue };
+                    let Some(found) = self.find(dir, &name)? else { continue };
                     shown = (found.kind(), self.identity(&found).0);
                 }
                 let next = match stream {

@@ -2,7 +2,6 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
-use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
 
 use crate::Act;
@@ -21,21 +20,21 @@ pub(crate) enum Gap {
 
 impl Act<'_> {
     /// A directory's inode in the upper, to be changed. `ENOENT` for one that was removed.
-    pub(crate) fn open_dir(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>) -> Result<Held> {
+    pub(crate) fn open_dir(&self, dir: &Arc<Node>) -> Result<Held> {
         dir.dir()?;
         if dir.state().is_removed {
             return Err(Errno::ENOENT);
         }
-        self.copy_up(ctx, dir, None)
+        self.copy_up(dir, None)
     }
 
     /// Looks where a new name is wanted. `EEXIST`; `EPERM` for the name that is ours.
-    fn gap(&self, ctx: &OpCtx<'_>, dir: &Node, held: &Held, name: &[u8]) -> Result<Gap> {
+    fn gap(&self, dir: &Node, held: &Held, name: &[u8]) -> Result<Gap> {
         if self.is_canary(dir, name) {
             return Err(Errno::EPERM);
         }
-        let in_lowers = self.is_in_lowers(ctx, dir, name)?;
-        match find::entry(ctx, held, name)? {
+        let in_lowers = self.is_in_lowers(dir, name)?;
+        match find::entry(self.ctx, held, name)? {
             Entry::Node(..) => Err(Errno::EEXIST),
             Entry::Whiteout => Ok(Gap::Whiteout(in_lowers)),
             Entry::Absent if in_lowers => Err(Errno::EEXIST),
@@ -46,7 +45,6 @@ impl Act<'_> {
     /// `FileSystem::create`.
     pub(crate) fn create(
         &self,
-        ctx: &OpCtx<'_>,
         dir: &Arc<Node>,
         name: &[u8],
         new: &NewNode<'_>,
@@ -56,31 +54,31 @@ impl Act<'_> {
             return Err(Errno::EPERM);
         }
         let upper = self.upper()?;
-        let held = self.open_dir(ctx, dir)?;
-        let made = match self.gap(ctx, dir, &held, name)? {
+        let held = self.open_dir(dir)?;
+        let made = match self.gap(dir, &held, name)? {
             Gap::Free => {
-                let made = upper.fs().create(ctx, held.ino(), name, new)?;
+                let made = upper.fs().create(self.ctx, held.ino(), name, new)?;
                 upper.layer.adopt(made.node.ino)
             }
             Gap::Whiteout(in_lowers) => {
-                let (aside, made, _) = upper.make(ctx, new)?;
+                let (aside, made, _) = upper.make(self.ctx, new)?;
                 if new.kind == Kind::Dir && in_lowers {
-                    let marked = upper.set_mark(ctx, made.ino(), Mark::Opaque, b"y");
-                    marked.inspect_err(|_| upper.discard(ctx, &aside))?;
+                    let marked = upper.set_mark(self.ctx, made.ino(), Mark::Opaque, b"y");
+                    marked.inspect_err(|_| upper.discard(self.ctx, &aside))?;
                 }
-                upper.place_over(ctx, (&aside, new.kind), &held, name)?;
+                upper.place_over(self.ctx, (&aside, new.kind), &held, name)?;
                 made
             }
         };
-        let attr = made.attr(ctx)?;
-        let node = self.node(ctx, dir, name, find::in_upper(made, attr))?;
-        Ok(Changed { dir: self.attr(ctx, dir)?, node: self.attr(ctx, &node)? })
+        let attr = made.attr(self.ctx)?;
+        let node = self.node(dir, name, find::in_upper(made, attr))?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
     }
 
     /// `FileSystem::create_unlinked`.
-    pub(crate) fn create_unlinked(&self, ctx: &OpCtx<'_>, new: &NewNode<'_>) -> Result<Attr> {
+    pub(crate) fn create_unlinked(&self, new: &NewNode<'_>) -> Result<Attr> {
         let upper = self.upper()?;
-        let attr = upper.fs().create_unlinked(ctx, upper.root.ino(), new)?;
+        let attr = upper.fs().create_unlinked(self.ctx, upper.root.ino(), new)?;
         let held = upper.layer.adopt(attr.ino);
         let node = self.table.enter(Parts {
             ino: attr.ino,
@@ -91,65 +89,59 @@ impl Act<'_> {
             lower_path: Box::default(),
             state: State { upper: Some(held), ..State::default() },
         });
-        self.attr(ctx, &*node.ok_or(Errno::ESTALE)?)
+        self.attr(&*node.ok_or(Errno::ESTALE)?)
     }
 
     /// `FileSystem::link`.
-    pub(crate) fn link(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        dir: &Arc<Node>,
-        name: &[u8],
-    ) -> Result<Changed> {
+    pub(crate) fn link(&self, node: &Arc<Node>, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
         if node.kind == Kind::Dir {
             return Err(Errno::EPERM);
         }
         let upper = self.upper()?;
-        let dir_held = self.open_dir(ctx, dir)?;
-        let gap = self.gap(ctx, dir, &dir_held, name)?;
-        let held = self.copy_up(ctx, node, None)?;
-        self.redirect(ctx, node, &held)?;
-        self.make_impure(ctx, dir, &dir_held)?;
+        let dir_held = self.open_dir(dir)?;
+        let gap = self.gap(dir, &dir_held, name)?;
+        let held = self.copy_up(node, None)?;
+        self.redirect(node, &held)?;
+        self.make_impure(dir, &dir_held)?;
         match gap {
-            Gap::Free => drop(upper.fs().link(ctx, held.ino(), dir_held.ino(), name)?),
+            Gap::Free => drop(upper.fs().link(self.ctx, held.ino(), dir_held.ino(), name)?),
             Gap::Whiteout(_) => {
                 let aside = upper.fresh_name();
-                upper.fs().link(ctx, held.ino(), upper.tmp(), &aside)?;
-                upper.place_over(ctx, (&aside, node.kind), &dir_held, name)?;
+                upper.fs().link(self.ctx, held.ino(), upper.tmp(), &aside)?;
+                upper.place_over(self.ctx, (&aside, node.kind), &dir_held, name)?;
             }
         }
         node.state().place.get_or_insert_with(|| Place { dir: dir.clone(), name: name.into() });
-        Ok(Changed { dir: self.attr(ctx, dir)?, node: self.attr(ctx, node)? })
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(node)? })
     }
 
     /// `FileSystem::unlink`.
-    pub(crate) fn unlink(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
+    pub(crate) fn unlink(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
         let upper = self.upper()?;
-        let held = self.open_dir(ctx, dir)?;
-        let found = self.find(ctx, dir, name)?.ok_or(Errno::ENOENT)?;
+        let held = self.open_dir(dir)?;
+        let found = self.find(dir, name)?.ok_or(Errno::ENOENT)?;
         if found.kind() == Kind::Dir {
             return Err(Errno::EISDIR);
         }
-        let node = self.node(ctx, dir, name, found)?;
-        self.before_removal(ctx, &node)?;
-        let is_covered = held.lookup(ctx, name)?.is_some();
-        match self.is_in_lowers(ctx, dir, name)? {
-            true => upper.white_out(ctx, &held, name)?,
-            false => drop(upper.fs().unlink(ctx, held.ino(), name)?),
+        let node = self.node(dir, name, found)?;
+        self.before_removal(&node)?;
+        let is_covered = held.lookup(self.ctx, name)?.is_some();
+        match self.is_in_lowers(dir, name)? {
+            true => upper.white_out(self.ctx, &held, name)?,
+            false => drop(upper.fs().unlink(self.ctx, held.ino(), name)?),
         }
-        self.after_removal(ctx, &node, (dir, name), is_covered)?;
-        Ok(Changed { dir: self.attr(ctx, dir)?, node: self.attr(ctx, &node)? })
+        self.after_removal(&node, (dir, name), is_covered)?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
     }
 
     /// Before a name of a file goes: one of several names in the lowers is counted in the upper.
-    pub(crate) fn before_removal(&self, ctx: &OpCtx<'_>, node: &Arc<Node>) -> Result<()> {
+    pub(crate) fn before_removal(&self, node: &Arc<Node>) -> Result<()> {
         if node.upper().is_some() || node.kind == Kind::Dir {
             return Ok(());
         }
         let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
-        match lower.held.attr(ctx)?.nlink > 1 {
-            true => self.copy_up(ctx, node, None).map(|_| ()),
+        match lower.held.attr(self.ctx)?.nlink > 1 {
+            true => self.copy_up(node, None).map(|_| ()),
             false => Ok(()),
         }
     }
@@ -157,7 +149,6 @@ impl Act<'_> {
     /// After a name of a node went. `is_covered`: the upper had it.
     pub(crate) fn after_removal(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Arc<Node>,
         (dir, name): (&Arc<Node>, &[u8]),
         is_covered: bool,
@@ -172,52 +163,46 @@ impl Act<'_> {
         let Some(held) = node.upper() else { return Ok(()) };
         let mut uncovered = node.state().uncovered;
         if let Some(left) = uncovered.filter(|&left| left > 0 && !is_covered) {
-            self.set_uncovered(ctx, node, &held, left - 1)?;
+            self.set_uncovered(node, &held, left - 1)?;
             uncovered = Some(left - 1);
         }
-        if uncovered == Some(0) && held.attr(ctx)?.nlink == 1 {
-            self.upper()?.remove_from_index(ctx, node)?;
+        if uncovered == Some(0) && held.attr(self.ctx)?.nlink == 1 {
+            self.upper()?.remove_from_index(self.ctx, node)?;
             node.state().uncovered = None;
         }
         Ok(())
     }
 
     /// `FileSystem::rmdir`.
-    pub(crate) fn rmdir(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
+    pub(crate) fn rmdir(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Changed> {
         let upper = self.upper()?;
-        let held = self.open_dir(ctx, dir)?;
-        let found = self.find(ctx, dir, name)?.ok_or(Errno::ENOENT)?;
+        let held = self.open_dir(dir)?;
+        let found = self.find(dir, name)?.ok_or(Errno::ENOENT)?;
         if found.kind() != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        let node = self.node(ctx, dir, name, found)?;
-        if !self.is_empty(ctx, &node)? {
+        let node = self.node(dir, name, found)?;
+        if !self.is_empty(&node)? {
             return Err(Errno::ENOTEMPTY);
         }
-        let in_lowers = self.is_in_lowers(ctx, dir, name)?;
+        let in_lowers = self.is_in_lowers(dir, name)?;
         match node.upper() {
-            None => upper.white_out(ctx, &held, name)?,
-            Some(_) if in_lowers => upper.white_out_dir(ctx, &held, name)?,
+            None => upper.white_out(self.ctx, &held, name)?,
+            Some(_) if in_lowers => upper.white_out_dir(self.ctx, &held, name)?,
             Some(own) => {
-                self.clear(ctx, &node, (&held, name), &own)?;
-                upper.fs().rmdir(ctx, held.ino(), name)?;
+                self.clear(&node, (&held, name), &own)?;
+                upper.fs().rmdir(self.ctx, held.ino(), name)?;
             }
         }
-        self.after_removal(ctx, &node, (dir, name), true)?;
-        Ok(Changed { dir: self.attr(ctx, dir)?, node: self.attr(ctx, &node)? })
+        self.after_removal(&node, (dir, name), true)?;
+        Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
     }
 
     /// Puts an empty directory in the place of one of the upper that holds nothing but whiteouts.
-    pub(crate) fn clear(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Node,
-        (dir, name): (&Held, &[u8]),
-        own: &Held,
-    ) -> Result<()> {
+    pub(crate) fn clear(&self, node: &Node, (dir, name): (&Held, &[u8]), own: &Held) -> Result<()> {
         let upper = self.upper()?;
         let mut has_entries = false;
-        upper.fs().readdir(ctx, own.ino(), 0, &mut |_| {
+        upper.fs().readdir(self.ctx, own.ino(), 0, &mut |_| {
             has_entries = true;
             false
         })?;
@@ -225,13 +210,13 @@ impl Act<'_> {
             return Ok(());
         }
         if node.lowers.is_empty() {
-            return upper.empty(ctx, own);
+            return upper.empty(self.ctx, own);
         }
-        let attr = own.attr(ctx)?;
+        let attr = own.attr(self.ctx)?;
         let new = NewNode { uid: attr.uid, gid: attr.gid, ..NewNode::new(Kind::Dir, attr.perm) };
-        let (aside, made, _) = upper.make(ctx, &new)?;
-        let marked = upper.set_mark(ctx, made.ino(), Mark::Opaque, b"y");
-        marked.inspect_err(|_| upper.discard(ctx, &aside))?;
-        upper.place_over(ctx, (&aside, Kind::Dir), dir, name)
+        let (aside, made, _) = upper.make(self.ctx, &new)?;
+        let marked = upper.set_mark(self.ctx, made.ino(), Mark::Opaque, b"y");
+        marked.inspect_err(|_| upper.discard(self.ctx, &aside))?;
+        upper.place_over(self.ctx, (&aside, Kind::Dir), dir, name)
     }
 }

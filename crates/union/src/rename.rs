@@ -25,44 +25,34 @@ struct Above<'a> {
 
 impl Act<'_> {
     /// `FileSystem::rename`. `EINVAL` for [`RenameMode::Whiteout`], as from overlayfs.
-    pub(crate) fn rename(
-        &self,
-        ctx: &OpCtx<'_>,
-        from: End<'_>,
-        to: End<'_>,
-        mode: RenameMode,
-    ) -> Result<Renamed> {
+    pub(crate) fn rename(&self, from: End<'_>, to: End<'_>, mode: RenameMode) -> Result<Renamed> {
         if mode == RenameMode::Whiteout {
             return Err(Errno::EINVAL);
         }
         if self.is_canary(to.0, to.1) {
             return Err(Errno::EPERM);
         }
-        let moved = self.find(ctx, from.0, from.1)?.ok_or(Errno::ENOENT)?;
-        let moved = self.node(ctx, from.0, from.1, moved)?;
-        let other = self
-            .find(ctx, to.0, to.1)?
-            .map(|other| self.node(ctx, to.0, to.1, other))
-            .transpose()?;
+        let moved = self.find(from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let moved = self.node(from.0, from.1, moved)?;
+        let other = self.find(to.0, to.1)?.map(|other| self.node(to.0, to.1, other)).transpose()?;
         match (mode, &other) {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
             (RenameMode::Exchange, None) => return Err(Errno::ENOENT),
             (_, Some(other)) if Arc::ptr_eq(other, &moved) => {}
-            (RenameMode::Exchange, Some(other)) => self.exchange(ctx, from, to, &moved, other)?,
-            _ => self.replace(ctx, from, to, &moved, other.as_ref())?,
+            (RenameMode::Exchange, Some(other)) => self.exchange(from, to, &moved, other)?,
+            _ => self.replace(from, to, &moved, other.as_ref())?,
         }
         let other = other.filter(|other| !Arc::ptr_eq(other, &moved));
         Ok(Renamed {
-            from_dir: self.attr(ctx, from.0)?,
-            to_dir: self.attr(ctx, to.0)?,
-            node: self.attr(ctx, &moved)?,
-            other: other.map(|other| self.attr(ctx, &other)).transpose()?,
+            from_dir: self.attr(from.0)?,
+            to_dir: self.attr(to.0)?,
+            node: self.attr(&moved)?,
+            other: other.map(|other| self.attr(&other)).transpose()?,
         })
     }
 
     fn replace(
         &self,
-        ctx: &OpCtx<'_>,
         from: End<'_>,
         to: End<'_>,
         moved: &Arc<Node>,
@@ -76,34 +66,34 @@ impl Act<'_> {
             _ => {}
         }
         if let Some(other) = other.filter(|_| is_dir)
-            && !self.is_empty(ctx, other)?
+            && !self.is_empty(other)?
         {
             return Err(Errno::ENOTEMPTY);
         }
-        let (from_held, to_held) = (self.open_dir(ctx, from.0)?, self.open_dir(ctx, to.0)?);
-        self.prepare(ctx, moved, from, (to, &to_held))?;
+        let (from_held, to_held) = (self.open_dir(from.0)?, self.open_dir(to.0)?);
+        self.prepare(moved, from, (to, &to_held))?;
         if let Some(other) = other {
-            self.before_removal(ctx, other)?;
+            self.before_removal(other)?;
         }
-        let above = find::entry(ctx, &to_held, to.1)?;
+        let above = find::entry(self.ctx, &to_held, to.1)?;
         if let (Entry::Node(own, _), Some(other), true) = (&above, other, is_dir) {
-            self.clear(ctx, other, (&to_held, to.1), own)?;
+            self.clear(other, (&to_held, to.1), own)?;
         }
-        let leaves_whiteout = self.is_in_lowers(ctx, from.0, from.1)?;
+        let leaves_whiteout = self.is_in_lowers(from.0, from.1)?;
         let (from_above, to_above) =
             (Above { dir: &from_held, name: from.1 }, Above { dir: &to_held, name: to.1 });
         match (&above, leaves_whiteout) {
             (Entry::Whiteout, _) if is_dir => {
-                swap(ctx, upper, from_above, to_above, leaves_whiteout)?;
+                swap(self.ctx, upper, from_above, to_above, leaves_whiteout)?;
             }
-            (_, true) => move_and_white_out(ctx, upper, from_above, to_above, is_dir)?,
+            (_, true) => move_and_white_out(self.ctx, upper, from_above, to_above, is_dir)?,
             (_, false) => {
                 let mode = RenameMode::Replace;
-                upper.fs().rename(ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
+                upper.fs().rename(self.ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
             }
         }
         if let Some(other) = other {
-            self.after_removal(ctx, other, to, matches!(above, Entry::Node(..)))?;
+            self.after_removal(other, to, matches!(above, Entry::Node(..)))?;
         }
         put(moved, to);
         Ok(())
@@ -111,18 +101,17 @@ impl Act<'_> {
 
     fn exchange(
         &self,
-        ctx: &OpCtx<'_>,
         from: End<'_>,
         to: End<'_>,
         moved: &Arc<Node>,
         other: &Arc<Node>,
     ) -> Result<()> {
         let upper = self.upper()?;
-        let (from_held, to_held) = (self.open_dir(ctx, from.0)?, self.open_dir(ctx, to.0)?);
-        self.prepare(ctx, moved, from, (to, &to_held))?;
-        self.prepare(ctx, other, to, (from, &from_held))?;
+        let (from_held, to_held) = (self.open_dir(from.0)?, self.open_dir(to.0)?);
+        self.prepare(moved, from, (to, &to_held))?;
+        self.prepare(other, to, (from, &from_held))?;
         let mode = RenameMode::Exchange;
-        upper.fs().rename(ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
+        upper.fs().rename(self.ctx, from_held.ino(), from.1, to_held.ino(), to.1, mode)?;
         put(moved, to);
         put(other, from);
         Ok(())
@@ -131,21 +120,20 @@ impl Act<'_> {
     /// Brings what is about to move into the upper, with the marks that it needs where it goes.
     fn prepare(
         &self,
-        ctx: &OpCtx<'_>,
         moved: &Arc<Node>,
         from: End<'_>,
         (to, to_held): (End<'_>, &Held),
     ) -> Result<()> {
-        let held = self.copy_up(ctx, moved, None)?;
-        self.cover(ctx, moved, from.0, from.1)?;
-        self.redirect(ctx, moved, &held)?;
+        let held = self.copy_up(moved, None)?;
+        self.cover(moved, from.0, from.1)?;
+        self.redirect(moved, &held)?;
         let is_pure_dir = moved.kind == Kind::Dir && moved.lowers.is_empty();
-        if is_pure_dir && self.is_in_lowers(ctx, to.0, to.1)? {
-            self.upper()?.set_mark(ctx, held.ino(), Mark::Opaque, b"y")?;
+        if is_pure_dir && self.is_in_lowers(to.0, to.1)? {
+            self.upper()?.set_mark(self.ctx, held.ino(), Mark::Opaque, b"y")?;
         }
         let from_mixed = !from.0.lowers.is_empty() || from.0.state().is_impure;
         match from_mixed && !Arc::ptr_eq(from.0, to.0) {
-            true => self.make_impure(ctx, to.0, to_held),
+            true => self.make_impure(to.0, to_held),
             false => Ok(()),
         }
     }

@@ -14,25 +14,25 @@ impl Union {
     /// called again. `EROFS` without an upper; `ENOSPC`.
     pub fn solidify(&self) -> Result<u64> {
         let ctx = &OpCtx::service();
-        let act = self.act();
-        let upper = act.upper()?;
+        let act = self.act(ctx);
+        let upper = self.upper()?;
         let mut count = 0;
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
             let _alone = self.changing.write();
-            for name in act.names_above(ctx, &dir)? {
-                let Some(found) = act.find(ctx, &dir, &name)? else { continue };
+            for name in act.names_above(&dir)? {
+                let Some(found) = act.find(&dir, &name)? else { continue };
                 if found.upper.is_none() {
                     continue;
                 }
                 let kind = found.kind();
                 // A node that the VFS does not hold goes at the end of this.
-                let node = act.node(ctx, &dir, &name, found)?;
+                let node = act.node(&dir, &name, found)?;
                 let is_partial = node.state().below.is_some();
                 match node.upper() {
                     _ if kind == Kind::Dir => left.push(node),
                     Some(held) if is_partial => {
-                        act.complete_keeping_times(ctx, &node, &held)?;
+                        act.complete_keeping_times(&node, &held)?;
                         count += 1;
                     }
                     _ => {}
@@ -46,10 +46,10 @@ impl Union {
 
 impl Act<'_> {
     /// The names that the upper has in a directory.
-    fn names_above(&self, ctx: &OpCtx<'_>, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
+    fn names_above(&self, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         if let Some(held) = dir.upper() {
-            held.fs().readdir(ctx, held.ino(), 0, &mut |entry| {
+            held.fs().readdir(self.ctx, held.ino(), 0, &mut |entry| {
                 names.push(entry.name.to_vec());
                 true
             })?;

@@ -2,20 +2,13 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
-use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{AclKind, Attr, Kind, SetAttr, XattrMode};
 
 use crate::Act;
 use crate::layer::Held;
 use crate::node::Node;
-use crate::upper::Upper;
 
 impl Act<'_> {
-    /// The upper; `EROFS` without one.
-    pub(crate) fn upper(&self) -> Result<&Upper> {
-        self.union.upper.as_ref().ok_or(Errno::EROFS)
-    }
-
     /// The inode whose state a node shows.
     pub(crate) fn top(&self, node: &Node) -> Result<Held> {
         let lower = || node.lowers.first().map(|lower| lower.held.clone());
@@ -23,8 +16,8 @@ impl Act<'_> {
     }
 
     /// A node's state.
-    pub(crate) fn attr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Attr> {
-        let own = self.top(node)?.attr(ctx)?;
+    pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
+        let own = self.top(node)?.attr(self.ctx)?;
         let (is_removed, has_upper, below, uncovered) = {
             let state = node.state();
             (state.is_removed, state.upper.is_some(), state.below, state.uncovered)
@@ -42,33 +35,33 @@ impl Act<'_> {
         };
         let mut blocks = own.blocks;
         if let (Some(_), Some(lower), true) = (below, node.data(), has_upper) {
-            blocks = blocks.max(lower.attr(ctx)?.blocks.min(own.size.div_ceil(512)));
+            blocks = blocks.max(lower.attr(self.ctx)?.blocks.min(own.size.div_ceil(512)));
         }
         Ok(Attr { ino: node.ino, generation: node.generation, nlink, blocks, ..own })
     }
 
     /// `FileSystem::setattr`.
-    pub(crate) fn set(&self, ctx: &OpCtx<'_>, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn set(&self, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
         // As overlayfs: to have been read is no reason to copy something up.
         let is_kept_atime = set.ctime.is_some()
             && *set == SetAttr { atime: set.atime, ctime: set.ctime, ..SetAttr::default() };
         if is_kept_atime && node.upper().is_none() {
-            return self.attr(ctx, node);
+            return self.attr(node);
         }
         match set.size {
-            Some(size) => self.truncate(ctx, node, size, set)?,
+            Some(size) => self.truncate(node, size, set)?,
             None => {
-                let upper = self.copied_up(ctx, node)?;
-                upper.fs().setattr(ctx, upper.ino(), set)?;
+                let upper = self.copied_up(node)?;
+                upper.fs().setattr(self.ctx, upper.ino(), set)?;
             }
         }
-        self.attr(ctx, node)
+        self.attr(node)
     }
 
     /// `FileSystem::getxattr`.
-    pub(crate) fn getxattr(&self, ctx: &OpCtx<'_>, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn getxattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         let top = self.top(node)?;
-        match top.fs().getxattr(ctx, top.ino(), &top.layer().space().kept(name)) {
+        match top.fs().getxattr(self.ctx, top.ino(), &top.layer().space().kept(name)) {
             // A layer that keeps no access lists, under an upper that does: the file has none.
             Err(Errno::EOPNOTSUPP) if self.character.acls && AclKind::from_name(name).is_some() => {
                 Err(Errno::ENODATA)
@@ -78,16 +71,15 @@ impl Act<'_> {
     }
 
     /// `FileSystem::listxattr`.
-    pub(crate) fn listxattr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn listxattr(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
         let top = self.top(node)?;
-        let names = top.fs().listxattr(ctx, top.ino())?;
+        let names = top.fs().listxattr(self.ctx, top.ino())?;
         Ok(names.iter().filter_map(|name| top.layer().space().shown(name)).collect())
     }
 
     /// `FileSystem::setxattr`.
     pub(crate) fn setxattr(
         &self,
-        ctx: &OpCtx<'_>,
         node: &Arc<Node>,
         name: &[u8],
         value: &[u8],
@@ -95,30 +87,25 @@ impl Act<'_> {
     ) -> Result<Attr> {
         // What is refused anyway copies nothing up.
         if node.upper().is_none() && mode != XattrMode::Any {
-            match (self.getxattr(ctx, node, name), mode) {
+            match (self.getxattr(node, name), mode) {
                 (Ok(_), XattrMode::Create) => return Err(Errno::EEXIST),
                 (Err(errno), XattrMode::Replace) => return Err(errno),
                 _ => {}
             }
         }
-        let upper = self.copied_up(ctx, node)?;
+        let upper = self.copied_up(node)?;
         let kept = upper.layer().space().kept(name);
-        upper.fs().setxattr(ctx, upper.ino(), &kept, value, mode)?;
-        self.attr(ctx, node)
+        upper.fs().setxattr(self.ctx, upper.ino(), &kept, value, mode)?;
+        self.attr(node)
     }
 
     /// `FileSystem::removexattr`.
-    pub(crate) fn removexattr(
-        &self,
-        ctx: &OpCtx<'_>,
-        node: &Arc<Node>,
-        name: &[u8],
-    ) -> Result<Attr> {
+    pub(crate) fn removexattr(&self, node: &Arc<Node>, name: &[u8]) -> Result<Attr> {
         if node.upper().is_none() {
-            self.getxattr(ctx, node, name)?;
+            self.getxattr(node, name)?;
         }
-        let upper = self.copied_up(ctx, node)?;
-        upper.fs().removexattr(ctx, upper.ino(), &upper.layer().space().kept(name))?;
-        self.attr(ctx, node)
+        let upper = self.copied_up(node)?;
+        upper.fs().removexattr(self.ctx, upper.ino(), &upper.layer().space().kept(name))?;
+        self.attr(node)
     }
 }
