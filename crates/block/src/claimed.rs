@@ -100,7 +100,7 @@ fn is_over(device: &Path, below: &Below) -> bool {
     }
 }
 
-/// Whether a device takes no writes, whoever opens it (`BLKROGET`).
+/// Whether a device takes no writes, however it is opened (`ro` in sysfs; `BLKROGET`).
 pub(crate) fn is_read_only_device(stat: &Stat) -> bool {
     is_read_only(&Path::new("/sys/dev/block").join(number_text(stat.st_rdev)))
 }

@@ -15,8 +15,8 @@
 //!
 //! # Locking
 //!
-//! `state → slot`. A channel takes the lock of its own slot alone, which nobody else wants but
-//! [`Replaceable::replace`].
+//! `state → slot`. A channel takes the lock of its own slot alone, for which only
+//! [`Replaceable::replace`] contends.
 
 use std::sync::{Arc, Weak};
 

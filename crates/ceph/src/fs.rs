@@ -64,17 +64,24 @@ impl CephFs {
         Ok(Changed { dir: Self::state(dir)?, node })
     }
 
-    /// The node of a name that is about to go, held for as long as this returns it.
-    fn leaving(&self, dir: &Node, name: &[u8]) -> Result<(Inode, Stat)> {
-        dir.inode.lookup(name)
+    /// A name of this inode is about to go. If it is the last one of a regular file that the VFS
+    /// holds, the data lives on until the VFS forgets it.
+    fn keep_data(&self, stat: &Stat) -> Result<()> {
+        if stat.is_file()
+            && stat.nlink == 1
+            && let Ok(node) = self.inodes.get(self.inodes.number_of(stat))
+        {
+            node.pin()?;
+        }
+        Ok(())
     }
 
     /// The state of an inode after a name of it went. It may be gone.
-    fn after(&self, (inode, before): &(Inode, Stat)) -> Result<Attr> {
+    fn after(&self, inode: &Inode, before: &Stat) -> Result<Attr> {
         let mut stat = inode.stat().unwrap_or(*before);
         stat.nlink = stat.nlink.min(before.nlink.saturating_sub(1));
         // A directory goes with its one name, whatever the client still remembers.
-        if u32::from(before.mode) & libc::S_IFMT == libc::S_IFDIR {
+        if before.is_dir() {
             stat.nlink = 0;
         }
         attr(self.inodes.number_of(before), &stat)
@@ -182,19 +189,8 @@ fn changes(now: Time, set: &SetAttr) -> (Stat, i32) {
 
 impl FileSystem for CephFs {
     fn character(&self) -> Character {
-        Character {
-            // Other hosts change the files beside us, and libcephfs' cache holds them already.
-            cache_data: false,
-            volatile: true,
-            read_only: false,
-            max_file_size: i64::MAX as u64,
-            max_links: u32::MAX,
-            max_dir_links: u32::MAX,
-            whole_seconds: false,
-            acls: false,
-            flags: 0,
-            attributes: 0,
-        }
+        // Other hosts change the files beside us, and libcephfs' cache holds them already.
+        Character::VOLATILE
     }
 
     fn root(&self) -> Result<Attr> {
@@ -221,26 +217,24 @@ impl FileSystem for CephFs {
     fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let dir = self.inodes.get(dir)?;
         let owner = self.mount.owner(new.uid.0, new.gid.0)?;
-        let mode = new.kind.mode_bits() | new.perm;
-        let made = match new.kind {
+        let (node, stat) = match new.kind {
             Kind::File => {
                 let (inode, file, stat) = dir.inode.create(name, new.perm, &owner)?;
                 let node = self.inodes.hold(inode, &stat);
-                node.put_writer(file);
-                (attr(node.ino, &stat)?, node)
+                self.inodes.put_writer(&node, file);
+                (node, stat)
             }
             kind => {
                 let new = match kind {
                     Kind::Dir => New::Dir(new.perm),
                     Kind::Symlink => New::Symlink(new.target),
-                    _ => New::Node(mode, new.rdev),
+                    _ => New::Node(new.kind.mode_bits() | new.perm, new.rdev),
                 };
                 let (inode, stat) = dir.inode.make(name, new, &owner)?;
-                let node = self.inodes.hold(inode, &stat);
-                (attr(node.ino, &stat)?, node)
+                (self.inodes.hold(inode, &stat), stat)
             }
         };
-        let (mut attr, node) = made;
+        let mut attr = attr(node.ino, &stat)?;
         // The MDS takes some bits and the group from the directory; what was decided above counts.
         if attr.kind != Kind::Symlink && (attr.perm, attr.gid) != (new.perm, new.gid) {
             let (mut stat, mask) = (Stat::empty(), change::MODE | change::GID);
@@ -266,15 +260,10 @@ impl FileSystem for CephFs {
 
     fn unlink(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.inodes.get(dir)?;
-        let gone = self.leaving(&dir, name)?;
-        let is_file = u32::from(gone.1.mode) & libc::S_IFMT == libc::S_IFREG;
-        if let (true, 1, Ok(node)) =
-            (is_file, gone.1.nlink, self.inodes.get(self.inodes.number_of(&gone.1)))
-        {
-            node.pin()?;
-        }
+        let (inode, stat) = dir.inode.lookup(name)?;
+        self.keep_data(&stat)?;
         dir.inode.unlink(name)?;
-        self.changed(&dir, self.after(&gone)?)
+        self.changed(&dir, self.after(&inode, &stat)?)
     }
 
     fn unlink_last(
@@ -285,27 +274,26 @@ impl FileSystem for CephFs {
         is_over: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Last>> {
         let dir = self.inodes.get(dir)?;
-        let gone = self.leaving(&dir, name)?;
-        if gone.1.nlink != 1 {
+        let (_inode, stat) = dir.inode.lookup(name)?;
+        if stat.nlink != 1 {
             return Ok(None);
         }
         let is_freed = is_over();
-        let ino = self.inodes.number_of(&gone.1);
-        if !is_freed && let Ok(node) = self.inodes.get(ino) {
-            node.pin()?;
+        if !is_freed {
+            self.keep_data(&stat)?;
         }
         dir.inode.unlink(name)?;
         if is_freed {
-            self.inodes.forget(ino);
+            self.inodes.forget(self.inodes.number_of(&stat));
         }
         Ok(Some(Last { dir: Self::state(&dir)?, is_freed }))
     }
 
     fn rmdir(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.inodes.get(dir)?;
-        let gone = self.leaving(&dir, name)?;
+        let (inode, stat) = dir.inode.lookup(name)?;
         dir.inode.rmdir(name)?;
-        self.changed(&dir, self.after(&gone)?)
+        self.changed(&dir, self.after(&inode, &stat)?)
     }
 
     fn rename(
@@ -318,8 +306,8 @@ impl FileSystem for CephFs {
         mode: RenameMode,
     ) -> Result<Renamed> {
         let (from_dir, to_dir) = (self.inodes.get(from_dir)?, self.inodes.get(to_dir)?);
-        let moved = from_dir.inode.lookup(from)?;
-        let replaced = match self.leaving(&to_dir, to) {
+        let (inode, stat) = from_dir.inode.lookup(from)?;
+        let replaced = match to_dir.inode.lookup(to) {
             Ok(replaced) => Some(replaced),
             Err(Errno::ENOENT) => None,
             Err(errno) => return Err(errno),
@@ -333,21 +321,15 @@ impl FileSystem for CephFs {
                 return Err(Errno::EINVAL);
             }
         }
-        if let Some((_, stat)) = &replaced
-            && let Ok(node) = self.inodes.get(self.inodes.number_of(stat))
-            && u32::from(stat.mode) & libc::S_IFMT == libc::S_IFREG
-            && stat.nlink == 1
-        {
-            node.pin()?;
+        if let Some((_, stat)) = &replaced {
+            self.keep_data(stat)?;
         }
         from_dir.inode.rename(from, &to_dir.inode, to)?;
         Ok(Renamed {
             from_dir: Self::state(&from_dir)?,
             to_dir: Self::state(&to_dir)?,
-            node: self
-                .adopt((moved.0, moved.1))
-                .and_then(|attr| Self::state(&*self.inodes.get(attr.ino)?))?,
-            other: replaced.map(|replaced| self.after(&replaced)).transpose()?,
+            node: Self::state(&self.inodes.hold(inode, &stat))?,
+            other: replaced.map(|(inode, stat)| self.after(&inode, &stat)).transpose()?,
         })
     }
 
@@ -389,7 +371,7 @@ impl FileSystem for CephFs {
         len: usize,
         sink: &mut dyn Sink,
     ) -> Result<usize> {
-        let file = self.inodes.get(ino)?.reader()?;
+        let file = self.inodes.reader(ino)?;
         let mut piece = vec![0; len.min(PIECE_BYTES)];
         let mut done = 0;
         while done < len {
@@ -411,7 +393,7 @@ impl FileSystem for CephFs {
         offset: u64,
         source: &mut dyn Source,
     ) -> Result<usize> {
-        let file = self.inodes.get(ino)?.writer()?;
+        let file = self.inodes.writer(ino)?;
         let len = source.len();
         let mut piece = vec![0; len.min(PIECE_BYTES)];
         let mut done = 0;
@@ -439,13 +421,12 @@ impl FileSystem for CephFs {
         offset: u64,
         len: u64,
     ) -> Result<Attr> {
-        let node = self.inodes.get(ino)?;
         if mode != Fallocate::PunchHole {
             return Err(Errno::EOPNOTSUPP);
         }
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        node.writer()?.fallocate(flags, offset, len)?;
-        Self::state(&node)
+        self.inodes.writer(ino)?.fallocate(flags, offset, len)?;
+        Self::state(&*self.inodes.get(ino)?)
     }
 
     fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Ino, Result};
 
 use crate::ffi::{Inode, OpenFile, Stat};
@@ -68,20 +68,8 @@ impl Node {
         self.is_dir
     }
 
-    /// A handle to read with.
-    pub(crate) fn reader(&self) -> Result<Arc<OpenFile>> {
-        self.handle(false)
-    }
-
-    /// A handle to write with. `EROFS` in a snapshot.
-    pub(crate) fn writer(&self) -> Result<Arc<OpenFile>> {
-        if !self.key.is_living() {
-            return Err(Errno::EROFS);
-        }
-        self.handle(true)
-    }
-
-    fn handle(&self, writes: bool) -> Result<Arc<OpenFile>> {
+    /// A handle to read or to write with, and whether it was opened just now.
+    fn handle(&self, writes: bool) -> Result<(Arc<OpenFile>, bool)> {
         if self.is_dir {
             return Err(Errno::EISDIR);
         }
@@ -89,18 +77,15 @@ impl Node {
         let used = Instant::now();
         if let Some(handle) = place.as_mut().filter(|handle| handle.writes || !writes) {
             handle.used = used;
-            return Ok(handle.file.clone());
+            return Ok((handle.file.clone(), false));
         }
         let file = Arc::new(self.inode.open(if writes { libc::O_RDWR } else { libc::O_RDONLY })?);
-        let pinned = place.as_ref().is_some_and(|handle| handle.pinned);
-        *place = Some(Handle { file: file.clone(), writes, used, pinned });
-        Ok(file)
-    }
-
-    /// Keeps a handle that was opened with the inode.
-    pub(crate) fn put_writer(&self, file: OpenFile) {
-        let (file, used) = (Arc::new(file), Instant::now());
-        *self.handle.lock() = Some(Handle { file, writes: true, used, pinned: false });
+        let known = place.replace(Handle { file: file.clone(), writes, used, pinned: false });
+        if let (Some(new), Some(former)) = (place.as_mut(), &known) {
+            new.pinned = former.pinned;
+        }
+        drop(place);
+        Ok((file, known.is_none()))
     }
 
     /// The handle that is open now.
@@ -117,15 +102,18 @@ impl Node {
         Ok(())
     }
 
-    fn close_idle(&self, now: Instant) {
+    /// Closes its handle if that was not used lately; whether it is to be looked at again.
+    fn close_idle(&self, now: Instant) -> bool {
         let mut place = self.handle.lock();
-        let idle = |handle: &Handle| {
-            !handle.pinned && now.saturating_duration_since(handle.used) > IDLE_TIME_MAX
-        };
-        let closed = if place.as_ref().is_some_and(idle) { place.take() } else { None };
+        let Some(handle) = place.as_ref().filter(|handle| !handle.pinned) else { return false };
+        if now.saturating_duration_since(handle.used) <= IDLE_TIME_MAX {
+            return true;
+        }
+        let closed = place.take();
         drop(place);
         // Closing may wait for the MDS.
         drop(closed);
+        false
     }
 }
 
@@ -133,6 +121,8 @@ impl Node {
 #[derive(Default)]
 pub(crate) struct Inodes {
     inner: Mutex<Inner>,
+    /// Those whose handles are to be closed when they are idle. Taken over no other lock.
+    open: Mutex<Vec<Weak<Node>>>,
 }
 
 #[derive(Default)]
@@ -160,7 +150,7 @@ impl Inodes {
             drop(inode);
             return node;
         }
-        let is_dir = u32::from(stat.mode) & libc::S_IFMT == libc::S_IFDIR;
+        let is_dir = stat.is_dir();
         let (handle, listing) = (Mutex::new(None), Mutex::new(None));
         let node = Arc::new(Node { ino, key, is_dir, inode, handle, listing });
         inner.nodes.insert(ino, node.clone());
@@ -184,11 +174,41 @@ impl Inodes {
         drop(node);
     }
 
+    /// A handle to read with.
+    pub(crate) fn reader(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+        self.handle(&self.get(ino)?, false)
+    }
+
+    /// A handle to write with. `EROFS` in a snapshot.
+    pub(crate) fn writer(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+        let node = self.get(ino)?;
+        match node.key.is_living() {
+            true => self.handle(&node, true),
+            false => Err(Errno::EROFS),
+        }
+    }
+
+    fn handle(&self, node: &Arc<Node>, writes: bool) -> Result<Arc<OpenFile>> {
+        let (file, is_new) = node.handle(writes)?;
+        if is_new {
+            self.open.lock().push(Arc::downgrade(node));
+        }
+        Ok(file)
+    }
+
+    /// Keeps a handle that was opened with the inode.
+    pub(crate) fn put_writer(&self, node: &Arc<Node>, file: OpenFile) {
+        let (file, used) = (Arc::new(file), Instant::now());
+        *node.handle.lock() = Some(Handle { file, writes: true, used, pinned: false });
+        self.open.lock().push(Arc::downgrade(node));
+    }
+
     /// Closes the handles that were not used lately.
     pub(crate) fn close_idle(&self) {
-        let nodes: Vec<_> = self.inner.lock().nodes.values().cloned().collect();
+        let mut open = std::mem::take(&mut *self.open.lock());
         let now = Instant::now();
-        nodes.iter().for_each(|node| node.close_idle(now));
+        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
+        self.open.lock().append(&mut open);
     }
 }
 

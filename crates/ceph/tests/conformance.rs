@@ -122,6 +122,22 @@ fn a_file_without_a_name_keeps_its_data_until_it_is_forgotten() {
     assert_eq!(fs.getattr(&CTX, file.ino).err(), Some(Errno::ESTALE));
 }
 
+/// A name that goes while the VFS holds its inode; only a file has data that must live on.
+#[test]
+fn last_names_of_all_kinds_go_while_they_are_held() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let dir = fs.root().unwrap().ino;
+    for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Socket] {
+        let target: &[u8] = if kind == Kind::Symlink { b"nowhere" } else { b"" };
+        let made = fs.create(&CTX, dir, b"x", &NewNode { target, ..node(kind, 0o600) }).unwrap();
+        let gone = fs.unlink_last(&CTX, dir, b"x", &mut || false).unwrap();
+        assert_eq!(gone.map(|last| last.is_freed), Some(false), "{kind:?}");
+        assert_eq!(fs.lookup(&CTX, dir, b"x").err(), Some(Errno::ENOENT), "{kind:?}");
+        fs.forget(made.node.ino);
+    }
+}
+
 #[test]
 fn owners_and_modes_of_what_is_made_are_those_that_were_asked_for() {
     let Some(cluster) = cluster() else { return };

@@ -1,5 +1,5 @@
-//! Commands and options that the finished polylane has and this version does not: refused by name,
-//! so that nobody takes a missing part for a mistyped word.
+//! Commands that the finished polylane has and this version does not: refused by name, so that a
+//! missing part is not taken for a mistyped word.
 
 use std::ffi::OsString;
 
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_words_are_refused_and_only_where_they_are_options() {
+    fn later_words_are_refused_where_they_are_commands() {
         let refused = |line: &str| {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             refusal(&words)

@@ -18,6 +18,7 @@ use polylane_base::sync::thread;
 
 use crate::bound;
 use crate::cpus::CpuList;
+use crate::failure::say;
 
 /// How long a group may need to become empty after its last process ended.
 const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -322,6 +323,18 @@ impl Plan {
                 }
             }
             group.parted = group.parted && made.is_ok() && group.part().is_ok();
+        }
+    }
+
+    /// Says which limits no control group enforces, and what is left of each.
+    pub(crate) fn say_not_enforced(&self) {
+        for option in &self.not_enforced {
+            let effect = match *option {
+                "--memory" => "only the lane's own caches and files are limited",
+                "--cpus" => "processes start on these CPUs but may leave them",
+                _ => "it is recorded only",
+            };
+            say(format_args!("{option}: no usable control group: {effect}"));
         }
     }
 

@@ -1,7 +1,6 @@
 //! Limits of the caller's shell (setrlimit(2)): they are COMMAND's, not the supervisor's and not
 //! the service's, which serve the whole pool.
 
-use crate::failure::say;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a shell may have limited that would stop a service.
@@ -75,23 +74,6 @@ pub(crate) fn total_memory() -> u64 {
         0 => 1 << 30,
         bytes => bytes,
     }
-}
-
-/// Says which limits no control group enforces.
-pub(crate) fn say_not_enforced(options: &[&str]) {
-    for option in options {
-        say(not_enforced(option));
-    }
-}
-
-/// What an option's limit comes to without a control group.
-pub(crate) fn not_enforced(option: &str) -> String {
-    let effect = match option {
-        "--memory" => "only the lane's own caches and files are limited",
-        "--cpus" => "processes start on these CPUs but may leave them",
-        _ => "it is recorded only",
-    };
-    format!("{option}: no usable control group: {effect}")
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ fn run_with_service(
     };
     let (init, link) = start_init(plan, rootless.is_some())?;
     groups.attach(init.pid(), Leaf::Tenant);
-    limits::say_not_enforced(&groups.not_enforced);
+    groups.say_not_enforced();
     let (handover, watchdog) = make_handover()?;
     let mut supervisor = Supervisor {
         handover,
@@ -266,7 +266,7 @@ fn run_on_kernel_fs(
         };
         let (init, link) = start_init(plan, false)?;
         groups.attach(init.pid(), Leaf::Tenant);
-        limits::say_not_enforced(&groups.not_enforced);
+        groups.say_not_enforced();
         Tenant { init, link, signals: &signals }.run()
     };
     kernel_fs::finish(run(), disk)

@@ -12,7 +12,7 @@
 //!
 //! The canary has a mark as its attribute. A copy of the upper without extended attributes, in
 //! which the marks of files are lost too, has a canary without it and is refused. It is a whiteout,
-//! which overlayfs shows nobody; a file where the layer's marks are of the `user.` name space,
+//! which overlayfs does not show; a file where the layer's marks are of the `user.` name space,
 //! which devices cannot have.
 
 use polylane_base::sync::Arc;

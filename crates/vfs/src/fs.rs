@@ -227,6 +227,23 @@ pub struct Character {
     pub attributes: u32,
 }
 
+impl Character {
+    /// Of a file system whose files others change beside it, and which are cached below it already:
+    /// it decides itself about links, times and access lists.
+    pub const VOLATILE: Character = Character {
+        cache_data: false,
+        volatile: true,
+        read_only: false,
+        max_file_size: i64::MAX as u64,
+        max_links: u32::MAX,
+        max_dir_links: u32::MAX,
+        whole_seconds: false,
+        acls: false,
+        flags: 0,
+        attributes: 0,
+    };
+}
+
 /// A file system as a stackable part. See the module header for the contract of both sides.
 pub trait FileSystem: Send + Sync {
     /// How it wants to be treated. Constant while open.

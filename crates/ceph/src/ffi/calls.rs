@@ -61,6 +61,16 @@ impl Stat {
         // SAFETY: integers and times of integers; zeros are values of them.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
+
+    /// Whether the inode is a directory.
+    pub(crate) fn is_dir(&self) -> bool {
+        u32::from(self.mode) & libc::S_IFMT == libc::S_IFDIR
+    }
+
+    /// Whether the inode is a regular file.
+    pub(crate) fn is_file(&self) -> bool {
+        u32::from(self.mode) & libc::S_IFMT == libc::S_IFREG
+    }
 }
 
 /// Which fields of a [`Stat`] a `setattr` takes: `CEPH_SETATTR_*`.

@@ -34,7 +34,7 @@ impl Drop for Owner {
     }
 }
 
-// SAFETY: three numbers that nobody changes.
+// SAFETY: three numbers that no call changes.
 unsafe impl Send for Owner {}
 // SAFETY: as above.
 unsafe impl Sync for Owner {}

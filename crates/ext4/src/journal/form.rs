@@ -70,7 +70,7 @@ impl Forms {
 }
 
 impl Journal {
-    /// The form that the commit of a closed transaction takes. Whoever asks holds the log.
+    /// The form that the commit of a closed transaction takes. The caller holds the log.
     pub(super) fn form(&self, log: &Log, closed: &Closed) -> Form {
         let bytes = closed.blocks.len() * self.io.block_bytes();
         match () {

@@ -7,7 +7,7 @@
 //! - it is read from here, not from its home;
 //! - it is not written in place: a replay would bring the older bytes of the log back. It is logged
 //!   again;
-//! - whoever frees it revokes it.
+//! - the change that frees it revokes it.
 //!
 //! # Locking
 //!

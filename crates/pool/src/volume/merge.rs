@@ -141,7 +141,7 @@ fn changed(path: &Path) -> Failure {
 /// when it is done again.
 pub(super) fn remove(path: &Path, above: &Path, rest: impl FnOnce() -> Result<()>) -> Result<()> {
     let (removed, upper) = (Part::open(path)?, Part::open(above)?);
-    // Nobody can make another one now.
+    // Both are locked: no command can put another snapshot on either now.
     if neighbour(path, &removed.sidecar).as_deref() != Some(above) {
         return Err(changed(path));
     }

@@ -12,14 +12,14 @@ use super::sidecar::{self, Making, Sidecar};
 use super::{bypass, info, known, merge};
 use crate::failure::{Failure, Result};
 
-/// Removes a volume that nobody has open, and its sidecar. A snapshot on which one other snapshot
-/// is, and nothing else, becomes one file with that, also while volumes above are in use.
+/// Removes a volume that no process has open, and its sidecar. A snapshot on which one other
+/// snapshot is, and nothing else, becomes one file with that, also while volumes above are in use.
 ///
 /// A link to a volume may have been made for another purpose, and would lead nowhere: the volume is
 /// removed by its own name alone.
 ///
 /// A file that nothing says to be a volume is removed by `force` alone, and so is one whose sidecar
-/// cannot be read: nobody knows then what is on it, and bases made for it alone stay.
+/// cannot be read: what is on it is not known then, and bases made for it alone stay.
 ///
 /// # Errors
 /// It is in use, the base of others, or cannot be removed.
@@ -76,7 +76,7 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
 /// Ends a removal, or undoes the making of a bypass volume, that was cut short.
 fn clear_up(path: &Path) -> Result<()> {
     let _held = Making::hold(path)?;
-    // Whoever made it until now has made it.
+    // The command that was making it until now has made it.
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(Failure::failed(format!("{}: has just been made", path.display())));
     }

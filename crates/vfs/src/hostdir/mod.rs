@@ -179,19 +179,8 @@ impl HostDir {
 
 impl FileSystem for HostDir {
     fn character(&self) -> Character {
-        Character {
-            // The host changes its files beside us, and its page cache holds them already.
-            cache_data: false,
-            volatile: true,
-            read_only: false,
-            max_file_size: i64::MAX as u64,
-            max_links: u32::MAX,
-            max_dir_links: u32::MAX,
-            whole_seconds: false,
-            acls: false,
-            flags: 0,
-            attributes: 0,
-        }
+        // The host changes its files beside us, and its page cache holds them already.
+        Character::VOLATILE
     }
 
     fn root(&self) -> Result<Attr> {
