@@ -28,12 +28,16 @@ use polylane_block::wait::Waiter;
 use polylane_ext4::format::checksum::crc;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_sys::buffer::Buffer;
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr, XattrMode};
 
 const BLOCK: usize = 4096;
 const IMAGE_BYTES: usize = 16 << 20;
 /// Names looked at in one walk: damage can make directories point anywhere.
 const NAMES_MAX: usize = 600;
+
+/// The fuzzer acts for no user.
+const CTX: &OpCtx<'static> = &OpCtx::service();
 
 fn node(kind: Kind) -> NewNode<'static> {
     let target: &[u8] = if kind == Kind::Symlink { &[b't'; 200] } else { b"" };
@@ -88,19 +92,19 @@ fn open(device: Arc<RamDevice>) -> polylane_ext4::Result<Ext4> {
 
 fn furnish(fs: &Ext4) -> polylane_base::Result<()> {
     let root = fs.root()?.ino;
-    let dir = fs.create(root, b"dir", &node(Kind::Dir))?.node.ino;
+    let dir = fs.create(CTX, root, b"dir", &node(Kind::Dir))?.node.ino;
     for number in 0..150 {
         let name = format!("{number:03}{}", "n".repeat(60));
-        fs.create(dir, name.as_bytes(), &node(Kind::File))?;
+        fs.create(CTX, dir, name.as_bytes(), &node(Kind::File))?;
     }
-    let file = fs.create(root, b"file", &node(Kind::File))?.node.ino;
+    let file = fs.create(CTX, root, b"file", &node(Kind::File))?.node.ino;
     for number in 0..200 {
-        fs.write(file, number * 8192, &mut &[7; 4096][..])?;
+        fs.write(CTX, file, number * 8192, &mut &[7; 4096][..])?;
     }
-    fs.setxattr(file, b"user.big", &[1; 3000], XattrMode::Any)?;
-    fs.create(root, b"link", &node(Kind::Symlink))?;
-    fs.link(file, dir, b"hard")?;
-    fs.sync()
+    fs.setxattr(CTX, file, b"user.big", &[1; 3000], XattrMode::Any)?;
+    fs.create(CTX, root, b"link", &node(Kind::Symlink))?;
+    fs.link(CTX, file, dir, b"hard")?;
+    fs.sync(CTX)
 }
 
 /// Applies the input's changes.
@@ -127,12 +131,12 @@ fn walk(fs: &Ext4) -> polylane_base::Result<BTreeSet<Vec<u8>>> {
     let (mut todo, mut names) = (vec![(Vec::new(), fs.root()?.ino)], BTreeSet::new());
     while let Some((path, dir)) = todo.pop() {
         let mut found = Vec::new();
-        fs.readdir(dir, 0, &mut |entry| {
+        fs.readdir(CTX, dir, 0, &mut |entry| {
             found.push(entry.name.to_vec());
             found.len() < NAMES_MAX
         })?;
         for name in found {
-            let attr = fs.lookup(dir, &name)?;
+            let attr = fs.lookup(CTX, dir, &name)?;
             let full = [&path[..], b"/", &name].concat();
             look_at(fs, attr.ino, attr.kind)?;
             if attr.kind == Kind::Dir && names.len() + todo.len() < NAMES_MAX {
@@ -151,12 +155,12 @@ fn walk(fs: &Ext4) -> polylane_base::Result<BTreeSet<Vec<u8>>> {
 
 fn look_at(fs: &Ext4, ino: Ino, kind: Kind) -> polylane_base::Result<()> {
     match kind {
-        Kind::File => drop(fs.read(ino, 0, 65_536, &mut &mut vec![0; 65_536][..])?),
-        Kind::Symlink => drop(fs.readlink(ino)?),
+        Kind::File => drop(fs.read(CTX, ino, 0, 65_536, &mut &mut vec![0; 65_536][..])?),
+        Kind::Symlink => drop(fs.readlink(CTX, ino)?),
         _ => {}
     }
-    for name in fs.listxattr(ino)? {
-        fs.getxattr(ino, &name)?;
+    for name in fs.listxattr(CTX, ino)? {
+        fs.getxattr(CTX, ino, &name)?;
     }
     Ok(())
 }
@@ -164,22 +168,22 @@ fn look_at(fs: &Ext4, ino: Ino, kind: Kind) -> polylane_base::Result<()> {
 /// Changes of every kind; what is refused is refused.
 fn work(fs: &Ext4) -> polylane_base::Result<()> {
     let root = fs.root()?.ino;
-    if let Ok(made) = fs.create(root, b"made", &node(Kind::File)) {
-        let _ = fs.write(made.node.ino, 100, &mut &[9; 20_000][..]);
-        let _ = fs.fsync(made.node.ino, false);
-        let _ = fs.rename(root, b"made", root, b"moved", RenameMode::Replace);
+    if let Ok(made) = fs.create(CTX, root, b"made", &node(Kind::File)) {
+        let _ = fs.write(CTX, made.node.ino, 100, &mut &[9; 20_000][..]);
+        let _ = fs.fsync(CTX, made.node.ino, false);
+        let _ = fs.rename(CTX, root, b"made", root, b"moved", RenameMode::Replace);
         fs.forget(made.node.ino);
     }
-    if let Ok(file) = fs.lookup(root, b"file") {
+    if let Ok(file) = fs.lookup(CTX, root, b"file") {
         let size = SetAttr { size: Some(10_000), ..SetAttr::default() };
-        let _ = fs.setattr(file.ino, &size);
-        let _ = fs.removexattr(file.ino, b"user.big");
+        let _ = fs.setattr(CTX, file.ino, &size);
+        let _ = fs.removexattr(CTX, file.ino, b"user.big");
         fs.forget(file.ino);
     }
-    if let Ok(gone) = fs.unlink(root, b"link") {
+    if let Ok(gone) = fs.unlink(CTX, root, b"link") {
         fs.forget(gone.node.ino);
     }
-    fs.sync()
+    fs.sync(CTX)
 }
 
 fuzz_target!(|input: &[u8]| {
