@@ -5,9 +5,10 @@ use polylane_base::size::{BadSize, ByteSize};
 use polylane_pool::cpus::CpuList;
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
-use polylane_pool::volume::SetOptions;
+use polylane_pool::spec::JournalMode;
 use polylane_pool::volume::cache::{Mode, StoreKind};
 use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
+use polylane_pool::volume::{MediumKind, SetOptions};
 
 #[derive(Debug, Args)]
 pub(crate) struct JsonArgs {
@@ -19,6 +20,16 @@ pub(crate) struct JsonArgs {
 /// The names of the policies by which a device is shared.
 pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
     Policy::ALL.map(Policy::name).into()
+}
+
+/// The names of the modes of a lane's journal.
+pub(crate) fn journal_modes() -> clap::builder::PossibleValuesParser {
+    JournalMode::ALL.map(JournalMode::name).into()
+}
+
+/// The names of what a volume is made on.
+pub(crate) fn media() -> clap::builder::PossibleValuesParser {
+    MediumKind::ALL.map(MediumKind::name).into()
 }
 
 /// How a volume is cached and translated.

@@ -10,10 +10,9 @@ use polylane_bench::worker::Length;
 use polylane_pool::ceph::CephPlace;
 use polylane_pool::cpus::CpuList;
 use polylane_pool::kernel_fs::KernelFs;
-use polylane_pool::spec::JournalMode;
 use polylane_pool::volume::MediumKind;
 
-use crate::args::{CacheArgs, JsonArgs, microseconds, policies};
+use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};
 use crate::attach;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
@@ -28,6 +27,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run COMMAND in a pool with its lane mounted; exit with its status
     Run(Box<RunArgs>),
+    /// Mount a lane that outlives this command; without arguments: list what is mounted
+    Mount(crate::mount::MountArgs),
+    /// Unmount a lane; everything is durable then
+    Umount(crate::mount::UmountArgs),
     /// Make and look after volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -159,10 +162,6 @@ pub(crate) struct RunArgs {
 
 fn kernel_file_systems() -> clap::builder::PossibleValuesParser {
     KernelFs::ALL.map(KernelFs::name).into()
-}
-
-fn journal_modes() -> clap::builder::PossibleValuesParser {
-    JournalMode::ALL.map(JournalMode::name).into()
 }
 
 #[derive(Debug, Subcommand)]
@@ -322,10 +321,6 @@ impl ValueEnum for LaneMedium {
             LaneMedium::Mem => "mem".into(),
         })
     }
-}
-
-fn media() -> clap::builder::PossibleValuesParser {
-    MediumKind::ALL.map(MediumKind::name).into()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -15,13 +15,15 @@ use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::print::{print, print_json};
-use crate::{attach, bench, pool, top, volume};
+use crate::{attach, bench, mount, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => run::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
+        Command::Mount(arguments) => mount::mount(arguments),
+        Command::Umount(arguments) => mount::umount(&arguments),
         Command::Volume(command) => volume::execute(command),
         Command::Attach(arguments) => attach::attach(arguments),
         Command::Detach(arguments) => attach::detach(&arguments),

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 /// Commands of later versions.
-const COMMANDS: [&str; 4] = ["container", "mount", "umount", "daemon"];
+const COMMANDS: [&str; 3] = ["container", "image", "daemon"];
 
 /// Commands of `pool` of later versions.
 const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
@@ -33,7 +33,7 @@ mod tests {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             refusal(&words)
         };
-        assert_eq!(refused("polylane mount"), Some("mount: not in this version yet".to_string()));
+        assert_eq!(refused("polylane daemon"), Some("daemon: not in this version yet".to_string()));
         assert!(refused("polylane pool rm x").is_some_and(|line| line.starts_with("pool rm:")));
         assert_eq!(refused("polylane pool ls"), None);
         assert_eq!(refused("polylane bench run --cache"), None);

@@ -9,6 +9,7 @@ mod bench;
 mod cli;
 mod commands;
 mod later;
+mod mount;
 mod pool;
 mod print;
 mod top;

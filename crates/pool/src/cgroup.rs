@@ -26,6 +26,10 @@ const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);
 /// `cpu.shares` of version 1 that weigh like a `cpu.weight` of 100.
 const SHARES_PER_100: u64 = 1024;
 
+/// systemd's own hierarchy of version 1, and the group for what outlives a session.
+const SYSTEMD: &str = "name=systemd";
+const SESSION_GROUP: &str = "polylane-lanes";
+
 /// What was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Limits {
@@ -106,6 +110,35 @@ pub(crate) fn plan(name: &str, limits: &Limits) -> Plan {
     plan_on(&Host::own(), name, limits)
 }
 
+/// Plans the groups of a pool that lasts: at the top of what this host shows, since they outlive
+/// every command, and the groups that commands are in. Changes nothing.
+pub(crate) fn plan_lasting(name: &str, limits: &Limits) -> Plan {
+    let mut plan = plan_on(&Host::own().at_top(), name, limits);
+    for group in &mut plan.groups {
+        group.parted = group.dir.join(Leaf::Tenant.name()).is_dir();
+    }
+    plan
+}
+
+/// Moves this process out of the groups by which a service manager ends its caller's session, as
+/// systemd does at logout, into one that outlives it. Where that cannot be, it stays.
+pub(crate) fn leave_session() {
+    let (own, top) = (Host::own(), Host::own().at_top());
+    for dir in own.session_dirs(&top) {
+        if make(&dir).is_ok() {
+            let _ = enter(&dir, std::process::id());
+        }
+    }
+}
+
+/// Removes the groups of [`leave_session`] when nothing is in them any more.
+pub(crate) fn remove_session_groups() {
+    let top = Host::own().at_top();
+    for dir in Host::own().session_dirs(&top) {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
 /// Where what a process does at a device could be counted and limited, in a group of its own for
 /// `name`; `None` where it cannot.
 pub(crate) fn io_dir(name: &str) -> Option<PathBuf> {
@@ -177,6 +210,26 @@ impl Host {
         host
     }
 
+    /// As a process in the topmost groups sees it.
+    fn at_top(mut self) -> Host {
+        for (_, dir) in &mut self.v1 {
+            *dir = topmost(dir);
+        }
+        if let Some((mount, own)) = &mut self.v2 {
+            own.clone_from(mount);
+        }
+        self
+    }
+
+    /// Groups for what outlives a session, in the hierarchies by which sessions are ended; none
+    /// where this process is at the top already.
+    fn session_dirs(&self, top: &Host) -> Vec<PathBuf> {
+        let systemd = self.v1_dir(SYSTEMD).zip(top.v1_dir(SYSTEMD));
+        let v2 = self.v2.as_ref().map(|(mount, own)| (own.as_path(), mount.as_path()));
+        let places = systemd.into_iter().chain(v2);
+        places.filter(|(own, top)| own != top).map(|(_, top)| top.join(SESSION_GROUP)).collect()
+    }
+
     fn v1_dir(&self, controller: &str) -> Option<&Path> {
         self.v1.iter().find(|(name, _)| name == controller).map(|(_, dir)| dir.as_path())
     }
@@ -198,6 +251,12 @@ impl Host {
         let parents: Vec<_> = parents.filter(|parent| count(parent) > 0).collect();
         parents.into_iter().rev().max_by_key(count)
     }
+}
+
+/// The topmost group at or above one: the mount's.
+fn topmost(dir: &Path) -> PathBuf {
+    let is_group = |dir: &&Path| dir.join("cgroup.procs").exists();
+    dir.ancestors().take_while(is_group).last().unwrap_or(dir).to_path_buf()
 }
 
 /// The path of this process in the hierarchy of a controller, from `/proc/self/cgroup`.
@@ -310,6 +369,11 @@ impl Plan {
             leaves.into_iter().chain([group.dir.clone()])
         };
         self.io.iter().cloned().chain(self.groups.iter().flat_map(of)).collect()
+    }
+
+    /// The directories of groups that are the lane's own, not its pool's.
+    pub(crate) fn io_dirs(&self) -> Vec<PathBuf> {
+        self.io.iter().cloned().collect()
     }
 
     /// Makes the groups and writes the limits; what fails moves to `not_enforced`.

@@ -22,6 +22,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::{sched, scm, seccomp};
 use rustix::event::{PollFd, PollFlags};
@@ -199,7 +200,7 @@ fn has_terminal() -> bool {
 }
 
 /// Waits for exactly this message. The end of the line is the end of the supervisor.
-fn expect(link: &Link, expected: ToInit) -> Result<()> {
+pub(crate) fn expect(link: &Link, expected: ToInit) -> Result<()> {
     match link.receive::<ToInit>() {
         Ok(Some((message, _))) if message == expected => Ok(()),
         _ => ns::exit_now(FAILED.into()),
@@ -219,10 +220,11 @@ pub(crate) fn map_user(uid: u32, gid: u32) -> Result<()> {
 }
 
 /// The detached mounts of a lane.
-struct LaneMounts {
-    lane: OwnedFd,
+pub(crate) struct LaneMounts {
+    /// The lane's own.
+    pub(crate) lane: OwnedFd,
     /// Where the lane's service listens.
-    run_dir: Option<OwnedFd>,
+    pub(crate) run_dir: Option<OwnedFd>,
 }
 
 /// Mounts a file system of the kernel's.
@@ -245,7 +247,7 @@ fn mount_kernel_fs(
 }
 
 /// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
-fn mount_lane(
+pub(crate) fn mount_lane(
     given: Option<OwnedFd>,
     attributes: MountAttrFlags,
     link: &Link,
@@ -283,8 +285,7 @@ fn listen_in(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
 /// Puts the tenant's tree together; returns the lane's root directory for the final sync, and the
 /// table of mounts where the library is to be told of it.
 fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<MountTable>)> {
-    let mut watched = None;
-    let mut libraries = pick_up_libraries(plan)?;
+    let mut libraries = pick_up_libraries(plan.library.as_deref())?;
     match &plan.place {
         Place::At(point) => {
             let path = point.path();
@@ -305,20 +306,7 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
             }
         }
     }
-    let failed = |error| Failure::because("lane", "mount its run directory", error);
-    if let Some(run_dir) = &lane.run_dir {
-        mounts::attach(run_dir, &lane.lane, Path::new(".polylane")).map_err(failed)?;
-        if !libraries.is_empty() {
-            preload::make_folders(run_dir).map_err(failed)?;
-            watched = MountTable::watch(&plan.place.path(), run_dir);
-        }
-        for (build, library) in &libraries {
-            let place = Path::new(build.place);
-            skeleton::make_file(run_dir, place).map_err(failed)?;
-            mounts::attach(library, run_dir, place).map_err(failed)?;
-        }
-        make_read_only(&plan.place.path(), &lane.lane).map_err(failed)?;
-    }
+    let mut watched = furnish(&lane, &plan.place.path(), &libraries)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Some(table) = &mut watched {
         table.begin();
@@ -328,19 +316,46 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
         .map_err(|error| Failure::because("lane", "open its root", error))
 }
 
+/// Puts the run directory with the libraries into a lane that is mounted at `path`; the table of
+/// mounts where the library is to be told of it.
+pub(crate) fn furnish(
+    lane: &LaneMounts,
+    path: &Path,
+    libraries: &[Library],
+) -> Result<Option<MountTable>> {
+    let Some(run_dir) = &lane.run_dir else { return Ok(None) };
+    let failed = |error| Failure::because("lane", "mount its run directory", error);
+    mounts::attach(run_dir, &lane.lane, Path::new(RESERVED_DIR)).map_err(failed)?;
+    let mut watched = None;
+    if !libraries.is_empty() {
+        preload::make_folders(run_dir).map_err(failed)?;
+        watched = MountTable::watch(path, run_dir);
+    }
+    for (build, library) in libraries {
+        let place = Path::new(build.place);
+        skeleton::make_file(run_dir, place).map_err(failed)?;
+        mounts::attach(library, run_dir, place).map_err(failed)?;
+    }
+    make_read_only(path, &lane.lane).map_err(failed)?;
+    Ok(watched)
+}
+
 /// The run directory, already in the lane at `path`, as the tenant sees it: sockets and libraries
 /// to be used, nothing to be changed. This process goes on writing through the former mount.
 fn make_read_only(path: &Path, lane: &OwnedFd) -> rustix::io::Result<()> {
-    let name = Path::new(".polylane");
+    let name = Path::new(RESERVED_DIR);
     let shown = mounts::copy_of(lane, name)?;
     mounts::make_read_only(&shown)?;
     rustix::mount::unmount(path.join(name), UnmountFlags::DETACH)?;
     mounts::attach(&shown, lane, name)
 }
 
+/// A build of the library and a detached mount of its file.
+pub(crate) type Library = (&'static preload::Build, OwnedFd);
+
 /// What there is of the library, picked up before the lane may cover it.
-fn pick_up_libraries(plan: &Plan) -> Result<Vec<(&'static preload::Build, OwnedFd)>> {
-    let Some(path) = &plan.library else { return Ok(Vec::new()) };
+pub(crate) fn pick_up_libraries(library: Option<&Path>) -> Result<Vec<Library>> {
+    let Some(path) = library else { return Ok(Vec::new()) };
     let beside = |build: &'static preload::Build| build.beside(path).map(|path| (build, path));
     let pick_up = |(build, path): (_, PathBuf)| {
         mounts::copy_of(rustix::fs::CWD, &path)

@@ -19,6 +19,7 @@ mod fuse_device;
 mod init;
 mod keeper;
 pub mod kernel_fs;
+pub mod lasting;
 mod limits;
 mod link;
 mod log;

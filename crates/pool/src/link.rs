@@ -23,6 +23,11 @@ pub(crate) enum ToInit {
     Serving,
     /// Send this signal to COMMAND.
     Signal(i32),
+    /// Take the lane's mount away and end; with `lazy` also one that is in use.
+    Unmount {
+        /// Files may be open on it.
+        lazy: bool,
+    },
 }
 
 /// What the init tells the supervisor.
@@ -34,6 +39,8 @@ pub(crate) enum FromInit {
     Ended,
     /// The init is the last process of the tenant; it syncs the lane and ends.
     Alone,
+    /// The mount stays: this errno.
+    Stays(i32),
 }
 
 /// What the supervisor asks the service.

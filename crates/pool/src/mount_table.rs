@@ -95,7 +95,7 @@ pub(crate) fn is_plain(table: &[u8], lane: &[u8], covered: &[Vec<u8>]) -> bool {
 }
 
 /// A path as mountinfo shows it.
-fn escaped(path: &[u8]) -> Vec<u8> {
+pub(crate) fn escaped(path: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for &byte in path {
         match byte {

@@ -5,6 +5,8 @@
 //! simply taken over. The statistics socket `NAME.sock` and the one for upgrades, `NAME.control`,
 //! lie beside it.
 //!
+//! A lane of a pool that lasts has a name of its own, `POOL@NUMBER`, which no pool can have.
+//!
 //! # Invariants
 //!
 //! - A lock counts only while its path still names the locked file: the holder unlinks the path
@@ -22,6 +24,9 @@ use crate::failure::{Failure, Result};
 
 /// Longest name of a pool in bytes.
 const NAME_BYTES_MAX: usize = 64;
+
+/// Most lanes of a pool that lasts, at a time.
+pub(crate) const LANES_MAX: u32 = 256;
 
 /// A held name. Dropping it does not remove the files; see
 /// [`remove_files`](PoolName::remove_files).
@@ -51,6 +56,17 @@ pub fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(good)
 }
 
+/// The name of a lane of a pool that lasts.
+pub(crate) fn lane_name(pool: &str, number: u32) -> String {
+    format!("{pool}@{number}")
+}
+
+/// The pool and the number in a lane's name; `None` for another name.
+pub(crate) fn lane_number(name: &str) -> Option<(&str, u32)> {
+    let (pool, number) = name.split_once('@')?;
+    Some((pool, number.parse().ok()?)).filter(|_| is_name(pool))
+}
+
 impl PoolName {
     /// Takes `name` in `dir`.
     ///
@@ -63,6 +79,24 @@ impl PoolName {
                 return Ok(taken);
             }
         }
+    }
+
+    /// Takes the first free name of a lane of `pool`.
+    ///
+    /// # Errors
+    /// As [`take`](PoolName::take); all numbers are in use.
+    pub(crate) fn take_lane(dir: &Path, pool: &str) -> Result<Self> {
+        for number in 1..=LANES_MAX {
+            let name = lane_name(pool, number);
+            match Self::take(dir, &name) {
+                Ok(taken) => return Ok(taken),
+                // Held, or not to be had at all, which the last number tells.
+                Err(failure) if number == LANES_MAX => return Err(failure),
+                Err(_) if lock_path(dir, &name).exists() => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(in_use(pool))
     }
 
     /// Takes the name of a dead pool whose files are left; `None` when there are none.
@@ -112,10 +146,16 @@ impl PoolName {
         self.dir.join(format!("{}.control", self.name))
     }
 
+    /// Where a supervisor without a terminal says things.
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.dir.join(format!("{}.log", self.name))
+    }
+
     /// Removes the run-time files of the pool, and their directory when it is empty then.
     pub(crate) fn remove_files(&self) {
         let _ = fs::remove_file(self.stats_socket());
         let _ = fs::remove_file(self.control_socket());
+        let _ = fs::remove_file(self.log_file());
         let _ = fs::remove_file(lock_path(&self.dir, &self.name));
         let _ = fs::remove_dir(&self.dir);
     }
@@ -152,7 +192,8 @@ pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
     }
 }
 
-fn is_still(path: &Path, lock: &OwnedFd) -> bool {
+/// Whether a path still names the file that is locked.
+pub(crate) fn is_still(path: &Path, lock: &OwnedFd) -> bool {
     match (rustix::fs::lstat(path), rustix::fs::fstat(lock)) {
         (Ok(named), Ok(held)) => (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino),
         _ => false,
@@ -187,6 +228,21 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
         assert!(PoolName::take(dir.path(), "one").is_err());
+    }
+
+    #[test]
+    fn lanes_of_a_pool_have_names_that_no_pool_has() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let take = || PoolName::take_lane(dir.path(), "web").expect("free");
+        let (one, two) = (take(), take());
+        assert_eq!((one.as_str(), two.as_str()), ("web@1", "web@2"));
+        drop(one);
+        assert_eq!(take().as_str(), "web@1", "the first free number");
+        assert!(!is_name("web@1"));
+        assert_eq!(lane_number("web@12"), Some(("web", 12)));
+        for other in ["web", "web@", "web@x", "@1", "a/b@1"] {
+            assert_eq!(lane_number(other), None, "{other}");
+        }
     }
 
     #[test]

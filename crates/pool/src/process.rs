@@ -21,6 +21,7 @@ const KILLED_TIME_MAX: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
+    /// Nothing is left to do at its end.
     reaped: bool,
 }
 
@@ -58,6 +59,11 @@ impl Process {
     pub(crate) fn kill(&self) {
         // An error can only mean that it has ended already.
         let _ = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
+    }
+
+    /// Lets it go on without its owner: it is neither killed nor reaped.
+    pub(crate) fn release(mut self) {
+        self.reaped = true;
     }
 
     /// Waits for its end.

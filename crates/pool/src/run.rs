@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
-use polylane_base::size::ByteSize;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_vfs::handover::{Heart, Store};
@@ -31,22 +30,20 @@ use crate::process::Process;
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
-use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, WEIGHTS, Wanted};
+use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec, WriteBack};
-use crate::supervise::Supervisor;
+use crate::supervise::{AtEnd, Supervisor};
 use crate::volume::cache::CacheSpec;
 use crate::volume::translation::Translation;
 use crate::volume::{Kept, MediumKind, SetOptions};
 use crate::watchdog::Watchdog;
 use crate::{confine, log, lower, preload, root, volume};
 
-/// Least `--memory`: below this the service itself does not fit.
-pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+mod check;
 
-/// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
-const DIRTY_BYTES_MIN: u64 = 1 << 20;
-const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
+pub use check::MEMORY_BYTES_MIN;
+pub(crate) use check::check;
 
 /// Name of a pool with a volume of its own that was given none.
 const POOL_DEFAULT: &str = "default";
@@ -136,6 +133,9 @@ impl RunOptions {
 /// behind.
 pub fn run(options: RunOptions) -> Result<u8> {
     check(&options)?;
+    if options.command.is_empty() {
+        return Err(Failure::usage("no COMMAND: write it after '--'"));
+    }
     let limits = CallerLimits::lift();
     let place = match options.root {
         true => Place::Root,
@@ -148,6 +148,49 @@ pub fn run(options: RunOptions) -> Result<u8> {
     }
 }
 
+/// Whose lane it is.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// A pool of this run alone: its name, which is free.
+    Run(String),
+    /// A pool that lasts, by name, and the lane's own name in it.
+    Pool(String, PoolName),
+}
+
+impl Owner {
+    /// What log lines carry.
+    fn name(&self) -> &str {
+        match self {
+            Owner::Run(name) => name,
+            Owner::Pool(_, lane) => lane.as_str(),
+        }
+    }
+
+    /// The limits of its pool.
+    fn groups(&self, options: &RunOptions) -> cgroup::Plan {
+        match self {
+            Owner::Run(name) => cgroup::plan(name, &options.limits()),
+            Owner::Pool(pool, _) => cgroup::plan_lasting(pool, &options.limits()),
+        }
+    }
+
+    /// Those of the groups that go with the lane.
+    fn own_groups(&self, groups: &cgroup::Plan) -> Vec<PathBuf> {
+        match self {
+            Owner::Run(_) => groups.dirs(),
+            Owner::Pool(..) => groups.io_dirs(),
+        }
+    }
+
+    /// The lane's name, held from now on.
+    fn take(self, dir: &Path) -> Result<PoolName> {
+        match self {
+            Owner::Run(name) => PoolName::take(dir, &name),
+            Owner::Pool(_, lane) => Ok(lane),
+        }
+    }
+}
+
 fn run_with_service(
     mut options: RunOptions,
     place: Place,
@@ -155,23 +198,49 @@ fn run_with_service(
 ) -> Result<u8> {
     let library = find_library(&options, &place);
     let rootless = rootless();
+    let name = pool_name(&options);
+    let plan = Plan {
+        place: place.clone(),
+        rootless,
+        fuse: None,
+        kernel_fs: None,
+        library,
+        command: std::mem::take(&mut options.command),
+        directory: working_directory(options.root),
+        rights: Rights::default(),
+    };
+    let asked = options.clone();
+    let first = |fuse, is_new| {
+        let rights = rights(&asked, is_new, caller);
+        start_init(Plan { fuse, rights, ..plan }, rootless.is_some())
+    };
+    // With the init go its namespaces, and with them the mount.
+    serve(options, Owner::Run(name), (&place, cpus), (first, AtEnd(Box::new(|| ()))))
+}
+
+/// Serves a lane until its first process has ended; its status. `first` starts that process, which
+/// mounts the lane: from the FUSE device, or from one that it opens itself.
+pub(crate) fn serve(
+    mut options: RunOptions,
+    owner: Owner,
+    (place, cpus): (&Place, CpuList),
+    (first, at_end): (impl FnOnce(Option<OwnedFd>, bool) -> Result<(Process, Link)>, AtEnd),
+) -> Result<u8> {
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = fuse_device::open_fuse()?;
-    let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
-    let (handed, label, kept) = open_layers(&options, &name)?;
+    let (handed, label, kept) = open_layers(&options, owner.name())?;
     options.weight = options.weight.or(kept.weight);
-    let rights = rights(&options, kept.is_new, caller);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
-    let mut groups = cgroup::plan(&name, &options.limits());
+    let mut groups = owner.groups(&options);
     let runtime_dir = names::runtime_dir();
-    let (mut member, shares) = shares_of(&options, &handed, &name, &mut groups)?.unzip();
-    let group_dirs = groups.dirs();
+    let (mut member, shares) = shares_of(&options, &handed, owner.name(), &mut groups)?.unzip();
+    let group_dirs = owner.own_groups(&groups);
     let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
-    let duty = Duty { dir, name: Some(name.clone()), groups: groups_made, shares };
+    let duty = Duty { dir, name: Some(owner.name().to_string()), groups: groups_made, shares };
     let keeper = Keeper::start(duty)?;
-    let name = PoolName::take(&runtime_dir, &name)?;
+    let name = owner.take(&runtime_dir)?;
     if let Some(member) = &mut member {
         member.join()?;
     }
@@ -179,19 +248,12 @@ fn run_with_service(
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, &place, cpus);
-    let fuse = rootless.is_none().then_some(device);
-    let plan = Plan {
-        place,
-        rootless,
-        fuse: fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
-        kernel_fs: None,
-        library,
-        command: options.command,
-        directory: working_directory(options.root),
-        rights,
-    };
-    let (init, link) = start_init(plan, rootless.is_some())?;
+    let spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
+    let fuse = rootless().is_none().then_some(device);
+    let (init, link) = first(
+        fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
+        kept.is_new,
+    )?;
     groups.attach(init.pid(), Leaf::Tenant);
     groups.say_not_enforced();
     let (handover, watchdog) = make_handover()?;
@@ -211,6 +273,8 @@ fn run_with_service(
         member,
         restarts: vec![],
         copies: Copies::default(),
+        unmounting: None,
+        at_end,
     };
     let doors = match supervisor.begin(fuse)? {
         Some(doors) => doors,
@@ -304,121 +368,13 @@ fn shares_of(
     Ok(Some((member, (meeting, profile))))
 }
 
-fn check(options: &RunOptions) -> Result<()> {
-    if let Some(name) = &options.pool
-        && !names::is_name(name)
-    {
-        return Err(Failure::usage(format!(
-            "--pool {name}: use letters, digits, '.', '_' and '-', at most 64, no leading '.'"
-        )));
-    }
-    if let Some(weight) = options.weight
-        && !WEIGHTS.contains(&weight)
-    {
-        return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
-    }
-    for (option, size) in [("--memory", options.memory), ("--size", options.size)] {
-        if size.is_some_and(|size| size < MEMORY_BYTES_MIN) {
-            return Err(Failure::usage(format!("{option}: too small: at least 16M are needed")));
-        }
-    }
-    if options.size.is_some() && matches!(options.source, Source::Dir(_) | Source::Ceph(_)) {
-        return Err(Failure::usage("--size: a directory has no size of its own"));
-    }
-    if !options.lowers.is_empty() && options.kernel_fs.is_some() {
-        return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
-    }
-    if !options.lowers.is_empty() && matches!(options.source, Source::Ceph(_)) {
-        return Err(Failure::usage("--lower: not over --ceph in this version"));
-    }
-    if options.size.is_some() && options.source == Source::Lowers {
-        return Err(Failure::usage("--size: a read-only lane has no size of its own"));
-    }
-    refuse_without_volume(options)?;
-    check_write_back(options)?;
-    if options.kernel_fs.is_some() {
-        if !matches!(options.source, Source::Volume(_)) {
-            return Err(Failure::usage(
-                "--kernel-fs: lives on a volume: leave --dir, --mem and --ceph out",
-            ));
-        }
-        if options.qos.is_some_and(|policy| policy != Policy::None) {
-            return Err(Failure::usage("--kernel-fs: its device knows no shares: no --qos"));
-        }
-        if rootless().is_some() {
-            return Err(Failure::failed("--kernel-fs: only root can mount file systems"));
-        }
-    }
-    match options.command.is_empty() {
-        true => Err(Failure::usage("no COMMAND: write it after '--'")),
-        false => Ok(()),
-    }
-}
-
-/// Refuses what says how a volume, or its device, is used, for a lane that is on none.
-fn refuse_without_volume(options: &RunOptions) -> Result<()> {
-    if matches!(options.source, Source::Volume(_)) {
-        return Ok(());
-    }
-    let shares = options.qos.is_some_and(|policy| policy != Policy::None);
-    let refused = [
-        (options.cache != SetOptions::default(), "--cache: only a volume has one"),
-        (options.medium.is_some(), "--medium: only a volume has one of the host's"),
-        (shares, "--qos: lanes share the devices of their volumes"),
-    ];
-    match refused.into_iter().find(|(given, _)| *given) {
-        Some((_, why)) => Err(Failure::usage(format!("{why}: this lane is on none"))),
-        None => Ok(()),
-    }
-}
-
-fn check_write_back(options: &RunOptions) -> Result<()> {
-    let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval, .. } =
-        options.write_back;
-    let Some(option) = write_back_option(&options.write_back) else { return Ok(()) };
-    let waits = (dirty, interval) != (None, None);
-    if options.kernel_fs.is_some() {
-        let why = match waits {
-            true => "the kernel writes back as it does for all",
-            false => "the kernel mounts its file systems as it does for all",
-        };
-        return Err(Failure::usage(format!("{option}: {why}")));
-    }
-    if !matches!(options.source, Source::Volume(_)) {
-        let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
-        return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
-    }
-    let cache = cache_bytes_limit(options);
-    if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
-        return Err(Failure::usage(format!(
-            "--dirty-limit: from 1M to {}, a quarter of the pool's memory",
-            ByteSize(cache)
-        )));
-    }
-    if interval.is_some_and(|us| us < FLUSH_INTERVAL_US_MIN) {
-        return Err(Failure::usage("--flush-interval: too short: at least 10ms"));
-    }
-    Ok(())
-}
-
-/// The first of these options that was given.
-fn write_back_option(asked: &WriteBack) -> Option<&'static str> {
-    let given = [
-        ("--dirty-limit", asked.dirty_bytes_limit.is_some()),
-        ("--flush-interval", asked.flush_interval_us.is_some()),
-        ("--journal-mode", asked.journal_mode.is_some()),
-        ("--discard", asked.discard),
-    ];
-    given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
-}
-
 /// Bytes of file data that a pool's service may cache.
 fn cache_bytes_limit(options: &RunOptions) -> u64 {
     options.memory.unwrap_or_else(limits::total_memory) / 4
 }
 
 /// The pool's CPUs: those asked for, all of which must be allowed here, or all that are allowed.
-fn pool_cpus(asked: Option<&CpuList>) -> Result<CpuList> {
+pub(crate) fn pool_cpus(asked: Option<&CpuList>) -> Result<CpuList> {
     let failed = |error: std::io::Error| Failure::because("CPUs", "list them", error);
     let allowed = polylane_sys::cpu::allowed().map_err(|error| failed(error.into()))?;
     let allowed = CpuList::new(allowed.into_iter().map(|cpu| cpu as usize))
@@ -487,7 +443,7 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
 }
 
 /// The preload library, or a warning why the kernel path has to do.
-fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
+pub(crate) fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
     if !options.preload {
         return None;
     }
@@ -579,7 +535,7 @@ fn specify(
     }
 }
 
-fn fork_failed(error: std::io::Error) -> Failure {
+pub(crate) fn fork_failed(error: std::io::Error) -> Failure {
     Failure::because("tenant", "start its first process", error)
 }
 

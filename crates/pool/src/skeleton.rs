@@ -24,7 +24,7 @@ use crate::mounts;
 const TEMPORARY: u32 = 0o1002;
 
 /// Directories that show the kernel and its devices.
-const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
+pub(crate) const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// How much of a mount path exists.
 #[derive(Clone, PartialEq, Eq, Debug)]

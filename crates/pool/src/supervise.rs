@@ -25,18 +25,18 @@ use crate::share::member::Member;
 use crate::signals::pass_signals;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::{Listener, RUNNING};
-use crate::upgrade::{Control, Wish};
+use crate::upgrade::Control;
 use crate::volume::held::Ask;
 use crate::wait::{wait_either, wait_for};
 use crate::watchdog::Watchdog;
 use crate::witness;
 
-/// How long COMMAND may take to end after a signal that asks it to.
-pub(crate) const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
+mod late;
+mod orders;
 
-/// How long the tenant's killed processes may take to end. A process is stuck only in a request
-/// that the service, or another file system, does not answer.
-pub(crate) const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
+use late::{Deadline, Late};
+pub(crate) use late::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
+pub(crate) use orders::AtEnd;
 
 /// How long the kernel may take to send FUSE_INIT after the mount.
 const INIT_TIME_MAX_MS: u32 = 10_000;
@@ -87,6 +87,9 @@ pub(crate) struct Supervisor {
     pub(crate) program: Option<OwnedFd>,
     pub(crate) leftovers: Leftovers,
     pub(crate) keeper: Keeper,
+    /// The command that unmounts the lane.
+    pub(crate) unmounting: Option<OwnedFd>,
+    pub(crate) at_end: AtEnd,
 }
 
 /// A running service and the line to it.
@@ -162,7 +165,13 @@ impl Supervisor {
         let control = Control::new(&self.leftovers.name.control_socket());
         let _ = self.link.send(&ToInit::Serving, &[]);
         let ended = self.watch(&doors, &mut service, (listener, control))?;
-        Ok(match (self.shut_down(service), ended.status()) {
+        self.at_end.0();
+        let durable = self.shut_down(service);
+        self.answer_unmount(match durable {
+            true => Ok("everything is durable".to_string()),
+            false => Err("unmounted, but not everything could be written back".to_string()),
+        });
+        Ok(match (durable, ended.status()) {
             (true, status) => status,
             (false, 0) => FAILED,
             (false, status) => status,
@@ -207,8 +216,7 @@ impl Supervisor {
             if ready.control
                 && let Some(wish) = control.accept()
             {
-                let (client, program) = wish.into_parts();
-                Wish::answer(&client, &self.upgrade(doors, service, program)?);
+                self.obey(wish, doors, service)?;
                 listener.ask_again(&service.link);
             }
             if ready.from_service {
@@ -226,11 +234,7 @@ impl Supervisor {
                 self.copies.hear(&mut self.handed, &service.copier());
             }
             if ready.from_init {
-                deadline = match self.link.receive() {
-                    Ok(Some((FromInit::Ended, _))) => Late::Killed.after(KILLED_TIME_MAX),
-                    Ok(Some((FromInit::Alone, _))) => Late::Synced.after(FLUSH_TIME_MAX),
-                    _ => deadline,
-                };
+                deadline = self.hear_init(deadline);
             }
             if ready.signals && pass_signals(&self.signals, &self.link)? && deadline.is_none() {
                 deadline = Late::Termination.after(TERMINATION_TIME_MAX);
@@ -562,26 +566,6 @@ struct Ready {
     share: bool,
     copier: bool,
     keeper: bool,
-}
-
-/// When what is too late.
-type Deadline = Option<(Instant, Late)>;
-
-/// What a deadline was for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Late {
-    /// COMMAND was asked to end.
-    Termination,
-    /// The tenant's processes were killed.
-    Killed,
-    /// The init syncs the lane.
-    Synced,
-}
-
-impl Late {
-    fn after(self, time: Duration) -> Deadline {
-        Some((Instant::now() + time, self))
-    }
 }
 
 fn wait_failed(error: std::io::Error) -> Failure {

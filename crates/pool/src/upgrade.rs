@@ -1,7 +1,8 @@
-//! `polylane pool upgrade`: another program as the service of a running pool.
+//! What a running lane is told to do, over a socket beside its lock: to end (`polylane umount`), or
+//! to go on with another program as its service (`polylane pool upgrade`).
 //!
-//! Who asks sends its own executable as a descriptor to a socket beside the pool's lock, which only
-//! the pool's user can reach; the supervisor starts its services from it from then on. The lane's
+//! A command that asks for an upgrade sends its own executable as a descriptor. Only the pool's
+//! user can reach the socket. The supervisor starts its services from it from then on. The lane's
 //! programs notice nothing: the former service answers what it has in hand, makes everything
 //! durable and leaves its tables in the handover; what the kernel sends meanwhile waits.
 
@@ -25,6 +26,8 @@ const ASK_TIME_MAX: Duration = Duration::from_secs(1);
 const MESSAGE_BYTES_MAX: usize = 4096;
 /// What is asked.
 const UPGRADE: &[u8] = b"upgrade";
+const UNMOUNT: &[u8] = b"unmount";
+const UNMOUNT_LAZILY: &[u8] = b"unmount lazily";
 
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,12 +40,25 @@ struct Answer {
 #[derive(Debug)]
 pub(crate) struct Control(Option<OwnedFd>);
 
-/// Somebody who asks for an upgrade.
+/// A command that asks for something.
 #[derive(Debug)]
 pub(crate) struct Wish {
-    client: OwnedFd,
-    /// The program that is to be the service.
-    pub(crate) program: OwnedFd,
+    /// Where the answer goes.
+    pub(crate) client: OwnedFd,
+    /// What it asks for.
+    pub(crate) order: Order,
+}
+
+/// What a command asks for.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// This program is to be the service.
+    Upgrade(OwnedFd),
+    /// The lane is to end; with `lazy` also one that is in use.
+    Unmount {
+        /// Files may be open on it.
+        lazy: bool,
+    },
 }
 
 impl Control {
@@ -68,8 +84,13 @@ impl Control {
         }
         let mut bytes = [0; MESSAGE_BYTES_MAX];
         let got = scm::try_receive(&client, &mut bytes).ok()?;
-        let program = got.fds.into_iter().next()?;
-        (bytes.get(..got.count)? == UPGRADE).then_some(Wish { client, program })
+        let order = match bytes.get(..got.count)? {
+            UPGRADE => Order::Upgrade(got.fds.into_iter().next()?),
+            UNMOUNT => Order::Unmount { lazy: false },
+            UNMOUNT_LAZILY => Order::Unmount { lazy: true },
+            _ => return None,
+        };
+        Some(Wish { client, order })
     }
 }
 
@@ -83,11 +104,6 @@ impl Wish {
             let _ = scm::send(client, &bytes, &[]);
         }
     }
-
-    /// Its parts: whom to answer, and the program.
-    pub(crate) fn into_parts(self) -> (OwnedFd, OwnedFd) {
-        (self.client, self.program)
-    }
 }
 
 /// Makes this very program the service of a running pool; the line that says so.
@@ -95,22 +111,52 @@ impl Wish {
 /// # Errors
 /// One line: no such pool, or it goes on with its former service.
 pub fn upgrade(pool: &str) -> Result<String> {
-    let socket = names::runtime_dir().join(format!("{pool}.control"));
-    let failed = |line: &str| Failure::failed(format!("pool '{pool}': {line}"));
-    let socket = scm::connect(&socket).map_err(|_| failed("not running"))?;
     let program = fs::File::open("/proc/self/exe")
         .map_err(|error| Failure::because("polylane", "open its own program", error))?;
-    scm::send(&socket, UPGRADE, &[program.as_fd()])
-        .map_err(|error| Failure::because(pool, "ask it", error))?;
-    if !wait_for(socket.as_fd(), UPGRADE_TIME_MAX) {
-        return Err(failed("it does not answer"));
-    }
-    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-    let got = scm::receive(&socket, &mut bytes).map_err(|_| failed("it does not answer"))?;
-    let answer = bytes.get(..got.count).and_then(|bytes| serde_json::from_slice(bytes).ok());
-    match answer {
+    let socket =
+        connect(pool).map_err(|_| Failure::failed(format!("pool '{pool}': not running")))?;
+    match ask(pool, &socket, UPGRADE, &[program.as_fd()])? {
         Some(Answer { done: true, line }) => Ok(line),
         Some(Answer { done: false, line }) => Err(Failure::failed(line)),
-        None => Err(failed("it refused")),
+        None => Err(Failure::failed(format!("pool '{pool}': it does not answer"))),
     }
+}
+
+/// Ends the lane of that name, which waits until everything is durable. One that ends already, or
+/// has ended, is not asked.
+///
+/// # Errors
+/// One line: it is in use, or not everything could be written back.
+pub(crate) fn unmount(lane: &str, lazy: bool) -> Result<()> {
+    match connect(lane) {
+        Ok(socket) => {
+            let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
+            match ask(lane, &socket, order, &[])? {
+                Some(Answer { done: false, line }) => Err(Failure::failed(line)),
+                // Without an answer it has ended for another reason.
+                Some(Answer { done: true, .. }) | None => Ok(()),
+            }
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+fn connect(pool: &str) -> polylane_base::Result<OwnedFd> {
+    scm::connect(&names::runtime_dir().join(format!("{pool}.control")))
+}
+
+/// Its answer; `None` when it ended without one.
+fn ask(
+    pool: &str,
+    socket: &OwnedFd,
+    order: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<Option<Answer>> {
+    scm::send(socket, order, fds).map_err(|error| Failure::because(pool, "ask it", error))?;
+    if !wait_for(socket.as_fd(), UPGRADE_TIME_MAX) {
+        return Err(Failure::failed(format!("pool '{pool}': it does not answer")));
+    }
+    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    let Ok(got) = scm::receive(socket, &mut bytes) else { return Ok(None) };
+    Ok(bytes.get(..got.count).and_then(|bytes| serde_json::from_slice(bytes).ok()))
 }

@@ -197,6 +197,27 @@ pub fn keep_only(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes what this process was started with beyond the standard three: every descriptor above them
+/// that is not close-on-exec, which no code of ours opens.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn close_inherited() -> io::Result<()> {
+    let mut own = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        own.extend(entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()));
+    }
+    for fd in own.into_iter().filter(|fd| *fd > 2) {
+        // SAFETY: `fcntl(F_GETFD)` is harmless for any number.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        if flags != -1 && flags & libc::FD_CLOEXEC == 0 {
+            // SAFETY: it came with the start of this process: nothing in it owns it.
+            unsafe { libc::close(fd) };
+        }
+    }
+    Ok(())
+}
+
 /// The descriptor with this number, handed down by the parent process. Close-on-exec from now on.
 ///
 /// # Errors

@@ -1,0 +1,167 @@
+//! `polylane mount` and `umount`: lanes that outlive the command.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use polylane_base::shown::Shown;
+use polylane_base::size::ByteSize;
+use polylane_pool::failure::{Result, say};
+use polylane_pool::lasting::{self, LaneSource, MountOptions, Mounted};
+use polylane_pool::run::{RunOptions, Source};
+use polylane_pool::share::Policy;
+use polylane_pool::spec::{JournalMode, WriteBack};
+use polylane_pool::volume::MediumKind;
+use serde_json::Value;
+
+use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};
+use crate::print::{columns, print, print_json};
+
+/// `polylane mount`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "SOURCE: volume:FILE (or FILE alone; made and formatted if absent), dir:DIR, \
+    mem:SIZE, ceph:[USER@]FSNAME[:PATH]. Mounting the same again is counted: umount takes one away."
+)]
+pub(crate) struct MountArgs {
+    /// What to mount
+    #[arg(value_name = "SOURCE", requires = "path")]
+    source: Option<OsString>,
+    /// An empty directory
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// Pool of the lane [default: default]
+    #[arg(long, value_name = "NAME", requires = "source")]
+    pool: Option<String>,
+    /// Let a service of the pool that serves the same SOURCE serve this path as well
+    #[arg(long, requires = "source")]
+    share: bool,
+    /// Nothing can be changed through this mount
+    #[arg(long, requires = "source")]
+    ro: bool,
+    /// Let set-user-ID programs in the lane change the user
+    #[arg(long, requires = "source")]
+    suid: bool,
+    /// FUSE only: no preload library in PATH/.polylane
+    #[arg(long, requires = "source")]
+    no_preload: bool,
+    /// Size of a new volume [default: 10G]
+    #[arg(long, value_name = "SIZE", requires = "source")]
+    size: Option<ByteSize>,
+    /// What a new volume is made on, and an existing one must be
+    #[arg(long, value_name = "file|bypass", value_parser = media(), requires = "source")]
+    medium: Option<String>,
+    /// Share of the volume's device, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N", requires = "source")]
+    weight: Option<u32>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    /// Most changed data that waits to be written; writers wait above it
+    #[arg(long, value_name = "SIZE", requires = "source")]
+    dirty_limit: Option<ByteSize>,
+    /// How long changes wait at most to be written, such as 500ms [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = microseconds, requires = "source")]
+    flush_interval: Option<u64>,
+    /// Whether new data is on the volume before the metadata that shows it [default: ordered]
+    #[arg(long, value_name = "MODE", value_parser = journal_modes(), requires = "source")]
+    journal_mode: Option<String>,
+    /// Give what is freed back to the host at once, not only when fstrim asks
+    #[arg(long, requires = "source")]
+    discard: bool,
+    /// How lanes on the volume's device share it [default: as others there do, else ledger]
+    #[arg(long, value_name = "POLICY", value_parser = policies(), requires = "source")]
+    qos: Option<String>,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// `polylane umount`.
+#[derive(Debug, Args)]
+pub(crate) struct UmountArgs {
+    /// Mount paths of lanes
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Also a lane that is in use: what is open on it gets errors once all is written back
+    #[arg(long, short)]
+    lazy: bool,
+}
+
+/// Executes `polylane mount`; the exit status.
+pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
+    let (Some(source), Some(path)) = (&arguments.source, &arguments.path) else {
+        return list(arguments.json.json);
+    };
+    let source = LaneSource::parse(source)?;
+    let path = path.clone();
+    let (pool, share, read_only) = (arguments.pool.clone(), arguments.share, arguments.ro);
+    let lane = lane(arguments)?;
+    let at = path.clone();
+    match lasting::mount(MountOptions { source, path: at, pool, share, read_only, lane })? {
+        Mounted::New | Mounted::Shared => {}
+        Mounted::Again(count) => {
+            say(format_args!("{}: mounted already, now {count} times", Shown::new(&path)));
+        }
+    }
+    Ok(0)
+}
+
+/// What a run of such a lane would be given.
+fn lane(arguments: MountArgs) -> Result<RunOptions> {
+    Ok(RunOptions {
+        // The mount's own source and path stand for these.
+        source: Source::Mem,
+        at: PathBuf::new(),
+        lowers: Vec::new(),
+        root: false,
+        pool: arguments.pool,
+        cpus: None,
+        memory: None,
+        size: arguments.size.map(|size| size.0),
+        medium: arguments.medium.as_deref().and_then(MediumKind::named),
+        weight: arguments.weight,
+        cache: arguments.cache.options()?,
+        write_back: WriteBack {
+            dirty_bytes_limit: arguments.dirty_limit.map(|size| size.0),
+            flush_interval_us: arguments.flush_interval,
+            journal_mode: arguments.journal_mode.as_deref().and_then(JournalMode::named),
+            discard: arguments.discard,
+        },
+        qos: arguments.qos.as_deref().and_then(Policy::named),
+        kernel_fs: None,
+        preload: !arguments.no_preload,
+        suid: arguments.suid,
+        privileged: false,
+        command: Vec::new(),
+    })
+}
+
+fn list(json: bool) -> Result<u8> {
+    let mounts = lasting::list()?;
+    match json {
+        true => print_json(&mounts)?,
+        false => print(&table(&mounts))?,
+    }
+    Ok(0)
+}
+
+fn table(mounts: &[Value]) -> String {
+    let word = |value: &Value| match value {
+        Value::String(text) => Shown::new(text).to_string(),
+        other => other.to_string(),
+    };
+    let names = ["path", "source", "pool", "service", "instance", "count", "state"];
+    let head = names.map(str::to_uppercase);
+    let rows = mounts.iter().map(|mount| names.map(|name| word(&mount[name])));
+    columns(std::iter::once(head).chain(rows).collect())
+}
+
+/// Executes `polylane umount`; the exit status. The first path that cannot be unmounted ends it.
+pub(crate) fn umount(arguments: &UmountArgs) -> Result<u8> {
+    for path in &arguments.paths {
+        match lasting::umount(path, arguments.lazy)? {
+            0 => {}
+            count => say(format_args!("{}: still mounted {count} times", Shown::new(path))),
+        }
+    }
+    Ok(0)
+}

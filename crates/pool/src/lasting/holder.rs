@@ -1,0 +1,249 @@
+//! The first process of a lane that outlives its command: it holds the mount.
+//!
+//! It takes the place of a tenant's init (`init`), in the namespaces of the command that mounted:
+//! it makes the mount, shows it at its path, tells the library of mounts there, and takes it away.
+//! It is a process of its own because whoever looks at a lane may have to wait for its service,
+//! which the supervisor must not.
+//!
+//! | what happens | what it does |
+//! |---|---|
+//! | `Unmount` | syncs, unmounts, ends; what is in use stays, and is said to |
+//! | `Unmount { lazy }`, a signal to the supervisor | the same, in use or not |
+//! | the mount is gone (`umount -l PATH`) | ends |
+//! | the supervisor is gone | detaches the mounts, waits for the service, removes the entries |
+//!
+//! Its end is the end of the lane; the supervisor lets the service write everything back then.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use polylane_base::Errno;
+use polylane_ipc::message::RESERVED_DIR;
+use polylane_sys::ns;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::mount::{MountAttrFlags, UnmountFlags};
+use serde::{Deserialize, Serialize};
+
+use super::places;
+use super::table::Entry;
+use super::tables::{self, Tables};
+use crate::failure::{FAILED, Failure, Result};
+use crate::init::{self, LaneMounts};
+use crate::link::{FromInit, Link, ToInit};
+use crate::mount_table::MountTable;
+use crate::mounts;
+
+/// What a lane tells the command that waits for it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum FromLane {
+    /// It serves.
+    Ready,
+    /// It does not: an exit status and a line.
+    Failed(u8, String),
+}
+
+/// What the holder is to do; fixed before the fork.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The FUSE device.
+    pub(crate) device: OwnedFd,
+    /// The preload library, unless it is not wanted or not there.
+    pub(crate) library: Option<PathBuf>,
+    /// What is not let through on the lane.
+    pub(crate) attributes: MountAttrFlags,
+    /// The run-time directory, the pool and the lane's entry in its table.
+    pub(crate) dir: PathBuf,
+    /// The pool's name.
+    pub(crate) pool: String,
+    /// The lane's name.
+    pub(crate) lane: String,
+    /// The lane's entry in the table.
+    pub(crate) entry: Entry,
+    /// The command that waits for the lane.
+    pub(crate) caller: Link,
+}
+
+/// The mount, once it is at its path.
+struct Held {
+    path: PathBuf,
+    dir: PathBuf,
+    pool: String,
+    lane: String,
+    entry: Entry,
+    /// The mount's number.
+    id: u64,
+    /// What the library is told.
+    notice: Option<MountTable>,
+    /// Has an exceptional condition when anything is mounted or unmounted.
+    changes: File,
+}
+
+/// Runs the holder to its end.
+pub(crate) fn main(plan: Plan, link: &Link) -> ! {
+    let _ = rustix::thread::set_name(c"polylane-hold");
+    let kept = [link.as_fd(), plan.device.as_fd(), plan.caller.as_fd()];
+    let _ = ns::keep_only(&kept);
+    let caller = plan.caller.as_fd().try_clone_to_owned().map(Link::from_fd);
+    let status = match begin(plan, link) {
+        Ok(held) => {
+            if let Ok(caller) = caller {
+                let _ = caller.send(&FromLane::Ready, &[]);
+            }
+            hold(held, link)
+        }
+        Err(failure) => {
+            if let Ok(caller) = caller {
+                let _ = caller.send(&FromLane::Failed(failure.status, failure.line), &[]);
+            }
+            FAILED
+        }
+    };
+    ns::exit_now(status.into())
+}
+
+/// Makes the mount and shows it.
+fn begin(plan: Plan, link: &Link) -> Result<Held> {
+    let Plan { device, library, attributes, dir, pool, lane, mut entry, caller: _ } = plan;
+    init::expect(link, ToInit::Begin)?;
+    let made = init::mount_lane(Some(device), attributes, link)?;
+    let failed = |error: rustix::io::Errno| Failure::because("lane", "look at its root", error);
+    let stat =
+        rustix::fs::statx(&made.lane, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(failed)?;
+    entry.device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    // Before it is at its path: who finds it there must find it in the table.
+    Tables::lock(&dir)?.put(&pool, &entry)?;
+    let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
+    let shown = show(&path, made, library.as_deref());
+    if shown.is_err() {
+        places::detach(&entry);
+    }
+    let mut notice = shown?;
+    if let Some(notice) = &mut notice {
+        notice.begin();
+    }
+    let changes = File::open("/proc/self/mountinfo")
+        .map_err(|error| Failure::because("mounts", "watch them", error))?;
+    let gone = || Failure::failed(format!("{}: was unmounted at once", path.display()));
+    let id = places::topmost(&entry.path).ok_or_else(gone)?.id;
+    entry.starting = false;
+    Tables::lock(&dir)?.put(&pool, &entry)?;
+    Ok(Held { path, dir, pool, lane, entry, id, notice, changes })
+}
+
+/// Puts the mounts into place. None of their descriptors stays: that would keep them busy.
+fn show(path: &Path, made: LaneMounts, library: Option<&Path>) -> Result<Option<MountTable>> {
+    let libraries = init::pick_up_libraries(library)?;
+    mounts::attach_at(&made.lane, path)
+        .map_err(|error| Failure::path(path, "mount the lane there", error))?;
+    init::furnish(&made, path, &libraries)
+}
+
+/// Waits until the mount is to go, or is gone; the exit status.
+fn hold(mut held: Held, link: &Link) -> u8 {
+    loop {
+        let mut fds =
+            vec![PollFd::new(link, PollFlags::IN), PollFd::new(&held.changes, PollFlags::PRI)];
+        fds.extend(held.notice.iter().map(|notice| PollFd::new(&notice.file, PollFlags::PRI)));
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return FAILED,
+        }
+        let told = !fds[0].revents().is_empty();
+        let changed = fds[1..].iter().any(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if told {
+            let order = match link.receive::<ToInit>() {
+                Ok(Some((ToInit::Unmount { lazy }, _))) => lazy,
+                Ok(Some((ToInit::Signal(_), _))) => true,
+                Ok(Some(_)) => continue,
+                Ok(None) | Err(_) => return held.supervisor_is_gone(),
+            };
+            match held.unmount(order, link) {
+                Ok(()) => return 0,
+                Err(errno) => drop(link.send(&FromInit::Stays(errno.0), &[])),
+            }
+        }
+        if changed {
+            if let Some(notice) = &mut held.notice {
+                notice.look();
+            }
+            if !held.is_there() {
+                return 0;
+            }
+        }
+    }
+}
+
+impl Held {
+    /// Whether the mount is somewhere in this namespace.
+    fn is_there(&self) -> bool {
+        places::seen().iter().any(|seen| seen.id == self.id)
+    }
+
+    /// Makes everything durable and takes the mount away.
+    fn unmount(&mut self, lazy: bool, link: &Link) -> std::result::Result<(), Errno> {
+        let _ = link.send(&FromInit::Alone, &[]);
+        let synced = self.sync();
+        // From here on no command counts on the mount.
+        let tables = Tables::lock(&self.dir);
+        if lazy {
+            places::detach(&self.entry);
+            return Ok(());
+        }
+        synced?;
+        let now = tables.as_ref().ok().and_then(|tables| tables.find(&self.entry.path).ok()?);
+        if now.is_some_and(|now| now.entry.count > 1) {
+            return Err(Errno::EBUSY);
+        }
+        let is_own = |seen: places::Seen| seen.id == self.id;
+        if !places::topmost(&self.entry.path).is_some_and(is_own) {
+            return Err(Errno::EBUSY);
+        }
+        let within = self.path.join(RESERVED_DIR);
+        // To be put back when something else keeps the lane.
+        let copy = mounts::copy_of(rustix::fs::CWD, &within).ok();
+        self.unmount_in_order(&within).inspect_err(|_| {
+            if let Some(copy) = copy {
+                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+                while places::topmost(within.as_os_str().as_bytes()).is_some()
+                    && rustix::mount::unmount(&within, flags).is_ok()
+                {}
+                let _ = mounts::attach_at(&copy, &within);
+            }
+            if let Some(notice) = &mut self.notice {
+                notice.begin();
+                notice.look();
+            }
+        })
+    }
+
+    /// Unmounts the run directory with what is in it, then the lane; `EBUSY` when something is in
+    /// use.
+    fn unmount_in_order(&self, within: &Path) -> std::result::Result<(), Errno> {
+        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        for seen in places::seen_below(within.as_os_str().as_bytes()).iter().rev() {
+            let place = Path::new(std::ffi::OsStr::from_bytes(&seen.place));
+            rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(errno)?;
+        }
+        rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(errno)
+    }
+
+    /// Has the kernel send what it still holds of mapped files, and the service write it.
+    fn sync(&self) -> std::result::Result<(), Errno> {
+        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(errno)?;
+        rustix::fs::syncfs(&root).map_err(errno)
+    }
+
+    /// The supervisor was killed: the mount has no service any more, or will have none.
+    fn supervisor_is_gone(self) -> u8 {
+        tables::detach_all(&self.dir, &self.pool, self.entry.service);
+        tables::wait_for_service(&self.lane);
+        tables::forget(&self.dir, &self.pool, self.entry.service);
+        FAILED
+    }
+}

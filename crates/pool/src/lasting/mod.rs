@@ -1,0 +1,32 @@
+//! Lanes that outlive the command that made them: `polylane mount`, `umount`, pools that last.
+//!
+//! No daemon: each lane has a supervisor of its own, as a run has, in a session of its own. What
+//! commands know of lanes is in the mount tables of the run-time directory; a record whose
+//! supervisor is dead is cleared by the next command (`docs/design/lasting.md`).
+//!
+//! | file | what |
+//! |---|---|
+//! | `source` | SOURCE as text |
+//! | `table` | the mount table of a pool |
+//! | `tables` | all tables, under one lock |
+//! | `places` | what is mounted where, in this mount namespace |
+//! | `holder` | the first process of a lane, which holds its mount |
+//! | `mount` | from a SOURCE and a PATH to a lane that serves |
+//! | `share` | one more path for a service |
+//! | `umount` | and back to nothing |
+//! | `list` | what is mounted |
+
+mod holder;
+mod list;
+mod mount;
+mod places;
+mod share;
+mod source;
+mod table;
+mod tables;
+mod umount;
+
+pub use list::list;
+pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
+pub use source::LaneSource;
+pub use umount::umount;

@@ -1,0 +1,360 @@
+//! `polylane mount`: from a SOURCE and a PATH to a lane that serves.
+//!
+//! The order matters, since every step may be the last one of a process that is killed:
+//!
+//! 1. Under the lock of the tables: PATH is looked for; the lane's name is taken, which the kernel
+//!    lets go of when its last holder ends; the entry is made, as one that starts.
+//! 2. The supervisor is forked, which inherits the name, and goes on without the command.
+//! 3. It opens the source and forks the keeper and the holder; the holder makes the mount, writes
+//!    its device number into the entry, shows it at PATH, and marks the entry as one that serves.
+//! 4. The command is told, and ends.
+//!
+//! Until 2 a kill leaves an entry whose name nobody holds, which any later command removes. From 3
+//! on the keeper and the holder clear up after a supervisor that is killed.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use polylane_base::shown::Shown;
+use polylane_base::sync::thread;
+use polylane_sys::ns::{self, Fork, Namespaces};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountAttrFlags;
+
+use super::holder::{self, FromLane};
+use super::places;
+use super::share::{self, Wanted};
+use super::source::LaneSource;
+use super::table::Entry;
+use super::tables::{Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume};
+use crate::failure::{Failure, Result, say};
+use crate::init::Place;
+use crate::limits::CallerLimits;
+use crate::link::Link;
+use crate::names::{self, PoolName};
+use crate::process::Process;
+use crate::run::{self, Owner, RunOptions, Source};
+use crate::skeleton::MountPoint;
+use crate::supervise::AtEnd;
+use crate::{cgroup, log};
+
+/// The pool of lanes that are mounted in none.
+pub const POOL_DEFAULT: &str = "default";
+
+/// How long another command that mounts the same may take.
+const OTHER_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Most of a lane's messages that are passed on to the command that waits for it.
+const LOG_BYTES_MAX: u64 = 64 << 10;
+
+/// What `polylane mount` was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountOptions {
+    /// What to mount.
+    pub source: LaneSource,
+    /// Where.
+    pub path: PathBuf,
+    /// The pool; `None`: [`POOL_DEFAULT`].
+    pub pool: Option<String>,
+    /// A service of the pool that serves the same source may serve this mount as well.
+    pub share: bool,
+    /// Nothing can be changed through the mount.
+    pub read_only: bool,
+    /// What a run of such a lane would be given; source, path and command are not looked at.
+    pub lane: RunOptions,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mounted {
+    /// A new lane serves.
+    New,
+    /// A service that was there serves one more path.
+    Shared,
+    /// It was mounted already, and is now so often.
+    Again(u32),
+}
+
+/// Mounts a lane that outlives this process.
+///
+/// # Errors
+/// One line: PATH cannot be used or has another lane, the source cannot be opened, no such pool.
+/// Nothing is left behind.
+pub fn mount(mut options: MountOptions) -> Result<Mounted> {
+    let path = places::find(&options.path)?;
+    if run::rootless().is_some() {
+        return Err(Failure::failed(
+            "mount: only root can show a lane to this host: use 'polylane run', or root's shell of \
+             a user namespace (unshare --user --map-root-user --mount)",
+        ));
+    }
+    options.lane.source = options.source.source.clone();
+    options.lane.size = options.lane.size.or(options.source.size);
+    options.lane.at.clone_from(&path);
+    run::check(&options.lane)?;
+    options.path = path;
+    let (tables, cleared) = match reserve(&options)? {
+        Reserved::Served(mounted) => return Ok(mounted),
+        Reserved::New(new, cleared) => (*new, cleared),
+    };
+    start(options, tables, &cleared)?;
+    Ok(Mounted::New)
+}
+
+/// What the tables say to a mount.
+enum Reserved {
+    /// It is there already, or is now.
+    Served(Mounted),
+    /// This lane is to be; services of these dead ones may still be writing back.
+    New(Box<Reservation>, Vec<String>),
+}
+
+/// A lane whose entry says that it starts.
+struct Reservation {
+    dir: PathBuf,
+    pool: String,
+    name: PoolName,
+    entry: Entry,
+    log: File,
+}
+
+/// Finds out what is at PATH, and makes the entry of a new lane.
+fn reserve(options: &MountOptions) -> Result<Reserved> {
+    let dir = names::runtime_dir();
+    let start = Instant::now();
+    loop {
+        let tables = Tables::lock(&dir)?;
+        let cleared = tables.clear_dead()?;
+        let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
+            places::check_free(&options.path)?;
+            let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
+            let (source, path) = (options.source.text(), options.path.as_path());
+            let wanted = Wanted { source: &source, path, read_only: options.read_only };
+            if options.share
+                && let Some(base) = share::base(&tables, pool, &wanted)?
+            {
+                share::attach(&tables, pool, &base, &wanted)?;
+                return Ok(Reserved::Served(Mounted::Shared));
+            }
+            let new = Reservation::make(&tables, dir, options)?;
+            return Ok(Reserved::New(Box::new(new), cleared));
+        };
+        refuse_other(options, &there)?;
+        if !there.entry.starting && places::is_shown(&there.entry) {
+            let count = there.entry.count + 1;
+            tables.put(&there.pool, &Entry { count, ..there.entry })?;
+            return Ok(Reserved::Served(Mounted::Again(count)));
+        }
+        // Another command mounts or unmounts the very same now.
+        drop(tables);
+        if start.elapsed() > OTHER_TIME_MAX {
+            return Err(Failure::failed(format!(
+                "{}: another command has been mounting or unmounting it for {} s",
+                Shown::new(&options.path),
+                OTHER_TIME_MAX.as_secs()
+            )));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Refuses a mount where something else is.
+fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
+    let entry = &there.entry;
+    let (asked, has) = (options.source.text(), &entry.source);
+    let path = Shown::new(&options.path);
+    if asked != *has {
+        let (asked, has) = (OsStr::from_bytes(&asked), OsStr::from_bytes(has));
+        return Err(Failure::failed(format!(
+            "{path}: busy: {} is mounted there, and {} cannot be: umount it first",
+            Shown::new(has),
+            Shown::new(asked)
+        )));
+    }
+    if let Some(pool) = options.pool.as_ref().filter(|pool| **pool != there.pool) {
+        return Err(Failure::failed(format!(
+            "{path}: busy: mounted in pool '{}', and cannot be in '{pool}': umount it first",
+            there.pool
+        )));
+    }
+    match options.read_only == entry.read_only {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{path}: busy: mounted {}: umount it first",
+            if entry.read_only { "read-only" } else { "to be written to" }
+        ))),
+    }
+}
+
+impl Reservation {
+    fn make(tables: &Tables, dir: PathBuf, options: &MountOptions) -> Result<Reservation> {
+        let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
+        let name = PoolName::take_lane(&dir, &pool)?;
+        let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
+        let made = (|| {
+            let entry = Entry {
+                path: options.path.as_os_str().as_bytes().to_vec(),
+                source: options.source.text(),
+                service,
+                count: 1,
+                supervisor: std::process::id(),
+                read_only: options.read_only,
+                starting: true,
+                ..Entry::default()
+            };
+            tables.put(&pool, &entry)?;
+            let path = name.log_file();
+            let mut log = File::options();
+            log.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            // What is there is a dead lane's.
+            let _ = std::fs::remove_file(&path);
+            let log = log.open(&path).map_err(|error| Failure::path(&path, "make it", error))?;
+            Ok((entry, log))
+        })();
+        match made {
+            Ok((entry, log)) => Ok(Reservation { dir, pool, name, entry, log }),
+            Err(failure) => {
+                let _ = tables.remove(&pool, options.path.as_os_str().as_bytes());
+                name.remove_files();
+                Err(failure)
+            }
+        }
+    }
+}
+
+/// Forks the supervisor and waits until its lane serves.
+fn start(options: MountOptions, new: Reservation, cleared: &[String]) -> Result<()> {
+    let failed = |error| Failure::because("lane", "start its supervisor", error);
+    let (own, other) = Link::pair().map_err(|error| failed(error.into()))?;
+    let log = new.log.try_clone().map_err(failed)?;
+    // A fork, not a thread: it goes on when this process has ended.
+    let mut supervisor = match ns::fork(Namespaces::default()).map_err(failed)? {
+        Fork::Child => {
+            drop(own);
+            supervise(options, new, cleared, other)
+        }
+        Fork::Parent(child) => Process::new(child),
+    };
+    // The child has the name now.
+    drop((new, other));
+    let told = own.receive::<FromLane>();
+    pass_on(log);
+    let outcome = match told {
+        Ok(Some((FromLane::Ready, _))) => Ok(()),
+        Ok(Some((FromLane::Failed(status, line), _))) => Err(Failure { status, line }),
+        _ => Err(Failure::failed("lane: its supervisor ended before it served")),
+    };
+    match outcome {
+        // The supervisor outlives this command.
+        Ok(()) => supervisor.release(),
+        Err(_) => drop(supervisor.wait()),
+    }
+    outcome
+}
+
+/// Says what the lane has said so far.
+fn pass_on(mut log: File) {
+    use std::io::Seek;
+    let mut text = String::new();
+    let rewound = log.rewind().is_ok();
+    if rewound && log.take(LOG_BYTES_MAX).read_to_string(&mut text).is_ok() {
+        eprint!("{text}");
+    }
+}
+
+/// The supervisor's life.
+fn supervise(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> ! {
+    let (dir, pool, service) = (new.dir.clone(), new.pool.clone(), new.entry.service);
+    let refusal = caller.as_fd().try_clone_to_owned().map(Link::from_fd);
+    let served = leave_surroundings(&new.log).and_then(|()| serve(options, new, cleared, caller));
+    // Where it did not get as far as to its end.
+    detach_all(&dir, &pool, service);
+    forget(&dir, &pool, service);
+    if let Ok(Some(name)) = PoolName::take_over(&dir, &names::lane_name(&pool, service)) {
+        name.remove_files();
+    }
+    let status = match served {
+        Ok(status) => status,
+        Err(failure) => {
+            let told = FromLane::Failed(failure.status, failure.line.clone());
+            // A command that has its answer is not there any more.
+            if refusal.is_err() || refusal.is_ok_and(|link| link.send(&told, &[]).is_err()) {
+                say(&failure);
+            }
+            failure.status
+        }
+    };
+    ns::exit_now(status.into())
+}
+
+/// Leaves the session, the directory, the files and the groups of the command.
+fn leave_surroundings(log: &File) -> Result<()> {
+    let failed = |error: rustix::io::Errno| Failure::because("lane", "leave the session", error);
+    rustix::process::setsid().map_err(failed)?;
+    rustix::process::chdir("/").map_err(failed)?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(failed)?;
+    rustix::stdio::dup2_stdin(&null).map_err(failed)?;
+    rustix::stdio::dup2_stdout(&null).map_err(failed)?;
+    rustix::stdio::dup2_stderr(log).map_err(failed)?;
+    ns::close_inherited()
+        .map_err(|error| Failure::because("lane", "close its caller's files", error))?;
+    cgroup::leave_session();
+    Ok(())
+}
+
+/// Serves the lane until it is unmounted; the exit status.
+fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> Result<u8> {
+    let Reservation { dir, pool, name, mut entry, log: _ } = new;
+    log::name("polylane", name.as_str());
+    let service = entry.service;
+    entry.supervisor = std::process::id();
+    Tables::lock(&dir)?.put(&pool, &entry)?;
+    // Before the volume is opened: they may hold it.
+    cleared.iter().for_each(|lane| wait_for_service(lane));
+    if let Source::Volume(Some(path)) = &options.lane.source {
+        wait_for_volume(&dir, path);
+    }
+    CallerLimits::lift();
+    let place = Place::At(MountPoint { exists: options.path.clone(), missing: PathBuf::new() });
+    let cpus = run::pool_cpus(options.lane.cpus.as_ref())?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.lane.suid);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
+    let library = run::find_library(&options.lane, &place);
+    let lane = name.as_str().to_string();
+    let for_holder = pool.clone();
+    let plan = |device| holder::Plan {
+        device,
+        library,
+        attributes,
+        dir,
+        pool: for_holder,
+        lane,
+        entry,
+        caller,
+    };
+    let owner = Owner::Pool(pool.clone(), name);
+    let first = |device: Option<OwnedFd>, _| {
+        let device = device.ok_or_else(|| Failure::failed("/dev/fuse: only root can hold it"))?;
+        start_holder(plan(device))
+    };
+    // A holder that was killed has left them.
+    let at_end = AtEnd(Box::new(move || detach_all(&names::runtime_dir(), &pool, service)));
+    run::serve(options.lane, owner, (&place, cpus), (first, at_end))
+}
+
+fn start_holder(plan: holder::Plan) -> Result<(Process, Link)> {
+    let failed = |error: std::io::Error| Failure::because("lane", "start its first process", error);
+    let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+    match ns::fork(Namespaces::default()).map_err(failed)? {
+        Fork::Child => holder::main(plan, &other),
+        Fork::Parent(child) => Ok((Process::new(child), link)),
+    }
+}

@@ -1,0 +1,249 @@
+//! Places in the calling process's mount namespace: what may become a mount path, what is mounted
+//! where, and taking it away.
+//!
+//! Nothing here looks *at* a lane's root: on a lane whose service is dead that is an error, and on
+//! one whose service hangs it does not end.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use polylane_base::shown::Shown;
+use rustix::mount::UnmountFlags;
+
+use super::table::Entry;
+use crate::failure::{Failure, Result};
+use crate::skeleton::KERNELS;
+
+/// One line of mountinfo.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Seen {
+    /// Its number.
+    pub(crate) id: u64,
+    /// Device number, as stat(2) tells it.
+    pub(crate) device: u64,
+    /// Where it is.
+    pub(crate) place: Vec<u8>,
+    /// The kind of file system.
+    pub(crate) kind: String,
+}
+
+/// What this process sees mounted, in the order in which it was mounted.
+pub(crate) fn seen() -> Vec<Seen> {
+    seen_by("self")
+}
+
+/// What another process sees mounted.
+fn seen_by(process: &str) -> Vec<Seen> {
+    let table = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+    table.split(|&byte| byte == b'\n').filter_map(seen_line).collect()
+}
+
+/// "ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS [TAGS…] - KIND SOURCE OPTIONS"
+fn seen_line(line: &[u8]) -> Option<Seen> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
+    let id = text(words.next()?).parse().ok()?;
+    let device = text(words.nth(1)?);
+    let (major, minor) = device.split_once(':')?;
+    let place = unescaped(words.nth(1)?);
+    let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
+    let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+    Some(Seen { id, device, place, kind })
+}
+
+/// A path of mountinfo, where some bytes stand as `\ooo`.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut path = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = text.get(at) {
+        let digits = text.get(at + 1..at + 4).filter(|_| byte == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(value) => {
+                path.push(value);
+                at += 4;
+            }
+            None => {
+                path.push(byte);
+                at += 1;
+            }
+        }
+    }
+    path
+}
+
+/// The mounts at `path` or below.
+pub(crate) fn seen_below(path: &[u8]) -> Vec<Seen> {
+    let is_below = |place: &[u8]| {
+        place.strip_prefix(path).is_some_and(|more| more.is_empty() || more.starts_with(b"/"))
+    };
+    let mut all = seen();
+    all.retain(|seen| is_below(&seen.place));
+    all
+}
+
+/// Whether the mount of an entry is at its path, as its supervisor sees it.
+pub(crate) fn is_shown(entry: &Entry) -> bool {
+    let seen = seen_by(&entry.supervisor.to_string());
+    seen.iter().any(|seen| seen.place == entry.path && seen.device == entry.device)
+}
+
+/// The uppermost mount at exactly this path.
+pub(crate) fn topmost(path: &[u8]) -> Option<Seen> {
+    seen().into_iter().rfind(|seen| seen.place == path)
+}
+
+/// The mount path that a word of the command line means: absolute, without links on the way to it.
+///
+/// # Errors
+/// One line when the directory that it is in does not exist, or it is a root or ends in `..`.
+pub(crate) fn find(word: &Path) -> Result<PathBuf> {
+    let shown = Shown::new(word);
+    let Some(name) = word.file_name() else {
+        // `.` alone, or a path that ends in `..` or is the root.
+        let whole = word.canonicalize().map_err(|error| Failure::path(word, "find it", error))?;
+        return match whole.parent() {
+            Some(_) => Ok(whole),
+            None => Err(Failure::usage(format!("{shown}: the root cannot be a lane's path"))),
+        };
+    };
+    let parent = match word.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let parent = parent.canonicalize().map_err(|error| Failure::path(word, "find it", error))?;
+    Ok(parent.join(name))
+}
+
+/// Refuses a path that cannot become a mount path.
+///
+/// # Errors
+/// One line: it is the kernel's, not there, a link, no directory, a mount's, or not empty.
+pub(crate) fn check_free(path: &Path) -> Result<()> {
+    let shown = Shown::new(path);
+    let refuse = |why: &str| Err(Failure::failed(format!("{shown}: {why}")));
+    if let Some(dir) = KERNELS.iter().find(|dir| path.starts_with(dir)) {
+        return Err(Failure::usage(format!("{shown}: {dir} is the kernel's: choose another path")));
+    }
+    if let Some(mount) = topmost(path.as_os_str().as_bytes()) {
+        let kind = mount.kind;
+        return refuse(&format!("a mount point already ({kind}): unmount that, or choose another"));
+    }
+    let stat = fs::symlink_metadata(path)
+        .map_err(|error| Failure::path(path, "use it as mount path", error))?;
+    if stat.is_symlink() {
+        return refuse("a symbolic link: write the directory that it leads to");
+    }
+    if !stat.is_dir() {
+        return refuse("not a directory: a lane is mounted on an empty one");
+    }
+    let mut entries =
+        fs::read_dir(path).map_err(|error| Failure::path(path, "use it as mount path", error))?;
+    match entries.next() {
+        None => Ok(()),
+        Some(_) => refuse("not empty: a lane is mounted on an empty directory"),
+    }
+}
+
+/// Takes the mount of this entry away, in use or not. Other mounts at its path stay.
+pub(crate) fn detach(entry: &Entry) {
+    let path = PathBuf::from(OsString::from_vec(entry.path.clone()));
+    let is_its = |seen: &Seen| seen.device == entry.device && seen.kind.starts_with("fuse");
+    while topmost(&entry.path).is_some_and(|seen| is_its(&seen)) {
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        if rustix::mount::unmount(&path, flags).is_err() {
+            break;
+        }
+    }
+}
+
+/// Why a mount stays, and what uses it.
+pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
+    let path = Shown::new(OsStr::from_bytes(&entry.path));
+    let users = users(&entry.path);
+    let users = match users.is_empty() {
+        true => String::new(),
+        false => format!(": used by {}", users.join(", ")),
+    };
+    Failure::failed(format!("{path}: cannot unmount it: {why}{users}"))
+}
+
+/// Processes that have something open on or below `path`, as people read them; at most three.
+fn users(path: &[u8]) -> Vec<String> {
+    let is_below = |link: PathBuf| {
+        let link = link.into_os_string().into_vec();
+        link.strip_prefix(path).is_some_and(|more| more.is_empty() || more.starts_with(b"/"))
+    };
+    let read = |path: PathBuf| fs::read_link(path).is_ok_and(is_below);
+    let uses = |dir: &Path| {
+        let own = ["cwd", "root", "exe"].into_iter().any(|name| read(dir.join(name)));
+        let mut links = ["fd", "map_files"]
+            .into_iter()
+            .flat_map(|name| fs::read_dir(dir.join(name)).into_iter().flatten().flatten());
+        own || links.any(|entry| read(entry.path()))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let using = numbers.filter(|pid| uses(&PathBuf::from(format!("/proc/{pid}"))));
+    let shown = using.map(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("{pid} ({})", name.trim())
+    });
+    shown.take(3).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo_are_read() {
+        let line = b"36 35 0:41 / /my\\040lane rw,nosuid master:1 - fuse.polylane polylane rw";
+        let seen = seen_line(line).expect("a line");
+        assert_eq!((seen.id, seen.place.as_slice()), (36, &b"/my lane"[..]));
+        assert_eq!(
+            (seen.device, seen.kind.as_str()),
+            (rustix::fs::makedev(0, 41), "fuse.polylane")
+        );
+        for wrong in [&b""[..], b"36 35", b"x 35 0:41 / /a rw - t s o", b"1 2 3 / /a rw - t s o"] {
+            assert_eq!(seen_line(wrong), None);
+        }
+        assert_eq!(unescaped(b"\\134\\012x\\9\\"), b"\\\nx\\9\\");
+    }
+
+    #[test]
+    fn a_path_is_found_without_looking_at_its_end() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        std::os::unix::fs::symlink(&real, real.join("link")).expect("symlink");
+        assert_eq!(find(&real.join("link/a")), Ok(real.join("a")));
+        assert_eq!(find(&real.join("link")), Ok(real.join("link")), "the link itself");
+        assert_eq!(find(&real.join("a/")), Ok(real.join("a")));
+        assert_eq!(find(Path::new("/")).expect_err("the root").status, 2);
+        assert_eq!(find(&real.join("no/a")).expect_err("no parent").status, 1);
+    }
+
+    #[test]
+    fn what_cannot_be_a_mount_path_is_refused() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        fs::create_dir(real.join("empty")).expect("mkdir");
+        fs::create_dir(real.join("full")).expect("mkdir");
+        fs::write(real.join("full/file"), "").expect("write");
+        std::os::unix::fs::symlink("empty", real.join("link")).expect("symlink");
+        assert_eq!(check_free(&real.join("empty")), Ok(()));
+        for (path, word) in
+            [("full", "not empty"), ("full/file", "not a directory"), ("link", "symbolic link")]
+        {
+            let line = check_free(&real.join(path)).expect_err(path).line;
+            assert!(line.contains(word), "{line}");
+        }
+        assert!(check_free(&real.join("absent")).is_err());
+        for path in ["/proc", "/sys/fs", "/dev/shm"] {
+            assert_eq!(check_free(Path::new(path)).expect_err(path).status, 2);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! SOURCE of `polylane mount`, as text: `volume:FILE`, `dir:DIR`, `mem:SIZE`,
+//! `ceph:[USER@]FSNAME[:PATH]`, or a volume's file.
+//!
+//! The mount table compares sources by this text, so it is the same for every way to write a path.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use polylane_base::shown::Shown;
+use polylane_base::size::ByteSize;
+
+use crate::ceph::{CephOptions, CephPlace};
+use crate::failure::{Failure, Result};
+use crate::run::Source;
+
+/// What a mount is of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LaneSource {
+    /// The libservice; paths are absolute, without links.
+    pub(crate) source: Source,
+    /// Bytes of a lane in RAM.
+    pub(crate) size: Option<u64>,
+}
+
+/// Kinds of sources that a later version has.
+const LATER: [&str; 1] = ["rbd"];
+
+impl LaneSource {
+    /// Reads a source as it was written on the command line.
+    ///
+    /// # Errors
+    /// One line: an unknown kind, a size that is none, a directory that is not there.
+    pub fn parse(text: &OsStr) -> Result<LaneSource> {
+        let shown = Shown::new(text);
+        let usage = |why: &str| Err(Failure::usage(format!("{shown}: {why}")));
+        let bytes = text.as_bytes();
+        let colon = bytes.iter().position(|&byte| byte == b':');
+        // A path with a colon in it is written with a slash before that, or after `volume:`.
+        let kind = colon.map(|at| &bytes[..at]).filter(|kind| !kind.contains(&b'/'));
+        let rest = |kind: &[u8]| OsStr::from_bytes(&bytes[kind.len() + 1..]);
+        match kind {
+            Some(kind @ b"volume") => LaneSource::volume(Path::new(rest(kind))),
+            Some(kind @ b"dir") => LaneSource::dir(Path::new(rest(kind))),
+            Some(kind @ b"mem") => match rest(kind).to_string_lossy().parse::<ByteSize>() {
+                Ok(size) => Ok(LaneSource { source: Source::Mem, size: Some(size.0) }),
+                Err(error) => usage(&format!("{error}: write it as mem:512M")),
+            },
+            Some(kind @ b"ceph") => match rest(kind).to_string_lossy().parse::<CephPlace>() {
+                Ok(place) => {
+                    let cluster = CephOptions { place, conf: None, timeout: None };
+                    Ok(LaneSource { source: Source::Ceph(cluster), size: None })
+                }
+                Err(error) => usage(&error),
+            },
+            Some(kind) if LATER.iter().any(|later| later.as_bytes() == kind) => {
+                usage("not in this version yet")
+            }
+            Some(_) => {
+                usage("unknown kind of source: write volume:FILE, dir:DIR, mem:SIZE or ceph:FSNAME")
+            }
+            None if bytes == b"mem" => Ok(LaneSource { source: Source::Mem, size: None }),
+            None if Path::new(text).is_dir() => {
+                usage("is a directory: write it as dir:DIR to mount what is in it")
+            }
+            None => LaneSource::volume(Path::new(text)),
+        }
+    }
+
+    fn volume(path: &Path) -> Result<LaneSource> {
+        let Some(name) = path.file_name() else {
+            return Err(Failure::usage(format!("{}: names no volume", Shown::new(path))));
+        };
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            // One that is to be made. A link that leads nowhere is refused where it is opened.
+            Err(_) => parent
+                .canonicalize()
+                .map_err(|error| Failure::path(path, "find the volume", error))?
+                .join(name),
+        };
+        Ok(LaneSource { source: Source::Volume(Some(real)), size: None })
+    }
+
+    fn dir(path: &Path) -> Result<LaneSource> {
+        let real = path
+            .canonicalize()
+            .map_err(|error| Failure::path(path, "find the lane's directory", error))?;
+        match real.is_dir() {
+            true => Ok(LaneSource { source: Source::Dir(real), size: None }),
+            false => Err(Failure::failed(format!("{}: not a directory", Shown::new(path)))),
+        }
+    }
+
+    /// The text by which sources are compared, and which people see.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let with = |kind: &str, path: &PathBuf| {
+            let mut text = OsString::from(kind);
+            text.push(path);
+            text.into_vec()
+        };
+        match &self.source {
+            Source::Mem => match self.size {
+                Some(size) => format!("mem:{}", in_units(size)).into_bytes(),
+                None => b"mem".to_vec(),
+            },
+            Source::Dir(path) => with("dir:", path),
+            Source::Volume(Some(path)) => with("volume:", path),
+            Source::Volume(None) => b"volume".to_vec(),
+            Source::Ceph(cluster) => format!("ceph:{}", cluster.place).into_bytes(),
+            Source::Lowers => b"lowers".to_vec(),
+        }
+    }
+}
+
+/// A size in the largest unit of which it is a multiple, as the command line takes it.
+fn in_units(bytes: u64) -> String {
+    let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+    let fits = |(_, bits): &(&str, u32)| bytes > 0 && bytes.is_multiple_of(1 << bits);
+    match units.into_iter().find(fits) {
+        Some((unit, bits)) => format!("{}{unit}", bytes >> bits),
+        None => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(of: &Path, kind: &str) -> String {
+        let mut word = OsString::from(kind);
+        word.push(of);
+        String::from_utf8(LaneSource::parse(&word).expect("a source").text()).expect("UTF-8")
+    }
+
+    #[test]
+    fn a_source_has_one_text_however_it_is_written() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        std::fs::write(real.join("v.img"), "").expect("write");
+        std::os::unix::fs::symlink(&real, real.join("link")).expect("symlink");
+        let expected = format!("volume:{}/v.img", real.display());
+        for (kind, path) in [("volume:", "v.img"), ("", "link/v.img"), ("", "link/../v.img")] {
+            // What is behind a link's `..` is the kernel's to say.
+            let path = if path.contains("..") { real.join("v.img") } else { real.join(path) };
+            assert_eq!(text(&path, kind), expected);
+        }
+        let new = real.join("link/new:1.img");
+        assert_eq!(text(&new, "volume:"), format!("volume:{}/new:1.img", real.display()));
+        assert_eq!(text(&new, ""), format!("volume:{}/new:1.img", real.display()));
+        assert_eq!(text(&real.join("link"), "dir:"), format!("dir:{}", real.display()));
+        assert_eq!(text(Path::new("mem:65536K"), ""), "mem:64M");
+        assert_eq!(text(Path::new("ceph:web"), ""), "ceph:admin@web:/");
+        for (one, other) in
+            [("mem:64M", "mem:67108864"), ("mem", "mem"), ("ceph:web", "ceph:client.admin@web:/")]
+        {
+            assert_eq!(text(Path::new(one), ""), text(Path::new(other), ""));
+        }
+    }
+
+    #[test]
+    fn other_sources_are_refused_by_name() {
+        for (word, status, part) in [
+            ("ceph:@:x", 2, "FSNAME"),
+            ("rbd:p/i", 2, "not in this version"),
+            ("tmpfs:1M", 2, "unknown kind"),
+            ("mem:lots", 2, "mem:512M"),
+            ("/", 2, "dir:DIR"),
+            ("dir:/no/such", 1, "/no/such"),
+            ("dir:/dev/null", 1, "not a directory"),
+            ("volume:", 2, "names no volume"),
+            ("/no/such/v.img", 1, "/no/such/v.img"),
+        ] {
+            let failure = LaneSource::parse(OsStr::new(word)).expect_err("refused");
+            assert!(failure.status == status && failure.line.contains(part), "{word}: {failure}");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The mount tables of all of a user's pools, under one lock.
+//!
+//! A mount path is unique over all pools, so they are looked at together. The lock is an flock(2)
+//! of the run-time directory, held for the length of a few file operations.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::thread;
+use polylane_block::image::{self, Holder, ImageError};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::places;
+use super::table::{Entry, Table};
+use crate::failure::{Failure, Result};
+use crate::names::{self, PoolName, ensure_private_dir, is_still};
+
+/// How long another command may hold the lock. One that was stopped (Ctrl-Z) holds it for longer.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
+/// as long.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a child of a dead supervisor may take to close the volume that it inherited.
+const ORPHAN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A mount and the pool that it belongs to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mount {
+    /// The pool's name.
+    pub(crate) pool: String,
+    /// Its entry in the pool's table.
+    pub(crate) entry: Entry,
+}
+
+impl Mount {
+    /// The name of the lane, which its supervisor holds.
+    pub(crate) fn lane(&self) -> String {
+        names::lane_name(&self.pool, self.entry.service)
+    }
+}
+
+/// All tables, locked. Dropped, they are unlocked.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    dir: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Tables {
+    /// Locks the tables of the run-time directory `dir`, which is made.
+    ///
+    /// # Errors
+    /// One line when the directory cannot be used, or another command holds the lock for long.
+    pub(crate) fn lock(dir: &Path) -> Result<Tables> {
+        let start = Instant::now();
+        let failed = |error: Errno| Failure::path(dir, "lock the mount tables", error);
+        while start.elapsed() < LOCK_TIME_MAX {
+            ensure_private_dir(dir)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let lock = match rustix::fs::open(dir, flags, Mode::empty()) {
+                Ok(lock) => lock,
+                // The last holder of a name removed it.
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_still(dir, &lock) => {
+                    return Ok(Tables { dir: dir.to_path_buf(), _lock: lock });
+                }
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(Failure::failed(format!(
+            "{}: another polylane command holds the mount tables for {} s: end it",
+            dir.display(),
+            LOCK_TIME_MAX.as_secs()
+        )))
+    }
+
+    /// The pools that have tables.
+    fn pools(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut pools: Vec<String> =
+            names.filter_map(|name| name.strip_suffix(".table").map(str::to_string)).collect();
+        pools.sort();
+        pools
+    }
+
+    fn table(&self, pool: &str) -> Result<Option<Table>> {
+        Table::open(&Table::path(&self.dir, pool))
+    }
+
+    /// All mounts, by pool, service and instance.
+    ///
+    /// # Errors
+    /// A table cannot be read.
+    pub(crate) fn all(&self) -> Result<Vec<Mount>> {
+        let mut mounts = Vec::new();
+        for pool in self.pools() {
+            let Some(table) = self.table(&pool)? else { continue };
+            let of_pool = |entry| Mount { pool: pool.clone(), entry };
+            mounts.extend(table.entries().into_iter().map(of_pool));
+        }
+        Ok(mounts)
+    }
+
+    /// Removes what dead supervisors left: mounts, entries, files. Their lanes' names; their
+    /// services may still be writing back ([`wait_for_service`]).
+    ///
+    /// # Errors
+    /// As [`all`](Tables::all).
+    pub(crate) fn clear_dead(&self) -> Result<Vec<String>> {
+        let mut dead = Vec::new();
+        for mount in self.all()? {
+            let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
+                // Of a lane that lives, an instance that somebody else unmounted, or that a killed
+                // command did not get as far as to mount.
+                if mount.entry.instance > 0 && !places::is_shown(&mount.entry) {
+                    self.remove(&mount.pool, &mount.entry.path)?;
+                }
+                continue;
+            };
+            places::detach(&mount.entry);
+            self.remove(&mount.pool, &mount.entry.path)?;
+            if let Some(name) = left {
+                name.remove_files();
+            }
+            dead.push(mount.lane());
+        }
+        Ok(dead)
+    }
+
+    /// The mount at the longest prefix of `path` in a pool.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub(crate) fn longest(&self, pool: &str, path: &[u8]) -> Result<Option<Entry>> {
+        Ok(self.table(pool)?.and_then(|table| table.find_longest(path)))
+    }
+
+    /// The mount at exactly this path, in whichever pool.
+    ///
+    /// # Errors
+    /// A table cannot be read.
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Mount>> {
+        for pool in self.pools() {
+            if let Some(entry) = self.table(&pool)?.and_then(|table| table.find(path)) {
+                return Ok(Some(Mount { pool, entry }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The mounts of one service, by instance.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub(crate) fn of_service(&self, pool: &str, service: u32) -> Result<Vec<Entry>> {
+        let mut entries = self.table(pool)?.map(|table| table.entries()).unwrap_or_default();
+        entries.retain(|entry| entry.service == service);
+        Ok(entries)
+    }
+
+    /// Puts a mount in, in place of one at the same path.
+    ///
+    /// # Errors
+    /// See [`Table::put`].
+    pub(crate) fn put(&self, pool: &str, entry: &Entry) -> Result<()> {
+        Table::open_or_make(&Table::path(&self.dir, pool))?.put(entry)
+    }
+
+    /// Takes the mount at `path` out.
+    ///
+    /// # Errors
+    /// The table cannot be read or written.
+    pub(crate) fn remove(&self, pool: &str, path: &[u8]) -> Result<()> {
+        match self.table(pool)? {
+            Some(table) => table.remove(path),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Tables {
+    /// The directory goes with its last file, as for names.
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// Takes all mounts of a service away, the later instances first.
+pub(crate) fn detach_all(dir: &Path, pool: &str, service: u32) {
+    let entries = Tables::lock(dir).and_then(|tables| tables.of_service(pool, service));
+    entries.unwrap_or_default().iter().rev().for_each(places::detach);
+}
+
+/// Takes all entries of a service out of its pool's table.
+pub(crate) fn forget(dir: &Path, pool: &str, service: u32) {
+    let Ok(tables) = Tables::lock(dir) else { return };
+    for entry in tables.of_service(pool, service).unwrap_or_default() {
+        let _ = tables.remove(pool, &entry.path);
+    }
+}
+
+/// Waits until no service of this lane runs any more: it writes back what its supervisor's death
+/// found unwritten, and holds its volume as long.
+pub(crate) fn wait_for_service(lane: &str) {
+    let start = Instant::now();
+    while start.elapsed() < FLUSH_TIME_MAX && service_runs(lane) {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process calls itself this lane's service, or is a process of this program that is not
+/// called anything yet: one that executes it just now, which holds the lane's name no more.
+fn service_runs(lane: &str) -> bool {
+    let name = format!("polylane-service[{lane}]\0");
+    let own = fs::read_link("/proc/self/exe").ok();
+    let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.any(|entry| {
+        let line = fs::read(entry.path().join("cmdline"));
+        let begins = || own.is_some() && fs::read_link(entry.path().join("exe")).ok() == own;
+        line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins())
+    })
+}
+
+/// Waits as long as a volume is held by a process of a lane whose supervisor is dead: its service,
+/// or a child that was forked a moment before. Who else holds it is not waited for.
+pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
+    let start = Instant::now();
+    while start.elapsed() < ORPHAN_TIME_MAX {
+        match image::open(path) {
+            Err(ImageError::InUse(Some(holder))) if is_orphan(dir, &holder) => {}
+            _ => return,
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process is of a lane, and no supervisor lives that started it: one holds a name.
+fn is_orphan(dir: &Path, holder: &Holder) -> bool {
+    let proc = |pid: u32, file: &str| PathBuf::from(format!("/proc/{pid}/{file}"));
+    let comm = fs::read_to_string(proc(holder.pid, "comm")).unwrap_or_default();
+    if !comm.starts_with("polylane") || holder.name.starts_with("polylane-engine") {
+        return false;
+    }
+    let is_name = |link: PathBuf| {
+        link.parent() == Some(dir) && link.extension().is_some_and(|extension| extension == "lock")
+    };
+    let has_name = |pid: u32| {
+        let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
+        files.any(|file| fs::read_link(file.path()).is_ok_and(is_name))
+    };
+    let stat = fs::read_to_string(proc(holder.pid, "stat")).unwrap_or_default();
+    // "PID (COMM) STATE PARENT …", and a name may have brackets and blanks in it.
+    let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+    !has_name(holder.pid) && parent.is_some_and(|parent| !has_name(parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(path: &str, service: u32) -> Entry {
+        Entry { path: path.into(), service, count: 1, ..Entry::default() }
+    }
+
+    #[test]
+    fn what_dead_supervisors_left_is_removed_and_what_lives_stays() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let alive = PoolName::take_lane(&dir, "web").expect("a lane");
+        let tables = Tables::lock(&dir).expect("lock");
+        tables.put("web", &entry("/m/alive", 1)).expect("put");
+        tables.put("web", &entry("/m/dead", 2)).expect("put");
+        tables.put("db", &entry("/m/killed", 1)).expect("put");
+        // A killed supervisor leaves its lock's file behind.
+        drop(PoolName::take_lane(&dir, "db").expect("a lane"));
+        let paths = |mounts: Vec<Mount>| {
+            mounts.into_iter().map(|mount| mount.entry.path).collect::<Vec<_>>()
+        };
+        let expected: [&[u8]; 3] = [b"/m/killed", b"/m/alive", b"/m/dead"];
+        assert_eq!(paths(tables.all().expect("all")), expected);
+        assert_eq!(tables.clear_dead().expect("clear"), ["db@1", "web@2"]);
+        assert_eq!(paths(tables.all().expect("all")), [b"/m/alive"], "the others are removed");
+        assert!(!dir.join("db@1.lock").exists() && !dir.join("db.table").exists());
+        assert_eq!(tables.find(b"/m/alive").expect("find").map(|m| m.lane()), Some("web@1".into()));
+        tables.remove("web", b"/m/alive").expect("remove");
+        drop(tables);
+        alive.remove_files();
+        assert!(!dir.exists(), "the directory goes with its last file");
+    }
+
+    #[test]
+    fn one_command_at_a_time_holds_the_tables() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let held = Tables::lock(&dir).expect("lock");
+        let waiting = {
+            let dir = dir.clone();
+            std::thread::spawn(move || Tables::lock(&dir).map(drop))
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waiting.is_finished());
+        drop(held);
+        assert_eq!(waiting.join().expect("no panic"), Ok(()));
+    }
+}

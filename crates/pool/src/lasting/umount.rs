@@ -1,0 +1,82 @@
+//! `polylane umount`: everything of the lane is durable when it ends.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use polylane_base::shown::Shown;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::places;
+use super::share;
+use super::table::Entry;
+use super::tables::{Mount, Tables, wait_for_service};
+use crate::failure::{Failure, Result};
+use crate::wait::wait_for;
+use crate::{cgroup, names, upgrade};
+
+/// How long a supervisor may take to end once everything is durable.
+const END_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Takes one mount of PATH away; how often it is still mounted. With `lazy` also one that is in
+/// use, whose users get errors once the lane has ended.
+///
+/// # Errors
+/// One line: no lane is mounted there, it is in use, or not everything could be written back.
+pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
+    let path = places::find(path)?;
+    let dir = names::runtime_dir();
+    let tables = Tables::lock(&dir)?;
+    let dead = tables.clear_dead()?;
+    let bytes = path.as_os_str().as_bytes();
+    let Some(mount) = tables.find(bytes)? else {
+        return no_lane(&path, &dead);
+    };
+    let instances = tables.of_service(&mount.pool, mount.entry.service)?;
+    if mount.entry.count > 1 {
+        let count = mount.entry.count - 1;
+        tables.put(&mount.pool, &Entry { count, ..mount.entry })?;
+        return Ok(count);
+    }
+    if mount.entry.instance > 0 {
+        share::detach(&tables, &mount, lazy)?;
+        return Ok(0);
+    }
+    if let Some(other) = instances.iter().find(|entry| entry.instance > 0 && !lazy) {
+        let other = Shown::new(OsStr::from_bytes(&other.path)).to_string();
+        return Err(places::not_unmounted(
+            &mount.entry,
+            &format_args!("shared at {other}: umount that first"),
+        ));
+    }
+    drop(tables);
+    end(&mount, lazy)?;
+    Ok(0)
+}
+
+/// The answer for a path that no living lane has: one whose supervisor was killed is gone now.
+fn no_lane(path: &Path, dead: &[String]) -> Result<u32> {
+    dead.iter().for_each(|lane| wait_for_service(lane));
+    match dead.is_empty() {
+        false => Ok(0),
+        true => Err(Failure::failed(format!("{}: no lane is mounted there", Shown::new(path)))),
+    }
+}
+
+/// Ends a lane; everything is durable then, and nothing of it left.
+pub(crate) fn end(mount: &Mount, lazy: bool) -> Result<()> {
+    let lane = mount.lane();
+    let supervisor = Pid::from_raw(mount.entry.supervisor.cast_signed())
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    upgrade::unmount(&lane, lazy)
+        .map_err(|failure| places::not_unmounted(&mount.entry, &failure))?;
+    if let Some(supervisor) = supervisor
+        && !wait_for(supervisor.as_fd(), END_TIME_MAX)
+    {
+        return Err(places::not_unmounted(&mount.entry, &"its supervisor does not end"));
+    }
+    cgroup::remove_session_groups();
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What of a run's options is refused before anything exists.
+
+use polylane_base::size::ByteSize;
+
+use super::{RunOptions, Source, cache_bytes_limit, rootless};
+use crate::failure::{Failure, Result};
+use crate::names;
+use crate::share::{Policy, WEIGHTS};
+use crate::spec::WriteBack;
+use crate::volume::SetOptions;
+
+/// Least `--memory`: below this the service itself does not fit.
+pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+
+/// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
+const DIRTY_BYTES_MIN: u64 = 1 << 20;
+const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
+
+/// Refuses options that contradict each other, or themselves.
+pub(crate) fn check(options: &RunOptions) -> Result<()> {
+    if let Some(name) = &options.pool
+        && !names::is_name(name)
+    {
+        return Err(Failure::usage(format!(
+            "--pool {name}: use letters, digits, '.', '_' and '-', at most 64, no leading '.'"
+        )));
+    }
+    if let Some(weight) = options.weight
+        && !WEIGHTS.contains(&weight)
+    {
+        return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
+    }
+    for (option, size) in [("--memory", options.memory), ("--size", options.size)] {
+        if size.is_some_and(|size| size < MEMORY_BYTES_MIN) {
+            return Err(Failure::usage(format!("{option}: too small: at least 16M are needed")));
+        }
+    }
+    if options.size.is_some() && matches!(options.source, Source::Dir(_) | Source::Ceph(_)) {
+        return Err(Failure::usage("--size: a directory has no size of its own"));
+    }
+    if !options.lowers.is_empty() && options.kernel_fs.is_some() {
+        return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
+    }
+    if !options.lowers.is_empty() && matches!(options.source, Source::Ceph(_)) {
+        return Err(Failure::usage("--lower: not over --ceph in this version"));
+    }
+    if options.size.is_some() && options.source == Source::Lowers {
+        return Err(Failure::usage("--size: a read-only lane has no size of its own"));
+    }
+    refuse_without_volume(options)?;
+    check_write_back(options)?;
+    if options.kernel_fs.is_some() {
+        if !matches!(options.source, Source::Volume(_)) {
+            return Err(Failure::usage(
+                "--kernel-fs: lives on a volume: leave --dir, --mem and --ceph out",
+            ));
+        }
+        if options.qos.is_some_and(|policy| policy != Policy::None) {
+            return Err(Failure::usage("--kernel-fs: its device knows no shares: no --qos"));
+        }
+        if rootless().is_some() {
+            return Err(Failure::failed("--kernel-fs: only root can mount file systems"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what says how a volume, or its device, is used, for a lane that is on none.
+fn refuse_without_volume(options: &RunOptions) -> Result<()> {
+    if matches!(options.source, Source::Volume(_)) {
+        return Ok(());
+    }
+    let shares = options.qos.is_some_and(|policy| policy != Policy::None);
+    let refused = [
+        (options.cache != SetOptions::default(), "--cache: only a volume has one"),
+        (options.medium.is_some(), "--medium: only a volume has one of the host's"),
+        (shares, "--qos: lanes share the devices of their volumes"),
+    ];
+    match refused.into_iter().find(|(given, _)| *given) {
+        Some((_, why)) => Err(Failure::usage(format!("{why}: this lane is on none"))),
+        None => Ok(()),
+    }
+}
+
+fn check_write_back(options: &RunOptions) -> Result<()> {
+    let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval, .. } =
+        options.write_back;
+    let Some(option) = write_back_option(&options.write_back) else { return Ok(()) };
+    let waits = (dirty, interval) != (None, None);
+    if options.kernel_fs.is_some() {
+        let why = match waits {
+            true => "the kernel writes back as it does for all",
+            false => "the kernel mounts its file systems as it does for all",
+        };
+        return Err(Failure::usage(format!("{option}: {why}")));
+    }
+    if !matches!(options.source, Source::Volume(_)) {
+        let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
+        return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
+    }
+    let cache = cache_bytes_limit(options);
+    if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
+        return Err(Failure::usage(format!(
+            "--dirty-limit: from 1M to {}, a quarter of the pool's memory",
+            ByteSize(cache)
+        )));
+    }
+    if interval.is_some_and(|us| us < FLUSH_INTERVAL_US_MIN) {
+        return Err(Failure::usage("--flush-interval: too short: at least 10ms"));
+    }
+    Ok(())
+}
+
+/// The first of these options that was given.
+fn write_back_option(asked: &WriteBack) -> Option<&'static str> {
+    let given = [
+        ("--dirty-limit", asked.dirty_bytes_limit.is_some()),
+        ("--flush-interval", asked.flush_interval_us.is_some()),
+        ("--journal-mode", asked.journal_mode.is_some()),
+        ("--discard", asked.discard),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+}

@@ -1,0 +1,483 @@
+//! Lanes that outlive the command that mounted them: `polylane mount` and `umount` on this host.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use polylane_tests::{binary, lacks, unavailable};
+
+/// How long what is killed may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Directories of a test on this host; dropped, no lane is left in them.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Host {
+        Host { dir: tempfile::tempdir().expect("tempdir") }
+    }
+
+    /// A path in it, without links.
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().expect("canonical").join(name)
+    }
+
+    /// An empty directory in it.
+    fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).expect("mkdir");
+        path
+    }
+
+    /// What is mounted in it, as `polylane mount --json` says.
+    fn mounts(&self) -> Vec<serde_json::Value> {
+        let listed = succeeds(&["mount", "--json"]);
+        let all: Vec<serde_json::Value> = serde_json::from_str(&listed).expect("JSON");
+        let own = self.path("");
+        let is_own = |mount: &serde_json::Value| {
+            mount["path"].as_str().is_some_and(|path| Path::new(path).starts_with(&own))
+        };
+        all.into_iter().filter(is_own).collect()
+    }
+
+    /// The only lane's supervisor.
+    fn supervisor(&self) -> u32 {
+        let mounts = self.mounts();
+        assert_eq!(mounts.len(), 1, "{mounts:?}");
+        mounts[0]["supervisor"].as_u64().expect("a number") as u32
+    }
+
+    /// Nothing is mounted in it, by the kernel's word and polylane's.
+    fn assert_nothing_is_left(&self) {
+        assert_eq!(self.mounts(), Vec::<serde_json::Value>::new());
+        let own = self.path("").display().to_string();
+        let end = Instant::now() + PATIENCE;
+        let left = || {
+            let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+            table.lines().filter(|line| line.contains(&own)).map(str::to_string).collect()
+        };
+        loop {
+            let left: Vec<String> = left();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < end, "still mounted: {left:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for mount in self.mounts().iter().rev() {
+            let _ = polylane(&["umount", "-l", mount["path"].as_str().unwrap_or_default()]);
+        }
+    }
+}
+
+fn polylane(arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).stdin(Stdio::null()).output().expect("polylane")
+}
+
+/// Its standard output.
+fn succeeds(arguments: &[&str]) -> String {
+    let output = polylane(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Its exit status and the one line that it said.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = polylane(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    assert_eq!(said.matches('\n').count(), 1, "{arguments:?}: one line: {said}");
+    (output.status.code().unwrap_or(-1), said)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn signal(pid: u32, name: &str) {
+    let pid = pid.to_string();
+    let _ = Command::new("kill").args([&format!("-{name}"), &pid]).output();
+}
+
+/// The processes of a lane, by the names they have: each that has this parent.
+fn child(parent: u32, name: &str) -> u32 {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        let children = children.expect("children");
+        let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let is_it = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+        };
+        if let Some(pid) = pids.into_iter().find(is_it) {
+            return pid;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{parent} has no child {name}");
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_lane_outlives_its_command_and_is_counted() {
+    if unavailable("a_lane_outlives_its_command_and_is_counted") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    // `output` waits until nobody has the pipes any more: no process of the lane keeps them.
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    fs::write(at.join("file"), "kept").expect("write");
+    let mounts = host.mounts();
+    assert_eq!(mounts.len(), 1);
+    assert_eq!(mounts[0]["source"], "mem:64M");
+    assert_eq!(mounts[0]["path"], text(&at));
+    let session = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("stat");
+        let after_name = stat.rsplit(')').next().unwrap_or_default().to_string();
+        after_name.split_whitespace().nth(3).map(str::to_string)
+    };
+    let supervisor = host.supervisor();
+    assert_eq!(session(supervisor), Some(supervisor.to_string()), "a session of its own");
+
+    // The same again is counted, however it is written; something else is refused.
+    succeeds(&["mount", "mem:65536K", &format!("{}/", text(&at))]);
+    assert_eq!(host.mounts()[0]["count"], 2);
+    let (status, line) = refused(&["mount", "mem:32M", text(&at)]);
+    assert_eq!(status, 1);
+    for word in ["busy", "mem:64M", "mem:32M"] {
+        assert!(line.contains(word), "{line}");
+    }
+    let (_, line) = refused(&["mount", "--ro", "mem:64M", text(&at)]);
+    assert!(line.contains("busy"), "{line}");
+    succeeds(&["umount", text(&at)]);
+    assert_eq!(fs::read_to_string(at.join("file")).expect("read"), "kept");
+    succeeds(&["umount", text(&at)]);
+    assert!(!at.join("file").exists());
+    host.assert_nothing_is_left();
+    assert!(refused(&["umount", text(&at)]).1.contains("no lane"));
+}
+
+#[test]
+fn what_is_on_a_volume_is_durable_after_umount() {
+    if unavailable("what_is_on_a_volume_is_durable_after_umount") {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = (host.dir("m"), host.path("v.img"));
+    succeeds(&["mount", "--size", "256M", text(&volume), text(&at)]);
+    let script = "cd \"$1\" && mkdir -p a/b && seq 100000 >a/numbers && ln a/numbers a/b/link &&
+        mv a/b a/c && seq 10 >gone && rm gone";
+    let made = Command::new("sh").args(["-c", script, "sh", text(&at)]).status().expect("sh");
+    assert!(made.success());
+    let expected = fs::read(at.join("a/numbers")).expect("read");
+    succeeds(&["umount", text(&at)]);
+    polylane_tests::volume::assert_clean(&volume);
+    succeeds(&["mount", &format!("volume:{}", text(&volume)), text(&at)]);
+    assert!(fs::read(at.join("a/c/link")).expect("read") == expected);
+    // A volume has one opener.
+    let other = host.dir("n");
+    let (status, line) = refused(&["mount", text(&volume), text(&other)]);
+    assert!(status == 1 && line.contains("v.img"), "{line}");
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+#[test]
+fn a_lane_in_use_stays_and_lazily_it_goes() {
+    if unavailable("a_lane_in_use_stays_and_lazily_it_goes") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let open = fs::File::create(at.join("open")).expect("create");
+    let (status, line) = refused(&["umount", text(&at)]);
+    assert!(status == 1 && line.contains("busy"), "{line}");
+    assert!(line.contains(&std::process::id().to_string()), "by whom: {line}");
+    assert!(at.join(".polylane/socket").exists(), "all is as it was");
+    fs::write(at.join("more"), "x").expect("it goes on");
+    drop(open);
+    succeeds(&["umount", text(&at)]);
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let open = fs::File::create(at.join("open")).expect("create");
+    succeeds(&["umount", "-l", text(&at)]);
+    host.assert_nothing_is_left();
+    drop(open);
+}
+
+/// By the library and by FUSE, a program on the host sees the same tree.
+#[test]
+fn programs_of_the_host_have_the_fast_way() {
+    if unavailable("programs_of_the_host_have_the_fast_way") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let lane = |host: &Host| {
+        let (pool, service) = (&host.mounts()[0]["pool"], &host.mounts()[0]["service"]);
+        format!("{}@{service}", pool.as_str().expect("a name"))
+    };
+    let fast = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-euc", script]).current_dir("/").env("MOUNT", &at);
+        command.env("LD_PRELOAD", at.join(".polylane/$LIB/libpolylane.so"));
+        command.env("POLYLANE_MOUNT", &at);
+        command.output().expect("sh")
+    };
+    let script = "cd $MOUNT; i=0; while [ $i -lt 50 ]; do echo $i >f$i; i=$((i+1)); done; cat f*";
+    let output = fast(script);
+    let lines = String::from_utf8_lossy(&output.stdout).lines().count();
+    assert_eq!(lines, 50, "{}", String::from_utf8_lossy(&output.stderr));
+    let stats = succeeds(&["stats", "--json", "--pool", &lane(&host)]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+    let requests = stats[0]["service"]["shared_memory"]["requests"].as_u64().expect("a number");
+    assert!(requests >= 50, "by shared memory: {requests}");
+    assert_eq!(fs::read_dir(&at).expect("list").count(), 50);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+#[test]
+fn a_read_only_mount_is_so_by_both_doors() {
+    if unavailable("a_read_only_mount_is_so_by_both_doors") {
+        return;
+    }
+    let host = Host::new();
+    let (at, dir) = (host.dir("m"), host.dir("d"));
+    fs::write(dir.join("file"), "as it was").expect("write");
+    succeeds(&["mount", "--ro", &format!("dir:{}", text(&dir)), text(&at)]);
+    let tries = "cd $MOUNT; n=0; for c in 'mkdir x' 'rm file' 'chmod 600 file' 'mv file g' \
+        'ln file l' 'ln -s a b' 'touch file' 'truncate -s 0 file' 'sh -c \"echo x >>file\"'; do
+        eval \"$c\" 2>/dev/null && echo \"did: $c\"; done; cat file";
+    for preloaded in [false, true] {
+        let mut command = Command::new("sh");
+        command.args(["-c", tries]).env("MOUNT", &at);
+        if preloaded {
+            command.env("LD_PRELOAD", at.join(".polylane/$LIB/libpolylane.so"));
+            command.env("POLYLANE_MOUNT", &at);
+        }
+        let output = command.output().expect("sh");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "as it was", "{preloaded}");
+    }
+    succeeds(&["umount", text(&at)]);
+    assert_eq!(fs::read_to_string(dir.join("file")).expect("read"), "as it was");
+    host.assert_nothing_is_left();
+}
+
+#[test]
+fn one_service_serves_several_paths() {
+    if unavailable("one_service_serves_several_paths") {
+        return;
+    }
+    let host = Host::new();
+    let (one, two, three) = (host.dir("1"), host.dir("2"), host.dir("3"));
+    let volume = host.path("v.img");
+    succeeds(&["mount", "--size", "64M", text(&volume), text(&one)]);
+    succeeds(&["mount", "--share", text(&volume), text(&two)]);
+    succeeds(&["mount", "--share", "--ro", text(&volume), text(&three)]);
+    let services: Vec<_> = host.mounts().iter().map(|mount| mount["service"].clone()).collect();
+    assert!(services.iter().all(|service| *service == services[0]), "{services:?}");
+    fs::write(two.join("file"), "shared").expect("write");
+    for at in [&one, &three] {
+        assert_eq!(fs::read_to_string(at.join("file")).expect("read"), "shared");
+    }
+    let error = fs::write(three.join("file"), "x").expect_err("read-only");
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let (_, line) = refused(&["umount", text(&one)]);
+    assert!(line.contains("shared at"), "{line}");
+    // Counted like any other mount.
+    succeeds(&["mount", text(&volume), text(&two)]);
+    succeeds(&["umount", text(&two)]);
+    assert!(two.join("file").exists());
+    let open = fs::File::open(two.join("file")).expect("open");
+    assert!(refused(&["umount", text(&two)]).1.contains("busy"));
+    drop(open);
+    succeeds(&["umount", text(&two), text(&three), text(&one)]);
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
+#[test]
+fn bad_paths_and_sources_are_one_line_and_leave_nothing() {
+    if unavailable("bad_paths_and_sources_are_one_line_and_leave_nothing") {
+        return;
+    }
+    let host = Host::new();
+    let (empty, full) = (host.dir("empty"), host.dir("full"));
+    fs::write(full.join("file"), "").expect("write");
+    symlink(&empty, host.path("link")).expect("symlink");
+    let newline = host.dir("new\nline\u{1b}[m");
+    let (absent, link, file) = (host.path("absent"), host.path("link"), full.join("file"));
+    let long = host.path(&"x".repeat(200)).join("y".repeat(200));
+    for (source, path, status, word) in [
+        ("mem:64M", &full, 1, "not empty"),
+        ("mem:64M", &absent, 1, "absent"),
+        ("mem:64M", &link, 1, "symbolic link"),
+        ("mem:64M", &file, 1, "not a directory"),
+        ("mem:64M", &long, 1, "No such file"),
+        ("mem:64M", &PathBuf::from("/"), 2, "root"),
+        ("mem:64M", &PathBuf::from("/proc"), 2, "kernel"),
+        ("mem:64M", &newline.join("no"), 1, "No such file"),
+        ("mem:1K", &empty, 2, "--size"),
+        ("mem:", &empty, 2, "mem:"),
+        ("floppy:a", &empty, 2, "unknown kind"),
+        ("rbd:pool/image", &empty, 2, "not in this version"),
+        ("ceph:@:x", &empty, 2, "FSNAME"),
+        ("dir:/no/such", &empty, 1, "/no/such"),
+        ("/no/such/v.img", &empty, 1, "/no/such"),
+    ] {
+        let (found, line) = refused(&["mount", source, text(path)]);
+        assert!(found == status && line.contains(word), "{source} {path:?}: {found} {line}");
+    }
+    assert_eq!(refused(&["mount", "mem:64M"]).0, 2);
+    assert_eq!(refused(&["umount"]).0, 2);
+    assert!(refused(&["umount", text(&full)]).1.contains("no lane"));
+    // What can be a path is one, whatever is in its name.
+    succeeds(&["mount", "mem:64M", text(&newline)]);
+    fs::write(newline.join("file"), "x").expect("write");
+    assert!(!succeeds(&["mount"]).contains('\u{1b}'));
+    succeeds(&["umount", text(&newline)]);
+    host.assert_nothing_is_left();
+}
+
+/// Whoever of a lane is killed, the next command can use its path and its volume, and what was
+/// synced is there.
+#[test]
+fn whatever_is_killed_the_next_command_goes_on() {
+    if unavailable("whatever_is_killed_the_next_command_goes_on") {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = (host.dir("m"), host.path("v.img"));
+    succeeds(&["mount", "--size", "64M", text(&volume), text(&at)]);
+    for (round, victim) in
+        ["supervisor", "polylane-hold", "polylane-svc", "polylane-keep", "both"].iter().enumerate()
+    {
+        let file = at.join(format!("file-{round}"));
+        fs::write(&file, victim).expect("write");
+        fs::File::open(&file).and_then(|file| file.sync_all()).expect("sync");
+        let supervisor = host.supervisor();
+        match *victim {
+            "supervisor" => signal(supervisor, "KILL"),
+            "both" => {
+                let holder = child(supervisor, "polylane-hold");
+                signal(holder, "STOP");
+                signal(supervisor, "KILL");
+                signal(holder, "KILL");
+            }
+            name => signal(child(supervisor, name), "KILL"),
+        }
+        let survives = matches!(*victim, "polylane-svc" | "polylane-keep");
+        if !survives {
+            until("the mount is gone", || host.mounts().is_empty());
+        }
+        succeeds(&["mount", text(&volume), text(&at)]);
+        for earlier in 0..=round {
+            let file = at.join(format!("file-{earlier}"));
+            until("the file is there", || file.exists());
+        }
+        if survives {
+            succeeds(&["umount", text(&at)]);
+        }
+    }
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
+/// A command and its supervisor that are killed at any moment of a mount or an umount leave nothing
+/// that the next command cannot use or remove.
+#[test]
+fn a_mount_killed_at_any_moment_leaves_nothing_in_the_way() {
+    if unavailable("a_mount_killed_at_any_moment_leaves_nothing_in_the_way") {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = (host.dir("m"), host.path("v.img"));
+    succeeds(&["volume", "create", "--size", "64M", text(&volume)]);
+    for step in 0..24 {
+        let verb: &[&str] = match step % 3 {
+            0 | 1 => &["mount", text(&volume), text(&at)],
+            _ => &["umount", text(&at)],
+        };
+        let mut command = Command::new(binary());
+        command.args(verb).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut running = command.spawn().expect("polylane");
+        std::thread::sleep(Duration::from_millis(4 * step));
+        let supervisor = host.mounts().first().and_then(|mount| mount["supervisor"].as_u64());
+        let _ = running.kill();
+        if let Some(pid) = supervisor.filter(|_| step % 2 == 0) {
+            signal(pid as u32, "KILL");
+        }
+        running.wait().expect("wait");
+        succeeds(&["mount", text(&volume), text(&at)]);
+        fs::write(at.join("file"), step.to_string()).expect("it serves");
+    }
+    while !host.mounts().is_empty() {
+        succeeds(&["umount", text(&at)]);
+    }
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
+#[test]
+fn a_lane_that_somebody_else_unmounts_ends() {
+    if unavailable("a_lane_that_somebody_else_unmounts_ends") || lacks("umount", &["umount"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = (host.dir("m"), host.path("v.img"));
+    succeeds(&["mount", "--size", "64M", text(&volume), text(&at)]);
+    fs::write(at.join("file"), "x").expect("write");
+    let done = Command::new("umount").args(["-R", text(&at)]).status().expect("umount");
+    assert!(done.success());
+    until("its lane has ended", || host.mounts().is_empty());
+    until("its volume is free", || polylane(&["volume", "check", text(&volume)]).status.success());
+    host.assert_nothing_is_left();
+}
+
+/// Set-user-id programs and devices on a lane are nothing to this host, unless it is asked for.
+#[test]
+fn what_is_on_a_lane_gives_nobody_rights() {
+    if unavailable("what_is_on_a_lane_gives_nobody_rights") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    let options = |at: &Path| {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let line = table.lines().find(|line| line.contains(&format!(" {} ", text(at))));
+        line.and_then(|line| line.split(' ').nth(5)).expect("mounted").to_string()
+    };
+    fs::set_permissions(host.path(""), PermissionsExt::from_mode(0o755)).expect("chmod");
+    for (option, suid) in [(None, false), (Some("--suid"), true)] {
+        let mut words = vec!["mount"];
+        words.extend(option);
+        words.extend(["mem:64M", text(&at)]);
+        succeeds(&words);
+        assert_eq!(!options(&at).contains("nosuid"), suid);
+        assert!(options(&at).contains("nodev"));
+        succeeds(&["umount", text(&at)]);
+    }
+    host.assert_nothing_is_left();
+}
