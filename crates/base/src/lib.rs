@@ -7,6 +7,7 @@
 pub mod clock;
 pub mod errno;
 pub mod id;
+pub mod record;
 pub mod rng;
 pub mod shown;
 pub mod size;

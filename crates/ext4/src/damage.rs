@@ -11,7 +11,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::{Corrupt, Result, Structure};
-use crate::format::superblock::{BYTES, ErrorNote, STATE_ERROR, Superblock};
+use crate::format::superblock::{BYTES, ErrorNote, State, Superblock};
 use crate::orphan::superblock_home;
 use crate::volume::Volume;
 
@@ -43,7 +43,7 @@ fn note(volume: &Volume, corrupt: &Corrupt) -> Result<()> {
             | Structure::Xattr
             | Structure::Orphan
     );
-    superblock.set_state(superblock.state() | STATE_ERROR);
+    superblock.set_state(superblock.state() | State::ERROR);
     superblock.note_error(&ErrorNote {
         now: volume.clock.now().sec as u64,
         ino: if is_inode { corrupt.object as u32 } else { 0 },

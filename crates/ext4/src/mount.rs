@@ -15,9 +15,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::fast;
 use crate::format::fast::Change;
-use crate::format::superblock::{
-    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat, ro_compat,
-};
+use crate::format::superblock::{BYTES, Compat, Incompat, OFFSET, RoCompat, State, Superblock};
 use crate::format::{FileBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
 use crate::io::BlockIo;
@@ -129,13 +127,13 @@ impl Ext4 {
     ) -> Result<Ext4> {
         let superblock = read_superblock(&device)?;
         let mut reasons = reasons_not_to_write(&superblock, &device, options);
-        let needs_recovery = superblock.has_incompat(incompat::RECOVER);
+        let needs_recovery = superblock.has_incompat(Incompat::RECOVER);
         if !reasons.is_empty() && needs_recovery {
             return Err(Error::Unreplayed(reasons));
         }
         let mut replayed = None;
         let mut now = superblock;
-        let has_journal = now.has_compat(compat::HAS_JOURNAL);
+        let has_journal = now.has_compat(Compat::HAS_JOURNAL);
         if reasons.is_empty() && has_journal {
             replayed = Some(replay(&device, &clock, &now, options)?);
             // What the log held may have changed anything in it.
@@ -227,7 +225,7 @@ impl Ext4 {
         if left.is_empty() {
             superblock.set_orphan_present(false);
         }
-        let state = superblock.state() | STATE_VALID;
+        let state = superblock.state() | State::VALID;
         superblock.set_state(state);
         superblock.note_write(volume.clock.now().sec as u32);
         write_superblock(volume, &superblock)
@@ -331,8 +329,8 @@ fn assemble(
         clock,
         full: AtomicBool::new(false),
         full_since: Mutex::default(),
-        large_file: AtomicBool::new(superblock.has_ro_compat(ro_compat::LARGE_FILE)),
-        ext_attr: AtomicBool::new(superblock.has_compat(compat::EXT_ATTR)),
+        large_file: AtomicBool::new(superblock.has_ro_compat(RoCompat::LARGE_FILE)),
+        ext_attr: AtomicBool::new(superblock.has_compat(Compat::EXT_ATTR)),
         damage_recorded: AtomicBool::new(false),
         unused_values: Mutex::default(),
         spare: Mutex::default(),
@@ -366,7 +364,7 @@ fn replay(
     let (map, mut journal) = find_journal(&volume)?;
     let mut recovered = Recovered { next_sequence: journal.sequence(), ..Recovered::default() };
     let mut fast_changes = Vec::new();
-    if superblock.has_incompat(incompat::RECOVER) {
+    if superblock.has_incompat(Incompat::RECOVER) {
         (recovered, fast_changes) = recover(&volume.io, &map, &mut journal)?;
     } else if journal.start() != 0 {
         // Before the superblock says that the log is to be replayed, if the power goes.
@@ -396,13 +394,13 @@ fn open_journal(volume: &Volume, replayed: Replayed, options: &Options) -> Resul
 /// were found.
 fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
     let mut superblock = volume.superblock.lock();
-    let has_journal = superblock.has_compat(compat::HAS_JOURNAL);
+    let has_journal = superblock.has_compat(Compat::HAS_JOURNAL);
     superblock.set_recover(has_journal);
-    let damaged = if damaged { STATE_ERROR } else { 0 };
-    let state = superblock.state() & STATE_ERROR | damaged;
+    let damaged = if damaged { State::ERROR } else { State::empty() };
+    let state = superblock.state() & State::ERROR | damaged;
     superblock.set_state(state);
     // No version of the superblock that is logged may be without it.
-    let has_file = superblock.has_compat(compat::ORPHAN_FILE);
+    let has_file = superblock.has_compat(Compat::ORPHAN_FILE);
     superblock.set_orphan_present(has_file);
     superblock.note_mount(volume.clock.now().sec as u32);
     write_superblock(volume, &superblock)
@@ -412,7 +410,7 @@ fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
 fn journal_blocks(volume: &Volume) -> u64 {
     let (has, ino) = {
         let superblock = volume.superblock.lock();
-        (superblock.has_compat(compat::HAS_JOURNAL), superblock.journal_inode())
+        (superblock.has_compat(Compat::HAS_JOURNAL), superblock.journal_inode())
     };
     let cell = (has && ino != 0).then(|| volume.cell(ino).ok()).flatten();
     let bytes = cell.map_or(0, |cell| cell.core.read().raw.size());
@@ -422,7 +420,7 @@ fn journal_blocks(volume: &Volume) -> u64 {
 fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {
     let (has, ino) = {
         let superblock = volume.superblock.lock();
-        (superblock.has_compat(compat::HAS_JOURNAL), superblock.journal_inode())
+        (superblock.has_compat(Compat::HAS_JOURNAL), superblock.journal_inode())
     };
     if !has || ino == 0 {
         return Err(Error::Incompatible(vec!["no journal".into()]));

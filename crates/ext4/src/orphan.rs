@@ -21,7 +21,7 @@ use crate::cache::Seal;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::checksum::crc;
-use crate::format::superblock::{BYTES, OFFSET, Superblock, compat};
+use crate::format::superblock::{BYTES, Compat, OFFSET, Superblock};
 use crate::format::{DeviceBlock, FileBlock, le32};
 use crate::inode::{Cell, Core, in_range};
 use crate::journal::Handle;
@@ -58,7 +58,7 @@ pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Optio
         }
         ino = core.raw.dtime();
     }
-    let has_file = superblock.has_compat(compat::ORPHAN_FILE);
+    let has_file = superblock.has_compat(Compat::ORPHAN_FILE);
     let file = has_file.then(|| OrphanFile::read(volume, superblock.orphan_file_inode()));
     let file = file.transpose()?;
     let filed = file.iter().flat_map(|file| file.slots.keys());
@@ -70,7 +70,7 @@ pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Optio
 
 /// Whether `ino` may be an orphan: the format's own inodes never are.
 fn can_be(volume: &Volume, superblock: &Superblock, ino: u32) -> bool {
-    let own = superblock.has_compat(compat::ORPHAN_FILE) && ino == superblock.orphan_file_inode();
+    let own = superblock.has_compat(Compat::ORPHAN_FILE) && ino == superblock.orphan_file_inode();
     in_range(&volume.geometry, ino) && ino >= superblock.first_inode() && !own
 }
 

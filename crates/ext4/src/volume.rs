@@ -18,7 +18,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
 use crate::format::inode::{EA_INODE, EXTENTS, RawInode};
-use crate::format::superblock::{Geometry, Superblock, compat, incompat, ro_compat};
+use crate::format::superblock::{Compat, Geometry, Incompat, RoCompat, Superblock};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
@@ -68,18 +68,18 @@ impl Traits {
         let unsigned_hash = superblock.unsigned_hash();
         let version = superblock.default_hash_version();
         let block_bytes = superblock.geometry.block_bytes as usize;
-        let huge_file = superblock.has_ro_compat(ro_compat::HUGE_FILE);
+        let huge_file = superblock.has_ro_compat(RoCompat::HUGE_FILE);
         Ok(Traits {
             hash_seed: superblock.hash_seed(),
             tree_hash: HashVersion::new(version, unsigned_hash),
             listing_hash: HashVersion::new(1, unsigned_hash).ok_or(Errno::EIO)?,
             unsigned_hash,
-            dir_index: superblock.has_compat(compat::DIR_INDEX),
-            tree_levels: if superblock.has_incompat(incompat::LARGE_DIR) { 2 } else { 1 },
-            dir_nlink: superblock.has_ro_compat(ro_compat::DIR_NLINK),
+            dir_index: superblock.has_compat(Compat::DIR_INDEX),
+            tree_levels: if superblock.has_incompat(Incompat::LARGE_DIR) { 2 } else { 1 },
+            dir_nlink: superblock.has_ro_compat(RoCompat::DIR_NLINK),
             extra_isize: superblock.want_extra_isize().max(32),
-            extents: superblock.has_incompat(incompat::EXTENTS),
-            ea_inode: superblock.has_incompat(incompat::EA_INODE),
+            extents: superblock.has_incompat(Incompat::EXTENTS),
+            ea_inode: superblock.has_incompat(Incompat::EA_INODE),
             map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
             kept_for: superblock.blocks_kept_for(),
             bsd_groups: superblock.wants_bsd_groups(),

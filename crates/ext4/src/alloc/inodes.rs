@@ -8,7 +8,7 @@ use polylane_base::sync::Arc;
 use super::{Allocator, Group};
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Result, Structure};
-use crate::format::group::INODE_UNINIT;
+use crate::format::group::GroupFlags;
 use crate::format::{DeviceBlock, GroupIndex, bitmap};
 use crate::journal::Handle;
 
@@ -88,7 +88,7 @@ impl Allocator {
         descriptor.set_free_inodes(descriptor.free_inodes().saturating_sub(1));
         descriptor.set_directories(descriptor.directories() + u32::from(is_dir));
         descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
-        descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
+        descriptor.set_flags(descriptor.flags() & !GroupFlags::INODE_UNINIT);
         group.touch(handle);
     }
 
@@ -147,7 +147,7 @@ impl Allocator {
         }
         let home = group.descriptor.inode_bitmap();
         let per_group = self.geometry.inodes_per_group;
-        let block = if group.descriptor.flags() & INODE_UNINIT != 0 {
+        let block = if group.descriptor.flags().contains(GroupFlags::INODE_UNINIT) {
             let block = self.cache.create(&self.io, home, Seal::None);
             let mut bits = block.data.write();
             let end = bits.len() as u32 * 8;

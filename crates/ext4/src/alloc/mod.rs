@@ -24,8 +24,8 @@ use rustc_hash::FxHashSet;
 
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
-use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, descriptor_place};
-use crate::format::superblock::{Geometry, Superblock, incompat};
+use crate::format::group::{GroupDescriptor, GroupFlags, descriptor_place};
+use crate::format::superblock::{Geometry, Incompat, Superblock};
 use crate::format::{DeviceBlock, GroupIndex, bitmap, checksum};
 use crate::io::BlockIo;
 use crate::journal::{Freed, Handle};
@@ -390,7 +390,7 @@ impl Allocator {
         }
         let descriptor = &mut group.descriptor;
         descriptor.set_free_blocks(descriptor.free_blocks().saturating_sub(claim.count));
-        descriptor.set_flags(descriptor.flags() & !BLOCK_UNINIT);
+        descriptor.set_flags(descriptor.flags() & !GroupFlags::BLOCK_UNINIT);
         group.touch(handle);
     }
 
@@ -471,7 +471,7 @@ impl Allocator {
         }
         let blocks = self.geometry.blocks_in(group.index);
         let home = group.descriptor.block_bitmap();
-        let bitmap = if group.descriptor.flags() & BLOCK_UNINIT != 0 {
+        let bitmap = if group.descriptor.flags().contains(GroupFlags::BLOCK_UNINIT) {
             let block = self.cache.create(&self.io, home, Seal::None);
             self.initial_bitmap(group, &mut block.data.write());
             block
@@ -546,7 +546,7 @@ impl Allocator {
 /// As many as Linux keeps (`ext4_calculate_resv_clusters`): 2 %, at most 4096, and none where new
 /// files have block maps, whose blocks of numbers are made with the promise of what they name.
 fn pool_blocks(superblock: &Superblock) -> i64 {
-    match superblock.has_incompat(incompat::EXTENTS) {
+    match superblock.has_incompat(Incompat::EXTENTS) {
         true => (superblock.geometry.block_count / 50).min(4096) as i64,
         false => 0,
     }

@@ -1,25 +1,71 @@
 //! Group descriptors: where a group's bitmaps and inode table are, and its counters.
 
+use std::mem::{offset_of, size_of};
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromZeros, IntoBytes};
+
 use super::checksum::{crc, crc16};
 use super::superblock::{Geometry, Superblock};
-use super::{DeviceBlock, GroupIndex, le16, le32, put16};
+use super::{DeviceBlock, GroupIndex};
 use crate::error::{Corrupt, Result, Structure};
 
-/// Flag: the inode bitmap and table were never initialised.
-pub const INODE_UNINIT: u16 = 1;
-/// Flag: the block bitmap was never initialised.
-pub const BLOCK_UNINIT: u16 = 2;
-/// Flag: the inode table is zeroed.
-pub const ITABLE_ZEROED: u16 = 4;
+polylane_base::record! {
+    /// `struct ext4_group_desc`: all that has a meaning.
+    struct DescriptorRecord: 64 {
+        0x00 block_bitmap_lo: U32,
+        0x04 inode_bitmap_lo: U32,
+        0x08 inode_table_lo: U32,
+        0x0c free_blocks_count_lo: U16,
+        0x0e free_inodes_count_lo: U16,
+        0x10 used_dirs_count_lo: U16,
+        0x12 flags: U16,
+        0x14 exclude_bitmap_lo: U32,
+        0x18 block_bitmap_csum_lo: U16,
+        0x1a inode_bitmap_csum_lo: U16,
+        0x1c itable_unused_lo: U16,
+        0x1e checksum: U16,
+        0x20 block_bitmap_hi: U32,
+        0x24 inode_bitmap_hi: U32,
+        0x28 inode_table_hi: U32,
+        0x2c free_blocks_count_hi: U16,
+        0x2e free_inodes_count_hi: U16,
+        0x30 used_dirs_count_hi: U16,
+        0x32 itable_unused_hi: U16,
+        0x34 exclude_bitmap_hi: U32,
+        0x38 block_bitmap_csum_hi: U16,
+        0x3a inode_bitmap_csum_hi: U16,
+        0x3c reserved: U32,
+    }
+}
+
+bitflags::bitflags! {
+    /// `bg_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct GroupFlags: u16 {
+        /// The inode bitmap and table were never initialised.
+        const INODE_UNINIT = 1;
+        /// The block bitmap was never initialised.
+        const BLOCK_UNINIT = 2;
+        /// The inode table is zeroed.
+        const ITABLE_ZEROED = 4;
+        const _ = !0;
+    }
+}
 
 /// Most bytes that have a meaning.
-const BYTES_MAX: usize = 64;
+const BYTES_MAX: usize = size_of::<DescriptorRecord>();
+/// Bytes of a descriptor with the upper halves of numbers.
+const WIDE_BYTES: usize = 64;
+/// The bytes before the checksum, and the offset of those behind it.
+const CHECKSUM: (usize, usize) =
+    (offset_of!(DescriptorRecord, checksum), offset_of!(DescriptorRecord, block_bitmap_hi));
 
 /// A group descriptor: its bytes, with accessors. 32 or 64 bytes are in use; what a longer one has
 /// behind them stays as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupDescriptor {
-    raw: [u8; BYTES_MAX],
+    raw: DescriptorRecord,
     len: usize,
 }
 
@@ -35,16 +81,18 @@ impl GroupDescriptor {
         let source = bytes.get(..len).ok_or(corrupt("length"))?;
         let (source, rest) = source.split_at(len.min(BYTES_MAX));
         let len = source.len();
-        let mut raw = [0; BYTES_MAX];
-        raw[..len].copy_from_slice(source);
+        let mut raw = DescriptorRecord::new_zeroed();
+        raw.as_mut_bytes()[..len].copy_from_slice(source);
         let mut descriptor = GroupDescriptor { raw, len };
-        if descriptor.checksum(superblock, group, rest).is_some_and(|sum| sum != le16(&raw, 0x1e)) {
+        let sum = descriptor.checksum(superblock, group, rest);
+        if sum.is_some_and(|sum| sum != raw.checksum.get()) {
             return Err(corrupt("checksum").into());
         }
         descriptor.check_places(geometry).map_err(corrupt)?;
         if !superblock.has_group_checksums() {
             // Nobody keeps them right then: what is on the device counts.
-            descriptor.set_flags(descriptor.flags() & !(INODE_UNINIT | BLOCK_UNINIT));
+            let unknown = GroupFlags::INODE_UNINIT | GroupFlags::BLOCK_UNINIT;
+            descriptor.set_flags(descriptor.flags() & !unknown);
         }
         Ok(descriptor)
     }
@@ -72,9 +120,9 @@ impl GroupDescriptor {
             into[..superblock.geometry.descriptor_bytes.into()].split_at_mut(self.len);
         let mut copy = *self;
         if let Some(sum) = self.checksum(superblock, group, rest) {
-            put16(&mut copy.raw, 0x1e, sum);
+            copy.raw.checksum.set(sum);
         }
-        own.copy_from_slice(&copy.raw[..self.len]);
+        own.copy_from_slice(&copy.raw.as_bytes()[..self.len]);
     }
 
     /// The checksum that the image wants, with the `rest` of a long descriptor; the older kind
@@ -83,120 +131,126 @@ impl GroupDescriptor {
         let number = group.0.to_le_bytes();
         if superblock.has_checksums() {
             let mut raw = self.raw;
-            put16(&mut raw, 0x1e, 0);
+            raw.checksum.set(0);
             let seed = crc(superblock.checksum_seed(), &number);
-            return Some(crc(crc(seed, &raw[..self.len]), rest) as u16);
+            return Some(crc(crc(seed, &raw.as_bytes()[..self.len]), rest) as u16);
         }
         let seed = crc16(crc16(!0, &superblock.uuid()), &number);
-        let own = || crc16(crc16(seed, &self.raw[..0x1e]), &self.raw[0x20..self.len]);
+        let raw = &self.raw.as_bytes()[..self.len];
+        let own = || crc16(crc16(seed, &raw[..CHECKSUM.0]), &raw[CHECKSUM.1..]);
         let sum = || crc16(own(), rest);
         superblock.has_group_checksums().then(sum)
     }
 
     fn wide(&self) -> bool {
-        self.len >= 64
+        self.len >= WIDE_BYTES
     }
 
-    fn block_at(&self, low: usize, high: usize) -> DeviceBlock {
-        let upper = if self.wide() { le32(&self.raw, high) } else { 0 };
-        DeviceBlock(u64::from(le32(&self.raw, low)) | u64::from(upper) << 32)
+    fn block(&self, low: U32, high: U32) -> DeviceBlock {
+        let upper = if self.wide() { high.get() } else { 0 };
+        DeviceBlock(u64::from(low.get()) | u64::from(upper) << 32)
     }
 
-    fn count_at(&self, low: usize, high: usize) -> u32 {
-        let upper = if self.wide() { le16(&self.raw, high) } else { 0 };
-        u32::from(le16(&self.raw, low)) | u32::from(upper) << 16
+    fn count(&self, low: U16, high: U16) -> u32 {
+        let upper = if self.wide() { high.get() } else { 0 };
+        u32::from(low.get()) | u32::from(upper) << 16
     }
 
-    fn put_count(&mut self, low: usize, high: usize, value: u32) {
-        put16(&mut self.raw, low, value as u16);
-        if self.wide() {
-            put16(&mut self.raw, high, (value >> 16) as u16);
-        }
+    /// The halves of a number, the upper one as it was where there is no room for it.
+    fn halves(&self, value: u32, high: U16) -> (U16, U16) {
+        let upper = if self.wide() { ((value >> 16) as u16).into() } else { high };
+        ((value as u16).into(), upper)
     }
 
     /// Where the block bitmap is.
     pub fn block_bitmap(&self) -> DeviceBlock {
-        self.block_at(0x00, 0x20)
+        self.block(self.raw.block_bitmap_lo, self.raw.block_bitmap_hi)
     }
 
     /// Where the inode bitmap is.
     pub fn inode_bitmap(&self) -> DeviceBlock {
-        self.block_at(0x04, 0x24)
+        self.block(self.raw.inode_bitmap_lo, self.raw.inode_bitmap_hi)
     }
 
     /// Where the inode table begins.
     pub fn inode_table(&self) -> DeviceBlock {
-        self.block_at(0x08, 0x28)
+        self.block(self.raw.inode_table_lo, self.raw.inode_table_hi)
     }
 
     /// Free blocks in the group.
     pub fn free_blocks(&self) -> u32 {
-        self.count_at(0x0c, 0x2c)
+        self.count(self.raw.free_blocks_count_lo, self.raw.free_blocks_count_hi)
     }
 
     /// Stores the number of free blocks.
     pub fn set_free_blocks(&mut self, count: u32) {
-        self.put_count(0x0c, 0x2c, count);
+        let halves = self.halves(count, self.raw.free_blocks_count_hi);
+        (self.raw.free_blocks_count_lo, self.raw.free_blocks_count_hi) = halves;
     }
 
     /// Free inodes in the group.
     pub fn free_inodes(&self) -> u32 {
-        self.count_at(0x0e, 0x2e)
+        self.count(self.raw.free_inodes_count_lo, self.raw.free_inodes_count_hi)
     }
 
     /// Stores the number of free inodes.
     pub fn set_free_inodes(&mut self, count: u32) {
-        self.put_count(0x0e, 0x2e, count);
+        let halves = self.halves(count, self.raw.free_inodes_count_hi);
+        (self.raw.free_inodes_count_lo, self.raw.free_inodes_count_hi) = halves;
     }
 
     /// Directories in the group.
     pub fn directories(&self) -> u32 {
-        self.count_at(0x10, 0x30)
+        self.count(self.raw.used_dirs_count_lo, self.raw.used_dirs_count_hi)
     }
 
     /// Stores the number of directories.
     pub fn set_directories(&mut self, count: u32) {
-        self.put_count(0x10, 0x30, count);
+        let halves = self.halves(count, self.raw.used_dirs_count_hi);
+        (self.raw.used_dirs_count_lo, self.raw.used_dirs_count_hi) = halves;
     }
 
-    /// Flags: [`INODE_UNINIT`], [`BLOCK_UNINIT`], [`ITABLE_ZEROED`].
-    pub fn flags(&self) -> u16 {
-        le16(&self.raw, 0x12)
+    /// `bg_flags`.
+    pub fn flags(&self) -> GroupFlags {
+        GroupFlags::from_bits_retain(self.raw.flags.get())
     }
 
     /// Stores the flags.
-    pub fn set_flags(&mut self, flags: u16) {
-        put16(&mut self.raw, 0x12, flags);
+    pub fn set_flags(&mut self, flags: GroupFlags) {
+        self.raw.flags.set(flags.bits());
     }
 
     /// Inodes at the end of the table that were never used.
     pub fn unused_inodes(&self) -> u32 {
-        self.count_at(0x1c, 0x32)
+        self.count(self.raw.itable_unused_lo, self.raw.itable_unused_hi)
     }
 
     /// Stores the number of never-used inodes.
     pub fn set_unused_inodes(&mut self, count: u32) {
-        self.put_count(0x1c, 0x32, count);
+        let halves = self.halves(count, self.raw.itable_unused_hi);
+        (self.raw.itable_unused_lo, self.raw.itable_unused_hi) = halves;
     }
 
     /// Stored checksum of the block bitmap: 32 bits, or 16 in short descriptors.
     pub fn block_bitmap_checksum(&self) -> u32 {
-        self.count_at(0x18, 0x38)
+        self.count(self.raw.block_bitmap_csum_lo, self.raw.block_bitmap_csum_hi)
     }
 
     /// Stores the checksum of the block bitmap.
     pub fn set_block_bitmap_checksum(&mut self, sum: u32) {
-        self.put_count(0x18, 0x38, sum);
+        let halves = self.halves(sum, self.raw.block_bitmap_csum_hi);
+        (self.raw.block_bitmap_csum_lo, self.raw.block_bitmap_csum_hi) = halves;
     }
 
     /// Stored checksum of the inode bitmap.
     pub fn inode_bitmap_checksum(&self) -> u32 {
-        self.count_at(0x1a, 0x3a)
+        self.count(self.raw.inode_bitmap_csum_lo, self.raw.inode_bitmap_csum_hi)
     }
 
     /// Stores the checksum of the inode bitmap.
     pub fn set_inode_bitmap_checksum(&mut self, sum: u32) {
-        self.put_count(0x1a, 0x3a, sum);
+        let halves = self.halves(sum, self.raw.inode_bitmap_csum_hi);
+        (self.raw.inode_bitmap_csum_lo, self.raw.inode_bitmap_csum_hi) = halves;
     }
 
     /// Whether `sum` is the stored one, as far as the descriptor has room for it.
@@ -222,17 +276,16 @@ pub fn descriptor_place(superblock: &Superblock, group: GroupIndex) -> (DeviceBl
 
 #[cfg(test)]
 mod tests {
-    use super::super::put32;
     use super::*;
 
     #[test]
     fn counters_use_both_halves() {
-        let mut descriptor = GroupDescriptor { raw: [0; BYTES_MAX], len: 64 };
+        let mut descriptor = GroupDescriptor { raw: DescriptorRecord::new_zeroed(), len: 64 };
         descriptor.set_free_blocks(0x1_2345);
         descriptor.set_block_bitmap_checksum(0xdead_beef);
         assert_eq!(descriptor.free_blocks(), 0x1_2345);
         assert!(descriptor.checksum_matches(descriptor.block_bitmap_checksum(), 0xdead_beef));
-        put32(&mut descriptor.raw, 0x20, 1);
+        descriptor.raw.block_bitmap_hi.set(1);
         assert_eq!(descriptor.block_bitmap(), DeviceBlock(1 << 32));
     }
 }

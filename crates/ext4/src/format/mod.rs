@@ -8,7 +8,6 @@ pub mod acl;
 pub mod bitmap;
 pub mod checksum;
 pub mod dirent;
-mod error_note;
 pub mod extent;
 pub mod fast;
 pub mod features;
@@ -40,11 +39,6 @@ pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
 /// The little-endian 32-bit word at `at`.
 pub(crate) fn le32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-/// A 64-bit number kept as a low and a high 32-bit word.
-pub(crate) fn le32_pair(bytes: &[u8], low: usize, high: usize) -> u64 {
-    u64::from(le32(bytes, low)) | u64::from(le32(bytes, high)) << 32
 }
 
 pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) {

@@ -1,12 +1,17 @@
 //! The superblock: geometry, features, counters.
 
-use polylane_base::{Gid, Uid};
+mod record;
 
+use std::mem::offset_of;
+
+use polylane_base::{Gid, Uid};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use self::record::{FirstError, LastError, SuperblockRecord};
+use super::GroupIndex;
 use super::checksum::crc;
-pub use super::error_note::ErrorNote;
-use super::error_note::ErrorPlaces;
-pub use super::features::{compat, incompat, ro_compat};
-use super::{GroupIndex, le16, le32, le32_pair, put16, put32};
+pub use super::features::{Compat, Incompat, RoCompat};
 use crate::error::{Corrupt, Error, Result, Structure};
 
 /// Where it lies on the device, in bytes, and how long it is.
@@ -19,35 +24,83 @@ const MAGIC: u16 = 0xef53;
 const LOG_BLOCK_MAX: u32 = 2;
 /// ... and Linux'.
 const LINUX_LOG_BLOCK_MAX: u32 = 6;
-/// `s_state`: unmounted cleanly.
-pub const STATE_VALID: u16 = 1;
-/// `s_state`: errors were found.
-pub const STATE_ERROR: u16 = 2;
+/// Bytes of a superblock that its checksum covers.
+const SUMMED_BYTES: usize = offset_of!(SuperblockRecord, checksum);
 
-const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
-    | incompat::RECOVER
-    | incompat::EXTENTS
-    | incompat::SIXTY_FOUR_BIT
-    | incompat::FLEX_BG
-    | incompat::META_BG
-    | incompat::LARGE_DIR
-    | incompat::INLINE_DATA
-    | incompat::EA_INODE
-    | incompat::CSUM_SEED;
+bitflags::bitflags! {
+    /// `s_state`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct State: u16 {
+        /// Unmounted cleanly.
+        const VALID = 1;
+        /// Errors were found.
+        const ERROR = 2;
+        const _ = !0;
+    }
 
-const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
-    | ro_compat::LARGE_FILE
-    | ro_compat::HUGE_FILE
-    | ro_compat::GDT_CSUM
-    | ro_compat::DIR_NLINK
-    | ro_compat::EXTRA_ISIZE
-    | ro_compat::METADATA_CSUM
-    | ro_compat::ORPHAN_PRESENT;
+    /// `s_default_mount_opts`.
+    struct MountOptions: u32 {
+        /// A new file gets its directory's group.
+        const BSD_GROUPS = 0x2;
+        /// Freed blocks are discarded.
+        const DISCARD = 0x400;
+        const _ = !0;
+    }
+
+    /// `s_flags`.
+    struct Flags: u32 {
+        /// Names are hashed as unsigned characters.
+        const UNSIGNED_HASH = 2;
+        const _ = !0;
+    }
+}
+
+/// What the superblock keeps of an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorNote {
+    /// When, in seconds.
+    pub now: u64,
+    /// The inode that it was found at, 0 for none.
+    pub ino: u32,
+    /// What is wrong; the first 31 bytes are kept, where Linux keeps the name of a function.
+    pub what: &'static str,
+    /// The kind, as Linux numbers them.
+    pub code: u8,
+}
+
+impl ErrorNote {
+    fn function(&self) -> [u8; 32] {
+        let mut function = [0; 32];
+        let length = self.what.len().min(31);
+        function[..length].copy_from_slice(&self.what.as_bytes()[..length]);
+        function
+    }
+}
+
+const INCOMPAT_KNOWN: Incompat = Incompat::FILETYPE
+    .union(Incompat::RECOVER)
+    .union(Incompat::EXTENTS)
+    .union(Incompat::SIXTY_FOUR_BIT)
+    .union(Incompat::FLEX_BG)
+    .union(Incompat::META_BG)
+    .union(Incompat::LARGE_DIR)
+    .union(Incompat::INLINE_DATA)
+    .union(Incompat::EA_INODE)
+    .union(Incompat::CSUM_SEED);
+
+const RO_COMPAT_KNOWN: RoCompat = RoCompat::SPARSE_SUPER
+    .union(RoCompat::LARGE_FILE)
+    .union(RoCompat::HUGE_FILE)
+    .union(RoCompat::GDT_CSUM)
+    .union(RoCompat::DIR_NLINK)
+    .union(RoCompat::EXTRA_ISIZE)
+    .union(RoCompat::METADATA_CSUM)
+    .union(RoCompat::ORPHAN_PRESENT);
 
 /// The superblock as it lies on disk, with its geometry decoded and validated once.
 #[derive(Clone)]
 pub struct Superblock {
-    raw: Box<[u8; BYTES]>,
+    raw: Box<SuperblockRecord>,
     /// Geometry; never changes while open.
     pub geometry: Geometry,
 }
@@ -120,29 +173,29 @@ impl Superblock {
     /// [`Error::Incompatible`] with the names of what we lack and without which an image cannot
     /// even be read; [`Error::Corrupt`] names the field.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Self> {
-        if le16(bytes, 0x38) != MAGIC {
+        let raw: &SuperblockRecord = zerocopy::transmute_ref!(bytes);
+        if raw.magic.get() != MAGIC {
             return Err(corrupt("magic number"));
         }
-        let has_sums = le32(bytes, 0x64) & ro_compat::METADATA_CSUM != 0;
-        if has_sums && le32(bytes, 0x3fc) != crc(!0, &bytes[..0x3fc]) {
+        let has_sums = raw.ro_compat().contains(RoCompat::METADATA_CSUM);
+        if has_sums && raw.checksum.get() != raw.sum() {
             return Err(corrupt("checksum"));
         }
         // Before the geometry: what we do not know may have another one.
-        let names = lacking(bytes);
+        let names = lacking(raw);
         if !names.is_empty() {
             return Err(Error::Incompatible(names));
         }
-        Ok(Superblock { geometry: decode_geometry(bytes)?, raw: Box::new(*bytes) })
+        Ok(Superblock { geometry: decode_geometry(raw)?, raw: Box::new(*raw) })
     }
 
     /// The bytes for the disk, with a fresh checksum.
     pub fn encode(&self) -> [u8; BYTES] {
-        let mut bytes = *self.raw;
+        let mut record = *self.raw;
         if self.has_checksums() {
-            let sum = crc(!0, &bytes[..0x3fc]);
-            put32(&mut bytes, 0x3fc, sum);
+            record.checksum.set(record.sum());
         }
-        bytes
+        zerocopy::transmute!(record)
     }
 
     /// The same with no more groups than lead to the journal's inode, on a device of `blocks`
@@ -157,10 +210,10 @@ impl Superblock {
 
     /// What keeps the image from being written, for the message; nothing when it may be.
     pub fn read_only_reasons(&self) -> Vec<String> {
-        let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
-        let clean = self.state() & STATE_VALID != 0;
-        let needs_replay = self.has_incompat(incompat::RECOVER);
-        match (self.has_compat(compat::HAS_JOURNAL), self.journal_inode()) {
+        let mut names = (self.ro_compat() & !RO_COMPAT_KNOWN).names();
+        let clean = self.state().contains(State::VALID);
+        let needs_replay = self.has_incompat(Incompat::RECOVER);
+        match (self.has_compat(Compat::HAS_JOURNAL), self.journal_inode()) {
             (false, _) if needs_replay => names.push("no journal, and a replay is wanted".into()),
             (false, _) if !clean => {
                 names.push("no journal, and not unmounted cleanly: run e2fsck".into());
@@ -172,250 +225,241 @@ impl Superblock {
     }
 
     /// `s_feature_compat`.
-    pub fn compat(&self) -> u32 {
-        le32(&*self.raw, 0x5c)
+    pub fn compat(&self) -> Compat {
+        self.raw.compat()
     }
 
     /// `s_feature_incompat`.
-    pub fn incompat(&self) -> u32 {
-        le32(&*self.raw, 0x60)
+    pub fn incompat(&self) -> Incompat {
+        self.raw.incompat()
     }
 
     /// `s_feature_ro_compat`.
-    pub fn ro_compat(&self) -> u32 {
-        le32(&*self.raw, 0x64)
+    pub fn ro_compat(&self) -> RoCompat {
+        self.raw.ro_compat()
     }
 
     /// Whether all bits of `feature` are set.
-    pub fn has_compat(&self, feature: u32) -> bool {
-        self.compat() & feature == feature
+    pub fn has_compat(&self, feature: Compat) -> bool {
+        self.compat().contains(feature)
     }
 
     /// Whether all bits of `feature` are set.
-    pub fn has_incompat(&self, feature: u32) -> bool {
-        self.incompat() & feature == feature
+    pub fn has_incompat(&self, feature: Incompat) -> bool {
+        self.incompat().contains(feature)
     }
 
     /// Whether all bits of `feature` are set.
-    pub fn has_ro_compat(&self, feature: u32) -> bool {
-        self.ro_compat() & feature == feature
+    pub fn has_ro_compat(&self, feature: RoCompat) -> bool {
+        self.ro_compat().contains(feature)
     }
 
     /// Whether metadata carries checksums.
     pub fn has_checksums(&self) -> bool {
-        self.has_ro_compat(ro_compat::METADATA_CSUM)
+        self.has_ro_compat(RoCompat::METADATA_CSUM)
     }
 
     /// Whether group descriptors carry checksums, all there are with `gdt_csum`. Only then do their
     /// flags say what was never initialised.
     pub fn has_group_checksums(&self) -> bool {
-        self.has_checksums() || self.has_ro_compat(ro_compat::GDT_CSUM)
+        self.has_checksums() || self.has_ro_compat(RoCompat::GDT_CSUM)
     }
 
-    /// Sets or clears [`incompat::RECOVER`]: the journal holds something to replay.
+    /// Sets or clears [`Incompat::RECOVER`]: the journal holds something to replay.
     pub fn set_recover(&mut self, needed: bool) {
-        self.set_bits(0x60, incompat::RECOVER, needed);
+        let mut features = self.incompat();
+        features.set(Incompat::RECOVER, needed);
+        self.raw.feature_incompat.set(features.bits());
     }
 
-    /// Sets or clears [`ro_compat::ORPHAN_PRESENT`]: the orphan file may hold entries.
+    /// Sets or clears [`RoCompat::ORPHAN_PRESENT`]: the orphan file may hold entries.
     pub fn set_orphan_present(&mut self, present: bool) {
-        self.set_bits(0x64, ro_compat::ORPHAN_PRESENT, present);
+        self.set_ro_compat(RoCompat::ORPHAN_PRESENT, present);
     }
 
-    /// Sets [`ro_compat::LARGE_FILE`]: there are files past 2 GiB.
+    /// Sets [`RoCompat::LARGE_FILE`]: there are files past 2 GiB.
     pub fn set_large_file(&mut self) {
-        self.set_bits(0x64, ro_compat::LARGE_FILE, true);
+        self.set_ro_compat(RoCompat::LARGE_FILE, true);
     }
 
-    /// Sets [`compat::EXT_ATTR`]: there are extended attributes.
+    fn set_ro_compat(&mut self, feature: RoCompat, on: bool) {
+        let mut features = self.ro_compat();
+        features.set(feature, on);
+        self.raw.feature_ro_compat.set(features.bits());
+    }
+
+    /// Sets [`Compat::EXT_ATTR`]: there are extended attributes.
     pub fn set_ext_attr(&mut self) {
-        self.set_bits(0x5c, compat::EXT_ATTR, true);
+        self.raw.feature_compat.set((self.compat() | Compat::EXT_ATTR).bits());
     }
 
     /// Whether a new file gets its directory's group (`s_default_mount_opts`, `bsdgroups`).
     pub fn wants_bsd_groups(&self) -> bool {
-        le32(&*self.raw, 0x100) & 0x2 != 0
+        self.mount_options().contains(MountOptions::BSD_GROUPS)
     }
 
-    fn set_bits(&mut self, at: usize, bits: u32, on: bool) {
-        let old = le32(&*self.raw, at);
-        put32(&mut *self.raw, at, if on { old | bits } else { old & !bits });
+    fn mount_options(&self) -> MountOptions {
+        MountOptions::from_bits_retain(self.raw.default_mount_opts.get())
     }
 
     /// Seed of all checksums but this structure's own.
     pub fn checksum_seed(&self) -> u32 {
-        match self.has_incompat(incompat::CSUM_SEED) {
-            true => le32(&*self.raw, 0x270),
-            false => crc(!0, &self.raw[0x68..0x78]),
+        match self.has_incompat(Incompat::CSUM_SEED) {
+            true => self.raw.checksum_seed.get(),
+            false => crc(!0, &self.raw.uuid),
         }
     }
 
     /// Free blocks, as last written: a hint after an unclean stop.
     pub fn free_blocks(&self) -> u64 {
-        self.wide(0x0c, 0x158)
+        self.wide(self.raw.free_blocks_count_lo, self.raw.free_blocks_count_hi)
     }
 
     /// A number of blocks, the upper half of which is there with `64bit` alone.
-    fn wide(&self, low: usize, high: usize) -> u64 {
-        match self.has_incompat(incompat::SIXTY_FOUR_BIT) {
-            true => le32_pair(&*self.raw, low, high),
-            false => u64::from(le32(&*self.raw, low)),
-        }
+    fn wide(&self, low: U32, high: U32) -> u64 {
+        wide(self.has_incompat(Incompat::SIXTY_FOUR_BIT), low, high)
     }
 
     /// Stores the number of free blocks.
     pub fn set_free_blocks(&mut self, count: u64) {
-        put32(&mut *self.raw, 0x0c, count as u32);
-        if self.has_incompat(incompat::SIXTY_FOUR_BIT) {
-            put32(&mut *self.raw, 0x158, (count >> 32) as u32);
+        self.raw.free_blocks_count_lo.set(count as u32);
+        if self.has_incompat(Incompat::SIXTY_FOUR_BIT) {
+            self.raw.free_blocks_count_hi.set((count >> 32) as u32);
         }
     }
 
     /// Blocks that only the superuser may take.
     pub fn reserved_blocks(&self) -> u64 {
-        self.wide(0x08, 0x154)
+        self.wide(self.raw.r_blocks_count_lo, self.raw.r_blocks_count_hi)
     }
 
     /// The user and the group that may take them beside root: `s_def_resuid` and `s_def_resgid`.
     pub fn blocks_kept_for(&self) -> (Uid, Gid) {
-        let id = |at| u32::from(le16(&*self.raw, at));
-        (Uid(id(0x50)), Gid(id(0x52)))
+        (Uid(self.raw.def_resuid.get().into()), Gid(self.raw.def_resgid.get().into()))
     }
 
     /// Free inodes, as last written.
     pub fn free_inodes(&self) -> u32 {
-        le32(&*self.raw, 0x10)
+        self.raw.free_inodes_count.get()
     }
 
     /// Stores the number of free inodes.
     pub fn set_free_inodes(&mut self, count: u32) {
-        put32(&mut *self.raw, 0x10, count);
+        self.raw.free_inodes_count.set(count);
     }
 
     /// `s_state`.
-    pub fn state(&self) -> u16 {
-        le16(&*self.raw, 0x3a)
+    pub fn state(&self) -> State {
+        State::from_bits_retain(self.raw.state.get())
     }
 
     /// Stores `s_state`.
-    pub fn set_state(&mut self, state: u16) {
-        put16(&mut *self.raw, 0x3a, state);
+    pub fn set_state(&mut self, state: State) {
+        self.raw.state.set(state.bits());
     }
 
     /// Notes a mount at `now` (seconds): mount time and count.
     pub fn note_mount(&mut self, now: u32) {
-        put32(&mut *self.raw, 0x2c, now);
-        let count = le16(&*self.raw, 0x34).saturating_add(1);
-        put16(&mut *self.raw, 0x34, count);
+        self.raw.mtime.set(now);
+        self.raw.mnt_count.set(self.raw.mnt_count.get().saturating_add(1));
     }
 
     /// Notes an error: the first one is kept, the last one replaced, all are counted.
     pub fn note_error(&mut self, note: &ErrorNote) {
-        let count = le32(&*self.raw, 0x194).saturating_add(1);
-        put32(&mut *self.raw, 0x194, count);
-        if count == 1 {
-            self.put_error(&ErrorPlaces::FIRST, note);
+        let (raw, function) = (&mut *self.raw, note.function());
+        raw.error_count.set(raw.error_count.get().saturating_add(1));
+        let (time, time_high) = ((note.now as u32).into(), (note.now >> 32) as u8);
+        let (ino, line, block) = (note.ino.into(), 0.into(), 0.into());
+        if raw.error_count.get() == 1 {
+            raw.first_error = FirstError { time, ino, block, func: function, line };
+            (raw.first_error_time_hi, raw.first_error_errcode) = (time_high, note.code);
         }
-        self.put_error(&ErrorPlaces::LAST, note);
-    }
-
-    fn put_error(&mut self, places: &ErrorPlaces, note: &ErrorNote) {
-        put32(&mut *self.raw, places.time, note.now as u32);
-        self.raw[places.time_high] = (note.now >> 32) as u8;
-        put32(&mut *self.raw, places.ino, note.ino);
-        self.raw[places.block..places.block + 8].fill(0);
-        let what = &mut self.raw[places.function..places.function + 32];
-        what.fill(0);
-        let length = note.what.len().min(31);
-        what[..length].copy_from_slice(&note.what.as_bytes()[..length]);
-        put32(&mut *self.raw, places.line, 0);
-        self.raw[places.code] = note.code;
+        raw.last_error = LastError { time, ino, line, block, func: function };
+        (raw.last_error_time_hi, raw.last_error_errcode) = (time_high, note.code);
     }
 
     /// Errors found since the last e2fsck.
     pub fn error_count(&self) -> u32 {
-        le32(&*self.raw, 0x194)
+        self.raw.error_count.get()
     }
 
     /// Notes a write at `now` (seconds).
     pub fn note_write(&mut self, now: u32) {
-        put32(&mut *self.raw, 0x30, now);
+        self.raw.wtime.set(now);
     }
 
     /// Adds to the lifetime count of written KiB.
     pub fn add_kib_written(&mut self, kib: u64) {
-        let total = le32_pair(&*self.raw, 0x178, 0x17c).saturating_add(kib);
-        put32(&mut *self.raw, 0x178, total as u32);
-        put32(&mut *self.raw, 0x17c, (total >> 32) as u32);
+        self.raw.kbytes_written.set(self.raw.kbytes_written.get().saturating_add(kib));
     }
 
     /// The first inode that is not reserved.
     pub fn first_inode(&self) -> u32 {
-        if le32(&*self.raw, 0x4c) == 0 { 11 } else { le32(&*self.raw, 0x54) }
+        if self.raw.rev_level.get() == 0 { 11 } else { self.raw.first_ino.get() }
     }
 
     /// The journal's inode, 0 for none.
     pub fn journal_inode(&self) -> u32 {
-        le32(&*self.raw, 0xe0)
+        self.raw.journal_inum.get()
     }
 
     /// Head of the list of orphans, 0 when empty.
     pub fn last_orphan(&self) -> u32 {
-        le32(&*self.raw, 0xe8)
+        self.raw.last_orphan.get()
     }
 
     /// Stores the head of the list of orphans.
     pub fn set_last_orphan(&mut self, ino: u32) {
-        put32(&mut *self.raw, 0xe8, ino);
+        self.raw.last_orphan.set(ino);
     }
 
     /// The orphan file's inode, 0 for none.
     pub fn orphan_file_inode(&self) -> u32 {
-        le32(&*self.raw, 0x280)
+        self.raw.orphan_file_inum.get()
     }
 
     /// Key of the directory hash.
     pub fn hash_seed(&self) -> [u32; 4] {
-        std::array::from_fn(|word| le32(&*self.raw, 0xec + 4 * word))
+        self.raw.hash_seed.map(U32::get)
     }
 
     /// `s_def_hash_version`.
     pub fn default_hash_version(&self) -> u8 {
-        self.raw[0xfc]
+        self.raw.def_hash_version
     }
 
     /// Whether the image is to be opened with online discard (`s_default_mount_opts`).
     pub fn wants_discard(&self) -> bool {
-        le32(&*self.raw, 0x100) & 0x400 != 0
+        self.mount_options().contains(MountOptions::DISCARD)
     }
 
     /// Whether names are hashed as unsigned characters (`EXT2_FLAGS_UNSIGNED_HASH`).
     pub fn unsigned_hash(&self) -> bool {
-        le32(&*self.raw, 0x160) & 2 != 0
+        Flags::from_bits_retain(self.raw.flags.get()).contains(Flags::UNSIGNED_HASH)
     }
 
     /// Extra inode bytes that every new inode has room for (`s_want_extra_isize`).
     pub fn want_extra_isize(&self) -> u16 {
-        le16(&*self.raw, 0x15e)
+        self.raw.want_extra_isize.get()
     }
 
     /// Blocks kept after the descriptor table for growth, in groups with a superblock copy.
     pub fn reserved_descriptor_blocks(&self) -> u16 {
-        le16(&*self.raw, 0xce)
+        self.raw.reserved_gdt_blocks.get()
     }
 
     /// The volume's UUID.
     pub fn uuid(&self) -> [u8; 16] {
-        std::array::from_fn(|index| self.raw[0x68 + index])
+        self.raw.uuid
     }
 
     /// Whether `group` holds a copy of the superblock and the descriptors.
     pub fn has_copy(&self, group: GroupIndex) -> bool {
-        if self.has_compat(compat::SPARSE_SUPER2) {
+        if self.has_compat(Compat::SPARSE_SUPER2) {
             // 0: there is none.
-            return [0, le32(&*self.raw, 0x24c), le32(&*self.raw, 0x250)].contains(&group.0);
+            return group.0 == 0 || self.raw.backup_bgs.contains(&group.0.into());
         }
-        if !self.has_ro_compat(ro_compat::SPARSE_SUPER) || group.0 <= 1 {
+        if !self.has_ro_compat(RoCompat::SPARSE_SUPER) || group.0 <= 1 {
             return true;
         }
         let power_of = |base: u32| {
@@ -455,54 +499,76 @@ impl Superblock {
     }
 }
 
+impl SuperblockRecord {
+    fn compat(&self) -> Compat {
+        Compat::from_bits_retain(self.feature_compat.get())
+    }
+
+    fn incompat(&self) -> Incompat {
+        Incompat::from_bits_retain(self.feature_incompat.get())
+    }
+
+    fn ro_compat(&self) -> RoCompat {
+        RoCompat::from_bits_retain(self.feature_ro_compat.get())
+    }
+
+    fn sum(&self) -> u32 {
+        crc(!0, &self.as_bytes()[..SUMMED_BYTES])
+    }
+}
+
+/// A number of blocks, the upper half of which is there with `64bit` alone.
+fn wide(is_wide: bool, low: U32, high: U32) -> u64 {
+    u64::from(low.get()) | if is_wide { u64::from(high.get()) << 32 } else { 0 }
+}
+
 /// What an image has that we cannot even read.
-fn lacking(bytes: &[u8; BYTES]) -> Vec<String> {
-    let (features, log) = (le32(bytes, 0x60), le32(bytes, 0x18));
-    let mut names = incompat::names(features & !INCOMPAT_KNOWN);
-    if features & (incompat::FILETYPE | incompat::JOURNAL_DEV) == 0 {
+fn lacking(raw: &SuperblockRecord) -> Vec<String> {
+    let (features, log) = (raw.incompat(), raw.log_block_size.get());
+    let mut names = (features & !INCOMPAT_KNOWN).names();
+    if !features.intersects(Incompat::FILETYPE | Incompat::JOURNAL_DEV) {
         names.push("directories without file types".into());
     }
     // What moves out of an inode, and what holds a value of an attribute, gets a tree.
-    let with_trees = features & (incompat::INLINE_DATA | incompat::EA_INODE);
-    if features & incompat::EXTENTS == 0 {
+    let with_trees = features & (Incompat::INLINE_DATA | Incompat::EA_INODE);
+    if !features.contains(Incompat::EXTENTS) {
         let without = |name: String| format!("{name} without extents");
-        names.extend(incompat::names(with_trees).into_iter().map(without));
+        names.extend(with_trees.names().into_iter().map(without));
     }
     if (LOG_BLOCK_MAX + 1..=LINUX_LOG_BLOCK_MAX).contains(&log) {
         names.push(format!("blocks of {} KiB", 1 << log));
     }
     // Its blocks are counted from another place than those of all others.
-    if log == 0 && le32(bytes, 0x64) & ro_compat::BIGALLOC != 0 {
+    if log == 0 && raw.ro_compat().contains(RoCompat::BIGALLOC) {
         names.push("bigalloc with blocks of 1 KiB".into());
     }
     names
 }
 
-fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
-    let features = (le32(bytes, 0x60), le32(bytes, 0x64));
-    let wide = features.0 & incompat::SIXTY_FOUR_BIT != 0;
-    let block_bytes = match le32(bytes, 0x18) {
+fn decode_geometry(raw: &SuperblockRecord) -> Result<Geometry> {
+    let features = raw.incompat();
+    let is_wide = features.contains(Incompat::SIXTY_FOUR_BIT);
+    let block_bytes = match raw.log_block_size.get() {
         log @ 0..=LOG_BLOCK_MAX => 1024 << log,
         _ => return Err(corrupt("s_log_block_size")),
     };
-    let block_count =
-        if wide { le32_pair(bytes, 0x04, 0x150) } else { u64::from(le32(bytes, 0x04)) };
-    let first_data_block = le32(bytes, 0x14);
+    let block_count = wide(is_wide, raw.blocks_count_lo, raw.blocks_count_hi);
+    let first_data_block = raw.first_data_block.get();
     if first_data_block != u32::from(block_bytes == 1024) {
         return Err(corrupt("s_first_data_block"));
     }
-    let blocks_per_group = le32(bytes, 0x20);
+    let blocks_per_group = raw.blocks_per_group.get();
     if blocks_per_group == 0
-        || blocks_per_group > blocks_per_group_max(bytes, block_bytes, features.1)
+        || blocks_per_group > blocks_per_group_max(raw, block_bytes)
         || !blocks_per_group.is_multiple_of(8)
     {
         return Err(corrupt("s_blocks_per_group"));
     }
-    let inode_bytes = if le32(bytes, 0x4c) == 0 { 128 } else { le16(bytes, 0x58) };
+    let inode_bytes = if raw.rev_level.get() == 0 { 128 } else { raw.inode_size.get() };
     if !inode_bytes.is_power_of_two() || !(128..=block_bytes).contains(&u32::from(inode_bytes)) {
         return Err(corrupt("s_inode_size"));
     }
-    let inodes_per_group = le32(bytes, 0x28);
+    let inodes_per_group = raw.inodes_per_group.get();
     let per_block = block_bytes / u32::from(inode_bytes);
     if inodes_per_group == 0
         || inodes_per_group > block_bytes * 8
@@ -513,14 +579,14 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
     let data = block_count.checked_sub(u64::from(first_data_block)).filter(|count| *count > 0);
     let groups = data.ok_or(corrupt("s_blocks_count"))?.div_ceil(u64::from(blocks_per_group));
     let group_count = u32::try_from(groups).map_err(|_| corrupt("s_blocks_count"))?;
-    let inode_count = le32(bytes, 0x00);
+    let inode_count = raw.inodes_count.get();
     if u64::from(group_count) * u64::from(inodes_per_group) != u64::from(inode_count) {
         return Err(corrupt("s_inodes_count"));
     }
-    if le32(bytes, 0x4c) != 0 && !(11..=inode_count).contains(&le32(bytes, 0x54)) {
+    if raw.rev_level.get() != 0 && !(11..=inode_count).contains(&raw.first_ino.get()) {
         return Err(corrupt("s_first_ino"));
     }
-    let flex_group_size = match (features.0 & incompat::FLEX_BG != 0, bytes[0x174]) {
+    let flex_group_size = match (features.contains(Incompat::FLEX_BG), raw.log_groups_per_flex) {
         (true, log @ 0..=31) => 1 << log,
         (true, _) => return Err(corrupt("s_log_groups_per_flex")),
         (false, _) => 1,
@@ -533,22 +599,22 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
         inodes_per_group,
         inode_count,
         inode_bytes,
-        descriptor_bytes: descriptor_bytes(bytes, block_bytes, wide)?,
+        descriptor_bytes: descriptor_bytes(raw, block_bytes, is_wide)?,
         group_count,
         flex_group_size,
-        file_bytes_max: file_bytes_max(block_bytes, features.1),
-        first_meta_bg: match features.0 & incompat::META_BG != 0 {
-            true => le32(bytes, 0x104),
+        file_bytes_max: file_bytes_max(block_bytes, raw.ro_compat()),
+        first_meta_bg: match features.contains(Incompat::META_BG) {
+            true => raw.first_meta_bg.get(),
             false => u32::MAX,
         },
-        inline_data: features.0 & incompat::INLINE_DATA != 0,
+        inline_data: features.contains(Incompat::INLINE_DATA),
     })
 }
 
 /// Bytes of a group descriptor: 64 or more only with `64bit`.
-fn descriptor_bytes(bytes: &[u8], block_bytes: u32, wide: bool) -> Result<u16> {
-    let size = le16(bytes, 0xfe);
-    match wide {
+fn descriptor_bytes(raw: &SuperblockRecord, block_bytes: u32, is_wide: bool) -> Result<u16> {
+    let size = raw.desc_size.get();
+    match is_wide {
         false => Ok(32),
         true if size.is_power_of_two() && (64..=block_bytes).contains(&u32::from(size)) => Ok(size),
         true => Err(corrupt("s_desc_size")),
@@ -556,17 +622,17 @@ fn descriptor_bytes(bytes: &[u8], block_bytes: u32, wide: bool) -> Result<u16> {
 }
 
 /// A bitmap is one block: a bit for each block, or for each cluster of them (`bigalloc`).
-fn blocks_per_group_max(bytes: &[u8], block_bytes: u32, ro_compat: u32) -> u32 {
-    let shift = le32(bytes, 0x1c).saturating_sub(le32(bytes, 0x18)).min(12);
-    let clusters = if ro_compat & ro_compat::BIGALLOC != 0 { shift } else { 0 };
+fn blocks_per_group_max(raw: &SuperblockRecord, block_bytes: u32) -> u32 {
+    let shift = raw.log_cluster_size.get().saturating_sub(raw.log_block_size.get()).min(12);
+    let clusters = if raw.ro_compat().contains(RoCompat::BIGALLOC) { shift } else { 0 };
     (block_bytes * 8) << clusters
 }
 
 /// The largest size of a file: what an extent tree can map, and without `huge_file` what 32 bits
 /// of `i_blocks` can count, which is in units of 512 bytes then.
-fn file_bytes_max(block_bytes: u32, ro_compat: u32) -> u64 {
+fn file_bytes_max(block_bytes: u32, features: RoCompat) -> u64 {
     let most = u64::from(u32::MAX);
-    let blocks = match ro_compat & ro_compat::HUGE_FILE != 0 {
+    let blocks = match features.contains(RoCompat::HUGE_FILE) {
         true => most,
         false => most / u64::from(block_bytes / 512),
     };

@@ -3,7 +3,7 @@
 use polylane_ext4::format::checksum::{crc, crc16, inode_seed};
 use polylane_ext4::format::group::{GroupDescriptor, descriptor_place};
 use polylane_ext4::format::inode::{EXTENTS, INDEX, RawInode};
-use polylane_ext4::format::superblock::{BYTES, OFFSET, Superblock, compat};
+use polylane_ext4::format::superblock::{BYTES, Compat, OFFSET, Superblock};
 use polylane_ext4::format::{GroupIndex, dirent, extent, htree, xattr};
 use polylane_testkit::sim::Image;
 
@@ -109,7 +109,7 @@ impl Sites {
         }
         let mut blocks = Vec::new();
         self.tree(image, raw.block(), seed, &mut blocks);
-        let is_orphan_file = self.superblock.has_compat(compat::ORPHAN_FILE)
+        let is_orphan_file = self.superblock.has_compat(Compat::ORPHAN_FILE)
             && ino == self.superblock.orphan_file_inode();
         for (nth, home) in blocks {
             let kind = match () {
