@@ -21,7 +21,7 @@ use crate::extents;
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
 use crate::format::fast::{Change, Entry};
-use crate::format::inode::{CLASSIC_BYTES, RawInode};
+use crate::format::inode::{self, BLOCK, CLASSIC_BYTES, RawInode};
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core, check, in_range};
 use crate::journal::Handle;
@@ -30,9 +30,6 @@ use crate::orphan;
 use crate::volume::Volume;
 use crate::xattr;
 use polylane_vfs::OpCtx;
-
-/// Where `i_block` lies in an inode, which fast commits leave out where it is a map.
-const MAP: std::ops::Range<usize> = 0x28..0x64;
 
 /// Makes the changes, and commits them. On return they are in the log.
 ///
@@ -144,7 +141,7 @@ impl Replay<'_, '_> {
             return Err(damaged("number or length in a fast commit").into());
         }
         let old = self.cell(ino)?;
-        let generation = u32::from_le_bytes([bytes[0x64], bytes[0x65], bytes[0x66], bytes[0x67]]);
+        let generation = inode::generation(bytes).ok_or(damaged("length in a fast commit"))?;
         let is_other =
             |cell: &Arc<Cell>| volume.has_sums && cell.core.read().raw.generation() != generation;
         if let Some(cell) = old.as_ref().filter(|cell| is_other(cell)) {
@@ -156,7 +153,7 @@ impl Replay<'_, '_> {
         let old = old.filter(|cell| !is_other(cell));
         let mut whole =
             old.as_ref().map_or(vec![0; inode_bytes], |cell| cell.core.read().raw.bytes().to_vec());
-        let (map, dtime) = (whole[MAP].to_vec(), RawInode::from_bytes(&whole).dtime());
+        let (map, dtime) = (whole[BLOCK].to_vec(), RawInode::from_bytes(&whole).dtime());
         whole[..CLASSIC_BYTES].copy_from_slice(&bytes[..CLASSIC_BYTES]);
         whole[CLASSIC_BYTES..bytes.len()].copy_from_slice(&bytes[CLASSIC_BYTES..]);
         let mut core = Core { raw: RawInode::from_bytes(&whole), index: None };

@@ -19,7 +19,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
-use crate::format::inode::{EXTENTS, INLINE_DATA};
+use crate::format::inode::InodeFlags;
 use crate::format::xattr::{self, Attribute};
 use crate::format::{FileBlock, le32, put32};
 use crate::inode::{Cell, Core};
@@ -37,7 +37,7 @@ fn corrupt(cell: &Cell, field: &'static str) -> Error {
 
 /// Whether an inode's contents are inline.
 pub fn is(core: &Core) -> bool {
-    core.raw.has_flag(INLINE_DATA)
+    core.raw.has_flag(InodeFlags::INLINE_DATA)
 }
 
 fn attributes(cell: &Cell, core: &Core) -> Result<Vec<Attribute>> {
@@ -172,8 +172,8 @@ fn give_tree(cell: &Cell, core: &mut Core) -> Result<()> {
     let mut rest = attributes(cell, core)?;
     rest.retain(|attribute| !attribute.is_inline_data());
     put_attributes(cell, core, &rest)?;
-    core.raw.set_flag(INLINE_DATA, false);
-    core.raw.set_flag(EXTENTS, true);
+    core.raw.set_flag(InodeFlags::INLINE_DATA, false);
+    core.raw.set_flag(InodeFlags::EXTENTS, true);
     extents::init(core);
     Ok(())
 }

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
-use crate::format::inode::{ENCRYPT, EXTENTS, INLINE_DATA, RawInode, Stamp, VISIBLE};
+use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::promised::Promised;
@@ -58,7 +58,8 @@ impl Cell {
         Arc::new(Cell {
             ino,
             seed: inode_seed(file_system_seed, ino, raw.generation()),
-            is_mapped: raw.mode() >> 12 == 8 && !raw.has_flag(EXTENTS | INLINE_DATA),
+            is_mapped: raw.mode() >> 12 == 8
+                && !raw.has_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA),
             core: RwLock::new(Core { raw, index: None }),
             changed_in: AtomicU64::new(0),
             data_changed_in: AtomicU64::new(0),
@@ -102,7 +103,7 @@ impl Core {
         let kind = Kind::from_mode(raw.mode().into()).unwrap_or(Kind::File);
         let device = matches!(kind, Kind::Char | Kind::Block);
         // As Linux: programs that copy files must not take inline data for a hole.
-        let is_inline = kind == Kind::File && raw.has_flag(INLINE_DATA);
+        let is_inline = kind == Kind::File && raw.has_flag(InodeFlags::INLINE_DATA);
         let inline_sectors = if is_inline { raw.size().div_ceil(512) } else { 0 };
         Attr {
             ino: Ino(ino.into()),
@@ -120,7 +121,7 @@ impl Core {
             mtime: raw.time(Stamp::Modify),
             ctime: raw.time(Stamp::Change),
             btime: raw.time(Stamp::Birth),
-            flags: raw.flags() & VISIBLE,
+            flags: (raw.flags() & InodeFlags::VISIBLE).bits(),
         }
     }
 
@@ -150,10 +151,12 @@ pub fn check(geometry: &Geometry, seed: Option<u32>, ino: u32, raw: &RawInode) -
         () if raw.mode() != 0 && Kind::from_mode(raw.mode().into()).is_none() => corrupt("i_mode"),
         () if raw.size() > i64::MAX as u64 => corrupt("i_size"),
         () if raw.xattr_block() >= geometry.block_count => corrupt("i_file_acl"),
-        () if raw.has_flag(INLINE_DATA) && (!geometry.inline_data || raw.has_flag(EXTENTS)) => {
+        () if raw.has_flag(InodeFlags::INLINE_DATA)
+            && (!geometry.inline_data || raw.has_flag(InodeFlags::EXTENTS)) =>
+        {
             corrupt("i_flags: inline data")
         }
-        () if raw.has_flag(ENCRYPT) => corrupt("i_flags: encryption"),
+        () if raw.has_flag(InodeFlags::ENCRYPT) => corrupt("i_flags: encryption"),
         () => Ok(()),
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::extents;
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
-use crate::format::inode::{EXTENTS, INDEX, RawInode, Stamp};
+use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -134,10 +134,10 @@ fn make_inode(
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
     raw.set_uid(new.uid.0);
     raw.set_gid(new.gid.0);
-    raw.set_flags(new.flags);
+    raw.set_flags(InodeFlags::from_bits_retain(new.flags));
     let is_short = new.kind == Kind::Symlink && new.target.len() < ROOT_BYTES;
     let has_blocks = matches!(new.kind, Kind::File | Kind::Dir | Kind::Symlink) && !is_short;
-    raw.set_flag(EXTENTS, has_blocks && volume.traits.extents);
+    raw.set_flag(InodeFlags::EXTENTS, has_blocks && volume.traits.extents);
     let now = volume.now(handle.ctx());
     for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
         raw.set_time(stamp, now);
@@ -276,7 +276,8 @@ fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) ->
 /// Whether a directory can have one more directory in it: links are counted past the limit only
 /// with `dir_nlink`, and only where the directory has a hash tree.
 pub(crate) fn can_count(volume: &Volume, above: &Core) -> bool {
-    let uncounted = volume.traits.dir_nlink && volume.traits.dir_index && above.raw.has_flag(INDEX);
+    let uncounted =
+        volume.traits.dir_nlink && volume.traits.dir_index && above.raw.has_flag(InodeFlags::INDEX);
     uncounted || u32::from(above.raw.links()) < LINKS_MAX
 }
 

@@ -7,7 +7,7 @@ use polylane_vfs::fs::{Attr, SetAttr, SetTime};
 
 use crate::data::{INODE_CREDITS, regular};
 use crate::error::Result;
-use crate::format::inode::{RawInode, Stamp};
+use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::inode::Core;
 use crate::space;
 use crate::volume::Volume;
@@ -47,7 +47,9 @@ fn apply(core: &mut Core, set: &SetAttr, now: Time) {
         None => {}
     };
     if let Some(flags) = set.flags {
-        raw.set_flags(raw.flags() & !flags::SETTABLE | flags & flags::SETTABLE);
+        let settable = InodeFlags::from_bits_retain(flags::SETTABLE);
+        let flags = InodeFlags::from_bits_retain(flags);
+        raw.set_flags(raw.flags() & !settable | flags & settable);
     }
     stamp(raw, Stamp::Access, set.atime);
     stamp(raw, Stamp::Modify, set.mtime);

@@ -12,7 +12,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::checksum::crc;
 use crate::format::extent::Extent;
-use crate::format::inode::{EA_INODE, EXTENTS, RawInode, Stamp};
+use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::xattr::{Attribute, Outside, outside_hash};
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
@@ -82,7 +82,7 @@ pub fn make(
     raw.set_mode(0o100_600);
     raw.set_uid(of.raw.uid());
     raw.set_gid(of.raw.gid());
-    raw.set_flags(EA_INODE | EXTENTS);
+    raw.set_flags(InodeFlags::EA_INODE | InodeFlags::EXTENTS);
     raw.set_links(1);
     raw.set_generation(volume.next_generation());
     raw.set_time(Stamp::Modify, volume.now(handle.ctx()));

@@ -17,7 +17,7 @@ use crate::data::RUN_BLOCKS_MAX;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
-use crate::format::inode::{EA_INODE, EXTENTS, RawInode};
+use crate::format::inode::{InodeFlags, RawInode};
 use crate::format::superblock::{Compat, Geometry, Incompat, RoCompat, Superblock};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
@@ -190,7 +190,10 @@ impl Volume {
             return Err(none().into());
         }
         let (raw, _) = self.read_raw(ino)?;
-        match raw.mode() >> 12 == 8 && raw.has_flag(EA_INODE) && raw.has_flag(EXTENTS) {
+        match raw.mode() >> 12 == 8
+            && raw.has_flag(InodeFlags::EA_INODE)
+            && raw.has_flag(InodeFlags::EXTENTS)
+        {
             true => Ok(raw),
             false => Err(none().into()),
         }
@@ -204,7 +207,7 @@ impl Volume {
         if raw.mode() == 0 {
             return Err(Errno::ESTALE.into());
         }
-        if raw.has_flag(EA_INODE) && !may_hold_value {
+        if raw.has_flag(InodeFlags::EA_INODE) && !may_hold_value {
             return Err(Corrupt::new(Structure::Inode, ino.into(), "holds an attribute").into());
         }
         let cell = Cell::new(ino, self.seed, raw);

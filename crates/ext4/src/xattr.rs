@@ -10,7 +10,7 @@ use crate::data::TREE_BLOCKS;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
 use crate::format::acl;
-use crate::format::inode::{EA_INODE, Stamp};
+use crate::format::inode::{InodeFlags, Stamp};
 use crate::format::xattr::{self, Attribute, Outside, cost};
 use crate::inline;
 use crate::inode::{Cell, Core};
@@ -231,7 +231,7 @@ pub fn blocks(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
 /// # Errors
 /// The device's, or corrupt attributes.
 pub fn release(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
-    if volume.traits.ea_inode && !core.raw.has_flag(EA_INODE) {
+    if volume.traits.ea_inode && !core.raw.has_flag(InodeFlags::EA_INODE) {
         let decoded = xattr::decode_inode(core.raw.xattr_area());
         let mut held = decoded.map_err(|field| corrupt(cell, field))?;
         let kept = shared_values(volume, cell, core)?;

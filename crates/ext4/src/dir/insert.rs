@@ -13,7 +13,7 @@ use crate::format::FileBlock;
 use crate::format::dirent::{self, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
 use crate::format::htree::{self, IndexEntry, Place};
-use crate::format::inode::INDEX;
+use crate::format::inode::InodeFlags;
 use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -174,7 +174,7 @@ impl Adding<'_, '_> {
         let leaves = vec![IndexEntry { hash: 0, block: at }];
         htree::put_entries(&mut bytes, Place::Root, volume.has_sums, &leaves);
         drop(bytes);
-        core.raw.set_flag(INDEX, true);
+        core.raw.set_flag(InodeFlags::INDEX, true);
         index.room[0] = 0;
         index.nodes.push(FileBlock(0));
         index.tree = Some(Tree { version, leaves });

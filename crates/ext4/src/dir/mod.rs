@@ -20,7 +20,7 @@ use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
 use crate::format::hash::{HashVersion, NameHash};
 use crate::format::htree::{self, IndexEntry, Place};
-use crate::format::inode::INDEX;
+use crate::format::inode::InodeFlags;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inline;
 use crate::inode::{Cell, Core};
@@ -139,7 +139,7 @@ impl DirIndex {
             hints: Vec::new(),
             moves: 0,
         };
-        if core.raw.has_flag(INDEX) {
+        if core.raw.has_flag(InodeFlags::INDEX) {
             let (tree, inner) = Tree::read(volume, cell, core, blocks)?;
             index.tree = Some(tree);
             index.nodes = inner;
@@ -445,7 +445,7 @@ pub fn parent(volume: &Volume, cell: &Cell) -> Result<u32> {
     if inline::is(&core) {
         return Ok(inline::parent(&core));
     }
-    let seal = match core.raw.has_flag(INDEX) {
+    let seal = match core.raw.has_flag(InodeFlags::INDEX) {
         true => Seal::Index(Place::Root, cell.seed),
         false => Seal::Directory(cell.seed),
     };
@@ -471,7 +471,7 @@ pub fn set_parent(
         inline::set_parent(core, parent);
         return Ok(());
     }
-    let seal = match core.raw.has_flag(INDEX) {
+    let seal = match core.raw.has_flag(InodeFlags::INDEX) {
         true => Seal::Index(Place::Root, cell.seed),
         false => Seal::Directory(cell.seed),
     };

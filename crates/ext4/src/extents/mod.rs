@@ -20,7 +20,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::extent::{
     DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, checksum_ok, depth, search,
 };
-use crate::format::inode::{EA_INODE, EXTENTS};
+use crate::format::inode::InodeFlags;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inline;
 use crate::inode::{Cell, Core};
@@ -83,7 +83,7 @@ pub fn init(core: &mut Core) {
 
 /// Whether the inode has an extent tree; else it has a block map, or no blocks at all.
 pub fn is_tree(core: &Core) -> bool {
-    core.raw.has_flag(EXTENTS)
+    core.raw.has_flag(InodeFlags::EXTENTS)
 }
 
 /// Whether `i_block` is a map, of either kind: not a device's number, a short link's target, or
@@ -333,7 +333,7 @@ pub fn free(
     count: u32,
 ) -> Result<()> {
     match core.raw.mode() >> 12 {
-        8 if !core.raw.has_flag(EA_INODE) => volume.alloc.free(handle, start, count)?,
+        8 if !core.raw.has_flag(InodeFlags::EA_INODE) => volume.alloc.free(handle, start, count)?,
         _ => volume.alloc.free_metadata(handle, start, count)?,
     }
     core.add_blocks(-i64::from(count), volume.geometry.block_bytes);

@@ -3,33 +3,105 @@
 //! 128 bytes of ext2, then `i_extra_isize` bytes of later fields (checksum high, nanoseconds,
 //! epochs, creation time), then room for extended attributes.
 
-use polylane_base::Time;
+use std::mem::{offset_of, size_of};
+use std::ops::Range;
+
+use polylane_base::{Time, record};
+use zerocopy::little_endian::{U16, U32};
 
 use super::checksum::{crc, inode_seed};
 use super::extent::ROOT_BYTES;
-use super::{le16, le32, put16, put32};
 
-/// Flag: the inode's `i_block` is an extent tree.
-pub const EXTENTS: u32 = 0x8_0000;
-/// Flag: the directory has a hash tree.
-pub const INDEX: u32 = 0x1000;
-/// Flag: `i_blocks` counts file-system blocks.
-pub const HUGE_FILE: u32 = 0x4_0000;
-/// Flag: data lies in the inode; unsupported.
-pub const INLINE_DATA: u32 = 0x1000_0000;
-/// Flag: encrypted; unsupported.
-pub const ENCRYPT: u32 = 0x800;
-/// Flag: the value of an extended attribute; unsupported.
-pub const EA_INODE: u32 = 0x20_0000;
+polylane_base::record! {
+    /// What every inode has: `struct ext4_inode` up to `i_extra_isize`.
+    struct InodeRecord: 128 {
+        0x00 mode: U16,
+        0x02 uid: U16,
+        0x04 size_lo: U32,
+        0x08 atime: U32,
+        0x0c ctime: U32,
+        0x10 mtime: U32,
+        0x14 dtime: U32,
+        0x18 gid: U16,
+        0x1a links_count: U16,
+        0x1c blocks_lo: U32,
+        0x20 flags: U32,
+        0x24 version: U32,
+        0x28 block: [u8; ROOT_BYTES],
+        0x64 generation: U32,
+        0x68 file_acl_lo: U32,
+        0x6c size_high: U32,
+        0x70 obso_faddr: U32,
+        0x74 blocks_high: U16,
+        0x76 file_acl_high: U16,
+        0x78 uid_high: U16,
+        0x7a gid_high: U16,
+        0x7c checksum_lo: U16,
+        0x7e reserved: U16,
+    }
 
-/// Flags that programs see (`EXT4_FL_USER_VISIBLE`). What many of them mean is no affair of the
-/// format's: `polylane_vfs::flags`.
-pub const VISIBLE: u32 = 0x725b_dfff;
+    /// What follows in larger inodes: the later fields, as far as `i_extra_isize` says.
+    struct LaterRecord: 32 {
+        0x00 extra_isize: U16,
+        0x02 checksum_hi: U16,
+        0x04 ctime_extra: U32,
+        0x08 mtime_extra: U32,
+        0x0c atime_extra: U32,
+        0x10 crtime: U32,
+        0x14 crtime_extra: U32,
+        0x18 version_hi: U32,
+        0x1c projid: U32,
+    }
+
+    /// A device's number, in `i_block`: one of the two is 0.
+    struct DeviceRecord: 8 {
+        0x00 old: U32,
+        0x04 new: U32,
+    }
+}
+
+bitflags::bitflags! {
+    /// `i_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct InodeFlags: u32 {
+        /// Encrypted; unsupported.
+        const ENCRYPT = 0x800;
+        /// The directory has a hash tree.
+        const INDEX = 0x1000;
+        /// `i_blocks` counts file-system blocks.
+        const HUGE_FILE = 0x4_0000;
+        /// The inode's `i_block` is an extent tree.
+        const EXTENTS = 0x8_0000;
+        /// The value of an extended attribute.
+        const EA_INODE = 0x20_0000;
+        /// Data lies in the inode.
+        const INLINE_DATA = 0x1000_0000;
+        // What others mean is no affair of the format's: `polylane_vfs::flags`.
+        const _ = !0;
+    }
+}
+
+impl InodeFlags {
+    /// Flags that programs see (`EXT4_FL_USER_VISIBLE`).
+    pub const VISIBLE: InodeFlags = InodeFlags::from_bits_retain(0x725b_dfff);
+}
 
 /// Bytes of the original inode.
-pub const CLASSIC_BYTES: usize = 128;
+pub const CLASSIC_BYTES: usize = size_of::<InodeRecord>();
 /// Where `i_block` lies.
-const BLOCK_AT: usize = 0x28;
+pub const BLOCK: Range<usize> =
+    offset_of!(InodeRecord, block)..offset_of!(InodeRecord, block) + ROOT_BYTES;
+/// Where the halves of the checksum lie.
+const CHECKSUM_LOW: usize = offset_of!(InodeRecord, checksum_lo);
+const CHECKSUM_HIGH: usize = CLASSIC_BYTES + offset_of!(LaterRecord, checksum_hi);
+/// Bytes of later fields up to the end of the upper half, and of `i_crtime`.
+const CHECKSUM_END: usize = offset_of!(LaterRecord, ctime_extra);
+const BIRTH_END: usize = offset_of!(LaterRecord, crtime_extra);
+
+/// The generation that an inode's bytes tell; `None`: they are too few.
+pub fn generation(bytes: &[u8]) -> Option<u32> {
+    record::get::<InodeRecord>(bytes, 0).map(|inode| inode.generation.get())
+}
 
 /// One inode's bytes. Unknown fields and attributes survive a rewrite.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,13 +123,13 @@ pub enum Stamp {
 }
 
 impl Stamp {
-    /// Offsets of the seconds and of the extra word.
-    const fn places(self) -> (usize, usize) {
+    /// Bytes of later fields up to the end of the word with its fraction.
+    const fn extra_end(self) -> usize {
         match self {
-            Stamp::Access => (0x08, 0x8c),
-            Stamp::Change => (0x0c, 0x84),
-            Stamp::Modify => (0x10, 0x88),
-            Stamp::Birth => (0x90, 0x94),
+            Stamp::Change => offset_of!(LaterRecord, mtime_extra),
+            Stamp::Modify => offset_of!(LaterRecord, atime_extra),
+            Stamp::Access => offset_of!(LaterRecord, crtime),
+            Stamp::Birth => offset_of!(LaterRecord, version_hi),
         }
     }
 }
@@ -71,8 +143,8 @@ impl RawInode {
     /// A zeroed inode of `bytes` bytes with room for `extra` bytes of later fields.
     pub fn new(bytes: usize, extra: u16) -> Self {
         let mut inode = RawInode { bytes: vec![0; bytes].into() };
-        if bytes > CLASSIC_BYTES {
-            put16(&mut inode.bytes, 0x80, extra.min((bytes - CLASSIC_BYTES) as u16));
+        if let Some(later) = record::get_mut::<LaterRecord>(&mut inode.bytes, CLASSIC_BYTES) {
+            later.extra_isize.set(extra.min((bytes - CLASSIC_BYTES) as u16));
         }
         inode
     }
@@ -82,58 +154,75 @@ impl RawInode {
         &self.bytes
     }
 
+    fn record(&self) -> &InodeRecord {
+        record::at(&self.bytes, 0)
+    }
+
+    fn record_mut(&mut self) -> &mut InodeRecord {
+        record::at_mut(&mut self.bytes, 0)
+    }
+
+    /// The later fields, where they reach up to `end`.
+    fn later(&self, end: usize) -> Option<&LaterRecord> {
+        let later = record::get::<LaterRecord>(&self.bytes, CLASSIC_BYTES)?;
+        (self.extra_isize() >= end).then_some(later)
+    }
+
+    /// The same, to be written.
+    fn later_mut(&mut self, end: usize) -> Option<&mut LaterRecord> {
+        self.later(end)?;
+        record::get_mut(&mut self.bytes, CLASSIC_BYTES)
+    }
+
     /// Whether the checksum is right, by the file system's seed.
     pub fn checksum_ok(&self, seed: u32, ino: u32) -> bool {
         let (low, high) = self.checksum(seed, ino);
-        le16(&self.bytes, 0x7c) == low && (!self.has_extra(0x84) || le16(&self.bytes, 0x82) == high)
+        let later = self.later(CHECKSUM_END);
+        self.record().checksum_lo == low && later.is_none_or(|later| later.checksum_hi == high)
     }
 
     /// Stores the checksum, by the file system's seed.
     pub fn put_checksum(&mut self, seed: u32, ino: u32) {
         let (low, high) = self.checksum(seed, ino);
-        put16(&mut self.bytes, 0x7c, low);
-        if self.has_extra(0x84) {
-            put16(&mut self.bytes, 0x82, high);
+        self.record_mut().checksum_lo = low;
+        if let Some(later) = self.later_mut(CHECKSUM_END) {
+            later.checksum_hi = high;
         }
     }
 
-    fn checksum(&self, seed: u32, ino: u32) -> (u16, u16) {
+    fn checksum(&self, seed: u32, ino: u32) -> (U16, U16) {
+        let zero = [0; size_of::<U16>()];
+        let (classic, later) = self.bytes.split_at(CLASSIC_BYTES);
         let mut sum = inode_seed(seed, ino, self.generation());
-        let zero = [0; 2];
-        sum = crc(crc(sum, &self.bytes[..0x7c]), &zero);
-        sum = crc(sum, &self.bytes[0x7e..CLASSIC_BYTES]);
-        if self.bytes.len() > CLASSIC_BYTES {
-            sum = crc(sum, &self.bytes[CLASSIC_BYTES..0x82]);
-            let rest = if self.has_extra(0x84) {
-                sum = crc(sum, &zero);
-                0x84
-            } else {
-                0x82
+        sum = crc(crc(sum, &classic[..CHECKSUM_LOW]), &zero);
+        sum = crc(sum, &classic[CHECKSUM_LOW + zero.len()..]);
+        if !later.is_empty() {
+            let (before, from) = later.split_at(CHECKSUM_HIGH - CLASSIC_BYTES);
+            sum = crc(sum, before);
+            sum = match self.later(CHECKSUM_END) {
+                Some(_) => crc(crc(sum, &zero), &from[zero.len()..]),
+                None => crc(sum, from),
             };
-            sum = crc(sum, &self.bytes[rest..]);
         }
-        (sum as u16, (sum >> 16) as u16)
+        ((sum as u16).into(), ((sum >> 16) as u16).into())
+    }
+
+    /// `i_extra_isize` as it is stored; `None`: the inode has no later fields.
+    fn stored_extra_isize(&self) -> Option<usize> {
+        let later = record::get::<LaterRecord>(&self.bytes, CLASSIC_BYTES)?;
+        Some(later.extra_isize.get().into())
     }
 
     /// `i_extra_isize`, clipped to what the inode has room for.
     pub fn extra_isize(&self) -> usize {
-        match self.bytes.len() {
-            CLASSIC_BYTES => 0,
-            len => usize::from(le16(&self.bytes, 0x80)).min(len - CLASSIC_BYTES),
-        }
+        self.stored_extra_isize().map_or(0, |stored| stored.min(self.bytes.len() - CLASSIC_BYTES))
     }
 
     /// Whether `i_extra_isize` is a value that the format allows.
     pub fn extra_isize_ok(&self) -> bool {
-        self.bytes.len() == CLASSIC_BYTES || {
-            let stored = usize::from(le16(&self.bytes, 0x80));
-            stored <= self.bytes.len() - CLASSIC_BYTES && stored.is_multiple_of(4)
-        }
-    }
-
-    /// Whether the later fields reach up to offset `end`.
-    fn has_extra(&self, end: usize) -> bool {
-        CLASSIC_BYTES + self.extra_isize() >= end
+        let room = self.bytes.len() - CLASSIC_BYTES;
+        let is_ok = |stored: usize| stored <= room && stored.is_multiple_of(4);
+        self.stored_extra_isize().is_none_or(is_ok)
     }
 
     /// The room for attributes in the inode: behind the later fields.
@@ -158,33 +247,35 @@ impl RawInode {
     /// Attributes whose value this inode holds: the low half of `i_version`, and above it
     /// `i_ctime`.
     pub fn value_references(&self) -> u64 {
-        u64::from(le32(&self.bytes, 0x0c)) << 32 | u64::from(le32(&self.bytes, 0x24))
+        let inode = self.record();
+        u64::from(inode.ctime.get()) << 32 | u64::from(inode.version.get())
     }
 
     /// Stores the number of them.
     pub fn set_value_references(&mut self, count: u64) {
-        put32(&mut self.bytes, 0x24, count as u32);
-        put32(&mut self.bytes, 0x0c, (count >> 32) as u32);
+        let inode = self.record_mut();
+        inode.version.set(count as u32);
+        inode.ctime.set((count >> 32) as u32);
     }
 
     /// The checksum of the value that this inode holds: `i_atime`.
     pub fn value_sum(&self) -> u32 {
-        le32(&self.bytes, 0x08)
+        self.record().atime.get()
     }
 
     /// Stores it.
     pub fn set_value_sum(&mut self, sum: u32) {
-        put32(&mut self.bytes, 0x08, sum);
+        self.record_mut().atime.set(sum);
     }
 
     /// `i_mode`: kind and permission bits.
     pub fn mode(&self) -> u16 {
-        le16(&self.bytes, 0x00)
+        self.record().mode.get()
     }
 
     /// Stores `i_mode`.
     pub fn set_mode(&mut self, mode: u16) {
-        put16(&mut self.bytes, 0x00, mode);
+        self.record_mut().mode.set(mode);
     }
 
     /// Stores the permission bits of `i_mode`, the low 12.
@@ -194,128 +285,144 @@ impl RawInode {
 
     /// Owner.
     pub fn uid(&self) -> u32 {
-        u32::from(le16(&self.bytes, 0x02)) | u32::from(le16(&self.bytes, 0x78)) << 16
+        let inode = self.record();
+        u32::from(inode.uid.get()) | u32::from(inode.uid_high.get()) << 16
     }
 
     /// Stores the owner.
     pub fn set_uid(&mut self, uid: u32) {
-        put16(&mut self.bytes, 0x02, uid as u16);
-        put16(&mut self.bytes, 0x78, (uid >> 16) as u16);
+        let inode = self.record_mut();
+        inode.uid.set(uid as u16);
+        inode.uid_high.set((uid >> 16) as u16);
     }
 
     /// Group.
     pub fn gid(&self) -> u32 {
-        u32::from(le16(&self.bytes, 0x18)) | u32::from(le16(&self.bytes, 0x7a)) << 16
+        let inode = self.record();
+        u32::from(inode.gid.get()) | u32::from(inode.gid_high.get()) << 16
     }
 
     /// Stores the group.
     pub fn set_gid(&mut self, gid: u32) {
-        put16(&mut self.bytes, 0x18, gid as u16);
-        put16(&mut self.bytes, 0x7a, (gid >> 16) as u16);
+        let inode = self.record_mut();
+        inode.gid.set(gid as u16);
+        inode.gid_high.set((gid >> 16) as u16);
     }
 
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
-        u64::from(le32(&self.bytes, 0x04)) | u64::from(le32(&self.bytes, 0x6c)) << 32
+        let inode = self.record();
+        u64::from(inode.size_lo.get()) | u64::from(inode.size_high.get()) << 32
     }
 
     /// Stores the size.
     pub fn set_size(&mut self, size: u64) {
-        put32(&mut self.bytes, 0x04, size as u32);
-        put32(&mut self.bytes, 0x6c, (size >> 32) as u32);
+        let inode = self.record_mut();
+        inode.size_lo.set(size as u32);
+        inode.size_high.set((size >> 32) as u32);
     }
 
     /// `i_links_count`; 1 for a directory with more links than it can count.
     pub fn links(&self) -> u16 {
-        le16(&self.bytes, 0x1a)
+        self.record().links_count.get()
     }
 
     /// Stores the link count.
     pub fn set_links(&mut self, links: u16) {
-        put16(&mut self.bytes, 0x1a, links);
+        self.record_mut().links_count.set(links);
     }
 
-    /// 512-byte units taken, [`HUGE_FILE`] resolved.
+    /// 512-byte units taken, [`InodeFlags::HUGE_FILE`] resolved.
     pub fn sectors(&self, block_bytes: u32) -> u64 {
-        let count = u64::from(le32(&self.bytes, 0x1c)) | u64::from(le16(&self.bytes, 0x74)) << 32;
-        if self.has_flag(HUGE_FILE) { count * u64::from(block_bytes / 512) } else { count }
+        let inode = self.record();
+        let count = u64::from(inode.blocks_lo.get()) | u64::from(inode.blocks_high.get()) << 32;
+        if self.has_flag(InodeFlags::HUGE_FILE) {
+            count * u64::from(block_bytes / 512)
+        } else {
+            count
+        }
     }
 
     /// Stores the 512-byte units taken; above 2^48 they are counted in blocks.
     pub fn set_sectors(&mut self, sectors: u64, block_bytes: u32) {
         let huge = sectors >= 1 << 48;
         let count = if huge { sectors / u64::from(block_bytes / 512) } else { sectors };
-        put32(&mut self.bytes, 0x1c, count as u32);
-        put16(&mut self.bytes, 0x74, (count >> 32) as u16);
-        self.set_flag(HUGE_FILE, huge);
+        let inode = self.record_mut();
+        inode.blocks_lo.set(count as u32);
+        inode.blocks_high.set((count >> 32) as u16);
+        self.set_flag(InodeFlags::HUGE_FILE, huge);
     }
 
     /// `i_flags`.
-    pub fn flags(&self) -> u32 {
-        le32(&self.bytes, 0x20)
+    pub fn flags(&self) -> InodeFlags {
+        InodeFlags::from_bits_retain(self.record().flags.get())
     }
 
     /// Stores `i_flags`.
-    pub fn set_flags(&mut self, flags: u32) {
-        put32(&mut self.bytes, 0x20, flags);
+    pub fn set_flags(&mut self, flags: InodeFlags) {
+        self.record_mut().flags.set(flags.bits());
     }
 
-    /// Whether `flag` is set.
-    pub fn has_flag(&self, flag: u32) -> bool {
-        self.flags() & flag != 0
+    /// Whether one of `flags` is set.
+    pub fn has_flag(&self, flags: InodeFlags) -> bool {
+        self.flags().intersects(flags)
     }
 
     /// Sets or clears `flag`.
-    pub fn set_flag(&mut self, flag: u32, on: bool) {
-        let flags = self.flags();
-        self.set_flags(if on { flags | flag } else { flags & !flag });
+    pub fn set_flag(&mut self, flag: InodeFlags, on: bool) {
+        let mut flags = self.flags();
+        flags.set(flag, on);
+        self.set_flags(flags);
     }
 
     /// Tells a reused inode number from its former owner.
     pub fn generation(&self) -> u32 {
-        le32(&self.bytes, 0x64)
+        self.record().generation.get()
     }
 
     /// Stores the generation.
     pub fn set_generation(&mut self, generation: u32) {
-        put32(&mut self.bytes, 0x64, generation);
+        self.record_mut().generation.set(generation);
     }
 
     /// Deletion time, or the next orphan of the list.
     pub fn dtime(&self) -> u32 {
-        le32(&self.bytes, 0x14)
+        self.record().dtime.get()
     }
 
     /// Stores the deletion time.
     pub fn set_dtime(&mut self, dtime: u32) {
-        put32(&mut self.bytes, 0x14, dtime);
+        self.record_mut().dtime.set(dtime);
     }
 
     /// Block of the external attributes, 0 for none.
     pub fn xattr_block(&self) -> u64 {
-        u64::from(le32(&self.bytes, 0x68)) | u64::from(le16(&self.bytes, 0x76)) << 32
+        let inode = self.record();
+        u64::from(inode.file_acl_lo.get()) | u64::from(inode.file_acl_high.get()) << 32
     }
 
     /// Stores the block of the external attributes.
     pub fn set_xattr_block(&mut self, block: u64) {
-        put32(&mut self.bytes, 0x68, block as u32);
-        put16(&mut self.bytes, 0x76, (block >> 32) as u16);
+        let inode = self.record_mut();
+        inode.file_acl_lo.set(block as u32);
+        inode.file_acl_high.set((block >> 32) as u16);
     }
 
     /// `i_block`: extent root, block map, short symbolic link or device number.
     pub fn block(&self) -> &[u8] {
-        &self.bytes[BLOCK_AT..BLOCK_AT + ROOT_BYTES]
+        &self.record().block
     }
 
     /// The same, to be written.
     pub fn block_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[BLOCK_AT..BLOCK_AT + ROOT_BYTES]
+        &mut self.record_mut().block
     }
 
     /// A device's number, old or new encoding, as `makedev`.
     pub fn rdev(&self) -> u64 {
-        let (old, new) = (le32(self.block(), 0), le32(self.block(), 4));
-        let (major, minor) = match old {
+        let device: &DeviceRecord = record::at(self.block(), 0);
+        let new = device.new.get();
+        let (major, minor) = match device.old.get() {
             0 => ((new >> 8) & 0xfff, (new & 0xff) | (new >> 12 & 0xf_ff00)),
             old => (old >> 8 & 0xff, old & 0xff),
         };
@@ -329,45 +436,65 @@ impl RawInode {
         let minor = (rdev & 0xff) | (rdev >> 12 & !0xff);
         let (major, minor) = (major as u32, minor as u32);
         let old = major < 256 && minor < 256;
-        let block = self.block_mut();
-        put32(block, 0, if old { major << 8 | minor } else { 0 });
+        let device: &mut DeviceRecord = record::at_mut(self.block_mut(), 0);
+        device.old.set(if old { major << 8 | minor } else { 0 });
         let new = (minor & 0xff) | major << 8 | (minor & !0xff) << 12;
-        put32(block, 4, if old { 0 } else { new });
+        device.new.set(if old { 0 } else { new });
+    }
+
+    /// The word with a stamp's seconds, if the inode has it.
+    fn seconds_mut(&mut self, stamp: Stamp) -> Option<&mut U32> {
+        Some(match stamp {
+            Stamp::Access => &mut self.record_mut().atime,
+            Stamp::Change => &mut self.record_mut().ctime,
+            Stamp::Modify => &mut self.record_mut().mtime,
+            Stamp::Birth => &mut self.later_mut(BIRTH_END)?.crtime,
+        })
+    }
+
+    /// The word with a stamp's fraction, if the inode has it.
+    fn extra_mut(&mut self, stamp: Stamp) -> Option<&mut U32> {
+        let later = self.later_mut(stamp.extra_end())?;
+        Some(match stamp {
+            Stamp::Access => &mut later.atime_extra,
+            Stamp::Change => &mut later.ctime_extra,
+            Stamp::Modify => &mut later.mtime_extra,
+            Stamp::Birth => &mut later.crtime_extra,
+        })
     }
 
     /// A time stamp: 34 bits of seconds and nanoseconds where the inode has room, else 32 signed
     /// bits.
     pub fn time(&self, stamp: Stamp) -> Time {
-        let (at, extra_at) = stamp.places();
-        if stamp == Stamp::Birth && !self.has_extra(at + 4) {
-            return Time::default();
-        }
-        let seconds = i64::from(le32(&self.bytes, at) as i32);
-        if !self.has_extra(extra_at + 4) {
-            return Time { sec: seconds, nsec: 0 };
-        }
-        let extra = le32(&self.bytes, extra_at);
+        let (inode, later) = (self.record(), self.later(stamp.extra_end()));
+        let (seconds, extra) = match stamp {
+            Stamp::Access => (inode.atime, later.map(|later| later.atime_extra)),
+            Stamp::Change => (inode.ctime, later.map(|later| later.ctime_extra)),
+            Stamp::Modify => (inode.mtime, later.map(|later| later.mtime_extra)),
+            Stamp::Birth => {
+                let seconds = self.later(BIRTH_END).map_or(U32::ZERO, |later| later.crtime);
+                (seconds, later.map(|later| later.crtime_extra))
+            }
+        };
+        let (seconds, extra) = (i64::from(seconds.get() as i32), extra.map_or(0, U32::get));
         Time { sec: seconds + (i64::from(extra & 3) << 32), nsec: (extra >> 2).min(999_999_999) }
     }
 
     /// Stores a time stamp, clipped to what the inode can hold; the first and the last second have
     /// no fraction, as for Linux.
     pub fn set_time(&mut self, stamp: Stamp, time: Time) {
-        let (at, extra_at) = stamp.places();
-        if stamp == Stamp::Birth && !self.has_extra(at + 4) {
-            return;
-        }
         let low = i64::from(i32::MIN);
-        if !self.has_extra(extra_at + 4) {
-            put32(&mut self.bytes, at, time.sec.clamp(low, i32::MAX.into()) as i32 as u32);
-            return;
-        }
-        let high = i64::from(i32::MAX) + (3 << 32);
+        let has_extra = self.later(stamp.extra_end()).is_some();
+        let high = i64::from(i32::MAX) + if has_extra { 3 << 32 } else { 0 };
         let seconds = time.sec.clamp(low, high);
+        if let Some(word) = self.seconds_mut(stamp) {
+            word.set(seconds as u32);
+        }
         let epoch = (seconds - i64::from(seconds as i32)) >> 32;
-        put32(&mut self.bytes, at, seconds as u32);
         let nsec = if seconds == low || seconds == high { 0 } else { time.nsec };
-        put32(&mut self.bytes, extra_at, nsec << 2 | (epoch as u32 & 3));
+        if let Some(word) = self.extra_mut(stamp) {
+            word.set(nsec << 2 | (epoch as u32 & 3));
+        }
     }
 }
 
@@ -415,7 +542,7 @@ mod tests {
         assert_eq!((inode.size(), inode.xattr_block()), (1 << 40 | 5, 1 << 35));
         assert_eq!(inode.sectors(4096), 1 << 47);
         inode.set_sectors(1 << 50, 4096);
-        assert!(inode.has_flag(HUGE_FILE));
+        assert!(inode.has_flag(InodeFlags::HUGE_FILE));
         assert_eq!(inode.sectors(4096), 1 << 50);
     }
 }

@@ -2,7 +2,7 @@
 
 use polylane_ext4::format::checksum::{crc, crc16, inode_seed};
 use polylane_ext4::format::group::{GroupDescriptor, descriptor_place};
-use polylane_ext4::format::inode::{EXTENTS, INDEX, RawInode};
+use polylane_ext4::format::inode::{InodeFlags, RawInode};
 use polylane_ext4::format::superblock::{BYTES, Compat, OFFSET, Superblock};
 use polylane_ext4::format::{GroupIndex, dirent, extent, htree, xattr};
 use polylane_testkit::sim::Image;
@@ -104,7 +104,7 @@ impl Sites {
         if raw.xattr_block() != 0 {
             self.add_block(Kind::Xattr, raw.xattr_block());
         }
-        if !raw.has_flag(EXTENTS) {
+        if !raw.has_flag(InodeFlags::EXTENTS) {
             return;
         }
         let mut blocks = Vec::new();
@@ -234,7 +234,7 @@ fn directory(image: &Image, raw: &RawInode, nth: u64, home: u64, seed: u32) -> K
     let bytes = block(image, home);
     // An index node looks like one empty entry that fills the block.
     let is_node = bytes[..4] == [0; 4] && u16::from_le_bytes([bytes[4], bytes[5]]) == BLOCK as u16;
-    match (raw.has_flag(INDEX), nth) {
+    match (raw.has_flag(InodeFlags::INDEX), nth) {
         (true, 0) => Kind::Index(htree::Place::Root, seed),
         (true, _) if is_node => Kind::Index(htree::Place::Node, seed),
         _ => Kind::Directory(seed),
