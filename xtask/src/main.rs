@@ -243,7 +243,7 @@ const MIRI: &[(&str, &[&str])] = &[
         "polylane-front",
         &[
             "shm::helpers::tests::sessions_take_turns",
-            "shm::leases::",
+            "shm::rights::lease::",
             "shm::post::",
             "shm::table::",
         ],

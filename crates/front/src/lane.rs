@@ -242,7 +242,7 @@ impl Lane {
     /// `range` of a file: what was stored through mappings is written back to the VFS. May wait for
     /// the kernel; no lock may be held.
     pub fn before_io(&self, node: &Node, range: Range) {
-        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+        if kernel_has_pages(node) {
             self.invalidate(node, None, range);
         }
     }
@@ -250,7 +250,7 @@ impl Lane {
     /// To be called after a bit of the tag was set: what clients see and write unasked would not be
     /// what programs store through mappings. One atomic load when no bit is set.
     pub(crate) fn has_pages(&self, node: &Node) {
-        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+        if kernel_has_pages(node) {
             self.vfs.blind_views(node);
         }
     }
@@ -258,7 +258,7 @@ impl Lane {
     /// To be called by the shared-memory front end after a change of data and before its reply:
     /// pages that the kernel read before the change are dropped. As [`Lane::before_io`].
     pub fn changed(&self, node: &Node, range: Range) {
-        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+        if kernel_has_pages(node) {
             self.invalidate(node, None, range);
             self.tell_growth(node);
         }
@@ -525,6 +525,16 @@ pub(crate) fn tag(node: &Node) -> u64 {
     node.tag().load(Ordering::SeqCst)
 }
 
+/// Whether a program may have the file mapped through the kernel.
+pub(crate) fn kernel_has_pages(node: &Node) -> bool {
+    tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
+}
+
+/// Whether the kernel has a file's own node open, and is to know how long it is.
+pub(crate) fn kernel_has_open(node: &Node) -> bool {
+    tag(node) & TAG_OPEN != 0
+}
+
 pub(crate) fn set_tag(node: &Node, bit: u64) {
     node.tag().fetch_or(bit, Ordering::SeqCst);
 }
@@ -537,6 +547,11 @@ pub(crate) fn clear_tag(node: &Node, bit: u64) {
 pub fn is_reserved(name: &[u8]) -> bool {
     name == polylane_ipc::message::RESERVED_DIR.as_bytes()
         || name == polylane_ipc::message::SLOT_DIR.as_bytes()
+}
+
+/// A name that only the kernel's way knows: the virtual directories in the root.
+pub(crate) fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
+    name.starts_with(b".polylane") && is_reserved(name) && Arc::ptr_eq(dir, &vfs.root())
 }
 
 /// What tests of tables and threads stand on: an empty lane in memory.

@@ -28,13 +28,14 @@ use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Peer};
 use polylane_vfs::Cred;
 
+use super::connection::Connection;
 use super::helpers::Helpers;
-use super::holders::{Holders, is_readable};
-use super::marks::Marks;
-use super::session::{Parts, Process, Session};
+use super::process::{Holders, Process, is_readable};
+use super::rights::FramesLeft;
+use super::rights::lookup::Marks;
+use super::session::Session;
 use super::stats::Stats;
 use super::users::Users;
-use super::views::FramesLeft;
 use super::worker::Inbox;
 use super::{Config, guarded};
 use crate::kept::{FormerProcess, process_owner};
@@ -191,7 +192,7 @@ impl Acceptor {
         for watched in self.watched.values() {
             if let Watched::Client { session, .. } = watched {
                 all += 1;
-                own += usize::from(session.cred.uid.0 == uid);
+                own += usize::from(session.connection.cred.uid.0 == uid);
             }
         }
         let config = &self.around.config;
@@ -255,19 +256,10 @@ impl Acceptor {
         let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
         let cred = Cred { uid, gid, groups, ..Cred::root() };
-        Ok(Session::new(Parts {
-            id,
-            key,
-            cred,
-            process,
-            shown: numbers.thread,
-            channel,
-            slots,
-            lane: around.lane.clone(),
-            stats: around.stats.clone(),
-            frames_left: around.frames_left.clone(),
-            user: self.users.of(uid),
-        }))
+        let shown = numbers.thread;
+        let (lane, stats) = (around.lane.clone(), around.stats.clone());
+        let connection = Connection { id, key, cred, process, shown, channel, slots, lane, stats };
+        Ok(Session::new(connection, self.users.of(uid), around.frames_left.clone()))
     }
 
     /// First the workers, so that the client's first request finds somebody.
@@ -277,9 +269,9 @@ impl Acceptor {
         }
         let welcome = Welcome {
             status: 0,
-            token: session.slots.token().0,
-            geometry: *session.channel.geometry(),
-            plan: session.channel.plan(),
+            token: session.connection.slots.token().0,
+            geometry: *session.connection.channel.geometry(),
+            plan: session.connection.channel.plan(),
             attributes: self.around.lane.vfs.character().attributes,
             covered: self.around.config.covered.clone(),
         };
@@ -287,7 +279,7 @@ impl Acceptor {
         // Without the pulse nobody would know that what he sees is a dead service's.
         let marks = self.around.marks.as_ref().filter(|_| self.beats).map(|marks| marks.0.fd());
         let more = pulse.into_iter().chain(marks);
-        let fds: Vec<_> = session.channel.client_fds().into_iter().chain(more).collect();
+        let fds: Vec<_> = session.connection.channel.client_fds().into_iter().chain(more).collect();
         scm::send(socket, &welcome.to_bytes()?, &fds)
     }
 
@@ -339,7 +331,11 @@ impl Acceptor {
         }
         self.around.session_count.fetch_sub(1, Ordering::Relaxed);
         let ended = session.clone();
-        self.around.helpers.post(session.cred.uid, session.id, Box::new(move || ended.end()));
+        self.around.helpers.post(
+            session.connection.cred.uid,
+            session.connection.id,
+            Box::new(move || ended.end()),
+        );
     }
 
     /// The process behind a pidfd is gone.
@@ -353,7 +349,7 @@ impl Acceptor {
     fn bury_pid(&mut self, pid: u32) {
         let Some(process) = self.processes.remove(&pid) else { return };
         let is_its = |watched: &Watched| match watched {
-            Watched::Client { session, .. } => Arc::ptr_eq(&session.process, &process),
+            Watched::Client { session, .. } => Arc::ptr_eq(&session.connection.process, &process),
             Watched::Process { pid: other } => *other == pid,
             Watched::Newcomer { .. } => false,
         };

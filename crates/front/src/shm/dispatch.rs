@@ -9,10 +9,11 @@ use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_vfs::handover::Answered;
 
+use super::connection::{from_answer, to_answer};
 use super::helpers::Helpers;
 use super::request::{self, FileRequest, PATHS_BYTES_MAX};
 use super::serve::{self, Call, Changed, Failure};
-use super::session::{Pending, Session, from_answer, to_answer};
+use super::session::{Pending, Session};
 use super::stats::Stats;
 
 /// What a worker sets aside for the paths of the request in its hands.
@@ -39,14 +40,14 @@ pub(super) fn on_worker(
     scratch: &mut Scratch,
     (helpers, stats): (&Helpers, &Stats),
 ) {
-    let Some(message) = session.channel.message(mailbox) else {
+    let Some(message) = session.connection.channel.message(mailbox) else {
         stats.refused();
-        return session.channel.reply(mailbox, &failed(Errno::EINVAL));
+        return session.connection.channel.reply(mailbox, &failed(Errno::EINVAL));
     };
     stats.took(message.op);
-    session.settle();
+    session.rights().settle();
     let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
-        return session.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
+        return session.connection.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
     };
     let call = Call { session, mailbox, stats, may_block: false, changed: None, turn: None };
     // What a panic would leave.
@@ -55,7 +56,7 @@ pub(super) fn on_worker(
     match next {
         Next::Reply => {
             stats.ended(reply.status);
-            session.channel.reply(mailbox, &reply);
+            session.connection.channel.reply(mailbox, &reply);
         }
         Next::TellKernel(changed) => {
             stats.handed_off();
@@ -64,7 +65,7 @@ pub(super) fn on_worker(
                 tell_kernel(pending, &changed, &reply);
                 drop(until_sent);
             };
-            helpers.post(session.cred.uid, session.id, Box::new(job));
+            helpers.post(session.connection.cred.uid, session.connection.id, Box::new(job));
         }
         next @ (Next::HandOff | Next::Again) => {
             stats.handed_off();
@@ -72,11 +73,11 @@ pub(super) fn on_worker(
             let (paths, again) = (paths.to_vec(), matches!(next, Next::Again));
             let job = move || {
                 if again {
-                    pending.session().lane.reclaim();
+                    pending.session().connection.lane.reclaim();
                 }
                 on_helper(pending, &message, &paths);
             };
-            helpers.post(session.cred.uid, session.id, Box::new(job));
+            helpers.post(session.connection.cred.uid, session.connection.id, Box::new(job));
         }
         Next::Parked => {}
     }
@@ -85,7 +86,7 @@ pub(super) fn on_worker(
 /// Serves the same request on a thread that may wait.
 fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
     let (session, mailbox) = (pending.session().clone(), pending.mailbox());
-    let stats = &session.stats;
+    let stats = &session.connection.stats;
     let call =
         Call { session: &session, mailbox, stats, may_block: true, changed: None, turn: None };
     let mut reply = failed(Errno::EIO);
@@ -114,10 +115,10 @@ fn copy_paths<'a>(
     message: &Message,
     scratch: &'a mut Scratch,
 ) -> Result<&'a [u8]> {
-    let len = request::path_bytes(message, session.channel.buffer_bytes())?;
+    let len = request::path_bytes(message, session.connection.channel.buffer_bytes())?;
     let paths = &mut scratch[..len];
     if len > 0 {
-        session.channel.payload_get(mailbox, 0, paths);
+        session.connection.channel.payload_get(mailbox, 0, paths);
     }
     Ok(paths)
 }
@@ -129,7 +130,7 @@ fn attempt(
     (message, paths): (&Message, &[u8]),
     reply: &mut Reply,
 ) -> (Next, Option<Answered>) {
-    let turn = match call.session.turn(message.turn) {
+    let turn = match call.session.connection.turn(message.turn) {
         Ok(turn) => turn,
         Err((answer, until_sent)) => {
             *reply = from_answer(&answer);
@@ -160,13 +161,14 @@ fn check_and_serve(
     (message, paths): (&Message, &[u8]),
     reply: &mut Reply,
 ) -> Next {
-    let request = match FileRequest::check(message, paths, call.session.channel.buffer_bytes()) {
-        Ok(request) => request,
-        Err(errno) => {
-            *reply = failed(errno);
-            return Next::Reply;
-        }
-    };
+    let request =
+        match FileRequest::check(message, paths, call.session.connection.channel.buffer_bytes()) {
+            Ok(request) => request,
+            Err(errno) => {
+                *reply = failed(errno);
+                return Next::Reply;
+            }
+        };
     let served = catch_unwind(AssertUnwindSafe(|| match serve::serve(&mut call, &request) {
         Ok(answer) => {
             *reply = answer;

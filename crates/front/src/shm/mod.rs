@@ -10,6 +10,13 @@
 //! Every client is hostile until its bytes were copied out and checked (`request`); nothing past
 //! that sees shared memory except file data, which passes straight between mailbox and VFS.
 //!
+//! # Floors
+//!
+//! Each uses those below alone: `accept` and `worker` › `dispatch` › `serve` (an operation each) ›
+//! `session` (one connection with what it holds) › `rights` (what its client may do unasked; beside
+//! `rights` of the client crate, by the same names) › `files` (what it has open) › `connection`
+//! (who it is) › `process`.
+//!
 //! # Threads
 //!
 //! One acceptor, one worker per core group, a few helpers. A worker never waits; the acceptor waits
@@ -20,14 +27,15 @@
 //! Every lock in here is a leaf, held for a few instructions; none while the VFS is called.
 
 mod accept;
+mod attr;
+mod connection;
 mod dispatch;
-mod frames;
+mod files;
 mod helpers;
-mod holders;
-mod leases;
-mod marks;
 mod post;
+mod process;
 mod request;
+mod rights;
 mod roster;
 mod serve;
 mod session;
@@ -35,7 +43,6 @@ mod slices;
 mod stats;
 mod table;
 mod users;
-mod views;
 mod worker;
 
 use std::os::fd::OwnedFd;
@@ -56,10 +63,10 @@ use polylane_vfs::handover::Heart;
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
-use self::marks::Marks;
 use self::post::Post;
+use self::rights::FramesLeft;
+use self::rights::lookup::Marks;
 use self::stats::Stats;
-use self::views::FramesLeft;
 use self::worker::{Inbox, Worker};
 use crate::beat::{self, Beat};
 use crate::lane::Lane;

@@ -65,7 +65,7 @@ impl Roster {
 
     /// A new session, hot.
     pub(super) fn add(&mut self, session: Arc<Session>, cpu: u32) {
-        session.channel.set_cpu(self.group, cpu);
+        session.connection.channel.set_cpu(self.group, cpu);
         self.sessions.push(Served { session, idle_rounds: 0 });
         self.heat(self.sessions.len() - 1);
     }
@@ -84,7 +84,7 @@ impl Roster {
     pub(super) fn rang(&mut self, id: u64, cpu: u32) {
         match self.position(id) {
             Some(index) if index >= self.hot => {
-                let channel = &self.sessions[index].session.channel;
+                let channel = &self.sessions[index].session.connection.channel;
                 channel.set_cpu(self.group, cpu);
                 channel.set_asleep(self.group, false);
                 self.heat(index);
@@ -107,7 +107,7 @@ impl Roster {
         for served in &mut self.sessions[..self.hot] {
             let before = count;
             while count - before < batch
-                && let Some(mailbox) = served.session.channel.take(self.group)
+                && let Some(mailbox) = served.session.connection.channel.take(self.group)
             {
                 serve(&served.session, mailbox);
                 count += 1;
@@ -124,10 +124,10 @@ impl Roster {
         let (behind, before) = self.sessions[..self.hot].split_at_mut(self.first);
         let mut count = 0;
         for served in before.iter_mut().chain(behind) {
-            let user = served.session.cred.uid;
+            let user = served.session.connection.cred.uid;
             let turns = self.users.iter_mut().find(|turns| turns.user == user);
             let Some(turns) = turns.filter(|turns| turns.taken == 0) else { continue };
-            let taken = served.session.channel.take(self.group);
+            let taken = served.session.connection.channel.take(self.group);
             served.noticed(taken.is_some());
             if let Some(mailbox) = taken {
                 serve(&served.session, mailbox);
@@ -144,9 +144,9 @@ impl Roster {
             if *idle_rounds < IDLE_ROUNDS {
                 continue;
             }
-            session.channel.set_asleep(self.group, true);
-            if session.channel.has_requests(self.group) {
-                session.channel.set_asleep(self.group, false);
+            session.connection.channel.set_asleep(self.group, true);
+            if session.connection.channel.has_requests(self.group) {
+                session.connection.channel.set_asleep(self.group, false);
                 *idle_rounds = 0;
             } else {
                 self.cool(index);
@@ -164,14 +164,14 @@ impl Roster {
     /// Tells the hot sessions that the worker is about to sleep, or is back.
     pub(super) fn set_asleep(&self, asleep: bool) {
         for served in &self.sessions[..self.hot] {
-            served.session.channel.set_asleep(self.group, asleep);
+            served.session.connection.channel.set_asleep(self.group, asleep);
         }
     }
 
     /// Tells the hot sessions where the worker runs.
     pub(super) fn set_cpu(&self, cpu: u32) {
         for served in &self.sessions[..self.hot] {
-            served.session.channel.set_cpu(self.group, cpu);
+            served.session.connection.channel.set_cpu(self.group, cpu);
         }
     }
 
@@ -179,17 +179,17 @@ impl Roster {
     pub(super) fn has_requests(&self) -> bool {
         self.sessions[..self.hot]
             .iter()
-            .any(|served| served.session.channel.has_requests(self.group))
+            .any(|served| served.session.connection.channel.has_requests(self.group))
     }
 
     fn position(&self, id: u64) -> Option<usize> {
-        self.sessions.iter().position(|served| served.session.id == id)
+        self.sessions.iter().position(|served| served.session.connection.id == id)
     }
 
     /// Moves a dormant session to the hot ones.
     fn heat(&mut self, index: usize) {
         self.sessions[index].idle_rounds = 0;
-        let user = self.sessions[index].session.cred.uid;
+        let user = self.sessions[index].session.connection.cred.uid;
         match self.users.iter_mut().find(|turns| turns.user == user) {
             Some(turns) => turns.hot += 1,
             None => self.users.push(Turns { user, hot: 1, taken: 0 }),
@@ -201,7 +201,7 @@ impl Roster {
     /// Moves a hot session to the dormant ones, where it is the first.
     fn cool(&mut self, index: usize) {
         self.hot -= 1;
-        let user = self.sessions[index].session.cred.uid;
+        let user = self.sessions[index].session.connection.cred.uid;
         self.users.retain_mut(|turns| {
             turns.hot -= usize::from(turns.user == user);
             turns.hot > 0
@@ -231,7 +231,9 @@ mod tests {
     use super::*;
     use crate::lane::Lane;
     use crate::lane::empty::lane;
-    use crate::shm::session::{Parts, Process};
+    use crate::shm::connection::Connection;
+    use crate::shm::process::Process;
+    use crate::shm::rights::FramesLeft;
     use crate::slots::Token;
     use crate::witness::Numbers;
 
@@ -249,7 +251,7 @@ mod tests {
         let holders = Arc::default();
         let (owner, locks) = (LockOwner(1), AtomicBool::new(false));
         let process = Process { pid: 1, pidfd, number: 1, owner, gone, locks, holders };
-        let session = Session::new(Parts {
+        let connection = Connection {
             id,
             key: id,
             cred: Cred { uid, ..Cred::root() },
@@ -263,9 +265,8 @@ mod tests {
             ),
             lane: lane.clone(),
             stats: Arc::default(),
-            frames_left: Arc::new(crate::shm::views::FramesLeft::new(0)),
-            user: Arc::default(),
-        });
+        };
+        let session = Session::new(connection, Arc::default(), Arc::new(FramesLeft::new(0)));
         (session, client)
     }
 
@@ -275,12 +276,12 @@ mod tests {
     }
 
     fn rings(session: &Session) -> bool {
-        event::drain(session.channel.doorbell(0).as_fd()) > 0
+        event::drain(session.connection.channel.doorbell(0).as_fd()) > 0
     }
 
     fn round(roster: &mut Roster) -> usize {
         roster.round(1, |session, mailbox| {
-            session.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+            session.connection.channel.reply(mailbox, &Reply::new(Status::Done(0)));
         })
     }
 
@@ -325,8 +326,8 @@ mod tests {
         for _ in 0..12 {
             post(&quiet_client);
             let count = roster.round(8, |session, mailbox| {
-                served[session.id as usize] += 1;
-                session.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+                served[session.connection.id as usize] += 1;
+                session.connection.channel.reply(mailbox, &Reply::new(Status::Done(0)));
             });
             assert_eq!(count, 2, "one of each user");
             quiet_client.release(MailboxIndex(0));

@@ -89,7 +89,11 @@ impl Inbox {
 
     /// Serve this session too. Fails when its doorbell cannot be watched.
     pub(super) fn add(&self, session: &Arc<Session>) -> Result<()> {
-        self.epoll.add(session.channel.doorbell(self.group), session.id, Interest::Edge)?;
+        self.epoll.add(
+            session.connection.channel.doorbell(self.group),
+            session.connection.id,
+            Interest::Edge,
+        )?;
         self.post(Command::Add(session.clone()));
         Ok(())
     }
@@ -97,8 +101,8 @@ impl Inbox {
     /// Serve that session no longer.
     pub(super) fn remove(&self, session: &Session) {
         // Only fails when it was never added.
-        let _ = self.epoll.remove(session.channel.doorbell(self.group));
-        self.post(Command::Remove(session.id));
+        let _ = self.epoll.remove(session.connection.channel.doorbell(self.group));
+        self.post(Command::Remove(session.connection.id));
     }
 
     /// Serve what has been posted, then end.
@@ -223,11 +227,11 @@ impl Worker {
         let beat = &mut self.beat;
         let (mut waited, mut waits) = (self.waited.take(), stats.waited());
         let count = self.roster.round(BATCH, |session, mailbox| {
-            let who = (session.id, mailbox);
+            let who = (session.connection.id, mailbox);
             if waited.is_some_and(|waited| waited != who) {
-                session.lane.syncs.kept_waiting();
+                session.connection.lane.syncs.kept_waiting();
             }
-            *client = session.channel.client_cpu(mailbox);
+            *client = session.connection.channel.client_cpu(mailbox);
             beat.busy();
             dispatch::on_worker(session, mailbox, scratch, around);
             if stats.waited() != waits {

@@ -6,9 +6,9 @@ use polylane_vfs::{Kind, Node, PathError, SetAttr};
 
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::notifier::Range;
-use crate::shm::marks;
+use crate::shm::files::Open;
 use crate::shm::request::{At, Handle, Object};
-use crate::shm::session::Open;
+use crate::shm::rights::lookup;
 
 impl Call<'_> {
     pub(super) fn stat(&mut self, object: Object<'_>, mark: bool) -> Answer {
@@ -30,18 +30,18 @@ impl Call<'_> {
             Err(PathError::Errno(Errno::ENOENT)) => Reply::new(Status::Failed(Errno::ENOENT.0)),
             answer => answer?,
         };
-        reply.value = marks::values(mark);
+        reply.value = lookup::values(mark);
         Ok(reply)
     }
 
     /// The state of an open file or directory; a file's is shown from now on if it is to be.
     pub(super) fn fstat(&mut self, handle: Handle, show: bool) -> Answer {
-        let open = self.session.get(handle)?;
+        let open = self.session.files.get(handle)?;
         let mut reply = with_attr(&self.vfs().getattr(&self.ctx(), open.node())?);
         if let (true, Open::File { file, .. }) = (show && self.can_show(), &open)
             && !file.is_lost()
         {
-            reply.handle = self.session.show_state(handle, file);
+            reply.handle = self.session.rights().show_state(handle, file);
         }
         Ok(reply)
     }
@@ -85,7 +85,7 @@ impl Call<'_> {
     /// Before a file gets another size: what the kernel takes to be longer is cut by its own way,
     /// the only one by which it learns of that.
     pub(super) fn before_cut(&self, node: &Node, size: u64) -> Result<(), Failure> {
-        match self.session.lane.is_cut_by_kernel(node, size) {
+        match self.session.connection.lane.is_cut_by_kernel(node, size) {
             true => Err(Failure::UseKernel),
             false => Ok(()),
         }
@@ -99,7 +99,7 @@ impl Call<'_> {
         size: u64,
         set: &SetAttr,
     ) -> Result<polylane_vfs::Attr, Errno> {
-        let file = self.session.file(handle).map_err(|_| Errno::EINVAL)?;
+        let file = self.session.files.file(handle).map_err(|_| Errno::EINVAL)?;
         let node = file.node();
         if node.kind() != Kind::File || file.flags() & libc::O_ACCMODE == libc::O_RDONLY {
             return Err(Errno::EINVAL);

@@ -6,9 +6,11 @@ use polylane_ipc::message::{ENTRY_HEAD_BYTES, LISTED, Reply};
 use polylane_vfs::fs::DirEntry;
 use polylane_vfs::{Kind, Look, OpenFile};
 
-use super::{Answer, Call, Failure, done, is_virtual, wire_attr};
+use super::{Answer, Call, Failure, done};
+use crate::lane::is_virtual;
+use crate::shm::attr::wire_attr;
+use crate::shm::files::Open;
 use crate::shm::request::{At, Handle, Object, Start};
-use crate::shm::session::Open;
 
 /// Bytes of an entry with the longest name.
 const RECORD_BYTES_MAX: usize = (ENTRY_HEAD_BYTES + 255 + 1).next_multiple_of(8);
@@ -28,14 +30,14 @@ impl Call<'_> {
             listing = Some(file);
         }
         let attr = Some(wire_attr(&self.vfs().getattr(&self.ctx(), &node)?));
-        let handle = self.session.add(Open::Dir { node, listing })?.to_wire();
+        let handle = self.session.files.add(Open::Dir { node, listing })?.to_wire();
         Ok(Reply { handle, attr, ..listed })
     }
 
     /// A lease on a directory, and the names in it. To look at each file may take a device.
     pub(super) fn lease(&mut self, start: Start, path: &[u8], tell_sole: bool) -> Answer {
-        let start = self.session.start(start)?;
-        if self.session.slots.has_strays() {
+        let start = self.session.files.start(&self.session.connection, start)?;
+        if self.session.connection.slots.has_strays() {
             return Err(Errno::EAGAIN.into());
         }
         let look = match (tell_sole, self.device()) {
@@ -43,8 +45,8 @@ impl Call<'_> {
             (true, Ok(())) => Look::Sole,
             (true, Err(_)) => Look::Remembered,
         };
-        let granted = self.session.grant((&start, path), look)?.ok_or(Failure::HandOff)?;
-        self.session.channel.payload_put(self.mailbox, 0, &granted.names);
+        let granted = self.session.rights().grant((&start, path), look)?.ok_or(Failure::HandOff)?;
+        self.session.connection.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
         let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];
         reply.value[..3].copy_from_slice(&told);
@@ -52,7 +54,7 @@ impl Call<'_> {
     }
 
     pub(super) fn readdir(&mut self, handle: Handle, position: u64, len: usize) -> Answer {
-        let file = self.session.listing(handle)?;
+        let file = self.session.files.listing(&self.session.connection, handle)?;
         self.list(&file, position, len)
     }
 
@@ -68,7 +70,7 @@ impl Call<'_> {
             put_record(&mut record, &entry);
             cut = record.len() > len - used;
             if !cut {
-                self.session.channel.payload_put(self.mailbox, used, &record);
+                self.session.connection.channel.payload_put(self.mailbox, used, &record);
                 used += record.len();
             }
             !cut

@@ -6,19 +6,17 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, Viewer, synchronous};
+use polylane_vfs::{Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
 use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
-use crate::kept::Whose;
 use crate::lane::Moment;
 use crate::notifier::Range;
-use crate::shm::marks;
+use crate::shm::files::Open;
 use crate::shm::request::{At, Brings, Handle, HowToWrite, ShowRead};
-use crate::shm::session::{Open, Session};
-use crate::shm::views::Wish;
-use crate::slots::Unbound;
+use crate::shm::rights::Wish;
+use crate::shm::rights::lookup;
 use crate::tickets::{Ticket, TicketSlot};
 
 /// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
@@ -49,14 +47,14 @@ impl Call<'_> {
     ) -> Answer {
         if let Some(rested) = brings.instead_of {
             // Closed already, where a helper serves the request again.
-            let _ = self.session.close(rested, true);
+            let _ = self.session.rights().close(rested, true);
         }
         if is_for_kernel(flags) {
             return Err(Failure::UseKernel);
         }
         if let Some(number) = slot {
             // Before anything is created: the client repeats a refused open through the kernel.
-            self.session.slots.check_free(number)?;
+            self.session.connection.slots.check_free(number)?;
         }
         let start = self.start(at)?;
         if flags & libc::O_TRUNC != 0 && flags & libc::O_EXCL == 0 {
@@ -94,7 +92,7 @@ impl Call<'_> {
     fn may_rest(&self, flags: i32) -> bool {
         flags & !REST_FLAGS == 0
             && self.can_show()
-            && !self.session.process.locks.load(Ordering::SeqCst)
+            && !self.session.connection.process.locks.load(Ordering::SeqCst)
     }
 
     /// Opens what is there, with the mark of what the path leads to.
@@ -111,8 +109,8 @@ impl Call<'_> {
 
     /// Lets an open file rest, as long as its mark holds.
     fn let_rest(&self, handle: Handle, file: &OpenFile, mark: Mark, reply: &mut Reply) {
-        if let Some((view, number)) = self.session.let_rest(handle, file) {
-            reply.value[2..4].copy_from_slice(&marks::values(Some(mark))[..2]);
+        if let Some((view, number)) = self.session.rights().let_park(handle, file) {
+            reply.value[2..4].copy_from_slice(&lookup::values(Some(mark))[..2]);
             (reply.value[4], reply.value[5]) = (number, u64::from(view) + 1);
         }
     }
@@ -126,12 +124,12 @@ impl Call<'_> {
         }
         let mut brought = None;
         let bring = || {
-            let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
+            let mut sink = Out(self.session.connection.channel.read_pipe(self.mailbox, bytes));
             // What cannot be read is not brought; the read says why.
             brought = file.peek(&self.ctx(), 0, bytes, &mut sink).ok();
             brought.is_some()
         };
-        let Some(opened) = self.session.show_opened(handle, file, bring) else { return };
+        let Some(opened) = self.session.rights().show_opened(handle, file, bring) else { return };
         reply.value[..2].copy_from_slice(&[u64::from(opened.view) + 1, opened.sequence.into()]);
         if let Some(count) = brought {
             self.stats.read(count);
@@ -156,18 +154,18 @@ impl Call<'_> {
     /// Gives an open file a handle and binds it to a slot.
     fn hold(&self, file: Arc<OpenFile>, slot: Option<u32>) -> Result<Handle> {
         if let Some(number) = slot {
-            self.session.slots.bind(number, file.clone())?;
+            self.session.connection.slots.bind(number, file.clone())?;
         }
-        let handle = self.session.add(Open::File { file, slot, view: None });
+        let handle = self.session.files.add(Open::File { file, slot, view: None });
         if let (Err(_), Some(number)) = (handle, slot) {
-            self.session.slots.unbind(number)?;
+            self.session.connection.slots.unbind(number)?;
         }
         handle
     }
 
     pub(super) fn close(&mut self, handle: Handle, at_rest: bool) -> Answer {
         let mut reply = done(0);
-        reply.value[0] = self.session.close(handle, at_rest)?.into();
+        reply.value[0] = self.session.rights().close(handle, at_rest)?.into();
         Ok(reply)
     }
 
@@ -177,16 +175,16 @@ impl Call<'_> {
         offset: u64,
         len: usize,
     ) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         self.before_io(file.node(), Range { offset, len: len as u64 })?;
-        let mut sink = Out(self.session.channel.read_pipe(self.mailbox, len));
+        let mut sink = Out(self.session.connection.channel.read_pipe(self.mailbox, len));
         let count = file.read(&self.ctx(), offset, len, &mut sink)?;
         self.stats.read(count);
         let mut reply = done(count);
         let wish = Wish { handle, offset, len: count as u64 };
         reply.handle = match show {
-            ShowRead::Pages if self.can_show() => self.session.show_read(wish, &file),
-            ShowRead::End if self.can_show() => self.session.show_end(wish, &file),
+            ShowRead::Pages if self.can_show() => self.session.rights().show_read(wish, &file),
+            ShowRead::End if self.can_show() => self.session.rights().show_end(wish, &file),
             _ => 0,
         };
         Ok(reply)
@@ -198,7 +196,7 @@ impl Call<'_> {
         offset: u64,
         len: usize,
     ) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         if let Some(appends) = how.appends {
             file.set_appends(appends);
         }
@@ -213,8 +211,8 @@ impl Call<'_> {
         if durable.is_some() {
             self.before_sync(&file, len as u64)?;
         }
-        let changes = if how.show { self.session.changes_of(file.node()) } else { None };
-        let mut pipe = self.session.channel.write_pipe(self.mailbox, 0, len);
+        let changes = if how.show { self.session.rights().changes_of(file.node()) } else { None };
+        let mut pipe = self.session.connection.channel.write_pipe(self.mailbox, 0, len);
         // Of a client that was stopped while it copied: whole pages, as by the kernel.
         pipe.end_with_page(offset, len);
         let mut source = In(pipe);
@@ -239,28 +237,28 @@ impl Call<'_> {
         reply.value[0] = written.end;
         if how.show && self.can_show() {
             let wish = Wish { handle, offset: start, len: written.count as u64 };
-            reply.handle = self.session.show_written(wish, changes, &file);
+            reply.handle = self.session.rights().show_written(wish, changes, &file);
         }
         Ok(reply)
     }
 
     /// What cannot be taken in now is asked for by a write that finds no room.
     pub(super) fn extend(&mut self, handle: Handle) -> Answer {
-        let file = self.session.file(handle)?;
-        self.session.extend_loan(handle, file.node());
+        let file = self.session.files.file(handle)?;
+        self.session.rights().extend_loan(handle, file.node());
         Ok(done(0))
     }
 
     pub(super) fn fsync(&mut self, handle: Handle, data_only: bool) -> Answer {
-        let file = self.session.file(handle);
+        let file = self.session.files.file(handle);
         let file = match file {
-            Err(Errno::EISDIR) => self.session.listing(handle)?,
+            Err(Errno::EISDIR) => self.session.files.listing(&self.session.connection, handle)?,
             other => other?,
         };
         self.before_io(file.node(), Range::ALL)?;
         self.before_sync(&file, 0)?;
         self.sync_file(&file, data_only)?;
-        self.session.streamed_well()?;
+        self.session.rights().streamed_well()?;
         Ok(done(0))
     }
 
@@ -268,7 +266,7 @@ impl Call<'_> {
     /// wait, unless it takes less than a wake-up, as on a fast medium.
     fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
         let small = file.dirty_bytes() + more <= SYNC_BYTES_MAX;
-        match !self.may_block && small && self.session.lane.syncs.is_for_worker() {
+        match !self.may_block && small && self.session.connection.lane.syncs.is_for_worker() {
             true => Ok(()),
             false => self.device(),
         }
@@ -278,13 +276,17 @@ impl Call<'_> {
         if !self.may_block {
             self.stats.waits();
         }
-        self.session.lane.syncs.of(file.has_to_write(), || file.fsync(&self.ctx(), data_only))
+        self.session
+            .connection
+            .lane
+            .syncs
+            .of(file.has_to_write(), || file.fsync(&self.ctx(), data_only))
     }
 
     pub(super) fn sync(&mut self) -> Answer {
         self.device()?;
         self.vfs().sync(&self.ctx())?;
-        self.session.streamed_well()?;
+        self.session.rights().streamed_well()?;
         Ok(done(0))
     }
 
@@ -295,7 +297,7 @@ impl Call<'_> {
         offset: u64,
         len: u64,
     ) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         self.before_io(file.node(), Range::ALL)?;
         self.device()?;
         file.fallocate(&self.ctx(), flags as i32, offset, len)?;
@@ -305,7 +307,7 @@ impl Call<'_> {
     }
 
     pub(super) fn seek(&mut self, handle: Handle, offset: u64, target: SeekFor) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         self.before_io(file.node(), Range { offset, len: 0 })?;
         let mut reply = done(0);
         reply.value[0] = file.seek(&self.ctx(), offset, target)?;
@@ -318,7 +320,7 @@ impl Call<'_> {
         (to, at): (Handle, u64),
         len: u64,
     ) -> Answer {
-        let (from, to) = (self.session.file(from)?, self.session.file(to)?);
+        let (from, to) = (self.session.files.file(from)?, self.session.files.file(to)?);
         self.blocking()?;
         let len = len.min(COPY_BYTES_MAX);
         self.before_io(from.node(), Range { offset, len: 0 })?;
@@ -329,22 +331,26 @@ impl Call<'_> {
     }
 
     pub(super) fn set_flags(&mut self, handle: Handle, flags: i32) -> Answer {
-        self.session.lockable(handle)?.set_flags(flags)?;
+        self.session.files.lockable(handle)?.set_flags(flags)?;
         Ok(done(0))
     }
 
     pub(super) fn redeem(&mut self, key: &[u8; 16]) -> Answer {
-        let ticket = self.session.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?;
+        let ticket = self.session.connection.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?;
         let Ticket { file, slot } = ticket;
         if let Some(TicketSlot { session, number, .. }) = slot {
             // Where it is another session's, a copy of its descriptor is in our process's hands,
             // and that session need not know: pidfd_getfd asks nobody.
-            self.session.lane.slots.stray(session, number, self.session.slots.token());
+            self.session.connection.lane.slots.stray(
+                session,
+                number,
+                self.session.connection.slots.token(),
+            );
         }
         let attr = self.vfs().getattr(&self.ctx(), file.node())?;
         // Whether or not the slot is one of ours, this handle does not own it: the slot's file ends
         // with its kernel descriptor, or with the handle that bound it.
-        let own = slot.filter(|slot| slot.session == self.session.slots.token());
+        let own = slot.filter(|slot| slot.session == self.session.connection.slots.token());
         let unheard = if slot.is_some_and(|slot| !slot.has_flags) { UNFLAGGED } else { 0 };
         let flags = u64::from(file.flags() as u32) | unheard;
         let open = match file.node().kind() {
@@ -352,7 +358,7 @@ impl Call<'_> {
             Kind::Dir => Open::Dir { node: file.node().clone(), listing: Some(file) },
             _ => return Err(Failure::UseKernel),
         };
-        let handle = self.session.add(open)?;
+        let handle = self.session.files.add(open)?;
         let mut reply = with_attr(&attr);
         reply.handle = handle.to_wire();
         reply.value[0] = flags;
@@ -361,21 +367,21 @@ impl Call<'_> {
     }
 
     pub(super) fn share_all(&mut self) -> Answer {
-        self.session.slots.share_all();
+        self.session.connection.slots.share_all();
         Ok(done(0))
     }
 
     /// The name under which the kernel opens the file's own node is a ticket of its own. `shared`:
     /// whether the file may be mapped so is all that is asked.
     pub(super) fn expose(&mut self, handle: Handle, shared: bool) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         if shared {
             file.may_be_mapped_shared()?;
             return Ok(done(0));
         }
         // Others may reach the file past the session from now on.
-        Holder::revoke(&**self.session);
-        let key = self.session.lane.tickets.issue(&Ticket { file, slot: None })?;
+        self.session.rights().revoke();
+        let key = self.session.connection.lane.tickets.issue(&Ticket { file, slot: None })?;
         let word = u128::from_le_bytes(key);
         let mut reply = done(0);
         reply.value[0] = word as u64;
@@ -390,35 +396,12 @@ impl Call<'_> {
         family: LockFamily,
         refused_mode: Option<i32>,
     ) -> Result<Arc<OpenFile>> {
-        let file = self.session.lockable(handle)?;
+        let file = self.session.files.lockable(handle)?;
         let mode = file.flags() & libc::O_ACCMODE;
         match family {
             LockFamily::Posix | LockFamily::Ofd if refused_mode == Some(mode) => Err(Errno::EBADF),
             _ => Ok(file),
         }
-    }
-}
-
-impl Session {
-    /// Closes what is open; whether its slot escaped. `at_rest`: its program did so before.
-    pub(in crate::shm) fn close(&self, handle: Handle, at_rest: bool) -> Result<bool> {
-        let Open::File { file, slot, view } = self.remove(handle)? else { return Ok(false) };
-        if let Some(view) = view {
-            if file.flags() & libc::O_ACCMODE != libc::O_RDONLY {
-                // Other handles may be left by which nothing may be written.
-                Viewer::end_loan(self, view, file.node());
-            }
-            self.leave_view(view, Some(handle));
-        }
-        if !at_rest {
-            // close(2) of any descriptor of a file drops the process's POSIX locks on it.
-            let (node, process) = (file.node(), &self.process);
-            self.lane.vfs.drop_locks(node, process.owner);
-            let (ino, generation) = (node.ino().0, node.generation());
-            self.lane.kept.drop_all(Whose::Process { ino, generation, process: process.number });
-        }
-        // The slot is gone when the kernel has released it already.
-        Ok(slot.is_some_and(|number| self.slots.unbind(number) == Ok(Unbound::Escaped)))
     }
 }
 

@@ -25,7 +25,7 @@ impl Call<'_> {
         let file = self.lockable(args.handle, args.family, refused)?;
         let request = self.request(&file, args);
         if args.family == LockFamily::Posix && args.kind != LockKind::Unlock {
-            self.session.process.locks.store(true, Ordering::SeqCst);
+            self.session.connection.process.locks.store(true, Ordering::SeqCst);
         }
         let given = self.to_keep(&file, &request);
         let mut answer = match args.wait && args.kind != LockKind::Unlock {
@@ -33,22 +33,24 @@ impl Call<'_> {
             true => self.lock_or_park(&file, request, given),
         };
         if let (Ok(_), Some(given)) = (&answer, given) {
-            self.session.lane.kept.set(given);
+            self.session.connection.lane.kept.set(given);
         }
         if answer.is_ok() && args.family == LockFamily::Posix && args.kind != LockKind::Unlock {
-            file.note_locker(self.session.process.owner);
+            file.note_locker(self.session.connection.process.owner);
         }
         let lends = args.lend && self.can_show() && !file.is_lost();
         if let (Ok(reply), true) = (&mut answer, lends) {
-            reply.handle = self.session.lend_locks(args.handle, &file, (given, request.pid));
+            reply.handle =
+                self.session.rights().lend_locks(args.handle, &file, (given, request.pid));
         }
-        self.session.process.check_alive(&self.session.lane);
+        self.session.connection.process.check_alive(&self.session.connection.lane);
         answer
     }
 
     /// What the next service is to know of a lock once it is given. `None`: nothing.
     fn to_keep(&self, file: &OpenFile, request: &LockRequest) -> Option<Given> {
-        let (kept, process) = (&self.session.lane.kept, &self.session.process);
+        let (kept, process) =
+            (&self.session.connection.lane.kept, &self.session.connection.process);
         let LockRequest { family, kind, start, end, pid, .. } = *request;
         let tag = kept.follow(file)?;
         let whose = match family {
@@ -82,7 +84,7 @@ impl Call<'_> {
                 LockOutcome::Done(Err(Errno::EAGAIN)) if !settled => {
                     // The holder may be closed already, and the kernel about to say so.
                     self.blocking()?;
-                    self.session.lane.progress.settle();
+                    self.session.connection.lane.progress.settle();
                     settled = true;
                 }
                 done => return lock_reply(done),
@@ -94,16 +96,16 @@ impl Call<'_> {
     /// Whether the lock in the way of `request` was a dead process's, and is gone now.
     fn bury_holder(&self, file: &OpenFile, request: &LockRequest) -> bool {
         let Some(found) = self.vfs().get_lock(file.node(), request) else { return true };
-        let dead = self.session.process.holders.dead(found.owner);
+        let dead = self.session.connection.process.holders.dead(found.owner);
         if let Some(process) = &dead {
-            process.bury(&self.session.lane);
+            process.bury(&self.session.connection.lane);
         }
         dead.is_some()
     }
 
     fn lock_or_park(&self, file: &OpenFile, request: LockRequest, given: Option<Given>) -> Answer {
         let parked = self.session.park(self.mailbox);
-        let (waiter, kept) = (parked.clone(), self.session.lane.kept.clone());
+        let (waiter, kept) = (parked.clone(), self.session.connection.lane.kept.clone());
         let wake = move |result: Result<()>| {
             if let Some(pending) = waiter.take() {
                 if let (Ok(()), Some(given)) = (result, given) {
@@ -127,7 +129,7 @@ impl Call<'_> {
     }
 
     pub(super) fn get_lock(&mut self, args: &LockArgs) -> Answer {
-        let file = self.session.file(args.handle)?;
+        let file = self.session.files.file(args.handle)?;
         let request = self.request(&file, args);
         let mut reply = done(0);
         let mut found = self.vfs().get_lock(file.node(), &request);
@@ -151,12 +153,12 @@ impl Call<'_> {
 
     fn request(&self, file: &OpenFile, args: &LockArgs) -> LockRequest {
         let owner = match args.family {
-            LockFamily::Posix => self.session.process.owner,
+            LockFamily::Posix => self.session.connection.process.owner,
             LockFamily::Ofd | LockFamily::Flock => file.lock_owner(args.family),
         };
         let LockArgs { family, kind, start, end, .. } = *args;
-        let pid = self.session.shown;
-        let user = Some(self.session.cred.uid);
+        let pid = self.session.connection.shown;
+        let user = Some(self.session.connection.cred.uid);
         LockRequest { owner, family, kind, start, end, pid, user }
     }
 }

@@ -23,18 +23,18 @@ mod payload;
 mod xattrs;
 
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
-use polylane_ipc::message::{Reply, Status, WireAttr};
+use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::handover::Turn;
 use polylane_vfs::{Attr, Kind, Node, OpCtx, OpenFile, PathError, Vfs};
 
 use self::payload::In;
+use super::attr::wire_attr;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
-use crate::lane::{self, Beside, TAG_OPEN, TAG_PAGES, TAG_SLOT_PAGES};
+use crate::lane::{Beside, kernel_has_open, kernel_has_pages};
 use crate::notifier::Range;
 
 /// One request being served.
@@ -73,12 +73,12 @@ impl Changed {
     /// same.
     pub(super) fn tell_kernel(&self, session: &Session, mailbox: MailboxIndex) -> Result<()> {
         let Some(Written { file, beside }) = &self.written else {
-            session.lane.changed(&self.node, self.range);
+            session.connection.lane.changed(&self.node, self.range);
             return Ok(());
         };
-        session.lane.keep_written((file, file.flags()), self.range, *beside, |within| {
-            let mut source = In(session.channel.write_pipe(mailbox, 0, within));
-            file.write_mapped(&session.ctx(), self.range.offset, &mut source)
+        session.connection.lane.keep_written((file, file.flags()), self.range, *beside, |within| {
+            let mut source = In(session.connection.channel.write_pipe(mailbox, 0, within));
+            file.write_mapped(&session.connection.ctx(), self.range.offset, &mut source)
         })
     }
 }
@@ -169,24 +169,25 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
 
 impl<'a> Call<'a> {
     fn vfs(&self) -> &'a Vfs {
-        &self.session.lane.vfs
+        &self.session.connection.lane.vfs
     }
 
     /// What this request is done with.
     fn ctx(&self) -> OpCtx<'a> {
-        OpCtx { turn: self.turn, ..self.session.ctx() }
+        OpCtx { turn: self.turn, ..self.session.connection.ctx() }
     }
 
     /// What was streamed is applied by now, as before every request.
     fn ping(&self, position: Option<u32>) -> Answer {
         let mut reply = done(0);
-        reply.value[0] = position.is_some_and(|position| self.session.was_refused(position)).into();
+        reply.value[0] =
+            position.is_some_and(|position| self.session.rights().was_refused(position)).into();
         Ok(reply)
     }
 
     /// The directory that a path starts from.
     fn start(&self, at: At<'_>) -> Result<Node> {
-        let node = self.session.start(at.start)?;
+        let node = self.session.files.start(&self.session.connection, at.start)?;
         match node.kind() {
             Kind::Dir => Ok(node),
             _ => Err(Errno::ENOTDIR),
@@ -196,8 +197,10 @@ impl<'a> Call<'a> {
     /// The inode that a request means.
     fn node(&self, object: Object<'_>) -> Result<Node, Failure> {
         match object {
-            Object::Handle(handle) => Ok(self.session.node(handle)?),
-            Object::Start(start) => Ok(self.session.start(start)?),
+            Object::Handle(handle) => Ok(self.session.files.node(handle)?),
+            Object::Start(start) => {
+                Ok(self.session.files.start(&self.session.connection, start)?)
+            }
             Object::Path { at, follow } => {
                 let start = self.start(at)?;
                 Ok(self.vfs().resolve(&self.ctx(), &start, at.path, follow)?)
@@ -222,7 +225,7 @@ impl<'a> Call<'a> {
     fn before_io(&self, node: &Node, range: Range) -> Result<(), Failure> {
         if kernel_has_pages(node) {
             self.blocking()?;
-            self.session.lane.before_io(node, range);
+            self.session.connection.lane.before_io(node, range);
         }
         Ok(())
     }
@@ -232,7 +235,7 @@ impl<'a> Call<'a> {
         if kernel_has_pages(node) {
             self.changed = Some(Changed { node: node.clone(), range, written: None });
         } else if kernel_has_open(node) {
-            self.session.lane.tell_growth(node);
+            self.session.connection.lane.tell_growth(node);
         }
     }
 
@@ -245,21 +248,6 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Whether a program may have the file mapped through the kernel.
-pub(in crate::shm) fn kernel_has_pages(node: &Node) -> bool {
-    node.tag().load(Ordering::SeqCst) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
-}
-
-/// Whether the kernel has a file's own node open, and is to know how long it is.
-pub(in crate::shm) fn kernel_has_open(node: &Node) -> bool {
-    node.tag().load(Ordering::SeqCst) & TAG_OPEN != 0
-}
-
-/// A name that only the kernel's way knows: the virtual directories in the root.
-pub(super) fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
-    name.starts_with(b".polylane") && lane::is_reserved(name) && Arc::ptr_eq(dir, &vfs.root())
-}
-
 /// A reply with a count.
 fn done(count: usize) -> Reply {
     Reply::new(Status::Done(count as u64))
@@ -268,22 +256,4 @@ fn done(count: usize) -> Reply {
 /// A reply with an inode's state.
 fn with_attr(attr: &Attr) -> Reply {
     Reply { attr: Some(wire_attr(attr)), ..done(0) }
-}
-
-pub(in crate::shm) fn wire_attr(attr: &Attr) -> WireAttr {
-    let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
-    WireAttr {
-        ino: attr.ino.0,
-        mode: attr.mode(),
-        nlink: attr.nlink,
-        uid: attr.uid.0,
-        gid: attr.gid.0,
-        rdev: attr.rdev,
-        size: attr.size,
-        blocks: attr.blocks,
-        blksize: attr.blksize,
-        flags: attr.flags,
-        nsec: times.map(|time| time.nsec),
-        sec: times.map(|time| time.sec),
-    }
 }

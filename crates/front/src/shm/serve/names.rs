@@ -5,7 +5,8 @@ use polylane_base::sync::Arc;
 use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, REPLACED_DIR, Reply};
 use polylane_vfs::{Create, Kind, Last, Node, OpCtx, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
-use super::{Answer, Call, Failure, done, is_virtual};
+use super::{Answer, Call, Failure, done};
+use crate::lane::is_virtual;
 use crate::shm::request::{At, Object};
 
 impl Call<'_> {
@@ -58,7 +59,7 @@ impl Call<'_> {
         }
         let node = self.node(from)?;
         let last = self.last_file(to)?;
-        if !self.session.lane.may_link(&self.ctx(), &node)? {
+        if !self.session.connection.lane.may_link(&self.ctx(), &node)? {
             let found = self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
             return Err(if found.is_ok() { Errno::EEXIST } else { Errno::EPERM }.into());
         }
@@ -74,15 +75,15 @@ impl Call<'_> {
             if is_known {
                 self.blocking()?;
             }
-            let had_leases = self.session.has_leases();
+            let had_leases = self.session.rights().has_leases();
             let gone = self.vfs().take_removed_dir(&self.ctx(), &last.dir, &last.name)?;
             if let Some(gone) = gone.as_ref().filter(|_| is_known) {
-                self.session.lane.name_gone(&last.dir, &last.name, gone);
+                self.session.connection.lane.name_gone(&last.dir, &last.name, gone);
                 // Before the caller makes the name anew, and works there.
-                self.session.lane.settle_names();
+                self.session.connection.lane.settle_names();
             }
             let mut reply = dirs(gone.is_some_and(|gone| self.is_known_dir(&gone)), false);
-            if had_leases && !self.session.has_leases() {
+            if had_leases && !self.session.rights().has_leases() {
                 reply.value[0] |= ENDED_LEASES;
             }
             return Ok(reply);
@@ -93,9 +94,10 @@ impl Call<'_> {
             return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
         }
         let unlink = |ctx: &OpCtx<'_>| self.vfs().take_unlinked(ctx, &last.dir, &last.name);
-        let gone = self.session.as_holder(&self.ctx(), leased.then_some(&last.dir), unlink)?;
+        let gone =
+            self.session.rights().as_holder(&self.ctx(), leased.then_some(&last.dir), unlink)?;
         if let Some(gone) = gone {
-            self.session.lane.name_gone(&last.dir, &last.name, &gone);
+            self.session.connection.lane.name_gone(&last.dir, &last.name, &gone);
             self.vfs().lost_a_name(&gone);
         }
         Ok(done(0))
@@ -124,10 +126,11 @@ impl Call<'_> {
             self.vfs().take_renamed(ctx, from_dir, &from.name, to_dir, &to.name, flags)
         };
         let leased = leased && Arc::ptr_eq(from_dir, to_dir);
-        let names = self.session.as_holder(&self.ctx(), leased.then_some(from_dir), rename)?;
-        self.session.lane.name_moved(from_dir, &from.name, &names.moved);
+        let names =
+            self.session.rights().as_holder(&self.ctx(), leased.then_some(from_dir), rename)?;
+        self.session.connection.lane.name_moved(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
-            self.session.lane.name_moved(to_dir, &to.name, replaced);
+            self.session.connection.lane.name_moved(to_dir, &to.name, replaced);
             self.vfs().lost_a_name(replaced);
         }
         let replaced = names.replaced.as_ref().is_some_and(|node| self.is_known_dir(node));
@@ -136,7 +139,7 @@ impl Call<'_> {
 
     /// Whether it is a directory that the kernel knows, by its former name.
     fn is_known_dir(&self, node: &Node) -> bool {
-        node.kind() == Kind::Dir && self.session.lane.nodes.id_of(node).is_some()
+        node.kind() == Kind::Dir && self.session.connection.lane.nodes.id_of(node).is_some()
     }
 
     /// Slashes after a name that is renamed: what they mean, in the kernel's order.
@@ -161,8 +164,8 @@ impl Call<'_> {
             return Err(Errno::EINVAL.into());
         }
         let target = self.vfs().readlink(&self.ctx(), &node)?;
-        let count = target.len().min(self.session.channel.buffer_bytes());
-        self.session.channel.payload_put(self.mailbox, 0, &target[..count]);
+        let count = target.len().min(self.session.connection.channel.buffer_bytes());
+        self.session.connection.channel.payload_put(self.mailbox, 0, &target[..count]);
         Ok(done(count))
     }
 }

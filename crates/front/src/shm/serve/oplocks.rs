@@ -10,7 +10,7 @@ use crate::shm::request::Handle;
 impl Call<'_> {
     /// The kernel may have a lease on the file that it opened from now on.
     pub(super) fn oplock(&mut self, handle: Handle, reads: bool) -> Answer {
-        let file = self.session.file(handle)?;
+        let file = self.session.files.file(handle)?;
         self.blocking()?;
         file.guard(reads)?;
         Ok(done(0))

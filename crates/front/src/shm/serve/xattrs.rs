@@ -22,7 +22,7 @@ impl Call<'_> {
     ) -> Answer {
         let node = self.node(object)?;
         let mut value = vec![0; len];
-        self.session.channel.payload_get(self.mailbox, value_at, &mut value);
+        self.session.connection.channel.payload_get(self.mailbox, value_at, &mut value);
         self.vfs().setxattr(&self.ctx(), &node, name, &value, mode)?;
         Ok(done(0))
     }
@@ -49,7 +49,7 @@ impl Call<'_> {
             0 => Ok(done(bytes.len())),
             room if room < bytes.len() => Err(Errno::ERANGE.into()),
             _ => {
-                self.session.channel.payload_put(self.mailbox, 0, bytes);
+                self.session.connection.channel.payload_put(self.mailbox, 0, bytes);
                 Ok(done(bytes.len()))
             }
         }

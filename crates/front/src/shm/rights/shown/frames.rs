@@ -11,29 +11,29 @@ const KEPT_VIEWS: usize = 8192;
 
 /// What the sessions of a server may still use.
 #[derive(Debug)]
-pub(super) struct FramesLeft {
+pub(in crate::shm) struct FramesLeft {
     frames: Left,
     /// Views of files that are closed.
-    pub(super) kept: Left,
+    pub(in crate::shm) kept: Left,
 }
 
 /// A count of what is left. Shared by all sessions.
 #[derive(Debug)]
-pub(super) struct Left(AtomicUsize);
+pub(in crate::shm) struct Left(AtomicUsize);
 
 impl FramesLeft {
     /// So many frames for all sessions.
-    pub(super) fn new(frames: usize) -> FramesLeft {
+    pub(in crate::shm) fn new(frames: usize) -> FramesLeft {
         FramesLeft { frames: Left::new(frames), kept: Left::new(KEPT_VIEWS) }
     }
 
     /// One frame less, for a session that has `own`: see [`Left::take`].
-    pub(super) fn take(&self, own: usize) -> bool {
+    pub(in crate::shm) fn take(&self, own: usize) -> bool {
         self.frames.take(own)
     }
 
     /// So many frames more again.
-    pub(super) fn give(&self, frames: usize) {
+    pub(in crate::shm) fn give(&self, frames: usize) {
         self.frames.give(frames);
     }
 }
@@ -45,13 +45,13 @@ impl Left {
 
     /// One less, for a session that has `own`; false when there are none, or it has more than are
     /// left to all who come after it.
-    pub(super) fn take(&self, own: usize) -> bool {
+    pub(in crate::shm) fn take(&self, own: usize) -> bool {
         let less = |left: usize| left.checked_sub(1).filter(|_| own < left);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// So many more again.
-    pub(super) fn give(&self, count: usize) {
+    pub(in crate::shm) fn give(&self, count: usize) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 }

@@ -6,8 +6,7 @@ use std::collections::HashSet;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::view::{Taken, tag};
 
-use super::super::FramesLeft;
-use super::{PAGE, Piece, State};
+use super::{FramesLeft, PAGE, Piece, State};
 
 /// Entries that are looked at for one whose frame can be the spare one.
 const LOOKS: usize = 1024;

@@ -1,30 +1,57 @@
-//! What a session keeps of its views, and what of it lies in the client's memory: each change here
-//! is made there in the same breath. Every function is called with the state locked.
+//! What a session shows of files: its own record of each view, and what of it lies in the client's
+//! memory. Each change here is made there in the same breath. Every function of [`State`] is called
+//! with the state locked.
+//!
+//! # Locking
+//!
+//! `state` is a leaf.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use polylane_base::Time;
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, Mutex, MutexGuard};
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{
     FRAME_BYTES, HAS_ATTR, HAS_DATA, NOTES_READS, VIEWS_MAX, WAYS, next_generation, tag,
 };
-use polylane_vfs::fs::Source;
-use polylane_vfs::{Inode, Node};
+use polylane_vfs::{Inode, LockLoan, Node};
 
 use self::grow::ROOM_PAGES;
-use super::FramesLeft;
-use super::locks::LockLoanMade;
-use super::rest::Resting;
+use crate::kept::Given;
+use crate::shm::request::Handle;
 
+mod frames;
 mod grow;
+mod piece;
 mod spare;
 
+pub(in crate::shm) use self::frames::FramesLeft;
 pub(super) use self::grow::ask_from;
+pub(super) use self::piece::{Piece, PieceSource};
 
 pub(super) const PAGE: u64 = FRAME_BYTES as u64;
+
+/// What one session shows, and what it may use for that. Thread-safe.
+pub(super) struct Shown {
+    state: Mutex<State>,
+    /// What all sessions may use still.
+    pub(super) left: Arc<FramesLeft>,
+}
+
+impl Shown {
+    /// Nothing yet.
+    pub(super) fn new(left: Arc<FramesLeft>) -> Shown {
+        Shown { state: Mutex::default(), left }
+    }
+
+    /// The record, for this thread alone.
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+}
 
 #[derive(Default)]
 pub(super) struct State {
@@ -34,8 +61,8 @@ pub(super) struct State {
     /// Views that no handle refers to, by when they were left: the oldest first.
     pub(super) kept: BTreeMap<u64, u32>,
     stamps: u64,
-    /// Numbers under which files may rest, so far.
-    pub(super) rests: u64,
+    /// Numbers of cached handles so far.
+    pub(super) handles_cached: u64,
     /// Loans with a stream so far.
     pub(super) loans: u64,
     /// Numbers of views that are over.
@@ -65,8 +92,8 @@ pub(super) struct View {
     pub(super) kept: Option<u64>,
     /// It has ended, and only waits for its client to leave.
     pub(super) over: bool,
-    /// The open file that may rest.
-    pub(super) resting: Option<Resting>,
+    /// The open file that its client may park and reopen.
+    pub(super) cached: Option<CachedHandle>,
     /// Opens that could bring all of the file along.
     pub(super) brought: u32,
     pub(super) generation: u64,
@@ -113,7 +140,26 @@ pub(super) struct View {
     /// Pages put so far.
     pub(super) shown: u64,
     /// The locks of the file are lent.
-    pub(super) locks: Option<LockLoanMade>,
+    pub(super) locks: Option<LentLocks>,
+}
+
+/// An open file that may be parked: `rights::handles`.
+#[derive(Clone, Copy)]
+pub(super) struct CachedHandle {
+    pub(super) handle: Handle,
+    /// Its own, unlike that of any other in the session.
+    pub(super) number: u64,
+}
+
+/// A loan of locks as it was made: `rights::locks`.
+pub(super) struct LentLocks {
+    pub(super) loan: LockLoan,
+    /// The client may write-lock.
+    pub(super) writes: bool,
+    /// What is to be kept for the next service, but for the range.
+    pub(super) given: Option<Given>,
+    /// The process, as the lane's tenant numbers it.
+    pub(super) pid: u32,
 }
 
 /// What an entry says. All zero is nothing.
@@ -207,7 +253,7 @@ impl State {
             users: 1,
             kept: None,
             over: false,
-            resting: None,
+            cached: None,
             brought: 0,
             generation,
             watched: false,
@@ -533,41 +579,6 @@ impl State {
             if let Some(frame) = self.take_out(channel, entry) {
                 self.stranded.push((number, frame));
             }
-        }
-    }
-}
-
-/// Pages side by side that a client wrote.
-pub(super) struct Piece {
-    pub(super) offset: u64,
-    pub(super) frames: Vec<u32>,
-}
-
-impl Piece {
-    pub(super) fn len(&self) -> usize {
-        self.frames.len() * FRAME_BYTES
-    }
-}
-
-/// The bytes of a piece, straight out of the frames.
-pub(super) struct PieceSource<'a> {
-    pub(super) channel: &'a ServiceChannel,
-    pub(super) piece: &'a Piece,
-}
-
-impl Source for PieceSource<'_> {
-    fn len(&self) -> usize {
-        self.piece.len()
-    }
-
-    fn get(&mut self, at: usize, into: &mut [u8]) {
-        let mut done = 0;
-        while done < into.len() {
-            let (page, from) = ((at + done) / FRAME_BYTES, (at + done) % FRAME_BYTES);
-            let count = (FRAME_BYTES - from).min(into.len() - done);
-            let offset = self.channel.views().frame_offset(self.piece.frames[page]);
-            self.channel.frame_get(offset + from, &mut into[done..done + count]);
-            done += count;
         }
     }
 }

@@ -8,12 +8,13 @@ use polylane_ipc::stream::{
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
 use polylane_vfs::{Aside, Create, Kind, Node, OpCtx, PathError};
 
-use super::{SECOND, State};
+use super::{Holding, SECOND, State};
+use crate::lane::{is_virtual, kernel_has_pages};
+use crate::shm::files::Open;
 use crate::shm::request::Handle;
-use crate::shm::serve::{is_virtual, kernel_has_pages};
-use crate::shm::session::{Open, Session};
+use crate::shm::rights::closing;
 
-impl Session {
+impl Holding<'_> {
     /// Does what an entry says.
     pub(super) fn apply(
         &self,
@@ -37,7 +38,7 @@ impl Session {
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
-        let vfs = &self.lane.vfs;
+        let vfs = &self.connection.lane.vfs;
         let ((name, len), (name2, len2)) = (entry.name.to_bytes(), entry.name2.to_bytes());
         let (name, name2) = (&name[..len], &name2[..len2]);
         let beside = |name: &&[u8]| name.contains(&b'/') || matches!(*name, b"." | b"..");
@@ -57,15 +58,15 @@ impl Session {
             Change::Rename => {
                 let rename = || Ok(vfs.take_renamed(ctx, dir, name, dir, name2, 0)?);
                 let names = self.with_room(state, false, rename)?;
-                self.lane.name_moved(dir, name, &names.moved);
+                self.connection.lane.name_moved(dir, name, &names.moved);
                 if let Some(replaced) = names.replaced {
-                    self.lane.name_moved(dir, name2, &replaced);
+                    self.connection.lane.name_moved(dir, name2, &replaced);
                     vfs.note_nameless(replaced);
                 }
             }
             Change::Unlink => {
                 if let Some(gone) = vfs.take_unlinked(ctx, dir, name)? {
-                    self.lane.name_gone(dir, name, &gone);
+                    self.connection.lane.name_gone(dir, name, &gone);
                     vfs.note_nameless(gone);
                 }
             }
@@ -91,7 +92,7 @@ impl Session {
         }
         match entry.change {
             Change::Write => self.write(state, (ctx, handle), entry, time),
-            Change::Close => Ok(self.close(handle, false).map(drop)?),
+            Change::Close => Ok(closing::close(self.viewing(), handle, false).map(drop)?),
             _ => self.set((ctx, handle), entry, time),
         }
     }
@@ -104,7 +105,7 @@ impl Session {
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
-        let file = self.file(handle)?;
+        let file = self.files.file(handle)?;
         if kernel_has_pages(file.node()) {
             return Err(Errno::EPERM.into());
         }
@@ -122,11 +123,12 @@ impl Session {
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
-        let file = self.file(handle)?;
+        let file = self.files.file(handle)?;
         let range = entry.offset..entry.offset.saturating_add(entry.len.into());
-        let _streamed_in = self.stream_in(handle);
+        let viewing = self.viewing();
+        let _streamed_in = viewing.stream_in(handle);
         self.write_aside(state, entry, time, |data, aside| {
-            let may = || self.may_stream_in(handle, range);
+            let may = || viewing.may_stream_in(handle, range);
             file.write_lent(ctx, (entry.offset, data), aside, may)
         })
     }
@@ -144,11 +146,11 @@ impl Session {
             return Err(Errno::EPERM.into());
         }
         let mut aside = Aside { blocks: state.blocks, time: to_time(time) };
-        let mut data = Data { channel: &self.channel, at, len };
+        let mut data = Data { channel: &self.connection.channel, at, len };
         let written = write(&mut data, &mut aside);
-        self.lane.vfs.used_blocks(state.blocks - aside.blocks);
+        self.connection.lane.vfs.used_blocks(state.blocks - aside.blocks);
         state.blocks = aside.blocks;
-        self.stats.written(len);
+        self.connection.stats.written(len);
         Ok(written?)
     }
 
@@ -159,7 +161,7 @@ impl Session {
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
-        let node = self.node(handle)?;
+        let node = self.files.node(handle)?;
         let what = SetState::from_bits_retain(entry.umask);
         let is = |bit| what.contains(bit);
         let stamp = |given, now, at| match (is(given), is(now)) {
@@ -174,7 +176,7 @@ impl Session {
             ctime: Some(to_time(time)),
             ..SetAttr::default()
         };
-        self.lane.vfs.setattr(ctx, &node, &set)?;
+        self.connection.lane.vfs.setattr(ctx, &node, &set)?;
         Ok(())
     }
 
@@ -185,7 +187,7 @@ impl Session {
         is_new: bool,
         add: impl Fn() -> Result<T, PathError>,
     ) -> Result<T, PathError> {
-        if self.lane.vfs.creates_reserved() {
+        if self.connection.lane.vfs.creates_reserved() {
             // Claims are bounded, so that there is room for every entry.
             let room = state.room.checked_sub(is_new.into()).ok_or(Errno::ENOSPC)?;
             let done = add()?;
@@ -196,7 +198,7 @@ impl Session {
             let had_room = state.room > 0;
             if had_room {
                 state.room -= 1;
-                self.lane.vfs.release_names(1);
+                self.connection.lane.vfs.release_names(1);
             }
             match add() {
                 // One share was not enough, or somebody else was faster; there is more.
@@ -214,7 +216,7 @@ impl Session {
         (dir, name): (&Node, &[u8]),
         entry: &Entry,
     ) -> Result<Node, PathError> {
-        let vfs = &self.lane.vfs;
+        let vfs = &self.connection.lane.vfs;
         let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
         let Some(slot) = entry.slot.checked_sub(1) else {
             let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
@@ -225,10 +227,10 @@ impl Session {
         let open = || vfs.open_path(ctx, dir, name, flags, perm, umask);
         let file = self.with_room(state, true, open)?;
         let node = file.node().clone();
-        self.slots.bind(slot, file.clone())?;
+        self.connection.slots.bind(slot, file.clone())?;
         let open = Open::File { file, slot: Some(slot), view: None };
-        if let Err(errno) = self.add_streamed(Handle::from_wire(entry.handle), open) {
-            self.slots.unbind(slot)?;
+        if let Err(errno) = self.files.add_streamed(Handle::from_wire(entry.handle), open) {
+            self.connection.slots.unbind(slot)?;
             return Err(errno.into());
         }
         Ok(node)
@@ -241,7 +243,7 @@ impl Session {
         let atime = made.filter(|_| node.kind() == Kind::File);
         let set = SetAttr { atime, mtime: made, ..SetAttr::default() };
         // An inode that was just changed can be changed again; if not, its times are a little late.
-        let _ = self.lane.vfs.setattr(&ctx.kernel_checked(), node, &set);
+        let _ = self.connection.lane.vfs.setattr(&ctx.kernel_checked(), node, &set);
     }
 }
 

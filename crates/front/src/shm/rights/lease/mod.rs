@@ -27,11 +27,12 @@
 //! loan.
 
 mod apply;
+mod deferred_errors;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use polylane_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use polylane_base::sync::thread::{self, ThreadId};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
@@ -42,7 +43,12 @@ use polylane_ipc::stream::{
 use polylane_vfs::{Holder, Leased, Look, Node, OpCtx, PathError};
 
 use self::apply::Moment;
-use super::session::Session;
+use self::deferred_errors::DeferredErrors;
+use super::locks::LockLoans;
+use super::shown::Shown;
+use super::view::{Stream, Viewing, Views};
+use crate::shm::connection::Connection;
+use crate::shm::files::OpenFiles;
 
 /// Longest list of names that goes with a lease: a client's table has no room for more.
 const NAMES_MAX: usize = 1024;
@@ -53,8 +59,7 @@ const STRIDE: usize = 32;
 /// Nanoseconds of a second.
 const SECOND: i64 = 1_000_000_000;
 
-/// See the head of this file.
-#[derive(Default)]
+/// The leases of one session. Thread-safe.
 pub(super) struct Leases {
     state: Mutex<State>,
     /// Entries applied so far, for a look without the lock.
@@ -63,12 +68,57 @@ pub(super) struct Leases {
     open: AtomicBool,
     /// Counts ends of leases: a grant that overlapped one is void.
     ends: AtomicU64,
-    /// What kept an entry from being applied, for the next sync to tell; 0: nothing did.
-    failure: AtomicI32,
-    /// Something did once: a handle that is not known may be one of its files.
-    lost: AtomicBool,
+    /// What kept entries from being applied.
+    errors: DeferredErrors,
     /// The thread that applies the stream just now. A leaf.
     applier: Mutex<Option<ThreadId>>,
+    /// What ends them when others come near.
+    holder: Weak<dyn Holder>,
+}
+
+impl Leases {
+    /// None yet; `holder` is asked to give those up that are granted.
+    pub(super) fn new(holder: Weak<dyn Holder>) -> Leases {
+        Leases {
+            state: Mutex::default(),
+            applied: AtomicU32::new(0),
+            open: AtomicBool::new(false),
+            ends: AtomicU64::new(0),
+            errors: DeferredErrors::default(),
+            applier: Mutex::default(),
+            holder,
+        }
+    }
+}
+
+/// The leases of a session with what a call works on: entries of the stream change names, open
+/// files and files on loan.
+#[derive(Clone, Copy)]
+pub(super) struct Holding<'a> {
+    pub(super) leases: &'a Leases,
+    pub(super) views: &'a Views,
+    pub(super) shown: &'a Shown,
+    pub(super) locks: &'a LockLoans,
+    pub(super) connection: &'a Connection,
+    pub(super) files: &'a OpenFiles,
+}
+
+impl Holding<'_> {
+    /// The views of the session, which have its stream from here.
+    pub(super) fn viewing(&self) -> Viewing<'_> {
+        let Holding { views, shown, locks, connection, files, .. } = *self;
+        Viewing { views, shown, locks, connection, files, stream: self }
+    }
+}
+
+impl Stream for Holding<'_> {
+    fn settle_loans(&self) {
+        Holding::settle_loans(self);
+    }
+
+    fn open(&self) -> bool {
+        self.open_stream()
+    }
 }
 
 #[derive(Default)]
@@ -93,26 +143,18 @@ struct State {
 }
 
 /// A lease as the client is told of it.
-pub(super) struct Granted {
+pub(in crate::shm) struct Granted {
     /// Its number.
-    pub(super) lease: u8,
+    pub(in crate::shm) lease: u8,
     /// All leases that the client had before are over.
-    pub(super) afresh: bool,
+    pub(in crate::shm) afresh: bool,
     /// What is written to new files may be streamed.
-    pub(super) data: bool,
+    pub(in crate::shm) data: bool,
     /// Every name of the directory that fits into an entry, each after its length in one byte, and
     /// [`SOLE`] there.
-    pub(super) names: Vec<u8>,
+    pub(in crate::shm) names: Vec<u8>,
     /// How many.
-    pub(super) count: usize,
-}
-
-impl Leases {
-    /// Keeps a failure: its program was told that all was well.
-    fn note(&self, errno: Errno) {
-        self.lost.store(true, Ordering::Release);
-        self.failure.store(errno.0, Ordering::Release);
-    }
+    pub(in crate::shm) count: usize,
 }
 
 /// An entry that was not done.
@@ -144,29 +186,21 @@ impl Undone {
     }
 }
 
-impl Session {
+impl Holding<'_> {
     /// What was streamed and could not be done is told to who asks for durability, once.
     pub(super) fn streamed_well(&self) -> Result<()> {
-        match self.leases.failure.swap(0, Ordering::AcqRel) {
-            0 => Ok(()),
-            errno => Err(Errno(errno)),
-        }
-    }
-
-    /// The error for a handle that is not known: `EIO` where a streamed file was lost, which its
-    /// program believes to have open.
-    pub(super) fn unknown_handle(&self) -> Errno {
-        match self.leases.lost.load(Ordering::Acquire) {
-            true => Errno::EIO,
-            false => Errno::EBADF,
-        }
+        self.leases.errors.take()
     }
 
     /// Applies what the client streamed so far. Two loads when that is nothing.
     #[inline]
     pub(super) fn settle(&self) {
         if self.leases.open.load(Ordering::Acquire)
-            && self.channel.stream().is_waiting(self.leases.applied.load(Ordering::Acquire))
+            && self
+                .connection
+                .channel
+                .stream()
+                .is_waiting(self.leases.applied.load(Ordering::Acquire))
         {
             self.with_leases(|state| self.apply_all(state));
         }
@@ -176,7 +210,7 @@ impl Session {
     /// afterwards: that may lead to other sessions, and back.
     fn with_leases<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let done = work(&mut self.leases.state.lock());
-        self.lane.vfs.tell_nameless();
+        self.connection.lane.vfs.tell_nameless();
         done
     }
 
@@ -184,16 +218,16 @@ impl Session {
     /// are sole where that is wanted. `None`, `EAGAIN`: not now; these and the other errors are
     /// those of [`Vfs::lease`](polylane_vfs::Vfs::lease).
     pub(super) fn grant(
-        self: &Arc<Self>,
+        &self,
         path: (&Node, &[u8]),
         look: Look,
     ) -> Result<Option<Granted>, PathError> {
         let ends = self.leases.ends.load(Ordering::SeqCst);
         let mut names = Vec::new();
         let (mut count, mut all) = (0, 0);
-        let weak: Weak<Session> = Arc::downgrade(self);
-        let vfs = &self.lane.vfs;
-        let leased = vfs.lease(&self.ctx(), path, weak, look, &mut |name, sole| {
+        let holder = self.leases.holder.clone();
+        let vfs = &self.connection.lane.vfs;
+        let leased = vfs.lease(&self.connection.ctx(), path, holder, look, &mut |name, sole| {
             all += 1;
             if name.len() <= NAME_BYTES_MAX {
                 names.push(name.len() as u8 | if sole { SOLE } else { 0 });
@@ -258,11 +292,11 @@ impl Session {
 
     /// Lets the client stream writes to files on loan, if it does not yet. Not while it may believe
     /// in leases that it has no more, and not while writes must wait.
-    pub(super) fn open_stream(self: &Arc<Self>) -> bool {
+    pub(super) fn open_stream(&self) -> bool {
         let mut state = self.leases.state.lock();
         if !state.streams {
-            let vfs = &self.lane.vfs;
-            let misled = !state.has_leases() && self.channel.stream().believes();
+            let vfs = &self.connection.lane.vfs;
+            let misled = !state.has_leases() && self.connection.channel.stream().believes();
             if state.closed || misled || vfs.write_may_wait(DATA_BYTES) {
                 return false;
             }
@@ -270,8 +304,7 @@ impl Session {
                 self.give_room_back(&mut state);
                 return false;
             }
-            let weak: Weak<Session> = Arc::downgrade(self);
-            vfs.begin_streaming(self.id, weak);
+            vfs.begin_streaming(self.connection.id, self.leases.holder.clone());
             state.streams = true;
             self.open_gate(&mut state);
         }
@@ -292,9 +325,19 @@ impl Session {
     }
 
     /// No lease from now on: the session is over.
-    pub(super) fn close_leases(&self) {
+    pub(super) fn end(&self) {
         self.leases.state.lock().closed = true;
-        Holder::revoke(self);
+        self.revoke();
+    }
+
+    /// Ends all leases, and the stream.
+    pub(super) fn revoke(&self) {
+        self.leases.ends.fetch_add(1, Ordering::SeqCst);
+        self.with_leases(|state| {
+            if state.streams || state.has_leases() {
+                self.end_all(state);
+            }
+        });
     }
 
     /// Opens the gate, unless it is.
@@ -303,13 +346,13 @@ impl Session {
             state.last = self.now();
             // First: who is told of a file as soon as something can be posted looks at the stream.
             self.leases.open.store(true, Ordering::SeqCst);
-            self.channel.stream().open(state.claimed);
+            self.connection.channel.stream().open(state.claimed);
         }
     }
 
     /// Sets room aside for a whole stream.
     fn make_room(&self, state: &mut State) -> bool {
-        let vfs = &self.lane.vfs;
+        let vfs = &self.connection.lane.vfs;
         let missing = ENTRIES - state.room;
         if missing > 0 && vfs.reserve_names(missing).is_err() {
             return false;
@@ -327,8 +370,8 @@ impl Session {
     /// Gives the room back unless it is needed.
     fn give_room_back(&self, state: &mut State) {
         if !state.streams && !state.has_leases() {
-            self.lane.vfs.release_names(std::mem::take(&mut state.room));
-            self.lane.vfs.release_blocks(std::mem::take(&mut state.blocks));
+            self.connection.lane.vfs.release_names(std::mem::take(&mut state.room));
+            self.connection.lane.vfs.release_blocks(std::mem::take(&mut state.blocks));
         }
     }
 
@@ -340,7 +383,7 @@ impl Session {
             self.finish(state);
             return self.give_room_back(state);
         }
-        let more = honest && !self.lane.vfs.write_may_wait(DATA_BYTES);
+        let more = honest && !self.connection.lane.vfs.write_may_wait(DATA_BYTES);
         if more && self.make_room(state) {
             self.finish(state);
         } else {
@@ -350,14 +393,14 @@ impl Session {
 
     fn finish(&self, state: &State) {
         self.leases.applied.store(state.claimed, Ordering::Release);
-        self.channel.stream().finish(state.claimed);
+        self.connection.channel.stream().finish(state.claimed);
     }
 
     /// Claims and applies. False for a client that broke the rules: its gate is shut.
     fn apply_waiting(&self, state: &mut State) -> bool {
         let mut entries = std::mem::take(&mut state.entries);
         let former = state.claimed;
-        let claimed = self.channel.stream().claim(state.claimed, &mut entries);
+        let claimed = self.connection.channel.stream().claim(state.claimed, &mut entries);
         let _applier = Applier::is_this(&self.leases.applier);
         let count = entries.len();
         state.claimed = claimed.unwrap_or(state.claimed);
@@ -365,22 +408,25 @@ impl Session {
             let time = entry.time.clamp(state.last, self.now().max(state.last));
             state.last = time;
             if left > 0 && left.is_multiple_of(STRIDE) && self.make_room(state) {
-                self.channel.stream().finish(state.claimed.wrapping_sub(left as u32 + 1));
+                self.connection
+                    .channel
+                    .stream()
+                    .finish(state.claimed.wrapping_sub(left as u32 + 1));
             }
             let moment = Moment(time);
-            let ctx = OpCtx { streamed: true, clock: Some(&moment), ..self.ctx() };
+            let ctx = OpCtx { streamed: true, clock: Some(&moment), ..self.connection.ctx() };
             // A panic is a bug of ours; it costs this entry.
             let apply = AssertUnwindSafe(|| self.apply(state, &ctx, &entry, time));
             let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
-            self.stats.streamed(done.is_ok());
+            self.connection.stats.streamed(done.is_ok());
             match done.map_err(|error| Undone::of(entry.change, error)) {
                 Ok(()) => {}
                 Err(Undone::Refused) => state.refuse(position_after(former, count - 1 - left)),
                 Err(Undone::Nowhere) => {
-                    self.leases.note(Errno::EIO);
+                    self.leases.errors.note(self.files, Errno::EIO);
                     state.refuse(position_after(former, count - 1 - left));
                 }
-                Err(Undone::Failed(errno)) => self.leases.note(errno),
+                Err(Undone::Failed(errno)) => self.leases.errors.note(self.files, errno),
             }
         }
         state.entries = entries;
@@ -388,22 +434,22 @@ impl Session {
     }
 
     fn end_all(&self, state: &mut State) {
-        let stream = self.channel.stream();
+        let stream = self.connection.channel.stream();
         stream.shut();
         self.apply_waiting(state);
         self.finish(state);
         self.leases.open.store(false, Ordering::Release);
         for leased in state.dirs.iter_mut().filter_map(Option::take) {
-            self.lane.vfs.end_lease(&leased);
+            self.connection.lane.vfs.end_lease(&leased);
         }
         if std::mem::take(&mut state.streams) {
-            self.lane.vfs.end_streaming(self.id);
+            self.connection.lane.vfs.end_streaming(self.connection.id);
         }
         self.give_room_back(state);
     }
 
     fn now(&self) -> i64 {
-        let Time { sec, nsec } = self.lane.vfs.now();
+        let Time { sec, nsec } = self.connection.lane.vfs.now();
         sec.saturating_mul(SECOND).saturating_add(nsec.into())
     }
 }
@@ -421,21 +467,6 @@ impl Applier<'_> {
 impl Drop for Applier<'_> {
     fn drop(&mut self) {
         *self.0.lock() = None;
-    }
-}
-
-impl Holder for Session {
-    fn settle(&self) {
-        Session::settle(self);
-    }
-
-    fn revoke(&self) {
-        self.leases.ends.fetch_add(1, Ordering::SeqCst);
-        self.with_leases(|state| {
-            if state.streams || state.has_leases() {
-                self.end_all(state);
-            }
-        });
     }
 }
 
@@ -470,9 +501,5 @@ mod tests {
             assert_eq!(of(change, Errno::ENOSPC), Undone::Failed(Errno::ENOSPC));
         }
         assert_eq!(of(Close, Errno::EBADF), Undone::Refused);
-        let leases = Leases::default();
-        leases.note(Errno::EROFS);
-        assert!(leases.lost.load(Ordering::Acquire));
-        assert_eq!(leases.failure.load(Ordering::Acquire), Errno::EROFS.0);
     }
 }

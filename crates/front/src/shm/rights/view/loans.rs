@@ -5,12 +5,14 @@ use std::ops::Range;
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
-use polylane_vfs::{Node, Part, Viewer};
+use polylane_vfs::{Node, Part};
 
-use super::state::{PAGE, Piece, PieceSource, State, View, address, ask_from, page_of};
+use super::Viewing;
+use crate::lane::{kernel_has_open, kernel_has_pages};
 use crate::shm::request::Handle;
-use crate::shm::serve::{kernel_has_open, kernel_has_pages};
-use crate::shm::session::Session;
+use crate::shm::rights::shown::{
+    PAGE, Piece, PieceSource, Shown, State, View, address, ask_from, page_of,
+};
 
 /// What is lent to a client after a write.
 pub(super) struct Given {
@@ -23,46 +25,51 @@ pub(super) struct Given {
 }
 
 /// Bytes of a file on loan are written by the stream, as long as this lives.
-pub(in super::super) struct StreamedIn<'a> {
-    session: &'a Session,
+pub(in crate::shm::rights) struct StreamedIn<'a> {
+    viewing: Viewing<'a>,
     handle: Handle,
 }
 
 impl Drop for StreamedIn<'_> {
     fn drop(&mut self) {
-        let Some(number) = self.session.view_in(self.handle) else { return };
-        if let Some(view) = self.session.views.state.lock().get(number) {
+        let Some(number) = self.viewing.files.view_in(self.handle) else { return };
+        if let Some(view) = self.viewing.shown.lock().get(number) {
             view.applies = false;
         }
     }
 }
 
-impl Session {
+impl<'a> Viewing<'a> {
     /// Lets the client read what it is shown, and note that it did, if nobody changed the file
     /// since `changes`. The number of the view's state.
-    pub(super) fn lend_reads(&self, number: u32, node: &Node, changes: u64) -> Option<u32> {
-        let vfs = &self.lane.vfs;
-        vfs.lend_reads(node, self.id, &mut || {
-            let mut state = self.views.state.lock();
+    pub(in crate::shm::rights) fn lend_reads(
+        self,
+        number: u32,
+        node: &Node,
+        changes: u64,
+    ) -> Option<u32> {
+        let vfs = &self.connection.lane.vfs;
+        vfs.lend_reads(node, self.connection.id, &mut || {
+            let mut state = self.shown.lock();
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
             (view.lent, view.writes) = (Some(vfs.now()), false);
             (view.room, view.streams) = (0, 0);
-            state.let_read(&self.channel, number);
+            state.let_read(&self.connection.channel, number);
             true
         })
-        .then(|| self.channel.views().look(number).map(|look| look.sequence()))?
+        .then(|| self.connection.channel.views().look(number).map(|look| look.sequence()))?
     }
 
     /// A view that can be lent: what it shows counts, nobody changed the data since `changes`, and
     /// nobody is inside since a former loan. With the data locked for change.
-    fn to_lend<'a>(
-        &self,
-        state: &'a mut State,
+    fn to_lend<'s>(
+        self,
+        state: &'s mut State,
         number: u32,
         node: &Node,
         changes: u64,
-    ) -> Option<&'a mut View> {
-        let left = self.channel.views().is_left(number);
+    ) -> Option<&'s mut View> {
+        let left = self.connection.channel.views().is_left(number);
         let view = state.get(number).filter(|view| view.inode == address(node))?;
         view.stuck &= !left;
         let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
@@ -72,34 +79,39 @@ impl Session {
     /// Lets the client write to the pages that lie in a range, and to those it was let before, if
     /// nobody but it changed the file since `changes`; and to so many pages more, if the range ends
     /// where the file does.
-    pub(super) fn lend(&self, number: u32, node: &Node, changes: u64, given: Given) {
+    pub(super) fn lend(self, number: u32, node: &Node, changes: u64, given: Given) {
         let Given { range, room_pages, streams } = given;
         let first = range.1.div_ceil(PAGE);
-        let vfs = &self.lane.vfs;
-        vfs.lend(node, self.id, &mut || {
+        let vfs = &self.connection.lane.vfs;
+        vfs.lend(node, self.connection.id, &mut || {
             let room = (first + room_pages) * PAGE;
             // What grows unseen must not be open with the kernel, which is told of growth.
             let grows = room_pages > 0
                 && !kernel_has_open(node)
-                && vfs.reserve_ahead(&self.ctx(), node, room).is_ok();
-            let mut state = self.views.state.lock();
+                && vfs.reserve_ahead(&self.connection.ctx(), node, room).is_ok();
+            let mut state = self.shown.lock();
             state.loans += 1;
             let streams = if streams { state.loans } else { 0 };
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
             (view.lent, view.writes, view.streams) = (Some(vfs.now()), true, streams);
             let size = view.size;
             let ends = grows && size == range.1;
-            state.let_write(&self.channel, number, range);
-            state.let_switch(&self.channel, &self.views.left, number);
+            state.let_write(&self.connection.channel, number, range);
+            state.let_switch(&self.connection.channel, &self.shown.left, number);
             let grown = (number, first, if ends { room_pages } else { 0 });
-            let room = state.let_grow(&self.channel, &self.views.left, grown);
-            state.put(&self.channel, number, HAS_DATA | NOTES_READS, &WireAttr::default());
+            let room = state.let_grow(&self.connection.channel, &self.shown.left, grown);
+            state.put(
+                &self.connection.channel,
+                number,
+                HAS_DATA | NOTES_READS,
+                &WireAttr::default(),
+            );
             let room = if grows { room.max(size) } else { 0 };
             if let Some(view) = state.get(number) {
                 view.room = room;
             }
-            self.channel.views().open_gate(number, size, (room, ask_from(size, room)));
-            self.channel.views().let_stream(number, streams);
+            self.connection.channel.views().open_gate(number, size, (room, ask_from(size, room)));
+            self.connection.channel.views().let_stream(number, streams);
             true
         });
     }
@@ -108,29 +120,29 @@ impl Session {
     /// locked for change: whether the client has it on a loan on which it may do that, and none of
     /// them lie where it writes itself. The loan goes on, and what is shown counts as before, as
     /// long as [`StreamedIn`] lives.
-    pub(in super::super) fn may_stream_in(&self, handle: Handle, range: Range<u64>) -> bool {
-        let Some(number) = self.view_in(handle) else { return false };
-        let mut state = self.views.state.lock();
+    pub(in crate::shm::rights) fn may_stream_in(self, handle: Handle, range: Range<u64>) -> bool {
+        let Some(number) = self.files.view_in(handle) else { return false };
+        let mut state = self.shown.lock();
         let streams = |view: &&mut View| view.lent.is_some() && view.streams != 0;
         let Some(view) = state.get(number).filter(streams) else { return false };
         view.applies = true;
         let generation = view.generation;
         let pages = page_of(range.start)..range.end.div_ceil(PAGE);
-        !pages.into_iter().any(|page| state.is_writable(&self.channel, generation, page))
+        !pages.into_iter().any(|page| state.is_writable(&self.connection.channel, generation, page))
     }
 
     /// To be called before bytes of the file of a handle are written by the stream.
-    pub(in super::super) fn stream_in(&self, handle: Handle) -> StreamedIn<'_> {
-        StreamedIn { session: self, handle }
+    pub(in crate::shm::rights) fn stream_in(self, handle: Handle) -> StreamedIn<'a> {
+        StreamedIn { viewing: self, handle }
     }
 
     /// Ends a loan, once what the client wrote by the stream has been applied: `applied` is the
     /// number of the loan for which that was done after it could stream no more. Returns the number
     /// of the one for which it is to be done first.
-    pub(super) fn end_loan_after(&self, number: u32, node: &Node, applied: u64) -> Option<u64> {
+    pub(super) fn end_loan_after(self, number: u32, node: &Node, applied: u64) -> Option<u64> {
         let _turn = self.views.ending.lock();
-        let mut state = self.views.state.lock();
-        let views = self.channel.views();
+        let mut state = self.shown.lock();
+        let views = self.connection.channel.views();
         // Another file's by now, the loan that was meant is over.
         let view = state.get(number).filter(|view| view.inode == address(node))?;
         let begun = view.lent?;
@@ -141,96 +153,104 @@ impl Session {
         let (left, writes) = (views.shut_gate(number), view.writes);
         // On a loan to read nothing was written, whatever its client says.
         let (pieces, left) = match writes {
-            true => state.take_written(&self.channel, number, left),
+            true => state.take_written(&self.connection.channel, number, left),
             false => (Vec::new(), left),
         };
-        let end = if writes { state.take_end(&self.channel, number) } else { None };
-        state.put(&self.channel, number, 0, &WireAttr::default());
+        let end = if writes { state.take_end(&self.connection.channel, number) } else { None };
+        state.put(&self.connection.channel, number, 0, &WireAttr::default());
         drop(state);
-        let now = self.lane.vfs.now();
+        let now = self.connection.lane.vfs.now();
         let at = |time| to_time(time).clamp(begun, now.max(begun));
         let written = (!pieces.is_empty()).then(|| at(views.written(number)));
         let read = views.read(number).map(at);
-        let source = |piece| PieceSource { channel: &self.channel, piece };
+        let source = |piece| PieceSource { channel: &self.connection.channel, piece };
         let mut sources: Vec<PieceSource<'_>> = pieces.iter().map(source).collect();
         let mut parts: Vec<Part<'_>> = pieces
             .iter()
             .zip(&mut sources)
             .map(|(piece, source)| (piece.offset, source as _))
             .collect();
-        let back = self.lane.vfs.bring_back(&self.ctx(), node, (&mut parts, end), (written, read));
+        let back = self.connection.lane.vfs.bring_back(
+            &self.connection.ctx(),
+            node,
+            (&mut parts, end),
+            (written, read),
+        );
         let pages: usize = pieces.iter().map(|piece| piece.frames.len()).sum();
-        self.stats.brought_back(pages, back.is_ok());
-        let mut state = self.views.state.lock();
+        self.connection.stats.brought_back(pages, back.is_ok());
+        let mut state = self.shown.lock();
         if let Some(end) = end {
-            state.hide_end(&self.channel, number, end);
+            state.hide_end(&self.connection.channel, number, end);
         }
         if left {
-            state.trim_writable(&self.channel, number);
+            state.trim_writable(&self.connection.channel, number);
         } else {
-            state.strand(&self.channel, number);
+            state.strand(&self.connection.channel, number);
         }
         // Not before: the frames stay what they were until they are stored.
         if let Some(view) = state.get(number) {
             (view.lent, view.streams, view.applies) = (None, 0, false);
         }
         drop(state);
-        self.lane.vfs.end_loan(node);
+        self.connection.lane.vfs.end_loan(node);
         None
     }
 
     /// Takes in what the client wrote behind the end of a file on loan, and gives it room for more,
     /// while it goes on. Nothing where that would have to wait.
-    pub(in super::super) fn extend_loan(&self, handle: Handle, node: &Node) {
-        let Some(number) = self.view_in(handle) else { return };
+    pub(in crate::shm::rights) fn extend_loan(self, handle: Handle, node: &Node) {
+        let Some(number) = self.files.view_in(handle) else { return };
         let turn = self.views.ending.lock();
-        let mut state = self.views.state.lock();
+        let mut state = self.shown.lock();
         let mine = |view: &&mut View| view.inode == address(node);
         let Some(view) = state.get(number).filter(mine) else { return };
         let lent = view.lent.filter(|_| view.room > view.size && view.watched);
         let bytes = (view.room - view.size.min(view.room)) as usize;
-        let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };
-        let Some(piece) = state.take_passed(&self.channel, number) else { return };
+        let Some(begun) = lent.filter(|_| !self.connection.lane.vfs.write_may_wait(bytes)) else {
+            return;
+        };
+        let Some(piece) = state.take_passed(&self.connection.channel, number) else { return };
         drop(state);
         if self.advance((number, node), &piece, begun) != Ok(true) {
             drop(turn);
-            return Viewer::end_loan(self, number, node);
+            return self.end_loan(number, node);
         }
-        let mut state = self.views.state.lock();
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return };
         let (pages, room) = (view.room_pages, view.room);
         drop(state);
         let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
-        if self.lane.vfs.reserve_ahead(&self.ctx(), node, wanted).is_ok() {
-            let mut state = self.views.state.lock();
-            state.extend(&self.channel, &self.views.left, (number, pages));
+        if self.connection.lane.vfs.reserve_ahead(&self.connection.ctx(), node, wanted).is_ok() {
+            let mut state = self.shown.lock();
+            state.extend(&self.connection.channel, &self.shown.left, (number, pages));
         }
     }
 
     /// Stores what was taken behind the end of a file on loan, and shows it on. False: the loan is
     /// to end.
-    fn advance(&self, (number, node): (u32, &Node), piece: &Piece, begun: Time) -> Result<bool> {
-        let _advancing = Advancing { session: self, number };
-        let now = self.lane.vfs.now();
-        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
-        let source = &mut PieceSource { channel: &self.channel, piece };
-        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
-        self.stats.brought_back(piece.frames.len(), stored.is_ok());
-        self.views.state.lock().put_behind(&self.channel, number, piece);
+    fn advance(self, (number, node): (u32, &Node), piece: &Piece, begun: Time) -> Result<bool> {
+        let _advancing = Advancing { shown: self.shown, number };
+        let now = self.connection.lane.vfs.now();
+        let time =
+            to_time(self.connection.channel.views().written(number)).clamp(begun, now.max(begun));
+        let source = &mut PieceSource { channel: &self.connection.channel, piece };
+        let stored = self.connection.lane.vfs.take_in(node, (piece.offset, source), time);
+        self.connection.stats.brought_back(piece.frames.len(), stored.is_ok());
+        self.shown.lock().put_behind(&self.connection.channel, number, piece);
         stored
     }
 }
 
 /// What was taken behind the end of a view's file is being stored, as long as this lives; its pages
-/// were taken by [`State::take_passed`](super::state::State::take_passed).
+/// were taken by [`State::take_passed`].
 struct Advancing<'a> {
-    session: &'a Session,
+    shown: &'a Shown,
     number: u32,
 }
 
 impl Drop for Advancing<'_> {
     fn drop(&mut self) {
-        if let Some(view) = self.session.views.state.lock().get(self.number) {
+        if let Some(view) = self.shown.lock().get(self.number) {
             view.advancing = false;
         }
     }

@@ -4,8 +4,7 @@
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::view::tag;
 
-use super::super::FramesLeft;
-use super::{Frame, PAGE, Piece, State, page_of};
+use super::{Frame, FramesLeft, PAGE, Piece, State, page_of};
 
 /// Pages past its end that a file gets at first when its client may make it longer, and at most.
 pub(super) const ROOM_PAGES: u64 = 4;

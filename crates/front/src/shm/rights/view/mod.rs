@@ -25,24 +25,23 @@
 //! `ending` or `ending_locks`, then the locks of the VFS, then `state`, which is a leaf.
 
 mod loans;
-mod locks;
-mod rest;
-mod state;
 
 use std::ops::Range;
 
 use polylane_base::Result;
-use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::sync::{Mutex, Weak};
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, VIEWS_MAX};
-use polylane_vfs::{Attr, LockLender, Node, OpenFile, Viewer};
+use polylane_vfs::{Attr, Node, OpenFile, Viewer};
 
 use self::loans::Given;
-use self::state::{PAGE, Pages, State, View, address, page_of};
-pub(super) use super::frames::FramesLeft;
-use super::request::Handle;
-use super::serve::{kernel_has_pages, wire_attr};
-use super::session::Session;
+use super::locks::{self, LockLoans};
+use super::shown::{PAGE, Pages, Shown, View, address, page_of};
+use crate::lane::kernel_has_pages;
+use crate::shm::attr::wire_attr;
+use crate::shm::connection::Connection;
+use crate::shm::files::OpenFiles;
+use crate::shm::request::Handle;
 
 /// Pages that a sequential reader gets beyond what it asked for.
 const AHEAD_PAGES: u64 = 15;
@@ -67,45 +66,53 @@ const _: () = assert!(KEPT_MAX <= VIEWS_MAX as usize / 2);
 /// Flags of an open file whose writes must not wait with the client.
 const UNLENT_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
-/// See the head of this file.
+/// The views of one session. Thread-safe.
 pub(super) struct Views {
-    state: Mutex<State>,
-    /// Held while a loan ends: who comes second finds it ended.
+    /// Held while a loan ends: a second caller finds it ended.
     ending: Mutex<()>,
-    /// The same for loans of locks.
-    ending_locks: Mutex<()>,
-    left: Arc<FramesLeft>,
+    /// What the VFS tells of changes to the files that are shown.
+    viewer: Weak<dyn Viewer>,
 }
 
 impl Views {
-    pub(super) fn new(left: Arc<FramesLeft>) -> Views {
-        Views {
-            state: Mutex::default(),
-            ending: Mutex::default(),
-            ending_locks: Mutex::default(),
-            left,
-        }
+    /// None yet; `viewer` is told of changes.
+    pub(super) fn new(viewer: Weak<dyn Viewer>) -> Views {
+        Views { ending: Mutex::default(), viewer }
     }
+}
+
+/// What views ask of their session's stream. It lies above them, for its entries write to files on
+/// loan and close files that are shown; it is handed down for the length of a call.
+pub(super) trait Stream {
+    /// Applies what the client wrote to files on loan.
+    fn settle_loans(&self);
+
+    /// Lets the client stream writes to files on loan. False: not now.
+    fn open(&self) -> bool;
+}
+
+/// The views of a session with what a call works on.
+#[derive(Clone, Copy)]
+pub(super) struct Viewing<'a> {
+    pub(super) views: &'a Views,
+    pub(super) shown: &'a Shown,
+    pub(super) locks: &'a LockLoans,
+    pub(super) connection: &'a Connection,
+    pub(super) files: &'a OpenFiles,
+    pub(super) stream: &'a dyn Stream,
 }
 
 /// A request whose client would like to see the file.
 #[derive(Clone, Copy)]
-pub(super) struct Wish {
-    pub(super) handle: Handle,
-    pub(super) offset: u64,
-    pub(super) len: u64,
+pub(in crate::shm) struct Wish {
+    pub(in crate::shm) handle: Handle,
+    pub(in crate::shm) offset: u64,
+    pub(in crate::shm) len: u64,
 }
 
-/// What is shown of a file that was just opened.
-pub(super) struct Opened {
-    pub(super) view: u32,
-    /// The number of its state.
-    pub(super) sequence: u32,
-}
-
-impl Session {
+impl Viewing<'_> {
     /// Shows the state of an open file. Returns the view's number plus one, 0 for none.
-    pub(super) fn show_state(self: &Arc<Self>, handle: Handle, file: &OpenFile) -> u64 {
+    pub(super) fn show_state(self, handle: Handle, file: &OpenFile) -> u64 {
         let shown = self.view_of(handle, file.node()).inspect(|&view| {
             // Not shown, it is asked for.
             let _ = self.show_attr(view, file.node());
@@ -115,64 +122,34 @@ impl Session {
 
     /// Shows the state if what was just read ends where the file does: who reads a file whole reads
     /// once more. Leaves half of the views to files that are used for longer.
-    pub(super) fn show_end(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
+    pub(super) fn show_end(self, wish: Wish, file: &OpenFile) -> u64 {
         let at_end = wish.len > 0 && file.ends_by(wish.offset + wish.len);
-        match at_end && !self.views.state.lock().is_half_full() {
+        match at_end && !self.shown.lock().is_half_full() {
             true => self.show_state(wish.handle, file),
             false => 0,
         }
     }
 
-    /// Shows the state of a file that was just opened, if all of it is cached, and has `bring`
-    /// bring its bytes. They are the file's as long as the state is that one; of a file that is
-    /// opened again they are put into frames instead, where they outlive the close. Where reading
-    /// moves the access time the client notes that it did, if nobody else has a view. Leaves views
-    /// as `show_end` does.
-    pub(super) fn show_opened(
-        self: &Arc<Self>,
-        handle: Handle,
-        file: &OpenFile,
-        bring: impl FnOnce() -> bool,
-    ) -> Option<Opened> {
-        let (vfs, node) = (&self.lane.vfs, file.node());
-        let pages = 0..file.size().div_ceil(PAGE);
-        let is_cached = vfs.cached_around(node, 0..0, pages.clone()) == pages;
-        if !is_cached || kernel_has_pages(node) || self.views.state.lock().is_half_full() {
-            return None;
-        }
-        let view = self.view_of(handle, node)?;
-        self.show_attr(view, node).ok()?;
-        let look = self.channel.views().look(view).filter(|look| look.has(HAS_ATTR))?;
-        if look.has(HAS_DATA) {
-            let there = self.show_again(view, node, pages) || bring();
-            return there.then_some(Opened { view, sequence: look.sequence() });
-        }
-        // What was just changed may change again: frames are for files that are read for longer.
-        let changes = self.changes_of(node).filter(|_| !file.is_noatime())?;
-        let sequence = if bring() { self.lend_reads(view, node, changes)? } else { return None };
-        Some(Opened { view, sequence })
-    }
-
     /// Whether all pages of a file that was brought before are shown; from now on, if they were
     /// not.
-    fn show_again(&self, number: u32, node: &Node, pages: Range<u64>) -> bool {
-        let mut state = self.views.state.lock();
+    pub(super) fn show_again(self, number: u32, node: &Node, pages: Range<u64>) -> bool {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return false };
         view.brought = view.brought.saturating_add(1);
-        if view.brought == 1 && view.resting.is_none() {
+        if view.brought == 1 && view.cached.is_none() {
             return false;
         }
-        let missing = state.missing(&self.channel, number, pages);
+        let missing = state.missing(&self.connection.channel, number, pages);
         drop(state);
         if missing.is_empty() {
             return true;
         }
         self.show_pages(number, node, missing.clone());
-        self.views.state.lock().missing(&self.channel, number, missing).is_empty()
+        self.shown.lock().missing(&self.connection.channel, number, missing).is_empty()
     }
 
     /// Shows the state, and the pages that were just read.
-    pub(super) fn show_read(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
+    pub(super) fn show_read(self, wish: Wish, file: &OpenFile) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
         let shown = self.show_attr(view, file.node());
         if shown.is_ok() && wish.len > 0 {
@@ -187,14 +164,9 @@ impl Session {
         u64::from(view) + 1
     }
 
-    /// Shows what was just written, and lends it. `changes`: as [`Session::changes_of`] was before
+    /// Shows what was just written, and lends it. `changes`: as [`Viewing::changes_of`] was before
     /// the write.
-    pub(super) fn show_written(
-        self: &Arc<Self>,
-        wish: Wish,
-        changes: Option<u64>,
-        file: &OpenFile,
-    ) -> u64 {
+    pub(super) fn show_written(self, wish: Wish, changes: Option<u64>, file: &OpenFile) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
         let (end, size) = (wish.offset + wish.len, self.size_shown(view));
         let shown = self.show_attr(view, file.node());
@@ -209,8 +181,8 @@ impl Session {
             // Who writes whole pages here and there finds few of them lent.
             let in_place = end <= size && (wish.offset | wish.len).is_multiple_of(PAGE);
             // One that it made by the stream it may write there yet, not knowing of the view.
-            let plain = file.flags() & libc::O_APPEND == 0 && !self.has_streamed(file.node());
-            let streams = in_place && plain && self.open_stream();
+            let plain = file.flags() & libc::O_APPEND == 0 && !self.files.has_streamed(file.node());
+            let streams = in_place && plain && self.stream.open();
             let given = Given { range: (wish.offset, end), room_pages, streams };
             self.lend(view, file.node(), changes + 1, given);
         }
@@ -218,15 +190,15 @@ impl Session {
     }
 
     /// Whether the client may see all of a file that it may write.
-    fn may_show(&self, file: &OpenFile) -> bool {
+    fn may_show(self, file: &OpenFile) -> bool {
         let readable = file.flags() & libc::O_ACCMODE == libc::O_RDWR;
-        readable || self.lane.vfs.may_read(&self.ctx(), file.node())
+        readable || self.connection.lane.vfs.may_read(&self.connection.ctx(), file.node())
     }
 
     /// Pages past the end that are worth giving after a write that moved the end, `there`: right
     /// behind the former one.
-    fn room_wanted(&self, number: u32, there: bool) -> u64 {
-        let mut state = self.views.state.lock();
+    fn room_wanted(self, number: u32, there: bool) -> u64 {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number).filter(|_| there) else { return 0 };
         let pages = if view.pause == 0 { view.room_pages } else { 0 };
         view.pause = view.pause.saturating_sub(1);
@@ -234,44 +206,45 @@ impl Session {
     }
 
     /// The size that a view showed last.
-    fn size_shown(&self, number: u32) -> u64 {
-        self.views.state.lock().get(number).map_or(0, |view| view.size)
+    fn size_shown(self, number: u32) -> u64 {
+        self.shown.lock().get(number).map_or(0, |view| view.size)
     }
 
     /// How often the data of a file has changed since it is viewed; `None`: it is not.
-    pub(super) fn changes_of(&self, node: &Node) -> Option<u64> {
-        let mut state = self.views.state.lock();
+    pub(super) fn changes_of(self, node: &Node) -> Option<u64> {
+        let mut state = self.shown.lock();
         let number = *state.by_node.get(&address(node))?;
         state.get(number).map(|view| view.changes)
     }
 
     /// The view that a handle refers to, from now on if it did not yet.
-    fn view_of(self: &Arc<Self>, handle: Handle, node: &Node) -> Option<u32> {
-        if let Some(view) = self.view_in(handle) {
+    pub(super) fn view_of(self, handle: Handle, node: &Node) -> Option<u32> {
+        if let Some(view) = self.files.view_in(handle) {
             return Some(view);
         }
-        let (view, new) = self.views.state.lock().enter(&self.channel, &self.views.left, node)?;
+        let (view, new) =
+            self.shown.lock().enter(&self.connection.channel, &self.shown.left, node)?;
         if new {
-            let weak: Weak<Session> = Arc::downgrade(self);
-            let added = self.lane.vfs.add_view(node, (self.id, view), weak);
-            if let Some(view) = self.views.state.lock().get(view) {
+            let (viewer, id) = (self.views.viewer.clone(), self.connection.id);
+            let added = self.connection.lane.vfs.add_view(node, (id, view), viewer);
+            if let Some(view) = self.shown.lock().get(view) {
                 view.watched = added.is_ok();
             }
         }
-        if self.set_view(handle, view) {
+        if self.files.set_view(handle, view) {
             return Some(view);
         }
         // Closed meanwhile, or another thread was faster.
         self.leave_view(view, None);
-        self.view_in(handle)
+        self.files.view_in(handle)
     }
 
     /// A handle refers to a view no longer. After the last one it is kept, or ends.
-    pub(super) fn leave_view(&self, number: u32, handle: Option<Handle>) {
-        let mut state = self.views.state.lock();
+    pub(super) fn leave_view(self, number: u32, handle: Option<Handle>) {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return };
-        if view.resting.take_if(|resting| Some(resting.handle) == handle).is_some() {
-            self.channel.views().put_rest(number, 0);
+        if view.cached.take_if(|cached| Some(cached.handle) == handle).is_some() {
+            self.connection.channel.views().put_rest(number, 0);
         }
         view.users -= 1;
         if view.users > 0 {
@@ -279,19 +252,19 @@ impl Session {
         }
         let Some(node) = view.node.clone() else { return };
         drop(state);
-        Viewer::end_loan(self, number, &node);
-        LockLender::end_lock_loan(self, number);
+        self.end_loan(number, &node);
+        self.end_lock_loan(number);
         self.keep_view(number, &node);
     }
 
     /// Keeps a view that no handle refers to any more, or ends it. Its loans are over.
-    fn keep_view(&self, number: u32, node: &Node) {
-        let mut state = self.views.state.lock();
+    fn keep_view(self, number: u32, node: &Node) {
+        let mut state = self.shown.lock();
         let (own, closed) = (state.kept.len(), state.closed);
         let unused = |view: &&mut View| view.users == 0 && view.kept.is_none();
         let Some(view) = state.get(number).filter(unused) else { return };
         let quiet = view.watched && !view.stuck && view.lent.is_none() && view.locks.is_none();
-        let room = quiet && !closed && own < KEPT_MAX && self.views.left.kept.take(own);
+        let room = quiet && !closed && own < KEPT_MAX && self.shown.left.kept.take(own);
         if !quiet || closed || (!room && own == 0) {
             drop(state);
             return self.give_up(number);
@@ -302,14 +275,14 @@ impl Session {
             self.give_up(oldest);
         }
         // Who removes the last name later finds it kept.
-        if self.lane.vfs.is_unlinked(node) {
+        if self.connection.lane.vfs.is_unlinked(node) {
             self.give_up(number);
         }
     }
 
     /// Ends a view that no handle refers to.
-    fn give_up(&self, number: u32) {
-        let mut state = self.views.state.lock();
+    pub(super) fn give_up(self, number: u32) {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number).filter(|view| view.users == 0) else { return };
         let Some(node) = view.node.take() else { return };
         view.watched = false;
@@ -317,26 +290,26 @@ impl Session {
         state.by_node.remove(&address(&node));
         if let Some(stamp) = kept {
             state.kept.remove(&stamp);
-            self.views.left.kept.give(1);
+            self.shown.left.kept.give(1);
         }
         drop(state);
         self.end_view(number, &node);
     }
 
-    fn end_view(&self, number: u32, node: &Node) {
-        Viewer::end_loan(self, number, node);
-        LockLender::end_lock_loan(self, number);
-        self.lane.vfs.remove_view(node, (self.id, number));
-        let mut state = self.views.state.lock();
-        state.void(&self.channel, number);
+    fn end_view(self, number: u32, node: &Node) {
+        self.end_loan(number, node);
+        self.end_lock_loan(number);
+        self.connection.lane.vfs.remove_view(node, (self.connection.id, number));
+        let mut state = self.shown.lock();
+        state.void(&self.connection.channel, number);
         let gone = state.retire(number);
         drop(state);
         drop(gone);
     }
 
     /// No views from now on: the session is over.
-    pub(super) fn end_views(&self) {
-        let mut state = self.views.state.lock();
+    pub(super) fn end(self) {
+        let mut state = self.shown.lock();
         state.closed = true;
         state.by_node.clear();
         let views: Vec<(u32, Node)> = (0..)
@@ -350,33 +323,33 @@ impl Session {
         let used = std::mem::take(&mut state.used);
         let kept = std::mem::take(&mut state.kept).len();
         drop(state);
-        self.views.left.kept.give(kept);
+        self.shown.left.kept.give(kept);
         for (number, node) in views {
             self.end_view(number, &node);
-            self.note_locker(&node);
+            locks::note_locker(self.connection, self.files, &node);
         }
-        self.views.left.give(used);
-        let state = std::mem::take(&mut *self.views.state.lock());
-        self.views.state.lock().closed = true;
+        self.shown.left.give(used);
+        let state = std::mem::take(&mut *self.shown.lock());
+        self.shown.lock().closed = true;
         drop(state);
     }
 
-    fn show_attr(&self, number: u32, node: &Node) -> Result<()> {
-        self.lane.vfs.show_attr(&self.ctx(), node, &mut |attr: &Attr, due| {
-            let mut state = self.views.state.lock();
+    pub(super) fn show_attr(self, number: u32, node: &Node) -> Result<()> {
+        self.connection.lane.vfs.show_attr(&self.connection.ctx(), node, &mut |attr: &Attr, due| {
+            let mut state = self.shown.lock();
             let hidden = kernel_has_pages(node) || due;
             let mine = |view: &&mut View| view.watched && view.inode == address(node);
             let Some(view) = state.get(number).filter(mine) else { return };
             view.size = attr.size;
             view.whole_pages = u64::from(attr.blksize).is_multiple_of(PAGE);
             let has = if hidden { HAS_ATTR } else { HAS_ATTR | HAS_DATA };
-            state.put(&self.channel, number, has, &wire_attr(attr));
+            state.put(&self.connection.channel, number, has, &wire_attr(attr));
         })
     }
 
     /// How many pages more a reader gets that wants `count` from `first` on.
-    fn ahead(&self, number: u32, first: u64, count: u64) -> u64 {
-        let mut state = self.views.state.lock();
+    fn ahead(self, number: u32, first: u64, count: u64) -> u64 {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return 0 };
         let sequential = first == view.next || first + 1 == view.next;
         let ahead = if sequential && first > 0 { AHEAD_PAGES } else { 0 };
@@ -386,9 +359,9 @@ impl Session {
 
     /// Pages to show to a reader at random that wants `count` from `first` on: those, and the ones
     /// around them that cost a copy and nothing else. The first, and how many.
-    fn around(&self, number: u32, node: &Node, first: u64, count: u64) -> (u64, u64) {
+    fn around(self, number: u32, node: &Node, first: u64, count: u64) -> (u64, u64) {
         let pages = first..first + count;
-        let mut state = self.views.state.lock();
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return (first, count) };
         let block = (view.shown / SHOWN_PER_PAGE + 1).min(AROUND_PAGES_MAX);
         let (block, file_end) = (block.next_power_of_two(), view.size.div_ceil(PAGE));
@@ -397,13 +370,13 @@ impl Session {
         if state.is_unused() || limit == pages || count >= AROUND_PAGES_MAX {
             return (first, count);
         }
-        let room = state.room_around(&self.channel, generation, pages.clone(), limit);
+        let room = state.room_around(&self.connection.channel, generation, pages.clone(), limit);
         drop(state);
-        let found = self.lane.vfs.cached_around(node, pages, room);
+        let found = self.connection.lane.vfs.cached_around(node, pages, room);
         (found.start, found.end - found.start)
     }
 
-    fn show_pages(&self, number: u32, node: &Node, pages: Range<u64>) {
+    fn show_pages(self, number: u32, node: &Node, pages: Range<u64>) {
         let mut buffer = vec![0; (COPIED_PAGES.min(pages.end - pages.start) * PAGE) as usize];
         for first in pages.clone().step_by(COPIED_PAGES as usize) {
             let count = COPIED_PAGES.min(pages.end - first);
@@ -412,59 +385,62 @@ impl Session {
     }
 
     /// Shows the pages from `first` on that fill `bytes`.
-    fn show_copied(&self, number: u32, node: &Node, first: u64, bytes: &mut [u8]) {
+    fn show_copied(self, number: u32, node: &Node, first: u64, bytes: &mut [u8]) {
         // Past the end of the file nothing of the pages before may be left.
         bytes.fill(0);
         // What cannot be read is not shown; the next read says why.
-        let _ = self.lane.vfs.show(node, first * PAGE, bytes, &mut |bytes| {
-            let mut state = self.views.state.lock();
+        let _ = self.connection.lane.vfs.show(node, first * PAGE, bytes, &mut |bytes| {
+            let mut state = self.shown.lock();
             let mine = |view: &View| view.watched && view.inode == address(node);
             if kernel_has_pages(node) || !state.get(number).is_some_and(|view| mine(view)) {
                 return;
             }
             let pages = Pages { view: number, first, bytes };
-            state.put_pages(&self.channel, &self.views.left, pages);
+            state.put_pages(&self.connection.channel, &self.shown.left, pages);
         });
     }
 }
 
-impl Viewer for Session {
-    fn data_changes(&self, number: u32, start: u64, end: u64) {
-        let mut state = self.views.state.lock();
+/// What the VFS tells of, and asks for.
+impl Viewing<'_> {
+    /// As [`Viewer::data_changes`].
+    pub(super) fn data_changes(self, number: u32, start: u64, end: u64) {
+        let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return };
         view.changes += 1;
         let generation = view.generation;
         let (first, last) = (page_of(start), page_of(end.saturating_sub(1)));
         if last - first.min(last) >= CHANGED_PAGES_MAX {
-            return state.void(&self.channel, number);
+            return state.void(&self.connection.channel, number);
         }
         for page in first..=last {
-            if let Some(entry) = state.find(&self.channel, generation, page) {
-                state.hide(&self.channel, entry);
+            if let Some(entry) = state.find(&self.connection.channel, generation, page) {
+                state.hide(&self.connection.channel, entry);
             }
         }
     }
 
-    fn attr_changed(&self, number: u32) {
-        let mut state = self.views.state.lock();
+    /// As [`Viewer::attr_changed`].
+    pub(super) fn attr_changed(self, number: u32) {
+        let mut state = self.shown.lock();
         // What is taken in while its loan goes on changes nothing of what is shown.
         let goes_on = |view: &View| view.advancing || view.applies && view.lent.is_some();
         if state.get(number).is_some_and(|view| view.has != 0 && !goes_on(view)) {
-            state.put(&self.channel, number, 0, &WireAttr::default());
+            state.put(&self.connection.channel, number, 0, &WireAttr::default());
         }
     }
 
-    fn end_loan(&self, number: u32, node: &Node) {
+    /// As [`Viewer::end_loan`].
+    pub(super) fn end_loan(self, number: u32, node: &Node) {
         let mut applied = 0;
         // The loan that is to end may be another one by then.
         while let Some(loan) = self.end_loan_after(number, node, applied) {
-            self.settle_loans();
+            self.stream.settle_loans();
             applied = loan;
         }
     }
 
-    fn let_go(&self, number: u32) {
-        self.end_rest(number);
-        self.give_up(number);
+    fn end_lock_loan(self, number: u32) {
+        self.locks.end((self.shown, self.connection), number);
     }
 }

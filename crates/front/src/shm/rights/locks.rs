@@ -8,108 +8,105 @@
 //! after this service died. The client gives back what it does not hold when it comes to the next.
 
 use polylane_base::sync::atomic::Ordering;
-use polylane_base::sync::{Arc, Weak};
+use polylane_base::sync::{Mutex, Weak};
 use polylane_ipc::lent::{Locks, Range};
-use polylane_vfs::{LockFamily, LockKind, LockLender, LockLoan, LockRequest, Node, OpenFile};
+use polylane_vfs::{LockFamily, LockKind, LockLender, LockRequest, Node, OpenFile};
 
-use super::super::request::Handle;
-use super::super::session::Session;
+use super::shown::{LentLocks, Shown};
 use crate::kept::Given;
+use crate::shm::connection::Connection;
+use crate::shm::files::OpenFiles;
 
-/// A loan of locks as it was made.
-pub(super) struct LockLoanMade {
-    loan: LockLoan,
-    /// The client may write-lock.
-    writes: bool,
-    /// What is to be kept for the next service, but for the range.
-    given: Option<Given>,
-    /// The process, as the lane's tenant numbers it.
-    pid: u32,
+/// The loans of locks of one session. Thread-safe.
+pub(super) struct LockLoans {
+    /// Held while a loan ends: a second caller finds it ended.
+    ending: Mutex<()>,
+    /// What ends them when another process asks for a lock.
+    lender: Weak<dyn LockLender>,
 }
 
-impl Session {
-    /// Lends the POSIX locks of an open file, of which this client was just given one. Returns the
-    /// number of the file's view plus one, 0 for none. `given`: that lock as the next service is to
-    /// know it.
-    pub(in super::super) fn lend_locks(
-        self: &Arc<Self>,
-        handle: Handle,
+impl LockLoans {
+    /// None yet; `lender` is told when one is to end.
+    pub(super) fn new(lender: Weak<dyn LockLender>) -> LockLoans {
+        LockLoans { ending: Mutex::default(), lender }
+    }
+
+    /// Lends the POSIX locks of an open file, shown by the view `number`, of which this client was
+    /// just given one. `given`: that lock as the next service is to know it.
+    pub(super) fn lend(
+        &self,
+        (shown, connection): (&Shown, &Connection),
+        number: u32,
         file: &OpenFile,
         (given, pid): (Option<Given>, u32),
-    ) -> u64 {
-        let Some(number) = self.view_of(handle, file.node()) else { return 0 };
-        let weak: Weak<Session> = Arc::downgrade(self);
+    ) {
+        let lender = self.lender.clone();
         let writes = file.flags() & libc::O_ACCMODE != libc::O_RDONLY;
-        let owner = self.process.owner;
-        self.lane.vfs.lend_locks(file.node(), owner, (weak, number), &mut |loan, held| {
+        let owner = connection.process.owner;
+        connection.lane.vfs.lend_locks(file.node(), owner, (lender, number), &mut |loan, held| {
             let Some(locks) = to_lend(held) else { return false };
-            let mut state = self.views.state.lock();
-            let left = self.channel.views().locks_left(number);
+            let mut state = shown.lock();
+            let left = connection.channel.views().locks_left(number);
             let Some(view) = state.get(number).filter(|view| view.watched && left) else {
                 return false;
             };
             if let Some(given) = given {
                 let kind = LockKind::Write;
-                self.lane.kept.set(Given { start: 0, end: u64::MAX, kind, ..given });
+                connection.lane.kept.set(Given { start: 0, end: u64::MAX, kind, ..given });
             }
-            view.locks = Some(LockLoanMade { loan, writes, given, pid });
-            self.channel.views().lend_locks(number, &locks, writes);
+            view.locks = Some(LentLocks { loan, writes, given, pid });
+            connection.channel.views().lend_locks(number, &locks, writes);
             true
         });
-        u64::from(number) + 1
     }
-}
 
-impl Session {
-    /// The session ends, and its client keeps no locks of a file itself any more: by which open
-    /// file it took those that it has, where that is certain.
-    pub(super) fn note_locker(&self, node: &Node) {
-        let file = self.process.locks.load(Ordering::SeqCst).then(|| self.sole_file(node));
-        if let Some(file) = file.flatten() {
-            file.note_locker(self.process.owner);
-        }
-    }
-}
-
-impl LockLender for Session {
-    fn end_lock_loan(&self, number: u32) {
-        let _turn = self.views.ending_locks.lock();
-        let mut state = self.views.state.lock();
+    /// Ends the loan of the locks of a view's file, if there is one.
+    pub(super) fn end(&self, (shown, connection): (&Shown, &Connection), number: u32) {
+        let _turn = self.ending.lock();
+        let mut state = shown.lock();
         let Some(made) = state.get(number).and_then(|view| view.locks.take()) else { return };
-        let locks = self.channel.views().take_locks(number);
+        let locks = connection.channel.views().take_locks(number);
         drop(state);
-        let requests = self.requests(&made, &locks);
+        let requests = requests(connection, &made, &locks);
         if let Some(given) = made.given {
             for (start, end, kind) in changes_of_whole(&requests) {
-                self.lane.kept.set(Given { start, end, kind, ..given });
+                connection.lane.kept.set(Given { start, end, kind, ..given });
             }
         }
-        self.lane.vfs.take_back_locks(made.loan, &requests);
-        if self.lane.kept.is_open() {
-            self.channel.views().end_locks(number);
+        connection.lane.vfs.take_back_locks(made.loan, &requests);
+        if connection.lane.kept.is_open() {
+            connection.channel.views().end_locks(number);
         }
         // It may have been buried meanwhile.
-        if let Some(given) = made.given.filter(|_| self.process.gone.load(Ordering::SeqCst)) {
-            self.lane.kept.drop_all(given.whose);
+        let gone = connection.process.gone.load(Ordering::SeqCst);
+        if let Some(given) = made.given.filter(|_| gone) {
+            connection.lane.kept.drop_all(given.whose);
         }
-        self.process.check_alive(&self.lane);
+        connection.process.check_alive(&connection.lane);
     }
 }
 
-impl Session {
-    /// What the client claims to hold, as far as it may.
-    fn requests(&self, made: &LockLoanMade, locks: &Locks) -> Vec<LockRequest> {
-        let (owner, family, pid) = (self.process.owner, LockFamily::Posix, made.pid);
-        let user = Some(self.cred.uid);
-        let may = |range: &Range| made.writes || !range.write;
-        let request = |Range { start, end, write }| {
-            let kind = if write { LockKind::Write } else { LockKind::Read };
-            LockRequest { owner, family, kind, start, end, pid, user }
-        };
-        let mut requests: Vec<_> = locks.ranges().filter(may).map(request).collect();
-        requests.sort_unstable_by_key(|request| request.start);
-        requests
+/// The session ends, and its client keeps no locks of a file itself any more: notes by which open
+/// file it took those that it has, where that is certain.
+pub(super) fn note_locker(connection: &Connection, files: &OpenFiles, node: &Node) {
+    let file = connection.process.locks.load(Ordering::SeqCst).then(|| files.sole_file(node));
+    if let Some(file) = file.flatten() {
+        file.note_locker(connection.process.owner);
     }
+}
+
+/// What the client claims to hold, as far as it may.
+fn requests(connection: &Connection, made: &LentLocks, locks: &Locks) -> Vec<LockRequest> {
+    let (owner, family, pid) = (connection.process.owner, LockFamily::Posix, made.pid);
+    let user = Some(connection.cred.uid);
+    let may = |range: &Range| made.writes || !range.write;
+    let request = |Range { start, end, write }| {
+        let kind = if write { LockKind::Write } else { LockKind::Read };
+        LockRequest { owner, family, kind, start, end, pid, user }
+    };
+    let mut requests: Vec<_> = locks.ranges().filter(may).map(request).collect();
+    requests.sort_unstable_by_key(|request| request.start);
+    requests
 }
 
 /// What a process holds, if that can be lent.

@@ -1,0 +1,78 @@
+//! One connection of a client process: who the client is, its shared memory, what it is served by.
+//!
+//! # Invariants
+//!
+//! - Who the client is was fixed when it connected; nothing it says later changes it.
+
+use polylane_base::sync::Arc;
+use polylane_ipc::ServiceChannel;
+use polylane_ipc::message::{Reply, Status};
+use polylane_vfs::handover::{Answered, RequestId, Turn};
+use polylane_vfs::{Cred, OpCtx, Origin};
+
+use super::process::Process;
+use super::stats::Stats;
+use crate::lane::Lane;
+use crate::slots::SessionSlots;
+
+/// In the first word of an request: no request of the kernel's has it.
+const OF_CLIENT: u64 = 1 << 63;
+
+/// See the head of this file. Thread-safe: nothing in it changes but by its own means.
+pub(super) struct Connection {
+    /// The session's number, unique in this service process.
+    pub(super) id: u64,
+    /// The client process's own secret: with it go the turns of its requests.
+    pub(super) key: u64,
+    /// Who the client is.
+    pub(super) cred: Cred,
+    /// Its process.
+    pub(super) process: Arc<Process>,
+    /// Its process's number as the lane's tenant sees it: F_GETLK of others tells it.
+    pub(super) shown: u32,
+    /// The shared memory.
+    pub(super) channel: ServiceChannel,
+    /// The kernel descriptors it opened ahead.
+    pub(super) slots: Arc<SessionSlots>,
+    /// What it is a connection to.
+    pub(super) lane: Arc<Lane>,
+    /// Where requests are counted that a worker did not finish.
+    pub(super) stats: Arc<Stats>,
+}
+
+impl Connection {
+    /// What is done for the client is done with this, and the turn of its request.
+    pub(super) fn ctx(&self) -> OpCtx<'_> {
+        OpCtx::new(Origin::Library { session: self.id }, &self.cred)
+    }
+
+    /// The turn of a request that is to be done once; or what a former service was
+    /// about to answer it, and what to drop when that is sent.
+    pub(super) fn turn(&self, turn: u32) -> Result<Option<Turn>, (Vec<u8>, Answered)> {
+        let Some(handover) = self.lane.handover.as_ref().filter(|_| turn != 0) else {
+            return Ok(None);
+        };
+        let request = RequestId(self.key | OF_CLIENT, turn.into());
+        handover.turns.recall(request).map_or_else(|| Ok(Some(handover.turns.begin(request))), Err)
+    }
+}
+
+/// A reply as it is recorded: its count, and its first value.
+pub(super) fn to_answer(reply: &Reply) -> [u8; 16] {
+    let count = if let Status::Done(count) = reply.status { count } else { 0 };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&count.to_le_bytes());
+    bytes[8..].copy_from_slice(&reply.value[0].to_le_bytes());
+    bytes
+}
+
+/// What [`to_answer`] recorded.
+pub(super) fn from_answer(bytes: &[u8]) -> Reply {
+    let word = |at: usize| {
+        let word = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let mut reply = Reply::new(Status::Done(word(0)));
+    reply.value[0] = word(8);
+    reply
+}

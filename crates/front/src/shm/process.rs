@@ -1,0 +1,89 @@
+//! Client processes, and the owners of POSIX locks that they are.
+//!
+//! The kernel drops the locks of a process before anybody can learn that it is gone. Here its end
+//! comes by a pidfd, to another thread: a request that meets a lock in its way asks first whether
+//! the lock's owner lives, and finds the process by the owner that its locks carry.
+//!
+//! # Locking
+//!
+//! `by_owner` is a leaf.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
+use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_vfs::LockOwner;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::lane::Lane;
+
+/// A client process. Outlives its sessions, so that POSIX locks survive exec.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// Its number as we see it.
+    pub(super) pid: u32,
+    /// Readable once the process is gone.
+    pub(super) pidfd: OwnedFd,
+    /// Its own, unlike that of any other process that ever was.
+    pub(super) number: u64,
+    /// Owner of its POSIX locks.
+    pub(super) owner: LockOwner,
+    /// It is gone: set before its locks are dropped, looked at after one was set.
+    pub(super) gone: AtomicBool,
+    /// It has asked for a POSIX lock.
+    pub(super) locks: AtomicBool,
+    /// It and the others.
+    pub(super) holders: Arc<Holders>,
+}
+
+impl Process {
+    /// The process is gone, and with it every lock it has or will still be given.
+    pub(super) fn bury(&self, lane: &Lane) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.drop_locks(lane);
+        self.holders.remove(self.owner);
+    }
+
+    fn drop_locks(&self, lane: &Lane) {
+        lane.kept.drop_process(self.number);
+        lane.vfs.drop_owner(self.owner);
+    }
+
+    /// After a lock was set for it: if it was buried in between, the lock goes too.
+    pub(super) fn check_alive(&self, lane: &Lane) {
+        if self.gone.load(Ordering::SeqCst) {
+            self.drop_locks(lane);
+        }
+    }
+}
+
+/// Processes by lock owner. Thread-safe.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    by_owner: Mutex<HashMap<u128, Weak<Process>>>,
+}
+
+impl Holders {
+    /// A process that may take locks from now on.
+    pub(super) fn add(&self, process: &Arc<Process>) {
+        self.by_owner.lock().insert(process.owner.0, Arc::downgrade(process));
+    }
+
+    /// A process that is gone and has no locks any more.
+    fn remove(&self, owner: LockOwner) {
+        self.by_owner.lock().remove(&owner.0);
+    }
+
+    /// The process of a lock's owner if it is gone.
+    pub(super) fn dead(&self, owner: LockOwner) -> Option<Arc<Process>> {
+        let process = self.by_owner.lock().get(&owner.0).and_then(Weak::upgrade)?;
+        is_readable(&process.pidfd).then_some(process)
+    }
+}
+
+/// Whether a pidfd says that its process is gone.
+pub(super) fn is_readable(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}
