@@ -4,8 +4,8 @@
 //! leaves no inode there or all of it. Of a regular file only the size is copied: its data stays
 //! the lower's (`data.rs`).
 //!
-//! A file with several names in the lowers gets a second name, in the index, by which lookups of
-//! its other names find it.
+//! A file with several names in the lowers gets a second name, in the index (`links.rs`), by which
+//! lookups of its other names find it.
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
@@ -19,7 +19,6 @@ use crate::data::{SMALL, copy_data};
 use crate::layer::Held;
 use crate::marks::{BLOCKS, Mark, Record};
 use crate::node::{Below, Lower, Node, Place};
-use crate::upper::{Upper, index_name, links_value};
 
 impl Act<'_> {
     /// The node's inode in the upper, copied up if need be. To be called without `changing`.
@@ -173,8 +172,7 @@ impl Act<'_> {
         let mut uncovered = None;
         if node.kind != Kind::Dir && attr.nlink > 1 {
             uncovered = Some(attr.nlink - 1);
-            upper.set_mark(self.ctx, held.ino(), Mark::Nlink, &links_value(attr.nlink - 1))?;
-            upper.fs().link(self.ctx, held.ino(), upper.index.ino(), &index_name(node.ino))?;
+            upper.add_to_index(self.ctx, (node.ino, held), attr.nlink - 1)?;
         }
         let before = dir.attr(self.ctx)?;
         self.make_impure(&place.dir, dir)?;
@@ -182,7 +180,7 @@ impl Act<'_> {
         let placed = upper.fs().rename(self.ctx, upper.tmp(), made, dir.ino(), &place.name, mode);
         if let Err(errno) = placed {
             if uncovered.is_some() {
-                let _ = upper.fs().unlink(self.ctx, upper.index.ino(), &index_name(node.ino));
+                let _ = upper.remove_from_index(self.ctx, node.ino);
             }
             return Err(errno);
         }
@@ -224,7 +222,7 @@ impl Act<'_> {
 
     /// Counts the names that a file has in the lowers alone.
     pub(crate) fn set_uncovered(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
-        self.upper()?.set_mark(self.ctx, held.ino(), Mark::Nlink, &links_value(uncovered))?;
+        self.upper()?.count_uncovered(self.ctx, held, uncovered)?;
         node.state().uncovered = Some(uncovered);
         Ok(())
     }
@@ -267,14 +265,4 @@ fn copy_attributes(ctx: &OpCtx<'_>, from: &Held, to: &Held) -> Result<()> {
         }
     }
     Ok(())
-}
-
-impl Upper {
-    /// Removes a file from the index, which has no other name any more.
-    pub(crate) fn remove_from_index(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<()> {
-        match self.fs().unlink(ctx, self.index.ino(), &index_name(node.ino)) {
-            Ok(_) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(errno),
-        }
-    }
 }

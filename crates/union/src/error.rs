@@ -17,6 +17,9 @@ pub enum OpenError {
     /// A layer was copied without its extended attributes: files that are partly in the lowers
     /// would be read as zeros.
     MarksLost,
+    /// overlayfs' index of an upper holds files, and it cannot be told which of the lowers' they
+    /// are.
+    KernelsIndex,
     /// A lower cannot be read: its place, 0 for the uppermost.
     Lower(usize, Errno),
     /// Neither an upper nor a lower.
@@ -36,6 +39,11 @@ impl fmt::Display for OpenError {
                 f,
                 "a layer was copied without its extended attributes, so parts of its files are \
                  missing: copy it again with them (cp -a, rsync -aX)"
+            ),
+            OpenError::KernelsIndex => write!(
+                f,
+                "overlayfs' index (work/index) of the upper holds files of several names, and of \
+                 which lower they are cannot be told: mount it with overlayfs and copy them"
             ),
             OpenError::Lower(index, errno) => {
                 write!(f, "cannot read lower {}: {errno}", index + 1)

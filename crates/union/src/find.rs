@@ -238,8 +238,7 @@ impl Act<'_> {
         let Some(attr) = lower.attr else { return Ok(None) };
         let indexed = match &self.upper {
             Some(upper) if attr.kind != Kind::Dir && attr.nlink > 1 => {
-                let number = self.number(&lower.lowers[0]);
-                upper.index.lookup(self.ctx, &crate::upper::index_name(number))?
+                upper.indexed(self.ctx, self.number(&lower.lowers[0]))?
             }
             _ => None,
         };
@@ -264,7 +263,9 @@ impl Act<'_> {
             Some(value) => self.below(&all, &attr, &record, &value)?,
         };
         let links = held.mark(self.ctx, Mark::Nlink)?;
-        all.uncovered = links.as_deref().and_then(crate::upper::uncovered);
+        let lower_links = all.lower_attr.map(|lower| lower.nlink);
+        all.uncovered =
+            links.and_then(|value| crate::links::uncovered(&value, attr.nlink, lower_links));
         all.record = record;
         all.upper = Some((held, attr));
         Ok(all)

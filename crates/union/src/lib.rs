@@ -14,6 +14,7 @@
 //! | `find.rs` | what a name is |
 //! | `list.rs`, `stream.rs` | what names there are |
 //! | `state.rs` | attributes and extended attributes |
+//! | `links.rs` | files with several names in the lowers |
 //! | `copy_up.rs` | a lower's inode gets one in the upper |
 //! | `names.rs`, `rename.rs` | changes of names |
 //! | `data.rs` | files whose data is in two layers |
@@ -39,6 +40,7 @@ mod data;
 mod error;
 mod find;
 mod layer;
+mod links;
 mod list;
 mod marks;
 mod names;
@@ -96,7 +98,7 @@ impl Union {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]. Nothing is changed in an upper that is refused.
+    /// See [`OpenError`]. Nothing but `work/polylane` is changed in an upper that is refused.
     pub fn open(
         lowers: Vec<Arc<Layer>>,
         upper: Option<UpperOn>,
@@ -120,6 +122,9 @@ impl Union {
         let failed = |errno| OpenError::Lower(0, errno);
         let top = roots[0].held.attr(ctx).map_err(failed)?;
         let table = Arc::new(Table::default());
+        if let Some(upper) = &upper {
+            upper.adopt_kernels_index(ctx, &table, lowers.len())?;
+        }
         let parts = Parts {
             ino: table.number(lowers.len() - 1, top.ino),
             generation: top.generation,

@@ -101,7 +101,8 @@ impl Act<'_> {
         Ok(dir.state().stream.get_or_insert(stream).clone())
     }
 
-    fn names_in_lowers(&self, dir: &Node) -> Result<Vec<Name>> {
+    /// The names that the lowers of a directory have, each once.
+    pub(crate) fn names_in_lowers(&self, dir: &Node) -> Result<Vec<Name>> {
         let mut names = Vec::new();
         let mut seen: FxHashSet<Vec<u8>> = FxHashSet::default();
         for lower in &dir.lowers {

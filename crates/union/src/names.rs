@@ -167,7 +167,7 @@ impl Act<'_> {
             uncovered = Some(left - 1);
         }
         if uncovered == Some(0) && held.attr(self.ctx)?.nlink == 1 {
-            self.upper()?.remove_from_index(self.ctx, node)?;
+            self.upper()?.remove_from_index(self.ctx, node.ino)?;
             node.state().uncovered = None;
         }
         Ok(())

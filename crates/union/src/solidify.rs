@@ -9,13 +9,15 @@ use crate::node::Node;
 use crate::{Act, Union};
 
 impl Union {
-    /// Copies up all data that files of the upper still have in the lowers. Returns how many files
+    /// Copies up all data that files of the upper still have in the lowers, and gives files all
+    /// their names there. Returns how many files
     /// that were. To be called when no file is written. One that was cut off goes on when it is
     /// called again. `EROFS` without an upper; `ENOSPC`.
     pub fn solidify(&self) -> Result<u64> {
         let ctx = &OpCtx::service();
         let act = self.act(ctx);
         let upper = self.upper()?;
+        act.cover_all()?;
         let mut count = 0;
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
@@ -46,14 +48,10 @@ impl Union {
 
 impl Act<'_> {
     /// The names that the upper has in a directory.
-    fn names_above(&self, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
-        let mut names = Vec::new();
-        if let Some(held) = dir.upper() {
-            held.fs().readdir(self.ctx, held.ino(), 0, &mut |entry| {
-                names.push(entry.name.to_vec());
-                true
-            })?;
+    pub(crate) fn names_above(&self, dir: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
+        match dir.upper() {
+            Some(held) => self.upper()?.names(self.ctx, &held),
+            None => Ok(Vec::new()),
         }
-        Ok(names)
     }
 }

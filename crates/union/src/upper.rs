@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `upper/` | the tree, as the `upperdir` of overlayfs |
 //! | `work/` | the `workdir` of overlayfs, which uses `work/work` and `work/index` |
+//! | `work/work/incompat/polylane-links` | overlayfs may not mount the upper: `links.rs` |
 //! | `work/polylane/tmp/` | what is being made or removed; emptied when the union is opened |
 //! | `work/polylane/index/` | copied-up files that have several names in the lowers, by number |
 //! | `upper/.polylane-blocks` | there are files that are partly in the lowers; see [`CANARY`] |
@@ -59,30 +60,17 @@ pub(crate) struct Upper {
     /// The root of the tree.
     pub(crate) root: Held,
     pub(crate) index: Held,
+    /// The work directory.
+    pub(crate) work: Held,
     tmp: Held,
     /// Unit in which data is copied up, in bytes: no smaller than what the upper allocates.
     pub(crate) granule: u64,
     /// The upper tells which blocks are allocated, and which of them read as zeros.
     pub(crate) tells_pieces: bool,
     has_canary: AtomicBool,
+    /// overlayfs is known to refuse the upper: `links.rs`.
+    pub(crate) has_guard: AtomicBool,
     last: AtomicU64,
-}
-
-/// The entry of the index for a number.
-pub(crate) fn index_name(number: Ino) -> Vec<u8> {
-    format!("{:016x}", number.0).into_bytes()
-}
-
-/// The value of the mark that counts names which are in the lowers alone, as overlayfs writes it:
-/// how many more names there are than links of the upper's inode, one of which is the index'.
-pub(crate) fn links_value(uncovered: u32) -> Vec<u8> {
-    format!("U{:+}", i64::from(uncovered) - 1).into_bytes()
-}
-
-/// The names in the lowers alone that such a value counts.
-pub(crate) fn uncovered(value: &[u8]) -> Option<u32> {
-    let number: i64 = std::str::from_utf8(value.strip_prefix(b"U")?).ok()?.parse().ok()?;
-    u32::try_from(number + 1).ok()
 }
 
 impl Upper {
@@ -131,9 +119,18 @@ impl Upper {
             XattrMode::Any,
         )?;
         let granule = u64::from(layer.fs().statfs(ctx)?.bsize).next_power_of_two().max(GRANULE_MIN);
-        let (has_canary, last) = (AtomicBool::new(false), AtomicU64::new(0));
-        let tells_pieces = false;
-        let mut upper = Upper { layer, root, index, tmp, granule, tells_pieces, has_canary, last };
+        let mut upper = Upper {
+            layer,
+            root,
+            index,
+            work,
+            tmp,
+            granule,
+            tells_pieces: false,
+            has_canary: AtomicBool::new(false),
+            has_guard: AtomicBool::new(false),
+            last: AtomicU64::new(0),
+        };
         upper.empty(ctx, &upper.tmp)?;
         upper.tells_pieces = upper.probe_pieces(ctx)?;
         Ok(upper)
@@ -290,14 +287,19 @@ impl Upper {
         self.fs().setattr(ctx, dir.ino(), &set).map(|_| ())
     }
 
-    /// Removes everything in a directory.
-    pub(crate) fn empty(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<()> {
+    /// The names in a directory.
+    pub(crate) fn names(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         self.fs().readdir(ctx, dir.ino(), 0, &mut |entry| {
             names.push(entry.name.to_vec());
             true
         })?;
-        for name in names {
+        Ok(names)
+    }
+
+    /// Removes everything in a directory.
+    pub(crate) fn empty(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<()> {
+        for name in self.names(ctx, dir)? {
             if let Some((held, attr)) = dir.lookup(ctx, &name)? {
                 self.remove(ctx, dir, &name, &held, attr.kind)?;
             }
@@ -341,7 +343,12 @@ pub(crate) fn find_canary(ctx: &OpCtx<'_>, root: &Held) -> Result<Canary> {
 }
 
 /// A directory, made if it is not there.
-fn made_dir(ctx: &OpCtx<'_>, dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<Held> {
+pub(crate) fn made_dir(
+    ctx: &OpCtx<'_>,
+    dir: &Held,
+    name: &[u8],
+    new: &NewNode<'_>,
+) -> Result<Held> {
     match dir.lookup(ctx, name)? {
         Some((held, attr)) if attr.kind == Kind::Dir => Ok(held),
         Some(_) => Err(Errno::ENOTDIR),

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Tree, memfs, union};
 use polylane_base::Errno;
-use polylane_union::{OpenError, Union, UpperOn};
+use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, XattrMode};
 
@@ -222,4 +222,32 @@ fn what_is_no_upper_is_refused_and_stays_as_it_is() {
         Union::open(Vec::new(), Some(UpperOn::new(memfs()))).err(),
         Some(OpenError::NoLayers)
     );
+}
+
+/// An entry of overlayfs' index does not tell which of several lowers it is of.
+#[test]
+fn an_index_of_overlayfs_needs_a_single_lower_and_a_known_handle() {
+    let entry = |kind: u8| {
+        let mut bytes = vec![0, 0xfb, 29, 0, kind];
+        bytes.extend([0; 24]);
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    for (kind, lowers, is_opened) in [(1, 1, true), (1, 2, false), (0x33, 1, false)] {
+        let (low, high, upper) = (memfs(), memfs(), memfs());
+        let u = Tree(&*upper);
+        for dir in ["upper", "work", "work/index", "work/index/00fb1500"] {
+            u.mkdir(dir);
+        }
+        u.file(&format!("work/index/{}", entry(kind)), b"of several names");
+        let lowers = [&high, &low].into_iter().take(lowers);
+        let lowers = lowers.map(|fs| Layer::new(fs.clone()).expect("a root")).collect();
+        let opened = Union::open(lowers, Some(UpperOn::new(upper.clone())));
+        let index = if is_opened { "work/polylane/index" } else { "work/index" };
+        match opened {
+            Ok(_) => assert!(is_opened, "{kind:#x}"),
+            Err(error) => assert_eq!((error, is_opened), (OpenError::KernelsIndex, false)),
+        }
+        let names = u.names(index);
+        assert_eq!(names.len(), if is_opened { 1 } else { 2 }, "{names:?}");
+    }
 }

@@ -1,0 +1,307 @@
+//! The index: files with several names in the lowers that were copied up by one of them.
+//!
+//! `work/polylane/index` has a link to each, called by its number in the union, so that lookups of
+//! its other names find it. overlayfs has an index of its own, `work/index`, whose names are
+//! handles of the lower's file system, and finds nothing in ours: it would show what the lower has
+//! under the other names. Therefore:
+//!
+//! - While the index has entries, `work/work/incompat` has one, too: overlayfs refuses to mount
+//!   such an upper.
+//! - [`Union::solidify`](crate::Union::solidify) gives each file all its names in the upper. The
+//!   index is empty then.
+//! - What overlayfs entered in its index moves to ours when the union is opened.
+//!
+//! # A name in `work/index`
+//!
+//! Hexadecimal digits, two for a byte (`struct ovl_fb` of fs/overlayfs/overlayfs.h):
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | version: 0 |
+//! | 1 | magic: 0xfb |
+//! | 2 | bytes in all |
+//! | 3 | flags |
+//! | 4 | type of the handle (`enum fid_type` of include/linux/exportfs.h) |
+//! | 5–20 | UUID of the file system |
+//! | 21– | handle |
+//!
+//! | type and bytes of a handle | what |
+//! |---|---|
+//! | 1, 8 bytes | number (u32), generation (u32): ext4 and others |
+//! | 1, 12 bytes | generation (u32), number (u64): tmpfs |
+//! | 0x81, 0x4d | number (u64), and more: XFS, btrfs |
+//!
+//! In the byte order of the machine.
+
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::OpCtx;
+use polylane_vfs::fs::{Kind, NewNode, RenameMode};
+
+use crate::Act;
+use crate::error::OpenError;
+use crate::layer::Held;
+use crate::marks::Mark;
+use crate::node::{Node, Table};
+use crate::upper::{Upper, made_dir};
+
+/// Why overlayfs refuses an upper, in the words that it prints.
+const GUARD: &[u8] = b"polylane-links";
+
+/// Directories of a work directory that overlayfs uses.
+const KERNELS_WORK: &[u8] = b"work";
+const KERNELS_INDEX: &[u8] = b"index";
+const INCOMPATIBLE: &[u8] = b"incompat";
+
+/// The entry of the index for a number.
+fn index_name(number: Ino) -> Vec<u8> {
+    format!("{:016x}", number.0).into_bytes()
+}
+
+/// The value of the mark that counts names which are in the lowers alone, as overlayfs writes it:
+/// how many more names there are than links of the upper's inode, one of which is the index'.
+fn links_value(uncovered: u32) -> Vec<u8> {
+    format!("U{:+}", i64::from(uncovered) - 1).into_bytes()
+}
+
+/// The names in the lowers alone that such a value counts. overlayfs counts names from the links of
+/// the upper's inode (`U`), or from those of the lower's (`L`).
+pub(crate) fn uncovered(value: &[u8], upper_links: u32, lower_links: Option<u32>) -> Option<u32> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (from, more) = match (text.strip_prefix('U'), text.strip_prefix('L')) {
+        (Some(more), _) => (upper_links, more),
+        (_, Some(more)) => (lower_links?, more),
+        _ => return None,
+    };
+    let names = i64::from(from).checked_add(more.parse().ok()?)?;
+    u32::try_from(names - i64::from(upper_links) + 1).ok()
+}
+
+/// The number of the file that an entry of overlayfs' index stands for, if the file system it is of
+/// is a known one.
+fn number_of_entry(name: &[u8]) -> Option<Ino> {
+    let digit = |&byte: &u8| char::from(byte).to_digit(16);
+    let mut bytes = Vec::new();
+    for pair in name.chunks(2) {
+        let [high, low] = pair else { return None };
+        bytes.push(u8::try_from(digit(high)? << 4 | digit(low)?).ok()?);
+    }
+    let (&[0, 0xfb, length, _, kind], handle) = (bytes.first_chunk::<5>()?, bytes.get(21..)?)
+    else {
+        return None;
+    };
+    if usize::from(length) != bytes.len() {
+        return None;
+    }
+    let short = |at: usize| Some(u64::from(u32::from_ne_bytes(*handle.get(at..)?.first_chunk()?)));
+    let long = |at: usize| Some(u64::from_ne_bytes(*handle.get(at..)?.first_chunk()?));
+    let number = match (kind, handle.len()) {
+        (1, 8) => short(0)?,
+        (1, 12) => long(4)?,
+        (0x81 | 0x4d, 12..) => long(0)?,
+        _ => return None,
+    };
+    Some(Ino(number))
+}
+
+impl Upper {
+    /// Looks a file up in the index.
+    pub(crate) fn indexed(
+        &self,
+        ctx: &OpCtx<'_>,
+        number: Ino,
+    ) -> Result<Option<(Held, polylane_vfs::fs::Attr)>> {
+        self.index.lookup(ctx, &index_name(number))
+    }
+
+    /// Enters a file, of whose names `uncovered` are in the lowers alone.
+    pub(crate) fn add_to_index(
+        &self,
+        ctx: &OpCtx<'_>,
+        (number, held): (Ino, &Held),
+        uncovered: u32,
+    ) -> Result<()> {
+        self.guard(ctx)?;
+        self.count_uncovered(ctx, held, uncovered)?;
+        self.fs().link(ctx, held.ino(), self.index.ino(), &index_name(number)).map(|_| ())
+    }
+
+    /// Counts the names that an entered file has in the lowers alone.
+    pub(crate) fn count_uncovered(
+        &self,
+        ctx: &OpCtx<'_>,
+        held: &Held,
+        uncovered: u32,
+    ) -> Result<()> {
+        self.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(uncovered))
+    }
+
+    /// Removes a file from the index.
+    pub(crate) fn remove_from_index(&self, ctx: &OpCtx<'_>, number: Ino) -> Result<()> {
+        match self.fs().unlink(ctx, self.index.ino(), &index_name(number)) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Before the first entry: overlayfs refuses the upper from here on.
+    fn guard(&self, ctx: &OpCtx<'_>) -> Result<()> {
+        if self.has_guard.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let new = NewNode::new(Kind::Dir, 0o700);
+        let work = made_dir(ctx, &self.work, KERNELS_WORK, &new)?;
+        let dir = made_dir(ctx, &work, INCOMPATIBLE, &new)?;
+        made_dir(ctx, &dir, GUARD, &new)?;
+        self.has_guard.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// No file of the index has a name in the lowers alone: its entries go, and overlayfs may mount
+    /// the upper again.
+    fn clear_index(&self, ctx: &OpCtx<'_>, table: &Table) -> Result<()> {
+        for name in self.names(ctx, &self.index)? {
+            let Some((held, _)) = self.index.lookup(ctx, &name)? else { continue };
+            self.fs().unlink(ctx, self.index.ino(), &name)?;
+            self.remove_mark(ctx, held.ino(), Mark::Nlink)?;
+            if let Some(node) = table.of_upper(held.ino()) {
+                node.state().uncovered = None;
+            }
+        }
+        let Some((work, _)) = self.work.lookup(ctx, KERNELS_WORK)? else { return Ok(()) };
+        if let Some((dir, _)) = work.lookup(ctx, INCOMPATIBLE)? {
+            match self.fs().rmdir(ctx, dir.ino(), GUARD) {
+                Ok(_) | Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.has_guard.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Moves what overlayfs entered in its index to ours. Its entries do not say of which lower
+    /// they are, so there may be one lower only.
+    pub(crate) fn adopt_kernels_index(
+        &self,
+        ctx: &OpCtx<'_>,
+        table: &Table,
+        lowers: usize,
+    ) -> Result<(), OpenError> {
+        let failed = OpenError::Upper;
+        let found = self.work.lookup(ctx, KERNELS_INDEX).map_err(failed)?;
+        let Some((dir, _)) = found.filter(|(_, attr)| attr.kind == Kind::Dir) else {
+            return Ok(());
+        };
+        let mut entries = Vec::new();
+        for name in self.names(ctx, &dir).map_err(failed)? {
+            let Some((_, attr)) = dir.lookup(ctx, &name).map_err(failed)? else { continue };
+            // Directories help to export a union by NFS; whiteouts stand for files that are gone.
+            if attr.kind == Kind::Dir || attr.kind == Kind::Char && attr.rdev == 0 {
+                continue;
+            }
+            let number = number_of_entry(&name).filter(|_| lowers == 1);
+            entries.push((name, number.ok_or(OpenError::KernelsIndex)?));
+        }
+        for (name, number) in entries {
+            self.guard(ctx).map_err(failed)?;
+            let (ours, mode) = (index_name(table.number(0, number)), RenameMode::NoReplace);
+            let moved = self.fs().rename(ctx, dir.ino(), &name, self.index.ino(), &ours, mode);
+            moved.map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl Act<'_> {
+    /// Gives each file of the index all its names in the upper. No file may be changed meanwhile.
+    /// Cut off, it goes on when it is called again.
+    pub(crate) fn cover_all(&self) -> Result<()> {
+        let upper = self.upper()?;
+        if upper.names(self.ctx, &upper.index)?.is_empty() {
+            return upper.clear_index(self.ctx, &self.table);
+        }
+        let mut left = vec![self.root.clone()];
+        while let Some(dir) = left.pop() {
+            let _alone = self.changing.write();
+            self.cover_names(&dir, &mut left)?;
+        }
+        let _alone = self.changing.write();
+        upper.clear_index(self.ctx, &self.table)
+    }
+
+    /// Covers the names of one directory; the directories in it are `left` to be done.
+    fn cover_names(&self, dir: &Arc<Node>, left: &mut Vec<Arc<Node>>) -> Result<()> {
+        let mut names = self.names_above(dir)?;
+        names.extend(self.names_in_lowers(dir)?.into_iter().map(|name| name.name.into_vec()));
+        names.sort();
+        names.dedup();
+        for name in names {
+            let Some(found) = self.find(dir, &name)? else { continue };
+            let is_dir = found.kind() == Kind::Dir;
+            if is_dir && found.lowers.is_empty() || !is_dir && found.upper.is_none() {
+                continue;
+            }
+            let node = self.node(dir, &name, found)?;
+            match is_dir {
+                true => left.push(node),
+                false => self.cover(&node, dir, &name)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(kind: u8, handle: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0xfb, 21 + handle.len() as u8, 0, kind];
+        bytes.extend([7; 16]);
+        bytes.extend(handle);
+        bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
+    }
+
+    #[test]
+    fn entries_of_known_file_systems_have_a_number() {
+        let (short, long) = (77u32.to_ne_bytes(), (1u64 << 33 | 5).to_ne_bytes());
+        let generation = [1, 2, 3, 4];
+        for (kind, handle, number) in [
+            (1, [short, generation].concat(), 77),
+            (1, [&generation[..], &long].concat(), 1 << 33 | 5),
+            (0x81, [&long[..], &generation].concat(), 1 << 33 | 5),
+            (0x4d, [&long[..], &[0; 12]].concat(), 1 << 33 | 5),
+        ] {
+            assert_eq!(number_of_entry(&entry(kind, &handle)), Some(Ino(number)), "{kind:#x}");
+        }
+    }
+
+    #[test]
+    fn other_entries_have_none() {
+        let good = entry(1, &[0; 8]);
+        assert!(number_of_entry(&good).is_some());
+        for length in 0..good.len() {
+            assert_eq!(number_of_entry(&good[..length]), None, "{length}");
+        }
+        assert_eq!(number_of_entry(&entry(2, &[0; 8])), None);
+        assert_eq!(number_of_entry(&entry(1, &[0; 16])), None);
+        assert_eq!(number_of_entry(&good.to_ascii_uppercase()), Some(Ino(0)));
+        assert_eq!(number_of_entry(b"#5"), None);
+        assert_eq!(number_of_entry("ööööö".as_bytes()), None);
+    }
+
+    #[test]
+    fn names_are_counted_from_the_uppers_links_or_the_lowers() {
+        for left in [0, 1, 70_000] {
+            assert_eq!(uncovered(&links_value(left), 3, None), Some(left));
+        }
+        // Copied up by one of three names: a link of that name and one of the index.
+        assert_eq!(uncovered(b"L+0", 2, Some(3)), Some(2));
+        assert_eq!(uncovered(b"L-1", 2, Some(3)), Some(1));
+        for bad in ["", "U", "L", "X+1", "U-2", "L-9", "U+99999999999999999999", "U+x"] {
+            assert_eq!(uncovered(bad.as_bytes(), 2, Some(3)), None, "{bad}");
+        }
+        assert_eq!(uncovered(b"L+0", 2, None), None);
+    }
+}
