@@ -19,7 +19,7 @@ use crate::format::superblock::{BYTES, Compat, Incompat, OFFSET, RoCompat, State
 use crate::format::{FileBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
 use crate::io::BlockIo;
-use crate::journal::{Journal, Tuning};
+use crate::journal::{Form, Journal, Tuning};
 use crate::ops;
 use crate::orphan::{self, OrphanFile};
 use crate::recovery::{JournalMap, Recovered, forget, fresh_sequence, recover};
@@ -253,6 +253,21 @@ impl Ext4 {
         volume.found_room(given);
         journal.back_ahead()?;
         Ok(given)
+    }
+
+    /// Writes the journal's blocks, as far as they are holes of the medium or were never written
+    /// there: the first commits then cost what later ones do.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn write_journal_ahead(&self) -> Result<()> {
+        self.volume.journal.as_ref().map_or(Ok(()), Journal::back_all)
+    }
+
+    /// How many commits went to the journal in each form so far, by the form's name.
+    pub fn commits(&self) -> Vec<(&'static str, u64)> {
+        let journal = self.volume.journal.iter();
+        journal.flat_map(|it| Form::ALL.map(|form| (form.name(), it.commits(form)))).collect()
     }
 
     /// Why the file system was stopped, when it was.

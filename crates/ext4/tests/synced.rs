@@ -126,6 +126,27 @@ fn a_small_sync_is_one_durable_write() {
     assert_eq!(bench.read("new"), [7; 4096]);
 }
 
+/// The records of a transaction go along in its one write as long as they fit a sector.
+#[test]
+fn few_revokes_go_along_and_many_are_flushed_first() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let root = bench.fs.root().expect("root").ino;
+    for (blocks, flushes) in [(3, false), (16, false), (60, false), (80, true)] {
+        let file = bench.create("file");
+        for at in 0..blocks {
+            bench.synced(file, at * 4096, &[at as u8; 4096], false);
+        }
+        let form = |name| bench.fs.commits().into_iter().find(|(form, _)| *form == name);
+        let before = [form("one_write"), form("revokes")].map(|it| it.expect("a form").1);
+        bench.remove("file");
+        bench.fs.fsync(&OpCtx::service(), root, false).expect("durable");
+        let after = [form("one_write"), form("revokes")].map(|it| it.expect("a form").1);
+        let taken = [after[0] - before[0], after[1] - before[1]];
+        assert_eq!(taken, if flushes { [0, 1] } else { [1, 0] }, "{blocks} blocks");
+    }
+    bench.cut().fs.close().expect("closes");
+}
+
 /// What a file shows for the first time is durable before the commit block is.
 #[test]
 fn a_commit_that_shows_what_is_not_durable_flushes_first() {

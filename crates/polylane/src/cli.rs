@@ -130,7 +130,8 @@ pub(crate) struct RunArgs {
     /// How long changes wait at most to be written, such as 500ms [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = microseconds)]
     pub(crate) flush_interval: Option<u64>,
-    /// Whether new data is on the volume before the metadata that shows it [default: ordered]
+    /// Where new data is before the metadata that shows it: on the volume (ordered), in the journal
+    /// (data), or on its way (writeback) [default: ordered]
     #[arg(long, value_name = "MODE", value_parser = journal_modes())]
     pub(crate) journal_mode: Option<String>,
     /// Give what is freed back to the host at once, not only when fstrim asks

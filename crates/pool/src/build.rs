@@ -248,6 +248,12 @@ fn over_lowers(
     Ok(Arc::new(union))
 }
 
+/// How many commits of a volume's journal took which form.
+fn commits(disk: &Disk) -> serde_json::Map<String, serde_json::Value> {
+    let commits = disk.fs.commits().into_iter();
+    commits.map(|(form, count)| (form.to_string(), count.into())).collect()
+}
+
 /// How long what changed waits, in the cache and in the journal.
 fn flush_interval(spec: &PoolSpec) -> Duration {
     spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
@@ -429,6 +435,7 @@ impl Running {
             },
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
+            "commits": self.disk.as_ref().map(commits),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
             "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
                 "size_bytes": totals.blocks * u64::from(totals.bsize),

@@ -131,6 +131,16 @@ impl Journal {
         self.tight.load(Ordering::Acquire)
     }
 
+    /// Writes the blocks of the log that take no room on the medium, all of them.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn back_all(&self) -> Result<()> {
+        let mut log = self.log.lock();
+        let end = if self.unlogged { 0 } else { log.superblock.end() };
+        self.back_log(&mut log, end)
+    }
+
     /// Gives the log room ahead of its head, and back what was lent.
     ///
     /// # Errors

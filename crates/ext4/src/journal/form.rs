@@ -11,8 +11,9 @@
 //! and what is before it not. The transaction's checksum tells, and recovery then ends before it
 //! (`JBD2_FEATURE_INCOMPAT_ASYNC_COMMIT`). Three things follow.
 //!
-//! - The sum is of descriptors and logged blocks, not of revoke blocks: a transaction that revokes
-//!   takes two writes.
+//! - The sum is of descriptors and logged blocks, not of revoke blocks. A transaction that revokes
+//!   takes two writes, unless all its records fit the first sector of one block: that is the first
+//!   block of the transaction, and where it is missing recovery ends there.
 //! - Data that was written in place, for a file that the transaction shows it in, must be durable
 //!   before the commit block may be: so must what was written to the device and not flushed.
 //! - A torn transaction with another behind it is damage, for every reader. The next transaction's
@@ -20,8 +21,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use polylane_block::device::SECTOR_BYTES;
+
 use super::Journal;
 use super::log::{Closed, Log};
+
+/// Records of 8 bytes behind the header of a revoke block, in its first sector.
+const SECTOR_REVOKES: usize = (SECTOR_BYTES - 16) / 8;
 
 /// How a transaction gets into the log, and for two writes why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +36,7 @@ pub enum Form {
     OneWrite,
     /// Another transaction is on its way.
     Behind,
-    /// It revokes blocks.
+    /// It revokes more blocks than a sector holds.
     Revokes,
     /// It is large.
     Large,
@@ -75,7 +81,7 @@ impl Journal {
         let bytes = closed.blocks.len() * self.io.block_bytes();
         match () {
             () if !log.flying.is_empty() => Form::Behind,
-            () if !closed.revoked.is_empty() => Form::Revokes,
+            () if closed.revoked.len() > SECTOR_REVOKES => Form::Revokes,
             () if bytes > self.tuning.one_write_bytes => Form::Large,
             () if !self.io.is_flushed() => Form::Unflushed,
             () => Form::OneWrite,

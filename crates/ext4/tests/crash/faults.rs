@@ -11,9 +11,10 @@ use polylane_ext4::DataMode;
 use polylane_testkit::effort::is_full;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 
-use super::oracle::Window;
+use super::oracle::{History, Span, Window};
 use super::script::{Op, Runner};
-use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
+use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen_with};
+use super::tree::Tree;
 use super::{Limit, ace, have_tools, judge, spread};
 
 /// Longer than any of these takes on a busy machine, or in a campaign that gives way to all else.
@@ -31,6 +32,8 @@ struct Outcome {
     /// What stopped it is known.
     named: bool,
     closed: bool,
+    /// What it went through itself, refusals and all; where trees could be read to the end.
+    own: Option<History>,
 }
 
 fn run_with(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
@@ -40,23 +43,44 @@ fn run_with(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
     let Ok(fs) = open(&disk) else {
         let (image, failures) = (disk.image(), disk.failures());
         let (opened, stopped, named, closed) = (false, true, true, false);
-        return Outcome { image, acknowledged, failures, opened, stopped, named, closed };
+        let own = None;
+        return Outcome { image, acknowledged, failures, opened, stopped, named, closed, own };
     };
     let mut runner = Runner::new(&fs, warm);
     // Looks as often as the recorded run did, so that clocks and caches go the same way.
-    let _ = look(&fs, &runner);
+    let mut seen = vec![look(&fs, &runner)];
+    let mut own = History::default();
     for op in ops {
-        runner.synced(op);
-        acknowledged.push(runner.apply(op).is_ok());
-        let _ = look(&fs, &runner);
+        let bytes_of = runner.synced(op);
+        let ok = runner.apply(op).is_ok();
+        acknowledged.push(ok);
+        seen.push(look(&fs, &runner));
+        own.spans.push(Span { op: op.clone(), start: 0, end: 1, ok, promises: 0, bytes_of });
     }
+    let seen: Result<Vec<Tree>, String> = seen.into_iter().collect();
+    let own = seen.ok().map(|states| promising(History { states, ..own }));
     runner.release_all();
     drop(runner);
     let (stopped, named) = (fs.is_stopped(), fs.stopped_by().is_some());
     let closed = fs.close().is_ok();
     drop(fs);
     let (image, failures) = (disk.image(), disk.failures());
-    Outcome { image, acknowledged, failures, opened: true, stopped, named, closed }
+    Outcome { image, acknowledged, failures, opened: true, stopped, named, closed, own }
+}
+
+/// The same history, with what its syncs promised.
+fn promising(mut own: History) -> History {
+    for at in 0..own.spans.len() {
+        let states = own.states[..at + 2].to_vec();
+        let upto = History { states, ..History::default() };
+        own.spans[at].promises = match (&own.spans[at].op, own.spans[at].bytes_of) {
+            (Op::Sync, _) => at + 1,
+            (Op::Fdatasync(_), Some(ino)) => upto.last_change(ino, true),
+            (_, Some(ino)) => upto.last_change(ino, false),
+            _ => 0,
+        };
+    }
+    own
 }
 
 /// The same on a thread of its own, so that a hang is a failure.
@@ -98,7 +122,14 @@ fn check(run: &Run, ops: &[Op], fault: Fault, warm: bool) -> Result<bool, String
         return Err(format!("stopped, and nobody knows why, with {fault:?}"));
     }
     let fsck = fault.nth.is_multiple_of(8);
-    reopen(&run.history, &outcome.image, &window, fsck).map_err(|why| {
+    // Where the good run ends: a commit that was refused may be on the medium whole, and what was
+    // refused before and done after is in no history but its own.
+    let legal = |found: &Tree| match (run.history.judge(found, &window), &outcome.own) {
+        (Ok(_), _) => Ok(()),
+        (Err(_), Some(own)) if !outcome.stopped => own.judge(found, &own.window(1)).map(drop),
+        (Err(why), _) => Err(why),
+    };
+    reopen_with(&outcome.image, fsck, &legal).map_err(|why| {
         keep(&outcome.image);
         format!("{why}\nwith {fault:?}, {:?}", outcome.acknowledged)
     })?;

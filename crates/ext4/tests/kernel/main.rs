@@ -8,6 +8,7 @@ mod collisions;
 mod common;
 mod fast;
 mod flags;
+mod handover;
 mod inline;
 mod large_values;
 mod snapshot;

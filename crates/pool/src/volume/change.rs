@@ -7,10 +7,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use polylane_base::SystemClock;
 use polylane_base::size::ByteSize;
+use polylane_base::sync::Arc;
 use polylane_block::cache::{Mode, StoreKind};
-use polylane_block::file::Files;
+use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image::{self, Draft, ImageError};
+use polylane_ext4::{Ext4, Options};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
 use super::bypass;
@@ -164,6 +167,9 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     let draft = draft(path, size, owner)?;
     if options.thick {
         reserve(path, &draft, size)?;
+        if options.ext4 {
+            write_journal(path, &draft)?;
+        }
     }
     let files = introduce(draft, path, &sidecar)?;
     if !options.thick {
@@ -202,6 +208,20 @@ pub(super) fn refuse_host_cache(path: &Path, cache: CacheSpec) -> Result<()> {
 pub(super) fn reserve(path: &Path, draft: &Draft, size: u64) -> Result<()> {
     rustix::fs::fallocate(draft.file(), FallocateFlags::KEEP_SIZE, 0, size)
         .map_err(|error| Failure::path(path, "reserve its space", error))
+}
+
+/// Writes the journal's blocks, which are reserved: a commit to one that was never written has the
+/// host change its own metadata, too.
+fn write_journal(path: &Path, draft: &Draft) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::failed(format!("{}: cannot write its journal ahead: {error}", path.display()))
+    };
+    let again = || draft.file().try_clone().map_err(|error| failed(&error));
+    let files = Files { io: again()?, plain: again()?, lock: again()? };
+    let device = FileDevice::open(files, Way::Calls).map_err(|error| failed(&error))?;
+    let fs = Ext4::open(device, Arc::new(SystemClock), &Options::default());
+    let fs = fs.map_err(|error| failed(&error))?;
+    fs.write_journal_ahead().and_then(|()| fs.close()).map_err(|error| failed(&error))
 }
 
 /// Says when the host could not keep what this volume and those beside it promise.
