@@ -1,10 +1,12 @@
 /*
  * A process writes a range anew, again and again, each time with another letter, and is stopped or killed in the
- * middle: each page of the range is of one letter.
+ * middle: each page of the range is of one letter. A long read takes several requests, between which a write that was
+ * on its way may be done: through the library it finds whole pages beside a writer that goes on, too, which tmpfs does
+ * not promise.
  */
 #include "check.h"
 
-enum { PAGE = 4096, BYTES = 400000, STOPS = 25, KILLS = 6 };
+enum { PAGE = 4096, BYTES = 400000, STOPS = 25, KILLS = 6, READS = 100 };
 
 static const struct way {
 	const char *name;
@@ -80,6 +82,8 @@ static void judge(const struct way *way)
 	CHECK(fd >= 0 && pwrite(fd, bytes, sizeof bytes, 0) == sizeof bytes && close(fd) == 0);
 	pid_t pid = start_writer(way);
 	usleep(20000);
+	for (int n = 0; getenv("EXPECT_FAST") && n < READS; n++)
+		expect_whole_pages(way, "running");
 	for (int n = 0; n < STOPS; n++) {
 		int status = 0;
 		usleep(rand() % 1500);

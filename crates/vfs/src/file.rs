@@ -10,7 +10,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Re
 use polylane_base::{Errno, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::cache::{FilePages, ReadAhead};
+use crate::cache::{FilePages, PAGE, ReadAhead};
 use crate::ctx::OpCtx;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::handover::Op;
@@ -516,7 +516,7 @@ impl OpenFile {
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;
         while done < len {
-            let want = buffer.len().min(usize::try_from(len - done).unwrap_or(usize::MAX));
+            let want = copied_at_once(at + done, buffer.len(), len - done);
             let count = self.read(ctx, from + done, want, &mut &mut buffer[..want])?;
             if count == 0 {
                 break;
@@ -541,6 +541,15 @@ impl Drop for OpenFile {
         self.leave_to_kernel();
         self.guard.end(&self.node);
         self.end_locks();
+    }
+}
+
+/// How much of `left` bytes to `at` is copied at once: all that a buffer of `room` bytes takes, or
+/// what ends with a page, so that a reader of the file in between finds each page old or new.
+fn copied_at_once(at: u64, room: usize, left: u64) -> usize {
+    match usize::try_from(left).ok().filter(|&left| left <= room) {
+        Some(left) => left,
+        None => room - (at.wrapping_add(room as u64) % PAGE as u64) as usize,
     }
 }
 

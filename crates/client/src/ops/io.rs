@@ -243,6 +243,31 @@ fn cut<'a>(
     count
 }
 
+/// As [`cut`], of places to fill.
+fn cut_sinks<'a>(
+    into: &'a mut [&mut [u8]],
+    (mut skip, mut len): (usize, usize),
+    parts: &mut [&'a mut [u8]; PLACES_MAX],
+) -> usize {
+    let mut count = 0;
+    for sink in into {
+        let passed = skip.min(sink.len());
+        let part = &mut sink[passed..];
+        let taken = len.min(part.len());
+        (skip, len) = (skip - passed, len - taken);
+        if let Some(place) = parts.get_mut(count).filter(|_| taken > 0) {
+            *place = &mut part[..taken];
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Room for what [`cut_sinks`] finds.
+fn no_parts<'a>() -> [&'a mut [u8]; PLACES_MAX] {
+    std::array::from_fn(|_| &mut [][..])
+}
+
 impl Open<'_> {
     fn read(&self, into: Sinks<'_, '_>) -> Outcome<usize> {
         let _guard = self.file.offset_lock.lock();
@@ -277,18 +302,9 @@ impl Open<'_> {
 
     /// Reads at most `most` bytes.
     fn read_limited(&self, at: u64, into: Sinks<'_, '_>, most: usize) -> Outcome<usize> {
-        let mut left = most;
-        let mut done = 0;
-        for sink in into.iter_mut() {
-            let want = left.min(sink.len());
-            let count = self.read_at(at + done as u64, &mut [&mut sink[..want]])?;
-            done += count;
-            left -= count;
-            if count < want || left == 0 {
-                break;
-            }
-        }
-        Ok(done)
+        let mut parts = no_parts();
+        let count = cut_sinks(into, (0, most), &mut parts);
+        self.read_at(at, &mut parts[..count])
     }
 
     fn read_at(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
@@ -298,7 +314,7 @@ impl Open<'_> {
         match into {
             [sink] if total <= room => self.read_message(at, sink),
             _ if total <= room => self.read_scattered(at, into, total),
-            _ => self.read_long(at, into),
+            _ => self.read_long(at, into, total),
         }
     }
 
@@ -308,23 +324,29 @@ impl Open<'_> {
         call::scatter(self.session, &message, into)
     }
 
-    /// Place by place and buffer by buffer, until one falls short. An error after the first bytes
-    /// is reported by the next call.
-    fn read_long(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
-        let room = self.session.channel.buffer_bytes();
+    /// Request by request, until one falls short. Each ends where a page of the file does: a write
+    /// that is still on its way, whose writer was stopped or killed, may be done between two of
+    /// them. An error after the first bytes is reported by the next call.
+    fn read_long(&self, at: u64, into: Sinks<'_, '_>, total: usize) -> Outcome<usize> {
+        let (room, most) = (self.session.channel.buffer_bytes(), total.min(RW_BYTES_MAX));
         let mut done = 0;
-        for sink in into.iter_mut() {
-            for piece in sink.chunks_mut(room) {
-                let want = piece.len().min(RW_BYTES_MAX - done);
-                let count = match self.read_message(at + done as u64, &mut piece[..want]) {
-                    Ok(count) => count,
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
-                };
-                done += count;
-                if count < piece.len() {
-                    return Ok(done);
-                }
+        while done < most {
+            let start = at + done as u64;
+            let want = whole_pages(start, room.min(most - done), most - done);
+            let mut parts = no_parts();
+            let count = cut_sinks(into, (done, want), &mut parts);
+            let read = match &mut parts[..count] {
+                [part] => self.read_message(start, part),
+                parts => self.read_scattered(start, parts, want),
+            };
+            let count = match read {
+                Ok(count) => count,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            done += count;
+            if count < want {
+                break;
             }
         }
         Ok(done)
@@ -573,6 +595,32 @@ impl Open<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_reads_are_cut_where_pages_end_and_nothing_is_left_out() {
+        let bytes: Vec<u8> = (0..40_000_u32).map(|n| (n % 251) as u8).collect();
+        for (start, room) in [(0, 8192), (100, 8192), (4095, 16384), (12_288, 4096), (1000, 9000)] {
+            for places in [1, 3, 7, PLACES_MAX] {
+                let mut read = vec![0; bytes.len()];
+                let mut into: Vec<&mut [u8]> =
+                    read.chunks_mut(bytes.len().div_ceil(places)).collect();
+                let mut done = 0;
+                while done < bytes.len() {
+                    let left = bytes.len() - done;
+                    let want = whole_pages(start + done as u64, room.min(left), left);
+                    let mut parts = no_parts();
+                    let count = cut_sinks(&mut into, (done, want), &mut parts);
+                    for part in &mut parts[..count] {
+                        part.copy_from_slice(&bytes[done..][..part.len()]);
+                        done += part.len();
+                    }
+                    let end = start + done as u64;
+                    assert!(end.is_multiple_of(FRAME_BYTES as u64) || done == bytes.len());
+                }
+                assert!(read == bytes, "{start} {room} {places}");
+            }
+        }
+    }
 
     #[test]
     fn long_writes_are_cut_where_pages_end_and_nothing_is_left_out() {
