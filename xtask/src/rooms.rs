@@ -27,14 +27,15 @@ const ROOMS: &[Room] = &[
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
     room("ceph", &["base", "vfs"], &["testkit"]),
+    room("volume", &["base", "sys", "block", "ext4"], &[]),
     room(
         "pool",
-        &["base", "sys", "ipc", "block", "ceph", "vfs", "ext4", "union", "front"],
+        &["base", "sys", "ipc", "block", "volume", "ceph", "vfs", "ext4", "union", "front"],
         &["testkit"],
     ),
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
-    room("polylane", &["base", "sys", "pool", "bench"], &["testkit"]),
+    room("polylane", &["base", "sys", "volume", "pool", "bench"], &["testkit"]),
     room("tests", &["base"], &["base", "front", "testkit"]),
     room("xtask", &[], &[]),
 ];

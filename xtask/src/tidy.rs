@@ -36,7 +36,8 @@ const STATELESS_ROOMS: [&str; 5] = [
 ];
 
 /// Rooms whose locks and threads a test build may swap for a scheduler that repeats.
-const SCHEDULED_ROOMS: [&str; 3] = ["crates/vfs/src/", "crates/front/src/", "crates/pool/src/"];
+const SCHEDULED_ROOMS: [&str; 4] =
+    ["crates/vfs/src/", "crates/front/src/", "crates/volume/src/", "crates/pool/src/"];
 
 /// Types that make a `static` a variable.
 const CELLS: [&str; 12] = [

@@ -2,13 +2,13 @@
 
 use clap::Args;
 use polylane_base::size::{BadSize, ByteSize};
-use polylane_pool::cpus::CpuList;
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
 use polylane_pool::spec::JournalMode;
-use polylane_pool::volume::cache::{Mode, StoreKind};
-use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
-use polylane_pool::volume::{MediumKind, SetOptions};
+use polylane_volume::cache::{Mode, StoreKind};
+use polylane_volume::cpus::CpuList;
+use polylane_volume::translation::{PREFETCH_BYTES_MIN, Translation};
+use polylane_volume::{MediumKind, SetOptions};
 
 #[derive(Debug, Args)]
 pub(crate) struct JsonArgs {

@@ -7,8 +7,8 @@ use polylane_base::shown::Shown;
 use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
-use polylane_pool::path_text;
 use polylane_pool::share::{Policy, Wanted};
+use polylane_volume::path_text;
 
 use crate::args::{CacheArgs, JsonArgs, LimitArgs, policies};
 use crate::print::{print, print_json};

@@ -8,9 +8,9 @@ use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::ceph::CephPlace;
-use polylane_pool::cpus::CpuList;
 use polylane_pool::kernel_fs::KernelFs;
-use polylane_pool::volume::MediumKind;
+use polylane_volume::MediumKind;
+use polylane_volume::cpus::CpuList;
 
 use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};
 use crate::attach;

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(status) => return status,
     };
+    polylane_volume::name_holders_by(polylane_pool::attach::holder_name);
     match commands::execute(cli.command) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {

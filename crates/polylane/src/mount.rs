@@ -11,7 +11,7 @@ use polylane_pool::lasting::{self, LaneSource, MountOptions, Mounted};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::share::Policy;
 use polylane_pool::spec::{JournalMode, WriteBack};
-use polylane_pool::volume::MediumKind;
+use polylane_volume::MediumKind;
 use serde_json::Value;
 
 use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};

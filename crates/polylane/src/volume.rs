@@ -7,12 +7,13 @@ use polylane_base::shown::{Shown, escape_control};
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
-use polylane_pool::path_text;
+use polylane_pool::live::PoolsAndAttachments;
 use polylane_pool::share::WEIGHTS;
-use polylane_pool::volume::translation::Translation;
-use polylane_pool::volume::{
-    self, Check, Content, Copy, CreateOptions, Form, Fragmentation, Info, Layer, MediumKind,
-    SetOptions,
+use polylane_volume::path_text;
+use polylane_volume::translation::Translation;
+use polylane_volume::{
+    self as volume, Check, Content, Copy, CreateOptions, Form, Fragmentation, Info, Layer,
+    MediumKind, SetOptions,
 };
 
 use crate::cli::{ExportFormat, FileSystemKind, ImportFormat, VolumeCommand};
@@ -51,17 +52,23 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
             }
         }
         VolumeCommand::Rm { volumes, force } => {
-            volumes.iter().try_for_each(|path| volume::remove(path, force))?;
+            volumes
+                .iter()
+                .try_for_each(|path| volume::remove(path, force, &PoolsAndAttachments))?;
         }
         VolumeCommand::Set { volume, weight, cache } => {
             check_weight(weight)?;
             volume::set(&volume, &SetOptions { weight, ..cache.options()? })?;
         }
-        VolumeCommand::Resize { volume, size } => volume::resize(&volume, size.0)?,
-        VolumeCommand::Snapshot { volume, to } => {
-            volume::duplicate(&volume, &to, Copy::Snapshot)?;
+        VolumeCommand::Resize { volume, size } => {
+            volume::resize(&volume, size.0, &PoolsAndAttachments)?;
         }
-        VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
+        VolumeCommand::Snapshot { volume, to } => {
+            volume::duplicate(&volume, &to, Copy::Snapshot, &PoolsAndAttachments)?;
+        }
+        VolumeCommand::Clone { volume, to } => {
+            volume::duplicate(&volume, &to, Copy::Clone, &PoolsAndAttachments)?;
+        }
         VolumeCommand::Check { volume, repair, look } => check(&volume, repair, look)?,
         VolumeCommand::Import { from, volume, thick, format, medium } => {
             let medium = MediumKind::named(&medium).unwrap_or_default();

@@ -20,16 +20,16 @@ use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
+use polylane_volume::bypass::{self, Pinned};
+use polylane_volume::disk::Disk;
+use polylane_volume::held::{Answer, Ask};
+use polylane_volume::stack::Stack;
 
 use crate::ceph::CephFiles;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
 use crate::spec::{Backing, PoolSpec};
-use crate::volume::bypass::{self, Pinned};
-use crate::volume::disk::Disk;
-use crate::volume::held::{Answer, Ask};
-use crate::volume::stack::Stack;
 use crate::witness::Asker;
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.

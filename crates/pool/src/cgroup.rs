@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
+use polylane_volume::cpus::CpuList;
 
 use crate::bound;
-use crate::cpus::CpuList;
 use crate::failure::say;
 
 /// How long a group may need to become empty after its last process ended.

@@ -29,7 +29,7 @@
 //!
 //! - One copy at a time: a second copier is refused.
 //! - A copier that goes away thaws the volume; so does a server that ends, and the server itself
-//!   after a while ([`held`](crate::volume::held)).
+//!   after a while ([`held`](polylane_volume::held)).
 //! - Names are exchanged only while the volume stands still. From then on the holder has the new
 //!   files: a server that could not go over to them is replaced by one that begins with them.
 
@@ -39,15 +39,15 @@ use std::time::{Duration, Instant};
 
 use polylane_block::file::Files;
 use polylane_block::image;
+use polylane_volume::held::{Answer, Ask, FROZEN_TIME_MAX, files_of};
+use polylane_volume::path_text;
+use polylane_volume::{failure, sync_both};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
 use crate::failure::{Failure, Result, say};
 use crate::link::Link;
-use crate::path_text;
-use crate::volume::held::{Answer, Ask, FROZEN_TIME_MAX, files_of};
-use crate::volume::{failure, sync_both};
 
 /// Names are not exchanged so shortly before the server goes on by itself.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -335,7 +335,7 @@ fn exchange(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::held::Ask;
+    use polylane_volume::held::Ask;
     use std::cell::RefCell;
 
     fn handed(dir: &Path) -> (Handed, Target) {

@@ -3,13 +3,13 @@
 use std::fs;
 
 use polylane_front::fuse::Params;
+use polylane_volume::tools;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::attach::{self, Via};
 use crate::fuse_device;
-use crate::volume::tools;
 use crate::{cgroup, confine, preload, probe};
 
 /// What a finding means for polylane.
@@ -265,7 +265,7 @@ fn controllers() -> Vec<Finding> {
 }
 
 fn landlock() -> Finding {
-    let has = confine::has_landlock();
+    let has = polylane_volume::has_landlock();
     let notes = [
         "a service can open no path",
         "what keeps a service from paths is namespaces when run as root, and its system calls",

@@ -18,18 +18,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_sys::ns::SignalFd;
+use polylane_volume::tools;
+use polylane_volume::{self as volume, SetOptions, Sidecar};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::attach::{self, AttachOptions};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromInit, Link, ToInit};
+use crate::live::PoolsAndAttachments;
 use crate::process::Process;
 use crate::share::{Policy, Wanted};
 use crate::signals::pass_signals;
 use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
-use crate::volume::tools;
-use crate::volume::{self, SetOptions, Sidecar};
 
 /// How long the kernel may take to write everything back.
 const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
@@ -140,7 +141,7 @@ impl Disk {
         let opened = disk.and_then(|disk| disk.prepare(path, lane, made).map(|()| disk));
         if made && opened.is_err() {
             // It holds nothing.
-            let _ = volume::remove(path, false);
+            let _ = volume::remove(path, false, &PoolsAndAttachments);
         }
         opened
     }

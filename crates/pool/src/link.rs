@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use polylane_base::{Errno, Result};
 use polylane_sys::scm;
+use polylane_volume::held::{Answer, Ask};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::volume::held::{Answer, Ask};
 
 /// Largest message in bytes; statistics are the longest.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;

@@ -6,11 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 use polylane_sys::ns::{self, Child};
+use polylane_volume::log;
 use rustix::io::FdFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use crate::failure::{FAILED, Failure, say};
-use crate::log;
 use crate::wait::wait_for;
 
 /// How long a killed process may take to end. One that takes longer is stuck in the kernel, as a

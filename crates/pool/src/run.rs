@@ -8,16 +8,21 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_ipc::layout::GROUPS_MAX;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_vfs::handover::{Heart, Store};
+use polylane_volume::cache::CacheSpec;
+use polylane_volume::cpus::CpuList;
+use polylane_volume::translation::Translation;
+use polylane_volume::{self as volume, log};
+use polylane_volume::{Kept, MediumKind, SetOptions};
 use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
 use crate::ceph::{self, CephOptions};
 use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
-use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
 use crate::fuse_device;
 use crate::init::{self, Place, Plan, Rights};
@@ -34,11 +39,8 @@ use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
-use crate::volume::cache::CacheSpec;
-use crate::volume::translation::Translation;
-use crate::volume::{Kept, MediumKind, SetOptions};
 use crate::watchdog::Watchdog;
-use crate::{confine, log, lower, preload, root, volume};
+use crate::{confine, lower, preload, root};
 
 mod check;
 
@@ -523,7 +525,7 @@ fn specify(
         lowers: options.lowers.iter().map(|path| Shown::new(path).to_string()).collect(),
         mount_path: place.path().into_os_string().into_vec(),
         covered: covered.collect(),
-        worker_cpus: cpus.worker_cpus(name.running_count()),
+        worker_cpus: cpus.worker_cpus(name.running_count(), GROUPS_MAX as usize),
         cpus,
         cache_bytes_limit: cache_bytes_limit(options),
         write_back: options.write_back,

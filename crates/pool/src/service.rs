@@ -18,6 +18,8 @@ use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
+use polylane_volume::bypass;
+use polylane_volume::log;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::build::{self, Running, Store};
@@ -25,9 +27,7 @@ use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
-use crate::log;
 use crate::spec::{Backing, PoolSpec};
-use crate::volume::bypass;
 use crate::wait::wait_for;
 use crate::watchdog::BEAT_PERIOD;
 use crate::witness::Asker;

@@ -7,15 +7,15 @@ use std::time::Duration;
 /// How a lane's journal treats file data.
 pub use polylane_ext4::DataMode as JournalMode;
 use polylane_front::fuse::Params;
+use polylane_volume::cache::CacheSpec;
+use polylane_volume::cpus::CpuList;
+use polylane_volume::translation::Translation;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ceph::CephPlace;
-use crate::cpus::CpuList;
 use crate::failure::{Failure, Result};
-use crate::volume::cache::CacheSpec;
-use crate::volume::translation::Translation;
 
 /// Largest specification in bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use polylane_front::fuse;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_volume::held::Ask;
+use polylane_volume::log;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Timespec;
 
@@ -18,7 +20,6 @@ use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
-use crate::log;
 use crate::process::{self, Ended, Process};
 use crate::relay::Relay;
 use crate::share::member::Member;
@@ -26,7 +27,6 @@ use crate::signals::pass_signals;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::{Listener, RUNNING};
 use crate::upgrade::Control;
-use crate::volume::held::Ask;
 use crate::wait::{wait_either, wait_for};
 use crate::watchdog::Watchdog;
 use crate::witness;

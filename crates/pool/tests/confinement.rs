@@ -16,8 +16,8 @@ use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
 use polylane_pool::spec::WriteBack;
-use polylane_pool::volume::SetOptions;
 use polylane_sys::subverted;
+use polylane_volume::SetOptions;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 /// What to try, and with the number that it needs: the test's process, or its TCP port.

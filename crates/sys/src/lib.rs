@@ -24,6 +24,7 @@ pub mod mount;
 pub mod nbd;
 pub mod notice;
 pub mod ns;
+pub mod privileges;
 pub mod pulse;
 pub mod region;
 pub mod sched;

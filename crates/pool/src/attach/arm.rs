@@ -33,6 +33,7 @@ use polylane_front::{nbd as nbd_server, ublk as ublk_server, vhost_user};
 use polylane_sys::ns::Child;
 use polylane_sys::{backing, nbd as nbd_client};
 use polylane_vfs::handover::{InFlight, Store};
+use polylane_volume::cache::CacheSpec;
 use rustix::fs::Mode;
 
 use super::engine::EngineSpec;
@@ -42,7 +43,6 @@ use super::record::{self, Record};
 use super::{AttachOptions, Via, nbd, ublk};
 use crate::failure::{Failure, Result};
 use crate::share::Policy;
-use crate::volume::cache::CacheSpec;
 
 /// Most threads of an engine.
 const THREADS_MAX: usize = 4;

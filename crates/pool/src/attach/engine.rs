@@ -19,6 +19,10 @@ use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
 use polylane_front::fuse::Params;
 use polylane_sys::ns;
+use polylane_volume::bypass;
+use polylane_volume::cache::CacheSpec;
+use polylane_volume::held::Held;
+use polylane_volume::translation::Translation;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
@@ -29,10 +33,6 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
 use crate::share::{member, report};
 use crate::spec;
-use crate::volume::bypass;
-use crate::volume::cache::CacheSpec;
-use crate::volume::held::Held;
-use crate::volume::translation::Translation;
 use crate::wait::wait_either;
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.

@@ -3,17 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use polylane_volume::{self as volume, Sidecar};
 use serde::Serialize;
 
 use super::{Listed, list};
 use crate::failure::{Failure, Result};
-use crate::volume::{self, Sidecar};
 
 /// Where a volume's cache sees journals now, or saw them when the volume was attached last.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalMap {
     /// The volume's file.
-    #[serde(with = "crate::path_text::one")]
+    #[serde(with = "polylane_volume::path_text::one")]
     pub volume: PathBuf,
     /// Bytes of the volume.
     pub size_bytes: u64,

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::scm;
+use polylane_volume::path_text;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, Timespec};
 
@@ -33,8 +34,8 @@ use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::{self, Process};
 use crate::share::member::Member;
+use crate::spec;
 use crate::wait::wait_for;
-use crate::{path_text, spec};
 
 /// How long an engine may take to start, or to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);

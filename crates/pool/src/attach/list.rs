@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use polylane_base::sync::thread;
+use polylane_volume::path_text;
 use serde::Serialize;
 
 use super::message::{FromKeeper, ToKeeper};
@@ -10,7 +11,6 @@ use super::record::{self, Record};
 use super::{ANSWER_TIME_MAX, ask};
 use crate::failure::Result;
 use crate::names::PoolName;
-use crate::path_text;
 
 /// An attachment, as a list shows it.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -15,6 +15,7 @@ use polylane_block::file::Files;
 use polylane_front::export::file;
 use polylane_front::fuse::Params;
 use polylane_sys::{backing, loopdev};
+use polylane_volume::cache::CacheSpec;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::mount::MountAttrFlags;
 
@@ -23,7 +24,6 @@ use super::record::Record;
 use crate::failure::{Failure, Result};
 use crate::fuse_device;
 use crate::mounts::{self, Parameter};
-use crate::volume::cache::CacheSpec;
 
 /// Where free loop devices are to be had.
 pub(super) const CONTROL: &str = "/dev/loop-control";

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use polylane_volume::held::{Answer, Ask};
 use serde::{Deserialize, Serialize};
 
 use crate::copying::{Target, Wish};
-use crate::volume::held::{Answer, Ask};
 
 /// What an engine serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub(super) struct Shape {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum ToKeeper {
     /// This is about to become the device: record it, answer `Done`.
-    Engaging(#[serde(with = "crate::path_text::one")] PathBuf),
+    Engaging(#[serde(with = "polylane_volume::path_text::one")] PathBuf),
     /// It is the device: go on without me, answer `Done`.
     Engaged,
     /// Answer `Stats`.

@@ -40,6 +40,9 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_sys::scm;
+use polylane_volume as volume;
+use polylane_volume::SetOptions;
+use polylane_volume::stack::Stack;
 use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
@@ -50,9 +53,6 @@ use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
-use crate::volume;
-use crate::volume::SetOptions;
-use crate::volume::stack::Stack;
 use crate::wait::wait_for;
 use arm::{Door, Place};
 use engine::EngineSpec;
@@ -384,11 +384,13 @@ pub(crate) fn copier(volume: &Path, wish: Wish, target: Target) -> Option<Link> 
     Some(link)
 }
 
-/// The device or socket of a volume that is attached by this user.
-pub(crate) fn device_of(volume: &Path) -> Option<PathBuf> {
+/// What a person calls the process that has an attached volume of this user open; `None`: it is not
+/// attached. For [`name_holders_by`](volume::name_holders_by).
+pub fn holder_name(volume: &Path) -> Option<String> {
     let dir = record::dir().ok()?;
     let record = record::all(&dir).into_iter().find(|record| record.is(volume))?;
-    record.device.filter(|_| PoolName::take_over(&dir, &record.id).is_err())
+    let device = record.device.filter(|_| PoolName::take_over(&dir, &record.id).is_err())?;
+    Some(format!("its attachment {}, which 'polylane detach' ends", device.display()))
 }
 
 /// The best front end of this host: a block device of the kernel's, unless a socket is asked for.

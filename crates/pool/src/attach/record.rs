@@ -17,14 +17,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use polylane_block::image;
+use polylane_volume as volume;
+use polylane_volume::path_text;
+use polylane_volume::sidecar::Sidecar;
 use serde::{Deserialize, Serialize};
 
 use super::Via;
 use crate::failure::{Failure, Result};
 use crate::names::PoolName;
-use crate::path_text;
-use crate::volume;
-use crate::volume::sidecar::Sidecar;
 
 /// Largest record in bytes.
 const BYTES_MAX: u64 = 64 << 10;

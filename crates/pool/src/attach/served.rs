@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use polylane_volume::held::Ask;
+
 use super::keeper::ANSWER_TIME_MAX;
 use super::message::{FromEngine, Shape, ToEngine};
 use crate::link::Link;
 use crate::process::Process;
-use crate::volume::held::Ask;
 use crate::wait::wait_for;
 
 /// The running engine and the line to it.

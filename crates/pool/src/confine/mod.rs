@@ -19,7 +19,6 @@
 //! All of it is inherited by threads, so it is done before there is a second one.
 
 mod calls;
-mod program;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -27,14 +26,11 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use polylane_sys::ns;
-use rustix::io::Errno;
+use polylane_sys::{ns, privileges};
 use rustix::mount::MountAttrFlags;
-use rustix::process::{DumpableBehavior, Gid, Uid};
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::process::DumpableBehavior;
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
-
-pub(crate) use program::{keep_opening, no_reach};
 
 use crate::failure::{Failure, Result};
 use crate::{init, mounts};
@@ -111,7 +107,7 @@ pub(crate) fn confine(reach: Reach<'_>, user: Option<u32>) -> Result<Confined> {
         _ => CapabilitySet::empty(),
     };
     let became = match is_root || namespaces {
-        true => drop_privileges(kept, user).map_err(failed)?,
+        true => privileges::keep_only(kept, user).map_err(failed)?,
         false => false,
     };
     // The kernel goes back to its default at a change of user.
@@ -146,13 +142,7 @@ const CONTAINED: CapabilitySet = CapabilitySet::CHOWN
 /// # Errors
 /// What capset(2) and prctl(2) say.
 pub(crate) fn contain() -> rustix::io::Result<()> {
-    drop_privileges(CONTAINED, None).map(drop)
-}
-
-/// Whether this kernel has Landlock, switched on.
-pub(crate) fn has_landlock() -> bool {
-    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
-    ruleset.handle_access(AccessFs::from_all(ABI::V1)).and_then(|set| set.create()).is_ok()
+    privileges::keep_only(CONTAINED, None).map(drop)
 }
 
 /// Into namespaces with nothing in them: an empty root, no network but an unconnected loopback, or
@@ -181,39 +171,6 @@ fn empty_root() -> rustix::io::Result<()> {
     let root = mounts::tmpfs(0o555, "4k", attributes)?;
     mounts::attach_at(&root, "/".as_ref())?;
     mounts::switch_root(&root)
-}
-
-/// Becomes `user`, keeps these capabilities and nothing else, for good. Whether it became that
-/// user: in a user namespace it may not be mapped.
-fn drop_privileges(kept: CapabilitySet, user: Option<u32>) -> rustix::io::Result<bool> {
-    for capability in CapabilitySet::all().difference(kept).iter() {
-        match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // A capability that this kernel does not know.
-            Ok(()) | Err(Errno::INVAL) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    rustix::thread::clear_ambient_capability_set()?;
-    let held = rustix::thread::capabilities(None)?.permitted & kept;
-    rustix::thread::set_keep_capabilities(!held.is_empty())?;
-    let became = match user.map(become_user) {
-        Some(Ok(())) => true,
-        None | Some(Err(Errno::INVAL | Errno::PERM)) => false,
-        Some(Err(error)) => return Err(error),
-    };
-    let sets =
-        CapabilitySets { effective: held, permitted: held, inheritable: CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, sets)?;
-    rustix::thread::set_keep_capabilities(false)?;
-    Ok(became)
-}
-
-/// Takes on a user, the group of that number and no other.
-fn become_user(user: u32) -> rustix::io::Result<()> {
-    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
 /// No path can be opened any more, but for those within `reach`. Whether the kernel enforces it.

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces};
+use polylane_volume::log;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
@@ -33,6 +34,7 @@ use super::share::{self, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume};
+use crate::cgroup;
 use crate::failure::{Failure, Result, say};
 use crate::init::Place;
 use crate::limits::CallerLimits;
@@ -42,7 +44,6 @@ use crate::process::Process;
 use crate::run::{self, Owner, RunOptions, Source};
 use crate::skeleton::MountPoint;
 use crate::supervise::AtEnd;
-use crate::{cgroup, log};
 
 /// The pool of lanes that are mounted in none.
 pub const POOL_DEFAULT: &str = "default";

@@ -1,13 +1,13 @@
 //! What of a run's options is refused before anything exists.
 
 use polylane_base::size::ByteSize;
+use polylane_volume::SetOptions;
 
 use super::{RunOptions, Source, cache_bytes_limit, rootless};
 use crate::failure::{Failure, Result};
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
 use crate::spec::WriteBack;
-use crate::volume::SetOptions;
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use polylane_block::qos::board::Device;
 use polylane_block::qos::cost::{CostModel, Line};
 use polylane_block::qos::plan::Config;
+use polylane_volume as volume;
 use serde::{Deserialize, Serialize};
 
 use super::Meeting;
 use super::costs::{Measuring, Scratch};
 use crate::failure::say;
-use crate::volume;
 
 /// A device's profile.
 #[derive(Clone, PartialEq, Debug, Default)]

@@ -1,0 +1,154 @@
+//! Copies of volumes that are in use, and their change to other bases: the command's side of
+//! [`copying`](crate::copying).
+//!
+//! Whoever serves the volume makes it stand still, and the copy is made meanwhile.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::thread;
+use polylane_block::file::Files;
+use polylane_sys::scm;
+use polylane_volume::cow::{self, Exchange};
+use polylane_volume::stack::Stack;
+use polylane_volume::{self as volume, Holders, Sidecar};
+
+use crate::attach;
+use crate::copying::{Step, Target, Told, Wish};
+use crate::failure::{Failure, Result};
+use crate::link::Link;
+use crate::stats::{self, Question};
+use crate::wait::wait_for;
+
+/// How long a holder may take to say whether it has the volume.
+const MINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Between two tries.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long a holder may take to write everything back, or to go over to other files.
+const DONE_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// The pools and attachments of this user.
+pub struct PoolsAndAttachments;
+
+impl Holders for PoolsAndAttachments {
+    fn freeze(&self, path: &Path) -> Result<Option<Box<dyn volume::Still>>> {
+        let file = volume::open_to_look(path)?;
+        let Some(holder) = holder_of(path, &file, Wish::Copy)? else { return Ok(None) };
+        done(&holder, path, "cannot be copied").map(|()| Some(Box::new(Still { holder }) as _))
+    }
+
+    fn rebase(&self, path: &Path) -> Result<()> {
+        /// A copy of the volume that another command makes meanwhile is over by then.
+        const TIME_MAX: Duration = Duration::from_secs(30);
+        let begun = Instant::now();
+        loop {
+            match try_rebase(path) {
+                Err(_) if begun.elapsed() < TIME_MAX => thread::sleep(TRY_AGAIN),
+                done => return done,
+            }
+        }
+    }
+
+    fn resize(&self, path: &Path, size: u64) -> Result<Option<()>> {
+        attach::resize(path, size)
+    }
+}
+
+/// A volume that stands still. It goes on when this is dropped.
+struct Still {
+    holder: Link,
+}
+
+impl Still {
+    fn say(&self, path: &Path, step: &Step, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let sent = self.holder.send(step, fds);
+        sent.map_err(|error| Failure::path(path, "talk to whoever has it", error))?;
+        done(&self.holder, path, "cannot be copied")
+    }
+}
+
+impl volume::Still for Still {
+    fn thaw(self: Box<Self>, path: &Path) -> Result<()> {
+        self.say(path, &Step::Thaw, &[])
+    }
+}
+
+/// The pool or attachment of this user that has the volume, told what is wanted of it; `None`: none
+/// has.
+fn holder_of(path: &Path, file: impl AsFd, wish: Wish) -> Result<Option<Link>> {
+    let target = Target::of(file).map_err(|error| Failure::path(path, "look at it", error))?;
+    let question = match wish {
+        Wish::Copy => Question::Copy(target),
+        Wish::Rebase => Question::Rebase(target),
+    };
+    let pools = stats::sockets().into_iter().filter_map(|socket| {
+        let link = Link::from_fd(scm::connect(&socket).ok()?);
+        link.send(&question, &[]).ok()?;
+        Some(link)
+    });
+    for holder in attach::copier(path, wish, target).into_iter().chain(pools) {
+        match tell(&holder, MINE_TIME_MAX) {
+            Some(Told::Mine) => return Ok(Some(holder)),
+            Some(Told::Failed(line)) => return Err(Failure::failed(line)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Waits until what the holder was told to do is done. `otherwise`: what its failure means.
+fn done(holder: &Link, path: &Path, otherwise: &str) -> Result<()> {
+    match tell(holder, DONE_TIME_MAX) {
+        Some(Told::Done) => Ok(()),
+        Some(Told::Failed(line)) => {
+            // Whoever serves a volume knows no name for it.
+            let why = line.strip_prefix("volume: ").unwrap_or(&line);
+            Err(Failure::failed(format!("{}: {otherwise}: {why}", path.display())))
+        }
+        _ => Err(Failure::failed(format!(
+            "{}: the process that has it does not answer, or has ended: try again",
+            path.display()
+        ))),
+    }
+}
+
+fn try_rebase(path: &Path) -> Result<()> {
+    let file = volume::open_to_look(path)?;
+    let Some(holder) = holder_of(path, &file, Wish::Rebase)? else {
+        // Or it has another file since just now.
+        return match names(path, &file) {
+            true => Ok(()),
+            false => Err(Failure::failed(format!("{}: has just been copied", path.display()))),
+        };
+    };
+    // From here on the volume cannot be copied: what it is on stays.
+    let bases = Stack::bases(path, &OwnedFd::from(file), &Sidecar::load(path)?)?;
+    let fds: Vec<_> =
+        bases.iter().flat_map(|Files { io, plain, lock }| [io, plain, lock]).collect();
+    let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
+    let sent = holder.send(&Step::Rebase, &fds);
+    sent.map_err(|error| Failure::path(path, "talk to the process that has it", error))?;
+    done(&holder, path, "does not go over to the snapshots that are left")
+}
+
+/// Whether the path names this file.
+fn names(path: &Path, file: impl AsFd) -> bool {
+    let target = Target::of(file).ok();
+    target.is_some_and(|target| target.is_at(path))
+}
+
+fn tell(holder: &Link, limit: Duration) -> Option<Told> {
+    wait_for(holder.as_fd(), limit).then(|| holder.receive().ok().flatten())?.map(|(told, _)| told)
+}
+
+/// The holder exchanges the names, and goes on over the new file.
+impl Exchange for Still {
+    fn exchange(&self, from: &Path, base: &Path, top: &Files) -> Result<()> {
+        let (volume, base) = (cow::absolute(from)?, cow::absolute(base)?);
+        let fds = [top.io.as_fd(), top.plain.as_fd(), top.lock.as_fd()];
+        self.say(from, &Step::Exchange { volume, base }, &fds)
+    }
+}

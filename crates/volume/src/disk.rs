@@ -1,0 +1,84 @@
+//! In the service: a volume's file as a block device, with the tenant's ext4 on it.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use polylane_base::Clock;
+use polylane_base::sync::Arc;
+use polylane_block::qos::governed::Governor;
+use polylane_ext4::{Ext4, Options};
+
+use super::cache::CacheSpec;
+use super::held::{Answer, Ask, Held};
+use super::stack::Parts;
+use super::translation::Translation;
+use crate::failure::{Failure, Result, say};
+
+/// Why a volume is read only whose host had no room for its first change.
+const NO_ROOM: &str = "no space left under the volume: make room, and run again";
+
+/// An open volume.
+pub struct Disk {
+    /// The file system.
+    pub fs: Arc<Ext4>,
+    /// Whose turn it is on the host's device.
+    pub governor: Arc<Governor>,
+    volume: Held,
+}
+
+impl Disk {
+    /// Opens the volume that messages call `name`, cached and translated as told; replays its
+    /// journal if need be.
+    pub fn open(
+        name: &str,
+        parts: Parts,
+        (cache, translation): (CacheSpec, Translation),
+        clock: Arc<dyn Clock>,
+        options: &Options,
+    ) -> Result<Disk> {
+        let governor = Governor::new();
+        let volume = Held::open(name, parts, cache, translation, Some(governor.clone()))?;
+        let fs = match Ext4::open(volume.device(), clock.clone(), options) {
+            // A copy shares its blocks until it writes: its first change needs room.
+            Err(error) if error.is_no_space() => {
+                let options = Options { read_only: Some(NO_ROOM), ..options.clone() };
+                Ext4::open(volume.device(), clock, &options).map_err(|_| error)
+            }
+            opened => opened,
+        };
+        let fs =
+            fs.map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
+        if !fs.read_only_reasons.is_empty() {
+            say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
+        }
+        Ok(Disk { fs: Arc::new(fs), governor, volume })
+    }
+
+    /// Does what is asked for a copy of the volume; `settle` makes durable what the file system
+    /// does not know yet.
+    pub fn answer(
+        &mut self,
+        ask: Ask,
+        fds: Vec<OwnedFd>,
+        settle: impl FnOnce() -> Result<()>,
+    ) -> Answer {
+        self.volume.answer(ask, fds, settle)
+    }
+
+    /// How long the volume may stand still from now on; `None` when it does not.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.volume.time_left()
+    }
+
+    /// Lets it go on, if it stood still.
+    pub fn thaw(&mut self) {
+        self.volume.thaw();
+    }
+
+    /// Counters as JSON.
+    pub fn stats(&self) -> serde_json::Value {
+        let mut stats = self.volume.stats();
+        stats["stopped"] = self.fs.is_stopped().into();
+        stats
+    }
+}

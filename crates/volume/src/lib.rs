@@ -1,0 +1,95 @@
+//! What a volume is: files that hold one file system each, their copies, what is known of them, and
+//! how they become devices.
+//!
+//! Which processes serve volumes, and how those are reached, is not known here: a command that
+//! needs them is handed [`Holders`].
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `open` | opens a volume's file alone, or makes it first |
+//! | [`bypass`] | volumes in a pool file, reached past the host's file system |
+//! | [`cache`] | how a volume is cached |
+//! | `change` | makes, grows and changes volumes |
+//! | `check` | checks the file system on a volume |
+//! | `copy` | snapshots and clones |
+//! | `confine` | the system calls and capabilities of programs that parse what others wrote |
+//! | [`cow`] | copy-on-write where the host's file system has none |
+//! | [`cpus`] | lists of CPUs |
+//! | [`failure`] | how an action fails: a line and an exit status |
+//! | `fold` | copies the blocks of one snapshot to its neighbour |
+//! | `foreign` | images of other programs |
+//! | [`held`] | in the process that serves a volume: a device that stands still for a copy |
+//! | `info` | looks at volumes |
+//! | `known` | what this user's state directory knows of volumes |
+//! | `layers` | says where a volume lies, file by file |
+//! | [`log`] | lines of supervisors, services and engines |
+//! | `merge` | removes a snapshot that another one is on |
+//! | [`path_text`] | paths in JSON |
+//! | `progress` | says on a terminal how far long work is |
+//! | `remove` | removes volumes |
+//! | `sandbox` | programs that parse what others wrote |
+//! | [`sidecar`] | what a raw file cannot say |
+//! | `space` | adds up what of a volume holds data, and whose it is |
+//! | [`stack`] | a volume's file with the bases under it |
+//! | `trailer` | what marks the file of a copy-on-write volume |
+//! | `transfer` | import and export |
+//! | [`translation`] | where a volume's translation works |
+//! | `trust` | who may have put there what lies beside a volume |
+//! | [`tools`] | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
+//! | `holders` | what commands ask of the processes that serve volumes |
+//! | [`disk`] | in the service: the file as a block device with ext4 on it |
+
+#![forbid(unsafe_code)]
+
+pub mod bypass;
+pub mod cache;
+mod change;
+mod check;
+mod confine;
+mod copy;
+pub mod cow;
+pub mod cpus;
+pub mod disk;
+pub mod failure;
+mod fold;
+mod foreign;
+pub mod held;
+mod holders;
+mod info;
+mod known;
+mod layers;
+pub mod log;
+mod merge;
+mod open;
+pub mod path_text;
+mod progress;
+mod remove;
+mod sandbox;
+pub mod sidecar;
+mod space;
+pub mod stack;
+pub mod tools;
+mod trailer;
+mod transfer;
+pub mod translation;
+mod trust;
+
+pub use change::{
+    CreateOptions, MediumKind, SetOptions, distrust, make, refuse_snapshot, resize, set,
+};
+pub use check::{Check, check};
+pub use confine::has_landlock;
+pub use copy::{Copy, duplicate};
+pub use cow::sync_both;
+pub use failure::{Failure, Result};
+pub use holders::{Holders, Still};
+pub use info::{Content, Info, info, list, open_to_look};
+pub use layers::{Fragmentation, Layer, map};
+pub use open::{
+    Asked, Kept, default_path, failure, make_blank, name_holders_by, open_or_create, resolve,
+    state_dir,
+};
+pub use remove::remove;
+pub use sidecar::Sidecar;
+pub use space::is_blank;
+pub use transfer::{Form, export, import};

@@ -1,0 +1,235 @@
+//! The programs of e2fsprogs, found on the path or where Debian keeps them.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use polylane_base::sync::thread;
+
+use super::open::refuse_full;
+use super::progress::Progress;
+use super::sandbox::{Right, Sandbox};
+use crate::failure::{Failure, Result};
+
+/// e2fsck: nothing was wrong ...
+pub(super) const FSCK_CLEAN: i32 = 0;
+/// ... or all of it was mended.
+pub(super) const FSCK_MENDED: i32 = 1;
+/// ... or it could not look: it failed itself, does not know the file system's features, or was
+/// ended. A set of bits: of errors that it left it says another.
+const FSCK_FAILED: i32 = 8 | 16 | 32 | 128;
+
+/// Where system programs are, also for users whose path lacks it.
+const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
+
+/// What a new volume's file system has: everything that mke2fs 1.47 makes by default, spelled out
+/// so that the host's mke2fs.conf has no say, and what our own ext4 is best at.
+const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
+                        flex_bg,metadata_csum,metadata_csum_seed,sparse_super,large_file,\
+                        huge_file,dir_nlink,extra_isize";
+
+/// The file reads as zeros: what is to be zeros need not be set aside, and stays a hole.
+const HOLES: &str = ",assume_storage_prezeroed=1";
+
+/// Largest journal that mke2fs makes.
+const JOURNAL_BYTES_MAX: u64 = 1 << 30;
+
+/// The path of a program.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from));
+    dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// The path of a program that is needed.
+///
+/// # Errors
+/// It is not installed.
+pub(super) fn program(name: &str, package: &str) -> Result<PathBuf> {
+    find(name).ok_or_else(|| {
+        Failure::failed(format!("{name}: not found: install {package} to make and check volumes"))
+    })
+}
+
+/// A command for a program, with messages in English and nothing to read.
+pub fn command(name: &str, package: &str) -> Result<Command> {
+    let mut command = Command::new(program(name, package)?);
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a program to its end.
+pub fn run(mut command: Command) -> Result<Output> {
+    let name = PathBuf::from(command.get_program());
+    command.output().map_err(|error| Failure::path(&name, "run it", error))
+}
+
+/// [`run`] of a program that says on its standard output how far it is, in lines that `share_of`
+/// understands; those are shown, and left out of what it said.
+pub(super) fn run_watched(
+    mut command: Command,
+    progress: &Progress,
+    share_of: fn(&str) -> Option<f64>,
+) -> Result<Output> {
+    if !progress.is_seen() {
+        return run(command);
+    }
+    let name = PathBuf::from(command.get_program());
+    let failed = |error| Failure::path(&name, "run it", error);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let read = thread::scope(|scope| {
+        let other = scope.spawn(|| err.map_or(Ok(0), |mut err| err.read_to_end(&mut stderr)));
+        let mut line = Vec::new();
+        for byte in out.into_iter().flat_map(|out| BufReader::new(out).bytes()) {
+            let byte = byte?;
+            line.push(byte);
+            if byte == b'\r' || byte == b'\n' {
+                match share_of(&String::from_utf8_lossy(&line)) {
+                    Some(share) => progress.set_share(share),
+                    None => stdout.append(&mut line),
+                }
+                line.clear();
+            }
+        }
+        stdout.append(&mut line);
+        other.join().unwrap_or(Ok(0))
+    });
+    let status = child.wait().map_err(failed)?;
+    read.map_err(failed)?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// e2fsck, with `options`, on a file, of which nothing else can be reached by what is in it; how
+/// far it is, is shown. The file is called [`IT`] in what it says.
+pub(super) fn fsck(path: &Path, options: &str, file: &File) -> Result<Output> {
+    let mut sandbox = Sandbox::new("e2fsck", "e2fsprogs")?.see_mounts();
+    let right = if options.contains('n') { Right::Read } else { Right::Write };
+    let name = sandbox.give(file, right)?;
+    let mut command = sandbox.command()?;
+    let progress = Progress::of_share("checking", path);
+    command.args(options.split(' '));
+    if progress.is_seen() {
+        command.args(["-C", "1"]);
+    }
+    command.arg(&name);
+    Ok(renamed(run_watched(command, &progress, fsck_share)?, &name))
+}
+
+/// resize2fs on a file, to `size` bytes or to the file's own. See [`fsck`].
+pub(super) fn resize2fs(file: &File, size: Option<u64>) -> Result<Output> {
+    let mut sandbox = Sandbox::new("resize2fs", "e2fsprogs")?.see_mounts();
+    let name = sandbox.give(file, Right::Write)?;
+    let mut command = sandbox.command()?;
+    command.arg(&name).args(size.map(|size| format!("{}K", size / 1024)));
+    Ok(renamed(run(command)?, &name))
+}
+
+/// What a file is called in what a program said.
+pub(super) const IT: &str = "it";
+
+fn renamed(output: Output, name: &Path) -> Output {
+    let name = name.display().to_string();
+    let change = |said: Vec<u8>| String::from_utf8_lossy(&said).replace(&name, IT).into_bytes();
+    Output { stdout: change(output.stdout), stderr: change(output.stderr), ..output }
+}
+
+/// What e2fsck says of how far it is: the pass, how much of how much in it, and the file. Passes
+/// take times of their own: these are rough.
+fn fsck_share(line: &str) -> Option<f64> {
+    const PASSES: [(f64, f64); 5] =
+        [(0.0, 0.6), (0.6, 0.9), (0.9, 0.92), (0.92, 0.95), (0.95, 1.0)];
+    let mut words = line.split_whitespace();
+    let pass: usize = words.next()?.parse().ok()?;
+    let (at, most): (f64, f64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let (begin, end) = *PASSES.get(pass.checked_sub(1)?)?;
+    words.next()?.starts_with('/').then(|| begin + (end - begin) * at / most.max(1.0))
+}
+
+/// The last line that a program said, for the one line that we say.
+pub fn last_words(output: &Output) -> String {
+    let said = [&output.stderr[..], &output.stdout[..]].concat();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    last.unwrap_or("it did not say why").to_string()
+}
+
+/// Why e2fsck has not judged, in one line; `None` when it has.
+pub(super) fn fsck_failure(output: &Output) -> Option<String> {
+    if output.status.code().is_some_and(|code| code & FSCK_FAILED == 0) {
+        return None;
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_name = |line: &&str| line.starts_with("e2fsck 1.");
+    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && !is_name(line));
+    let why = lines.collect::<Vec<_>>().join("; ");
+    Some(if why.is_empty() { last_words(output) } else { why })
+}
+
+/// What resize2fs says that the ext4 in `file` needs at least, in bytes; `None` when it failed for
+/// another reason.
+pub(super) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
+    /// Where the superblock has the binary logarithm of the block size in KiB.
+    const LOG_BLOCK_KIB_AT: u64 = 1024 + 24;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let (_, number) = said.split_once("smaller than minimum (")?;
+    let blocks: u64 = number.split(')').next()?.parse().ok()?;
+    let mut log = [0; 4];
+    file.read_exact_at(&mut log, LOG_BLOCK_KIB_AT).ok()?;
+    let block_bytes = 1024u64.checked_shl(u32::from_le_bytes(log)).filter(|bytes| *bytes > 0)?;
+    blocks.checked_mul(block_bytes)
+}
+
+/// Makes an ext4 file system in `file`, which is going to be `name`; its root directory belongs to
+/// `owner`.
+pub fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<()> {
+    let mut holes = HOLES;
+    let with = |features: &str, holes: &str| -> Result<Output> {
+        let mut command = command("mke2fs", "e2fsprogs")?;
+        let (uid, gid) = owner;
+        command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"]);
+        command.arg("-O").arg(features).arg("-E").arg(format!(
+            "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}{holes}"
+        ));
+        command.arg(file);
+        run(command)
+    };
+    let mut output = with(&format!("{FEATURES},orphan_file"), holes)?;
+    if !output.status.success()
+        && String::from_utf8_lossy(&output.stderr).contains("assume_storage_prezeroed")
+    {
+        // mke2fs before 1.47 does not know that either.
+        refuse_full(name, bytes_of_tables(name, file)?)?;
+        holes = "";
+        output = with(&format!("{FEATURES},orphan_file"), holes)?;
+    }
+    if !output.status.success() && last_words(&output).contains("Invalid filesystem option") {
+        // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
+        output = with(FEATURES, holes)?;
+    }
+    if !output.status.success() {
+        let why = last_words(&output);
+        return Err(Failure::failed(format!("{}: cannot format it: {why}", name.display())));
+    }
+    remove_lost_and_found(file)
+}
+
+/// What mke2fs has the host set aside in `file` for tables of inodes and the journal, if it does.
+fn bytes_of_tables(name: &Path, file: &Path) -> Result<u64> {
+    let stat = std::fs::metadata(file).map_err(|error| Failure::path(name, "look at it", error))?;
+    // 256 bytes for each 16 KiB; the journal is no larger than that is, and has an end.
+    let tables = stat.len() / 64;
+    Ok(tables + tables.min(JOURNAL_BYTES_MAX))
+}
+
+/// A new lane is empty: programs look at a directory before they fill it (`initdb`, `git clone` to
+/// `.`). e2fsck makes a lost+found when it has something to put there.
+fn remove_lost_and_found(file: &Path) -> Result<()> {
+    let mut command = command("debugfs", "e2fsprogs")?;
+    command.args(["-w", "-R", "rmdir lost+found"]).arg(file);
+    run(command).map(drop)
+}
