@@ -61,6 +61,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let trees = room("--test kernel large_trees -- --ignored --nocapture");
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let clients = "-p polylane-pool --test hostile_clients -- --nocapture";
+    let databases = "-p polylane-pool --test database_cuts -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     // One after the other: the lanes of a disk share it.
     let qos = "cargo test -p polylane-tests --test qos -- --ignored --nocapture --test-threads=1";
@@ -85,6 +86,12 @@ fn parts(seconds: u64) -> Vec<Part> {
             name: "power-cut",
             command: words("cargo test -p polylane-tests --test power_cut -- --nocapture"),
             env: vec![("POLYLANE_POWER_CUTS", "25".to_string())],
+            repeat_seconds: 0,
+        },
+        Part {
+            name: "databases",
+            command: words(&format!("cargo test {PROFILE} {databases}")),
+            env: vec![full()],
             repeat_seconds: 0,
         },
         Part { name: "stress", command: stress, env: vec![], repeat_seconds: seconds },
