@@ -76,9 +76,42 @@ static void over_exec(const char *here)
 	expect_text("out2", "one three\n");
 }
 
+/* More files than the library moves at a time, some with a copy: a child goes on where its parent was in each. */
+static void many_over_fork(void)
+{
+	enum { MANY = 150 };
+	int fds[MANY], copies[MANY];
+	char name[32], text[64];
+	for (int n = 0; n < MANY; n++) {
+		snprintf(name, sizeof name, "many%d", n);
+		snprintf(text, sizeof text, "%03d-", n);
+		fds[n] = make(name, text);
+		copies[n] = n % 3 == 0 ? dup(fds[n]) : fds[n];
+		CHECK(copies[n] >= 0);
+	}
+	for (int round = 0; round < 2; round++) {
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		for (int n = 0; n < MANY && pid == 0; n++)
+			CHECK(write(copies[n], "child ", 6) == 6);
+		if (pid == 0)
+			_exit(0);
+		reap(pid);
+		for (int n = 0; n < MANY; n++)
+			CHECK(write(fds[n], "parent ", 7) == 7);
+	}
+	for (int n = 0; n < MANY; n++) {
+		snprintf(name, sizeof name, "many%d", n);
+		snprintf(text, sizeof text, "%03d-child parent child parent ", n);
+		expect_text(name, text);
+		CHECK(close(fds[n]) == 0 && (copies[n] == fds[n] || close(copies[n]) == 0));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
+	many_over_fork();
 	over_fork();
 	writers_take_turns();
 	char here[PATH_MAX];

@@ -11,7 +11,7 @@ use polylane_front::slots::Token;
 use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{
-    LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
+    EXPOSED_MAX, LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
 };
 use polylane_testkit::fault::{Call as FsCall, Faulty};
 use polylane_vfs::OpCtx;
@@ -517,6 +517,38 @@ fn expose_names_the_file_once() {
     let node = house.lane.vfs.lookup(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
     assert!(std::sync::Arc::ptr_eq(ticket.file.node(), &node));
     assert!(house.lane.tickets.redeem(&key.to_le_bytes()).is_none());
+}
+
+#[test]
+fn many_files_are_exposed_by_one_request() {
+    let house = House::new();
+    let client = house.client();
+    let names: Vec<String> = (0..EXPOSED_MAX).map(|n| format!("f{n}")).collect();
+    let mut handles: Vec<u64> = names.iter().map(|name| client.create(name)).collect();
+    client.close(handles[3]).unwrap();
+    handles[5] = 0;
+    let payload: Vec<u8> = handles.iter().flat_map(|handle| handle.to_le_bytes()).collect();
+    let expose = |length: usize| {
+        client.channel.payload_put(client.mailbox, 0, &payload);
+        let length = length as u64;
+        client.call(&Message { length, ..Message::new(Op::ExposeAll) }).map(|reply| count(&reply))
+    };
+    assert_eq!(expose(payload.len()), Ok(16 * EXPOSED_MAX));
+    let tickets = client.payload(16 * EXPOSED_MAX);
+    for (n, (ticket, name)) in tickets.chunks_exact(16).zip(&names).enumerate() {
+        let found = house.lane.tickets.redeem(ticket.try_into().unwrap());
+        assert_eq!(ticket == [0; 16], n == 3 || n == 5);
+        assert_eq!(found.is_some(), n != 3 && n != 5, "{n}");
+        if let Some(found) = found {
+            let root = house.lane.vfs.root();
+            let node = house.lane.vfs.lookup(&OpCtx::service(), &root, name.as_bytes()).unwrap();
+            assert!(std::sync::Arc::ptr_eq(found.file.node(), &node));
+        }
+    }
+    assert_eq!(expose(16), Ok(32));
+    for wrong in [0, 7, 12, 8 * EXPOSED_MAX + 8, usize::MAX - 7] {
+        assert_eq!(expose(wrong), Err(Errno::EINVAL), "{wrong}");
+    }
 }
 
 /// The kernel opens the own node of what a client has open.

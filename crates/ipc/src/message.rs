@@ -170,6 +170,10 @@ ops! {
     /// The kernel, which opened `handle`, may have a lease of fcntl(2) on it from now on, `mode`:
     /// `F_RDLCK` or `F_WRLCK`. `EAGAIN`: others have the file open through their channels.
     Oplock = 38,
+    /// As `Expose`, of as many open files as handles lie in the payload, 8 bytes each, at most
+    /// [`EXPOSED_MAX`]; `length`: bytes of them. Reply: count of bytes; in the payload a ticket of
+    /// 16 bytes for each handle, zeros for one that has none.
+    ExposeAll = 39,
 }
 
 /// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.
@@ -570,6 +574,9 @@ const fn low(word: u64) -> u32 {
 const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
+
+/// Most handles of one [`Op::ExposeAll`].
+pub const EXPOSED_MAX: usize = 64;
 
 /// In the flags of [`Op::Expose`]: the mapping is to be shared.
 pub const MAP_SHARED: u32 = 1;

@@ -17,7 +17,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
 
-use polylane_ipc::message::{Message, Op, SLOT_DIR};
+use polylane_ipc::message::{EXPOSED_MAX, Message, Op, SLOT_DIR};
 use rustix::fs::{SeekFrom, seek};
 
 use super::file;
@@ -31,11 +31,53 @@ use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::call;
+use crate::session::{Session, call};
+
+/// Files of which one request asks the tickets.
+pub(crate) const BATCH: usize = EXPOSED_MAX;
 
 /// Has every number that means `file` be of the file's own node. `Kernel`: that cannot be done now.
 pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
-    let Some(slot) = file::slot(state, file) else { return Ok(()) };
+    let Some((session, handle)) = to_expose(state, file)? else { return Ok(()) };
+    let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
+    let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
+    thread::slow(|| take_place(state, file, &ticket.to_le_bytes()))
+}
+
+/// As [`settle`], of at most [`BATCH`] files, with one request for all of them; tells `each` what
+/// became of its file.
+pub(crate) fn settle_all<'a>(
+    state: &'static State,
+    files: impl Iterator<Item = &'a Pin> + Clone,
+    mut each: impl FnMut(&Pin, Outcome<()>),
+) {
+    let (mut handles, mut tickets) = ([[0; 8]; BATCH], [[0; 16]; BATCH]);
+    let (mut asked, mut count) = (None, 0);
+    for (file, place) in files.clone().zip(&mut handles) {
+        // Handles of another session than that of the first one mean nothing to it.
+        if let Ok(Some((session, handle))) = to_expose(state, file)
+            && std::ptr::eq(*asked.get_or_insert(session), session)
+        {
+            *place = handle.to_le_bytes();
+        }
+        count += 1;
+    }
+    let answered = asked.is_some_and(|session| {
+        call::expose_all(session, &handles[..count], &mut tickets[..count]).is_ok()
+    });
+    for (file, ticket) in files.zip(&tickets) {
+        let done = match file::slot(state, file) {
+            None => Ok(()),
+            Some(_) if !answered || *ticket == [0; 16] => Err(Detour::Kernel),
+            Some(_) => thread::slow(|| take_place(state, file, ticket)),
+        };
+        each(file, done);
+    }
+}
+
+/// The session and the handle by which the ticket of a file is asked; `None`: it has no slot.
+fn to_expose(state: &'static State, file: &Pin) -> Outcome<Option<(&'static Session, u64)>> {
+    let Some(slot) = file::slot(state, file) else { return Ok(None) };
     let (session, handle) = file::usable(state, file, slot.master())?;
     // Copies that others have of the slot would stay behind; a process with this one's memory has
     // other descriptors.
@@ -43,9 +85,7 @@ pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
         return Err(Detour::Kernel);
     }
     file.meet();
-    let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
-    let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
-    thread::slow(|| take_place(state, file, &ticket.to_le_bytes()))
+    Ok(Some((session, handle)))
 }
 
 /// As [`settle`], of what `fd` means. Where it cannot be done, the slot's own node does what it

@@ -11,6 +11,7 @@ use super::{file, own};
 use crate::fd::record::{FileBits, Record};
 use crate::fd::table::Pin;
 use crate::kernel::config;
+use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
 use crate::session::call;
 
@@ -35,6 +36,14 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
     fields.shares.fetch_add(1, Ordering::SeqCst);
     fields.table.stale_all();
     let (mut any, mut kept) = (false, false);
+    let mut batch = [const { None }; own::BATCH];
+    let mut count = 0;
+    let mut share_batch = |batch: &mut [Option<Pin>]| {
+        own::settle_all(state, batch.iter().flatten(), |file, settled| {
+            kept |= !shared(state, file, settled);
+        });
+        batch.iter_mut().for_each(|place| *place = None);
+    };
     fields.records().each(|file| {
         if file.slot.load(Ordering::Relaxed) == 0 {
             file.set(FileBits::COMMON);
@@ -42,9 +51,15 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
             && (heir == Heir::Process || is_left_by_exec(state, file))
         {
             any = true;
-            kept |= !share(state, file);
+            batch[count] = Some(file.again());
+            count += 1;
+            if count == batch.len() {
+                share_batch(&mut batch);
+                count = 0;
+            }
         }
     });
+    share_batch(&mut batch[..count]);
     if any && let Some(session) = fields.sessions.present() {
         // The slots of parked files are not to belong to copies.
         fields.handles().close_all(session);
@@ -57,7 +72,13 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
 /// Readies a file for others that get copies of its descriptor. False: its slot must be told to be
 /// theirs.
 fn share(state: &'static State, file: &Pin) -> bool {
-    let settled = own::settle(state, file).is_ok();
+    let settled = own::settle(state, file);
+    shared(state, file, settled)
+}
+
+/// As [`share`], after [`own::settle`].
+fn shared(state: &'static State, file: &Pin, settled: Outcome<()>) -> bool {
+    let settled = settled.is_ok();
     if !settled {
         file::publish(state, file);
         file.set(FileBits::ESCAPED | FileBits::SHARED);

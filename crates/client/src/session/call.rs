@@ -154,6 +154,24 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
     plain(session, Message { handle, ..Message::new(op) })
 }
 
+/// Asks for the tickets of open files, of which there are at most
+/// [`EXPOSED_MAX`](polylane_ipc::message::EXPOSED_MAX); zeros for one
+/// that has none.
+pub(crate) fn expose_all(
+    session: &'static Session,
+    handles: &[[u8; 8]],
+    tickets: &mut [[u8; 16]],
+) -> Outcome<()> {
+    let mailbox = session.mailbox()?;
+    let handles = handles.as_flattened();
+    session.channel.payload_put(mailbox.index, 0, handles);
+    let message = Message { length: handles.len() as u64, ..Message::new(Op::ExposeAll) };
+    let watch = Alive(session);
+    let into = tickets.as_flattened_mut();
+    let reply = session.channel.call_read(mailbox.index, &message, into, &watch);
+    finish(&mailbox, &message, reply).map(drop)
+}
+
 /// Sends a request without payload.
 #[inline]
 pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {

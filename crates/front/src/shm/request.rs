@@ -154,6 +154,7 @@ pub enum FileRequest<'a> {
     ShareAll,
     CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
     Expose { handle: Handle, shared: bool },
+    ExposeAll { count: usize },
     SetFlags { handle: Handle, flags: i32 },
     Readdir { handle: Handle, position: u64, len: usize },
     Lease { start: Start, path: &'a [u8], tell_sole: bool },
@@ -255,6 +256,7 @@ impl<'a> Checker<'a> {
             Op::Expose => {
                 FileRequest::Expose { handle, shared: m.flags & message::MAP_SHARED != 0 }
             }
+            Op::ExposeAll => self.expose_all()?,
             Op::SetFlags => FileRequest::SetFlags { handle, flags: m.flags as i32 },
             Op::Readdir => self.readdir(),
             Op::Lease => self.lease(),
@@ -304,6 +306,12 @@ impl<'a> Checker<'a> {
         }
         let len = m.length.min(RW_BYTES_MAX).min(self.buffer_bytes as u64);
         Ok(len.min(OFFSET_MAX - m.offset) as usize)
+    }
+
+    fn expose_all(&self) -> Result<FileRequest<'a>> {
+        let (count, rest) = ((self.message.length / 8) as usize, self.message.length % 8);
+        let fits = rest == 0 && (1..=message::EXPOSED_MAX).contains(&count);
+        if fits { Ok(FileRequest::ExposeAll { count }) } else { Err(Errno::EINVAL) }
     }
 
     /// Bytes to write: the same, but none at all where some were offered is an error.

@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::UNFLAGGED;
-use polylane_ipc::message::{NO_SLOT, Reply};
+use polylane_ipc::message::{EXPOSED_MAX, NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
@@ -381,12 +381,32 @@ impl Call<'_> {
         }
         // Others may reach the file past the session from now on.
         self.session.rights().revoke();
-        let key = self.session.connection.lane.tickets.issue(&Ticket { file, slot: None })?;
-        let word = u128::from_le_bytes(key);
+        let word = u128::from_le_bytes(self.ticket_of(file)?);
         let mut reply = done(0);
         reply.value[0] = word as u64;
         reply.value[1] = (word >> 64) as u64;
         Ok(reply)
+    }
+
+    /// As [`Call::expose`], of the `count` handles in the payload, which is within bounds.
+    pub(super) fn expose_all(&mut self, count: usize) -> Answer {
+        let (mut handles, mut tickets) = ([[0; 8]; EXPOSED_MAX], [[0; 16]; EXPOSED_MAX]);
+        let (handles, tickets) = (&mut handles[..count], &mut tickets[..count]);
+        let channel = &self.session.connection.channel;
+        channel.payload_get(self.mailbox, 0, handles.as_flattened_mut());
+        self.session.rights().revoke();
+        for (handle, ticket) in handles.iter().zip(tickets.iter_mut()) {
+            let handle = Handle::from_wire(u64::from_le_bytes(*handle));
+            let found = self.session.files.file(handle).and_then(|file| self.ticket_of(file));
+            // What has been closed meanwhile needs none.
+            *ticket = found.unwrap_or_default();
+        }
+        channel.payload_put(self.mailbox, 0, tickets.as_flattened());
+        Ok(done(16 * count))
+    }
+
+    fn ticket_of(&self, file: Arc<OpenFile>) -> Result<[u8; 16]> {
+        self.session.connection.lane.tickets.issue(&Ticket { file, slot: None })
     }
 
     /// The open file of a lock request, whose mode must allow that kind of lock.

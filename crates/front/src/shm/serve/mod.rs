@@ -159,6 +159,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
             call.copy_range((from, offset), (to, at), len)
         }
         R::Expose { handle, shared } => call.expose(handle, shared),
+        R::ExposeAll { count } => call.expose_all(count),
         R::SetFlags { handle, flags } => call.set_flags(handle, flags),
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
         R::Lease { start, path, tell_sole } => call.lease(start, path, tell_sole),
