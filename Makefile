@@ -4,6 +4,8 @@ CARGO_BIN := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin
 export PATH := $(CARGO_BIN):$(PATH)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 PREFIX ?= /usr/local
+# Where mount(8) and umount(8) look for their helpers.
+SBINDIR ?= /usr/sbin
 BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
@@ -81,6 +83,9 @@ install: build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/polylane
 	install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane.so \
 		$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane.so
+	install -d $(DESTDIR)$(SBINDIR)
+	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/mount.polylane
+	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/umount.fuse.polylane
 	[ ! -e $(CARGO_TARGET_DIR)/release/libpolylane-musl.so ] || \
 		install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane-musl.so \
 			$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane-musl.so

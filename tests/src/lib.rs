@@ -15,6 +15,7 @@ use std::time::Duration;
 pub mod attached;
 pub mod cut;
 pub mod guest;
+pub mod host;
 pub mod oracle;
 pub mod pool;
 pub mod step;

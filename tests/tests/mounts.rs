@@ -2,139 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use polylane_tests::host::{Host, child, polylane, refused, signal, succeeds, text, until};
 use polylane_tests::{binary, lacks, unavailable};
-
-/// How long what is killed may take to be gone.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Directories of a test on this host; dropped, no lane is left in them.
-struct Host {
-    dir: tempfile::TempDir,
-}
-
-impl Host {
-    fn new() -> Host {
-        Host { dir: tempfile::tempdir().expect("tempdir") }
-    }
-
-    /// A path in it, without links.
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().canonicalize().expect("canonical").join(name)
-    }
-
-    /// An empty directory in it.
-    fn dir(&self, name: &str) -> PathBuf {
-        let path = self.path(name);
-        fs::create_dir(&path).expect("mkdir");
-        path
-    }
-
-    /// What is mounted in it, as `polylane mount --json` says.
-    fn mounts(&self) -> Vec<serde_json::Value> {
-        let listed = succeeds(&["mount", "--json"]);
-        let all: Vec<serde_json::Value> = serde_json::from_str(&listed).expect("JSON");
-        let own = self.path("");
-        let is_own = |mount: &serde_json::Value| {
-            mount["path"].as_str().is_some_and(|path| Path::new(path).starts_with(&own))
-        };
-        all.into_iter().filter(is_own).collect()
-    }
-
-    /// The only lane's supervisor.
-    fn supervisor(&self) -> u32 {
-        let mounts = self.mounts();
-        assert_eq!(mounts.len(), 1, "{mounts:?}");
-        mounts[0]["supervisor"].as_u64().expect("a number") as u32
-    }
-
-    /// Nothing is mounted in it, by the kernel's word and polylane's.
-    fn assert_nothing_is_left(&self) {
-        assert_eq!(self.mounts(), Vec::<serde_json::Value>::new());
-        let own = self.path("").display().to_string();
-        let end = Instant::now() + PATIENCE;
-        let left = || {
-            let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-            table.lines().filter(|line| line.contains(&own)).map(str::to_string).collect()
-        };
-        loop {
-            let left: Vec<String> = left();
-            if left.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < end, "still mounted: {left:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        for mount in self.mounts().iter().rev() {
-            let _ = polylane(&["umount", "-l", mount["path"].as_str().unwrap_or_default()]);
-        }
-    }
-}
-
-fn polylane(arguments: &[&str]) -> Output {
-    let mut command = Command::new(binary());
-    command.args(arguments).stdin(Stdio::null()).output().expect("polylane")
-}
-
-/// Its standard output.
-fn succeeds(arguments: &[&str]) -> String {
-    let output = polylane(arguments);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Its exit status and the one line that it said.
-fn refused(arguments: &[&str]) -> (i32, String) {
-    let output = polylane(arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{arguments:?} succeeded");
-    assert_eq!(said.matches('\n').count(), 1, "{arguments:?}: one line: {said}");
-    (output.status.code().unwrap_or(-1), said)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("UTF-8")
-}
-
-fn signal(pid: u32, name: &str) {
-    let pid = pid.to_string();
-    let _ = Command::new("kill").args([&format!("-{name}"), &pid]).output();
-}
-
-/// The processes of a lane, by the names they have: each that has this parent.
-fn child(parent: u32, name: &str) -> u32 {
-    let end = Instant::now() + PATIENCE;
-    while Instant::now() < end {
-        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-        let children = children.expect("children");
-        let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-        let is_it = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
-        };
-        if let Some(pid) = pids.into_iter().find(is_it) {
-            return pid;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{parent} has no child {name}");
-}
-
-fn until(what: &str, done: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 #[test]
 fn a_lane_outlives_its_command_and_is_counted() {
@@ -479,5 +353,34 @@ fn what_is_on_a_lane_gives_nobody_rights() {
         assert!(options(&at).contains("nodev"));
         succeeds(&["umount", text(&at)]);
     }
+    host.assert_nothing_is_left();
+}
+
+/// As mount(8), fstab and systemd's mount units start it.
+#[test]
+fn mount_8_finds_its_helpers() {
+    if unavailable("mount_8_finds_its_helpers") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    let helper = |name: &str, words: &[&str]| {
+        let mut command = Command::new(binary());
+        let output = command.arg0(name).args(words).output().expect("polylane");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let mount = |options: &str| {
+        helper("/sbin/mount.polylane", &["mem:64M", text(&at), "-n", "-o", options])
+    };
+    assert_eq!(mount("rw,nofail,x-systemd.automount"), (Some(0), String::new()));
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let line = table.lines().find(|line| line.contains(&format!(" {} ", text(&at))));
+    assert!(line.is_some_and(|line| line.contains(" - fuse.polylane mem:64M ")), "{line:?}");
+    assert_eq!(helper("umount.fuse.polylane", &[text(&at), "-n"]), (Some(0), String::new()));
+    let (status, line) = mount("noexec");
+    assert!(status == Some(2) && line.contains("noexec"), "{line}");
+    assert_eq!(mount("ro").0, Some(0));
+    assert!(fs::write(at.join("file"), "x").is_err());
+    succeeds(&["umount", text(&at)]);
     host.assert_nothing_is_left();
 }

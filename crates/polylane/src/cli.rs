@@ -40,9 +40,13 @@ pub(crate) enum Command {
     Detach(attach::DetachArgs),
     /// Show what running pools and attachments do and what share of the device they get
     Top(crate::top::TopArgs),
-    /// Running pools and their shares
+    /// Make and look after pools, and their shares
     #[command(subcommand)]
     Pool(crate::pool::PoolCommand),
+    /// Execute COMMAND in a pool that lasts; exit with its status
+    Exec(crate::pool::ExecArgs),
+    /// Print what gives a process or a container the fast way into the lane at PATH
+    Env(crate::lane_env::EnvArgs),
     /// Show the counters of running pools and of attachments
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it

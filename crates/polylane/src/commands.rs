@@ -15,7 +15,7 @@ use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::print::{print, print_json};
-use crate::{attach, bench, mount, pool, top, volume};
+use crate::{attach, bench, lane_env, mount, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -29,7 +29,9 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Detach(arguments) => attach::detach(&arguments),
         Command::Engine(arguments) => Ok(attach::engine(arguments)),
         Command::Top(arguments) => top::execute(&arguments),
-        Command::Pool(command) => pool::execute(&command),
+        Command::Pool(command) => pool::execute(command),
+        Command::Exec(arguments) => pool::exec(&arguments),
+        Command::Env(arguments) => lane_env::execute(&arguments),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Doctor(json) => print_findings(json.json),
         Command::Completions { shell } => print_completions(shell),

@@ -6,19 +6,12 @@ use std::ffi::OsString;
 /// Commands of later versions.
 const COMMANDS: [&str; 3] = ["container", "image", "daemon"];
 
-/// Commands of `pool` of later versions.
-const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
-
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
     let command = words.next()?;
     if COMMANDS.contains(&&*command) {
         return Some(format!("{command}: not in this version yet"));
-    }
-    if command == "pool" {
-        let word = words.next().filter(|word| POOL_COMMANDS.contains(&&**word))?;
-        return Some(format!("pool {word}: not in this version yet"));
     }
     None
 }
@@ -34,7 +27,6 @@ mod tests {
             refusal(&words)
         };
         assert_eq!(refused("polylane daemon"), Some("daemon: not in this version yet".to_string()));
-        assert!(refused("polylane pool rm x").is_some_and(|line| line.starts_with("pool rm:")));
         assert_eq!(refused("polylane pool ls"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);

@@ -8,6 +8,8 @@ mod attach;
 mod bench;
 mod cli;
 mod commands;
+mod helper;
+mod lane_env;
 mod later;
 mod mount;
 mod pool;
@@ -22,7 +24,17 @@ use clap::error::ErrorKind;
 use polylane_pool::failure::{FAILED, Failure, USAGE, say};
 
 fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args_os().collect();
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    match helper::translate(&arguments) {
+        None => {}
+        // mount(8) only tries whether it could be (-f).
+        Some(Ok(translated)) if translated.is_empty() => return ExitCode::SUCCESS,
+        Some(Ok(translated)) => arguments = translated,
+        Some(Err(line)) => {
+            say(line);
+            return ExitCode::from(USAGE);
+        }
+    }
     if let Some(line) = later::refusal(&arguments) {
         say(line);
         return ExitCode::from(USAGE);

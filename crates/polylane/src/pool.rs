@@ -1,10 +1,14 @@
-//! `polylane pool`: running pools, and what each is to have of its device.
+//! `polylane pool` and `polylane exec`: pools, their limits, what each is to have of its device.
+
+use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 use polylane_base::shown::Shown;
-use polylane_pool::failure::Result;
-use polylane_pool::set;
-use polylane_pool::{stats, upgrade};
+use polylane_base::size::ByteSize;
+use polylane_pool::failure::{Result, say};
+use polylane_pool::lasting::{self, PoolChange};
+use polylane_pool::stats;
+use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
 
 use crate::args::{JsonArgs, LimitArgs};
@@ -13,15 +17,68 @@ use crate::print::{columns, print, print_json};
 /// `polylane pool …`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// List running pools
+    /// Make a pool that lasts, for lanes of 'mount' and 'run' and for commands of 'exec'
+    Create {
+        /// Its name
+        pool: String,
+        #[command(flatten)]
+        limits: PoolArgs,
+    },
+    /// List pools that last, and running ones
     Ls(JsonArgs),
-    /// Change what a running pool is to have of its device, at once; 0 lifts a limit
+    /// Say what is to be known about a pool that lasts: limits, services, what is open in them
+    Info {
+        /// Its name
+        pool: String,
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// Change the limits of a pool that lasts, or what a running pool is to have of its device, at
+    /// once; 0 lifts a limit
     Set(SetArgs),
-    /// Make this program the service of a running pool, whose programs notice nothing
+    /// Make this program the service of all lanes of a pool, whose programs notice nothing
     Upgrade {
         /// Name of the pool
         pool: String,
     },
+    /// Remove pools that last and that nothing is in
+    Rm {
+        /// Their names
+        #[arg(required = true, value_name = "POOL")]
+        pools: Vec<String>,
+    },
+}
+
+/// Limits of a pool that lasts.
+#[derive(Debug, Args)]
+pub(crate) struct PoolArgs {
+    /// CPUs of the pool, such as 0-3,6
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<CpuList>,
+    /// Memory of the pool, such as 512M
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// Most processes and threads of the pool
+    #[arg(long, value_name = "N")]
+    pids: Option<u64>,
+    /// Share of the pool, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N")]
+    weight: Option<u32>,
+    /// Most changed data of a lane that waits to be written, of lanes mounted from then on
+    #[arg(long, value_name = "SIZE")]
+    dirty_limit: Option<ByteSize>,
+}
+
+impl PoolArgs {
+    fn change(self) -> PoolChange {
+        PoolChange {
+            cpus: self.cpus,
+            memory: self.memory.map(|size| size.0),
+            pids: self.pids,
+            weight: self.weight,
+            dirty_limit: self.dirty_limit.map(|size| size.0),
+        }
+    }
 }
 
 /// `polylane pool set`.
@@ -29,31 +86,77 @@ pub(crate) enum PoolCommand {
 pub(crate) struct SetArgs {
     /// Name of the pool, or path of an attachment's device, socket or volume
     pool: String,
-    /// Share of the device, 1 to 10000
-    #[arg(long, value_name = "N")]
-    weight: Option<u32>,
+    #[command(flatten)]
+    pool_limits: PoolArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
+/// `polylane exec`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "COMMAND keeps the caller's rights, directory and mounts. It has the fast way \
+    into the lane that its directory is in, else into the pool's only lane."
+)]
+pub(crate) struct ExecArgs {
+    /// Name of the pool
+    #[arg(long, value_name = "NAME")]
+    pool: String,
+    /// Program to execute, with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Executes `polylane exec`; the exit status, where COMMAND could not be executed.
+pub(crate) fn exec(arguments: &ExecArgs) -> Result<u8> {
+    lasting::exec(&arguments.pool, &arguments.command)
+}
+
 /// Executes a command; the exit status.
-pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
+pub(crate) fn execute(command: PoolCommand) -> Result<u8> {
     match command {
+        PoolCommand::Create { pool, limits } => lasting::create(&pool, &limits.change())?,
         PoolCommand::Upgrade { pool } => {
-            print(&format!("{}\n", upgrade::upgrade(pool)?))?;
+            let mut status = 0;
+            for outcome in lasting::upgrade_all(&pool)? {
+                match outcome {
+                    Ok(line) => print(&format!("{line}\n"))?,
+                    Err(failure) => {
+                        say(&failure);
+                        status = failure.status;
+                    }
+                }
+            }
+            return Ok(status);
         }
-        PoolCommand::Ls(format) => {
-            let pools: Vec<Value> = stats::collect(None)?.iter().map(brief).collect();
-            match format.json {
-                true => print_json(&pools)?,
-                false => print(&table(&pools))?,
+        PoolCommand::Ls(format) => list(format.json)?,
+        PoolCommand::Info { pool, json } => {
+            let info = lasting::info(&pool)?;
+            match json.json {
+                true => print_json(&info)?,
+                false => print(&described(&info))?,
             }
         }
         PoolCommand::Set(arguments) => {
-            set::set(&arguments.pool, arguments.limits.wanted(arguments.weight))?
+            let device = arguments.limits.wanted(None);
+            lasting::change(&arguments.pool, &arguments.pool_limits.change(), device)?;
+        }
+        PoolCommand::Rm { pools } => {
+            for pool in pools {
+                lasting::remove(&pool)?;
+            }
         }
     }
     Ok(0)
+}
+
+fn list(json: bool) -> Result<()> {
+    let mut pools: Vec<Value> = stats::collect(None)?.iter().map(brief).collect();
+    pools.extend(lasting::idle_pools()?);
+    match json {
+        true => print_json(&pools),
+        false => print(&table(&pools)),
+    }
 }
 
 /// What `ls` shows of a pool's statistics.
@@ -72,16 +175,44 @@ fn brief(stats: &Value) -> Value {
     })
 }
 
-fn table(pools: &[Value]) -> String {
-    let word = |value: &Value| match value {
+fn word(value: &Value) -> String {
+    match value {
         Value::Null => "-".to_string(),
         Value::String(text) => Shown::new(text).to_string(),
         other => other.to_string(),
-    };
+    }
+}
+
+fn table(pools: &[Value]) -> String {
     let names = ["pool", "state", "pid", "lane", "mount", "cpus", "weight", "policy", "device"];
     let head = names.map(str::to_uppercase);
     let rows = pools.iter().map(|pool| names.map(|name| word(&pool[name])));
     columns(std::iter::once(head).chain(rows).collect())
+}
+
+/// What `info` shows: the pool's limits, then a line for each instance of its services.
+fn described(info: &Value) -> String {
+    let of_pool = ["pool", "cpus", "memory", "pids", "weight", "dirty_limit", "user"];
+    let mut text: String = of_pool.map(|name| format!("{name}: {}\n", word(&info[name]))).concat();
+    let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
+    text += &format!("processes: {}\n", list(&info["processes"]).len());
+    let mut rows = vec![
+        ["service", "state", "pid", "instance", "path", "source", "open"].map(str::to_uppercase),
+    ];
+    for service in list(&info["services"]) {
+        let of_service = ["lane", "state", "service_pid"].map(|name| word(&service[name]));
+        let mut instances = list(&service["instances"]);
+        if instances.is_empty() {
+            instances.push(json!({ "path": service["mount"], "source": service["kind"] }));
+        }
+        for instance in instances {
+            let [lane, state, pid] = of_service.clone();
+            let [number, path, source, open] =
+                ["instance", "path", "source", "open_files"].map(|name| word(&instance[name]));
+            rows.push([lane, state, pid, number, path, source, open]);
+        }
+    }
+    text + &columns(rows)
 }
 
 #[cfg(test)]
@@ -100,5 +231,22 @@ mod tests {
             "POOL         STATE    PID  LANE    MOUNT  CPUS  WEIGHT  POLICY  DEVICE"
         );
         assert_eq!(lines[1], "longer-name  stopped  7    memory  /lane  0-1   100     -       -");
+    }
+
+    #[test]
+    fn a_pool_is_described_with_its_instances() {
+        let info = json!({"pool": "web", "cpus": null, "memory": 1024, "pids": null, "weight": 7,
+            "dirty_limit": null, "user": 5, "groups": [], "processes": [1, 2], "services": [
+                {"lane": "web@1", "state": "running", "service_pid": 9, "instances": [
+                    {"path": "/a\n", "source": "mem", "instance": 0, "open_files": 3},
+                    {"path": "/b", "source": "mem", "instance": 1, "open_files": 0}]},
+                {"lane": "web@2", "mount": "/lane", "kind": "memory", "instances": []}]});
+        let text = described(&info);
+        assert!(text.contains("processes: 2\n") && text.contains("memory: 1024\n"), "{text}");
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(9).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows.len(), 3, "{text}");
+        assert_eq!(rows[1], ["web@1", "running", "9", "1", "/b", "mem", "0"]);
+        assert_eq!(rows[2], ["web@2", "-", "-", "-", "/lane", "memory", "-"]);
     }
 }

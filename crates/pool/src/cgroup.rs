@@ -30,6 +30,12 @@ const SHARES_PER_100: u64 = 1024;
 const SYSTEMD: &str = "name=systemd";
 const SESSION_GROUP: &str = "polylane-lanes";
 
+/// What a pool that lasts has a group for, wherever the kernel has it.
+const POOL_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "net_cls"];
+
+/// Everybody's share of the CPU unless another one is asked for.
+const WEIGHT_DEFAULT: u32 = 100;
+
 /// What was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Limits {
@@ -39,6 +45,8 @@ pub(crate) struct Limits {
     pub(crate) cpus: Option<CpuList>,
     /// Share of the CPU, 1–10000, 100 being everybody's default.
     pub(crate) weight: Option<u32>,
+    /// Processes and threads.
+    pub(crate) pids: Option<u64>,
 }
 
 /// One group to make.
@@ -47,7 +55,7 @@ pub(crate) struct Group {
     /// Its directory.
     pub(crate) dir: PathBuf,
     /// Files in it and what to write, in order, with the option that asked for it.
-    settings: Vec<(&'static str, String, &'static str)>,
+    settings: Vec<(&'static str, String, Option<&'static str>)>,
     /// Its processes are in groups below it, by [`Leaf`].
     parted: bool,
 }
@@ -82,6 +90,8 @@ pub(crate) struct Plan {
     pub(crate) not_enforced: Vec<&'static str>,
     /// A group for what the service does at a device, which is made when there is reason to.
     io: Option<PathBuf>,
+    /// They are those of a pool that may have other lanes.
+    lasting: bool,
 }
 
 /// Where the groups of this process are.
@@ -110,14 +120,65 @@ pub(crate) fn plan(name: &str, limits: &Limits) -> Plan {
     plan_on(&Host::own(), name, limits)
 }
 
-/// Plans the groups of a pool that lasts: at the top of what this host shows, since they outlive
-/// every command, and the groups that commands are in. Changes nothing.
-pub(crate) fn plan_lasting(name: &str, limits: &Limits) -> Plan {
-    let mut plan = plan_on(&Host::own().at_top(), name, limits);
-    for group in &mut plan.groups {
-        group.parted = group.dir.join(Leaf::Tenant.name()).is_dir();
+/// Plans the groups of a pool that was made to last: one in each hierarchy that counts or limits
+/// anything, whatever is limited, so that its processes are known. Changes nothing.
+pub(crate) fn plan_pool(name: &str, limits: &Limits) -> Plan {
+    plan_pool_on(&Host::own().at_top(), name, limits)
+}
+
+fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
+    let mut plan = plan_on(host, name, limits);
+    let unlimited = unlimited(limits);
+    let by_v2: Vec<_> = POOL_CONTROLLERS
+        .into_iter()
+        .filter(|controller| host.v1_dir(controller).is_none())
+        .collect();
+    let parent = host.v2_parent(&by_v2);
+    for controller in POOL_CONTROLLERS {
+        let lifted = |version: usize| {
+            let own = unlimited.iter().filter(|one| one.controller == controller);
+            own.map(|one| one.files[version].clone()).collect()
+        };
+        match (host.v1_dir(controller), &parent) {
+            (Some(dir), _) => plan.add(dir.join(format!("polylane-{name}")), None, lifted(0)),
+            (None, Some(parent)) if parent.has(controller) => {
+                plan.add(parent.dir.join(format!("polylane-{name}")), None, lifted(1));
+            }
+            (None, _) => {}
+        }
     }
+    // As a lane on a volume is going to need them: processes cannot be parted later.
+    let mut with_io = plan.clone();
+    with_io.watch_io_on(host, name);
+    for (group, with_io) in plan.groups.iter_mut().zip(with_io.groups) {
+        group.parted = with_io.parted || group.dir.join(Leaf::Tenant.name()).is_dir();
+    }
+    plan.lasting = true;
     plan
+}
+
+/// A file of a limit that was not asked for, with what lifts it, in version 1 and version 2.
+struct Unlimited {
+    controller: &'static str,
+    files: [(&'static str, String); 2],
+}
+
+/// What lifts those limits that were not asked for, in groups that may have them from before. (One
+/// on CPUs cannot be lifted in version 1, where a group has to have some.)
+fn unlimited(limits: &Limits) -> Vec<Unlimited> {
+    let mut found = Vec::new();
+    let mut add = |controller, files| found.push(Unlimited { controller, files });
+    if limits.memory.is_none() {
+        let files = [("memory.limit_in_bytes", "-1"), ("memory.max", "max")];
+        add("memory", files.map(|(file, value)| (file, value.to_string())));
+    }
+    if limits.pids.is_none() {
+        add("pids", [("pids.max", "max".to_string()), ("pids.max", "max".to_string())]);
+    }
+    if limits.weight.is_none() {
+        add("cpu", weight_settings(WEIGHT_DEFAULT));
+    }
+    found
 }
 
 /// Moves this process out of the groups by which a service manager ends its caller's session, as
@@ -302,6 +363,10 @@ fn settings(host: &Host, limits: &Limits) -> Vec<Setting> {
         let [v1, v2] = weight_settings(weight).map(|setting| vec![setting]);
         found.push(Setting { controller: "cpu", option: "--weight", v1, v2 });
     }
+    if let Some(pids) = limits.pids {
+        let set = vec![("pids.max", pids.to_string())];
+        found.push(Setting { controller: "pids", option: "--pids", v1: set.clone(), v2: set });
+    }
     found
 }
 
@@ -315,8 +380,8 @@ fn plan_on(host: &Host, name: &str, limits: &Limits) -> Plan {
     for Setting { controller, option, v1, v2 } in settings {
         let parent = parent.as_ref().filter(|parent| parent.has(controller));
         match (host.v1_dir(controller), parent) {
-            (Some(dir), _) => plan.add(dir.join(&group), option, v1),
-            (None, Some(parent)) => plan.add(parent.dir.join(&group), option, v2),
+            (Some(dir), _) => plan.add(dir.join(&group), Some(option), v1),
+            (None, Some(parent)) => plan.add(parent.dir.join(&group), Some(option), v2),
             (None, None) => plan.not_enforced.push(option),
         }
     }
@@ -330,7 +395,12 @@ fn weight_settings(weight: u32) -> [(&'static str, String); 2] {
 }
 
 impl Plan {
-    fn add(&mut self, dir: PathBuf, option: &'static str, settings: Vec<(&'static str, String)>) {
+    fn add(
+        &mut self,
+        dir: PathBuf,
+        option: Option<&'static str>,
+        settings: Vec<(&'static str, String)>,
+    ) {
         let settings = settings.into_iter().map(|(file, value)| (file, value, option));
         match self.groups.iter_mut().find(|group| group.dir == dir) {
             Some(group) => group.settings.extend(settings),
@@ -382,9 +452,8 @@ impl Plan {
             let made = make(&group.dir);
             for (file, value, option) in &group.settings {
                 let set = made.is_ok() && fs::write(group.dir.join(file), value).is_ok();
-                if !set && !self.not_enforced.contains(option) {
-                    self.not_enforced.push(option);
-                }
+                let asked = option.filter(|option| !set && !self.not_enforced.contains(option));
+                self.not_enforced.extend(asked);
             }
             group.parted = group.parted && made.is_ok() && group.part().is_ok();
         }
@@ -402,8 +471,11 @@ impl Plan {
         }
     }
 
-    /// Changes the share of the CPU, of groups that were made with one.
+    /// Changes the share of the CPU, of groups that were made with one for this lane alone.
     pub(crate) fn reweigh(&mut self, weight: u32) {
+        if self.lasting {
+            return;
+        }
         let new = weight_settings(weight);
         for group in &mut self.groups {
             for (file, value, _) in &mut group.settings {
@@ -416,6 +488,24 @@ impl Plan {
         }
     }
 
+    /// The processes in the groups.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let files = self.dirs().into_iter().map(|dir| dir.join("cgroup.procs"));
+        let lists = files.filter_map(|file| fs::read_to_string(file).ok());
+        let mut found: Vec<u32> = lists
+            .flat_map(|list| list.lines().map(str::parse).collect::<Vec<_>>())
+            .flatten()
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Those of the groups that are there.
+    pub(crate) fn made(&self) -> Vec<PathBuf> {
+        self.groups.iter().map(|group| group.dir.clone()).filter(|dir| dir.is_dir()).collect()
+    }
+
     /// Moves a process into the groups.
     pub(crate) fn attach(&mut self, pid: u32, leaf: Leaf) {
         for group in &self.groups {
@@ -424,9 +514,8 @@ impl Plan {
                 continue;
             }
             for (_, _, option) in &group.settings {
-                if !self.not_enforced.contains(option) {
-                    self.not_enforced.push(option);
-                }
+                let asked = option.filter(|option| !self.not_enforced.contains(option));
+                self.not_enforced.extend(asked);
             }
         }
     }
@@ -512,7 +601,7 @@ nonsense
     #[test]
     fn version_2_groups_are_made_where_controllers_are_handed_down() {
         let (dir, host) = v2_host();
-        let limits = Limits { memory: Some(64 << 20), cpus: None, weight: Some(50) };
+        let limits = Limits { memory: Some(64 << 20), weight: Some(50), ..Limits::default() };
         let mut plan = plan_on(&host, "p", &limits);
         let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
         let slice = dir.path().join("slice/polylane-p");
@@ -571,7 +660,8 @@ nonsense
     #[test]
     fn there_is_one_group_of_version_2() {
         let (dir, host) = v2_host();
-        let limits = Limits { memory: Some(64 << 20), cpus: "0-1".parse().ok(), weight: Some(50) };
+        let cpus = "0-1".parse().ok();
+        let limits = Limits { memory: Some(64 << 20), cpus, weight: Some(50), pids: None };
         let plan = plan_on(&host, "p", &limits);
         let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
         assert_eq!((dirs, plan.not_enforced), (vec![dir.path().join("polylane-p")], Vec::new()));

@@ -42,9 +42,9 @@ use crate::skeleton::{self, MountPoint};
 use crate::{confine, mounts, preload, root};
 
 /// Exit status when COMMAND exists but cannot be executed.
-const NOT_EXECUTABLE: i32 = 126;
+const NOT_EXECUTABLE: u8 = 126;
 /// Exit status when COMMAND does not exist.
-const NOT_FOUND: i32 = 127;
+const NOT_FOUND: u8 = 127;
 
 /// Waiting connections of the lane's socket: every program that starts makes one.
 const SOCKET_BACKLOG: i32 = 512;
@@ -163,7 +163,7 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     let device = plan.fuse.take();
     let lane = match &plan.kernel_fs {
         Some(mounted) => mount_kernel_fs(mounted, plan.attributes(), link)?,
-        None => mount_lane(device, plan.attributes(), link)?,
+        None => mount_lane(device, (mounts::SOURCE, plan.attributes()), link)?,
     };
     let (lane_dir, mut table) = put_in_place(&mut plan, lane)?;
     let signals = SignalFd::new(&[libc::SIGCHLD])
@@ -249,7 +249,7 @@ fn mount_kernel_fs(
 /// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
 pub(crate) fn mount_lane(
     given: Option<OwnedFd>,
-    attributes: MountAttrFlags,
+    (source, attributes): (&str, MountAttrFlags),
     link: &Link,
 ) -> Result<LaneMounts> {
     let opened = given.is_none();
@@ -258,7 +258,7 @@ pub(crate) fn mount_lane(
         None => open_fuse()?,
     };
     let mount_failed = |error| Failure::because("lane", "mount it through FUSE", error);
-    let fuse = mounts::fuse(&device, attributes).map_err(mount_failed)?;
+    let fuse = mounts::fuse(&device, source, attributes).map_err(mount_failed)?;
     let run_dir_failed = |error: std::io::Error| Failure::because("lane", "make its socket", error);
     let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
         .map_err(|error| run_dir_failed(error.into()))?;
@@ -420,16 +420,19 @@ fn execute(plan: &Plan) -> ! {
     }
     command.env("POLYLANE_MOUNT", &mount);
     let error = command.exec();
-    say_not_started(name, &error);
-    let missing = error.kind() == std::io::ErrorKind::NotFound;
-    ns::exit_now(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
+    ns::exit_now(say_not_started(name, &error).into())
 }
 
-fn say_not_started(name: &OsStr, error: &std::io::Error) {
+/// Says why COMMAND could not be executed; the exit status of a shell for it.
+pub(crate) fn say_not_started(name: &OsStr, error: &std::io::Error) -> u8 {
     match error.kind() {
-        std::io::ErrorKind::NotFound => say(format_args!("{}: command not found", name.display())),
-        _ => {
-            say(Failure::because(name.display(), "execute it", std::io::Error::from(error.kind())))
+        std::io::ErrorKind::NotFound => {
+            say(format_args!("{}: command not found", name.display()));
+            NOT_FOUND
+        }
+        kind => {
+            say(Failure::because(name.display(), "execute it", std::io::Error::from(kind)));
+            NOT_EXECUTABLE
         }
     }
 }

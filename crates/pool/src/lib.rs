@@ -25,6 +25,7 @@ mod lower;
 mod mount_table;
 mod mounts;
 pub mod names;
+mod pool_record;
 mod preload;
 mod probe;
 mod process;

@@ -51,12 +51,20 @@ pub(crate) fn tmpfs(mode: u32, bytes_max: &str, attributes: MountAttrFlags) -> R
     create("tmpfs", &parameters, attributes)
 }
 
-/// The detached FUSE mount of a lane. The kernel sends FUSE_INIT to `fuse` now.
-pub(crate) fn fuse(fuse: &OwnedFd, attributes: MountAttrFlags) -> Result<OwnedFd> {
+/// What a lane's mount is called that has no SOURCE, or one that the kernel does not take.
+pub(crate) const SOURCE: &str = "polylane";
+
+/// Most bytes of a parameter's value (`fsconfig(2)` copies 256 with the terminator).
+const VALUE_BYTES_MAX: usize = 255;
+
+/// The detached FUSE mount of a lane, by the name of `source` for those who list mounts. The kernel
+/// sends FUSE_INIT to `fuse` now.
+pub(crate) fn fuse(fuse: &OwnedFd, source: &str, attributes: MountAttrFlags) -> Result<OwnedFd> {
+    let source = if source.len() > VALUE_BYTES_MAX { SOURCE } else { source };
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();
     let parameters = [
-        Parameter::Value("source", "polylane".to_string()),
+        Parameter::Value("source", source.to_string()),
         Parameter::Value("subtype", "polylane".to_string()),
         Parameter::Value("fd", fuse.as_raw_fd().to_string()),
         Parameter::Value("rootmode", "40000".to_string()),

@@ -46,7 +46,8 @@ fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
     }
     let failed = |error| Failure::because("lane", "mount it through FUSE", error);
     let device = fuse_device::open_fuse()?;
-    let _mount = mounts::fuse(&device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
+    let _mount =
+        mounts::fuse(&device, mounts::SOURCE, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
     fuse::negotiate(&device, INIT_TIME_MAX_MS, true)
         .map_err(|error| Failure::because(fuse_device::FUSE_DEVICE, "agree on a protocol", error))
 }

@@ -43,9 +43,12 @@ use crate::watchdog::Watchdog;
 use crate::{confine, lower, preload, root};
 
 mod check;
+mod owner;
 
 pub use check::MEMORY_BYTES_MIN;
-pub(crate) use check::check;
+pub(crate) use check::{DIRTY_BYTES_MIN, check};
+pub(crate) use owner::Owner;
+use owner::{joined, run_in_pool};
 
 /// Name of a pool with a volume of its own that was given none.
 const POOL_DEFAULT: &str = "default";
@@ -124,7 +127,8 @@ impl RunOptions {
     }
 
     fn limits(&self) -> Limits {
-        Limits { memory: self.memory, cpus: self.cpus.clone(), weight: self.weight }
+        let (memory, cpus) = (self.memory, self.cpus.clone());
+        Limits { memory, cpus, weight: self.weight, pids: None }
     }
 }
 
@@ -138,69 +142,35 @@ pub fn run(options: RunOptions) -> Result<u8> {
     if options.command.is_empty() {
         return Err(Failure::usage("no COMMAND: write it after '--'"));
     }
+    let record = joined(&options)?;
+    let options = match &record {
+        Some(record) => options.in_pool(record),
+        None => options,
+    };
     let limits = CallerLimits::lift();
     let place = match options.root {
         true => Place::Root,
         false => Place::At(MountPoint::find(&options.at)?),
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
-    match options.kernel_fs {
-        Some(lane) => run_on_kernel_fs(options, lane, place, (&cpus, limits)),
-        None => run_with_service(options, place, (cpus, limits)),
-    }
-}
-
-/// Whose lane it is.
-#[derive(Debug)]
-pub(crate) enum Owner {
-    /// A pool of this run alone: its name, which is free.
-    Run(String),
-    /// A pool that lasts, by name, and the lane's own name in it.
-    Pool(String, PoolName),
-}
-
-impl Owner {
-    /// What log lines carry.
-    fn name(&self) -> &str {
-        match self {
-            Owner::Run(name) => name,
-            Owner::Pool(_, lane) => lane.as_str(),
-        }
-    }
-
-    /// The limits of its pool.
-    fn groups(&self, options: &RunOptions) -> cgroup::Plan {
-        match self {
-            Owner::Run(name) => cgroup::plan(name, &options.limits()),
-            Owner::Pool(pool, _) => cgroup::plan_lasting(pool, &options.limits()),
-        }
-    }
-
-    /// Those of the groups that go with the lane.
-    fn own_groups(&self, groups: &cgroup::Plan) -> Vec<PathBuf> {
-        match self {
-            Owner::Run(_) => groups.dirs(),
-            Owner::Pool(..) => groups.io_dirs(),
-        }
-    }
-
-    /// The lane's name, held from now on.
-    fn take(self, dir: &Path) -> Result<PoolName> {
-        match self {
-            Owner::Run(name) => PoolName::take(dir, &name),
-            Owner::Pool(_, lane) => Ok(lane),
+    match (options.kernel_fs, record) {
+        (Some(lane), _) => run_on_kernel_fs(options, lane, place, (&cpus, limits)),
+        (None, Some(record)) => run_in_pool(options, record, place, (cpus, limits)),
+        (None, None) => {
+            let owner = Owner::Run(pool_name(&options));
+            run_with_service(options, owner, place, (cpus, limits))
         }
     }
 }
 
 fn run_with_service(
     mut options: RunOptions,
+    owner: Owner,
     place: Place,
     (cpus, caller): (CpuList, CallerLimits),
 ) -> Result<u8> {
     let library = find_library(&options, &place);
     let rootless = rootless();
-    let name = pool_name(&options);
     let plan = Plan {
         place: place.clone(),
         rootless,
@@ -217,7 +187,7 @@ fn run_with_service(
         start_init(Plan { fuse, rights, ..plan }, rootless.is_some())
     };
     // With the init go its namespaces, and with them the mount.
-    serve(options, Owner::Run(name), (&place, cpus), (first, AtEnd(Box::new(|| ()))))
+    serve(options, owner, (&place, cpus), (first, AtEnd(Box::new(|| ()))))
 }
 
 /// Serves a lane until its first process has ended; its status. `first` starts that process, which
@@ -231,14 +201,14 @@ pub(crate) fn serve(
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = fuse_device::open_fuse()?;
     // Last of what can be refused, since it may make a volume.
-    let (handed, label, kept) = open_layers(&options, owner.name())?;
+    let (handed, label, kept) = open_layers(&options, owner.pool())?;
     options.weight = options.weight.or(kept.weight);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
     let mut groups = owner.groups(&options);
     let runtime_dir = names::runtime_dir();
     let (mut member, shares) = shares_of(&options, &handed, owner.name(), &mut groups)?.unzip();
-    let group_dirs = owner.own_groups(&groups);
+    let (group_dirs, user) = (owner.own_groups(&groups), owner.user());
     let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
     let duty = Duty { dir, name: Some(owner.name().to_string()), groups: groups_made, shares };
     let keeper = Keeper::start(duty)?;
@@ -250,7 +220,8 @@ pub(crate) fn serve(
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
+    let mut spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
+    spec.service_user = user.or(spec.service_user);
     let fuse = rootless().is_none().then_some(device);
     let (init, link) = first(
         fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
@@ -370,9 +341,9 @@ fn shares_of(
     Ok(Some((member, (meeting, profile))))
 }
 
-/// Bytes of file data that a pool's service may cache.
-fn cache_bytes_limit(options: &RunOptions) -> u64 {
-    options.memory.unwrap_or_else(limits::total_memory) / 4
+/// Bytes of file data that a service may cache in a pool with so much memory.
+pub(crate) fn cache_bytes_limit(memory: Option<u64>) -> u64 {
+    memory.unwrap_or_else(limits::total_memory) / 4
 }
 
 /// The pool's CPUs: those asked for, all of which must be allowed here, or all that are allowed.
@@ -391,7 +362,7 @@ pub(crate) fn pool_cpus(asked: Option<&CpuList>) -> Result<CpuList> {
 }
 
 /// Everything started from here on runs on the pool's CPUs, with or without a cpuset group.
-fn pin(cpus: &CpuList) -> Result<()> {
+pub(crate) fn pin(cpus: &CpuList) -> Result<()> {
     let cpus: Vec<u32> = cpus.as_slice().iter().map(|&cpu| cpu as u32).collect();
     polylane_sys::cpu::pin(&cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))
 }
@@ -527,7 +498,7 @@ fn specify(
         covered: covered.collect(),
         worker_cpus: cpus.worker_cpus(name.running_count(), GROUPS_MAX as usize),
         cpus,
-        cache_bytes_limit: cache_bytes_limit(options),
+        cache_bytes_limit: cache_bytes_limit(options.memory),
         write_back: options.write_back,
         weight: options.weight.unwrap_or(WEIGHT_DEFAULT),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),

@@ -108,7 +108,9 @@ pub(crate) fn main(plan: Plan, link: &Link) -> ! {
 fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let Plan { device, library, attributes, dir, pool, lane, mut entry, caller: _ } = plan;
     init::expect(link, ToInit::Begin)?;
-    let made = init::mount_lane(Some(device), attributes, link)?;
+    // As fstab has it: by that mount(8) knows what is mounted already.
+    let source = String::from_utf8_lossy(&entry.source).into_owned();
+    let made = init::mount_lane(Some(device), (&source, attributes), link)?;
     let failed = |error: rustix::io::Errno| Failure::because("lane", "look at its root", error);
     let stat =
         rustix::fs::statx(&made.lane, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(failed)?;

@@ -15,18 +15,32 @@
 //! | `share` | one more path for a service |
 //! | `umount` | and back to nothing |
 //! | `list` | what is mounted |
+//! | `pools` | pools that were made to last |
+//! | `files` | who has files open through which mount |
+//! | `info` | a pool with its services and their file-system tables |
+//! | `exec` | a command in a pool |
+//! | `env` | what gives a process or a container the fast way |
 
+mod env;
+mod exec;
+mod files;
 mod holder;
+mod info;
 mod list;
 mod mount;
 mod places;
+mod pools;
 mod share;
 mod source;
 mod table;
 mod tables;
 mod umount;
 
+pub use env::{LaneEnv, env};
+pub use exec::exec;
+pub use info::{idle_pools, info};
 pub use list::list;
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
+pub use pools::{PoolChange, change, create, remove, upgrade_all};
 pub use source::LaneSource;
 pub use umount::umount;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces};
-use polylane_volume::log;
+use polylane_volume::{self as volume, log};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
@@ -40,6 +40,7 @@ use crate::init::Place;
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::pool_record::PoolRecord;
 use crate::process::Process;
 use crate::run::{self, Owner, RunOptions, Source};
 use crate::skeleton::MountPoint;
@@ -98,6 +99,9 @@ pub fn mount(mut options: MountOptions) -> Result<Mounted> {
     options.lane.source = options.source.source.clone();
     options.lane.size = options.lane.size.or(options.source.size);
     options.lane.at.clone_from(&path);
+    if let Some(record) = record_of(&options)? {
+        options.lane = options.lane.in_pool(&record);
+    }
     run::check(&options.lane)?;
     options.path = path;
     let (tables, cleared) = match reserve(&options)? {
@@ -106,6 +110,15 @@ pub fn mount(mut options: MountOptions) -> Result<Mounted> {
     };
     start(options, tables, &cleared)?;
     Ok(Mounted::New)
+}
+
+/// The pool that the lane is to be in; `None`: that of lanes in none, unless it was made.
+fn record_of(options: &MountOptions) -> Result<Option<PoolRecord>> {
+    let state = volume::state_dir()?;
+    match options.pool.as_deref() {
+        Some(pool) if pool != POOL_DEFAULT => PoolRecord::expect(&state, pool).map(Some),
+        _ => PoolRecord::load(&state, POOL_DEFAULT),
+    }
 }
 
 /// What the tables say to a mount.
@@ -120,6 +133,7 @@ enum Reserved {
 struct Reservation {
     dir: PathBuf,
     pool: String,
+    record: Option<PoolRecord>,
     name: PoolName,
     entry: Entry,
     log: File,
@@ -196,6 +210,8 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
 impl Reservation {
     fn make(tables: &Tables, dir: PathBuf, options: &MountOptions) -> Result<Reservation> {
         let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
+        // Under the lock of the tables, which 'pool rm' holds as well.
+        let record = record_of(options)?;
         let name = PoolName::take_lane(&dir, &pool)?;
         let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
         let made = (|| {
@@ -219,7 +235,7 @@ impl Reservation {
             Ok((entry, log))
         })();
         match made {
-            Ok((entry, log)) => Ok(Reservation { dir, pool, name, entry, log }),
+            Ok((entry, log)) => Ok(Reservation { dir, pool, record, name, entry, log }),
             Err(failure) => {
                 let _ = tables.remove(&pool, options.path.as_os_str().as_bytes());
                 name.remove_files();
@@ -312,7 +328,7 @@ fn leave_surroundings(log: &File) -> Result<()> {
 
 /// Serves the lane until it is unmounted; the exit status.
 fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> Result<u8> {
-    let Reservation { dir, pool, name, mut entry, log: _ } = new;
+    let Reservation { dir, pool, record, name, mut entry, log: _ } = new;
     log::name("polylane", name.as_str());
     let service = entry.service;
     entry.supervisor = std::process::id();
@@ -341,7 +357,7 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
         entry,
         caller,
     };
-    let owner = Owner::Pool(pool.clone(), name);
+    let owner = Owner::Pool { pool: pool.clone(), record, lane: name };
     let first = |device: Option<OwnedFd>, _| {
         let device = device.ok_or_else(|| Failure::failed("/dev/fuse: only root can hold it"))?;
         start_holder(plan(device))

@@ -28,6 +28,20 @@ pub(crate) struct Seen {
     pub(crate) place: Vec<u8>,
     /// The kind of file system.
     pub(crate) kind: String,
+    /// What the mount does not let through, and more, as `ro,nosuid`.
+    pub(crate) options: String,
+}
+
+impl Seen {
+    /// Whether it is a lane's.
+    pub(crate) fn is_lane(&self) -> bool {
+        self.kind == "fuse.polylane"
+    }
+}
+
+/// Whether something is mounted at exactly this path.
+pub(crate) fn is_mount(all: &[Seen], path: &Path) -> bool {
+    all.iter().any(|seen| seen.place == path.as_os_str().as_bytes())
 }
 
 /// What this process sees mounted, in the order in which it was mounted.
@@ -36,7 +50,7 @@ pub(crate) fn seen() -> Vec<Seen> {
 }
 
 /// What another process sees mounted.
-fn seen_by(process: &str) -> Vec<Seen> {
+pub(crate) fn seen_by(process: &str) -> Vec<Seen> {
     let table = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
     table.split(|&byte| byte == b'\n').filter_map(seen_line).collect()
 }
@@ -49,9 +63,10 @@ fn seen_line(line: &[u8]) -> Option<Seen> {
     let device = text(words.nth(1)?);
     let (major, minor) = device.split_once(':')?;
     let place = unescaped(words.nth(1)?);
+    let options = text(words.next()?);
     let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    Some(Seen { id, device, place, kind })
+    Some(Seen { id, device, place, kind, options })
 }
 
 /// A path of mountinfo, where some bytes stand as `\ooo`.
@@ -208,6 +223,7 @@ mod tests {
             (seen.device, seen.kind.as_str()),
             (rustix::fs::makedev(0, 41), "fuse.polylane")
         );
+        assert!(seen.is_lane() && seen.options == "rw,nosuid");
         for wrong in [&b""[..], b"36 35", b"x 35 0:41 / /a rw - t s o", b"1 2 3 / /a rw - t s o"] {
             assert_eq!(seen_line(wrong), None);
         }

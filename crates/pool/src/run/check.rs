@@ -13,7 +13,7 @@ use crate::spec::WriteBack;
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
 /// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
-const DIRTY_BYTES_MIN: u64 = 1 << 20;
+pub(crate) const DIRTY_BYTES_MIN: u64 = 1 << 20;
 const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
 
 /// Refuses options that contradict each other, or themselves.
@@ -98,7 +98,7 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
         return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
     }
-    let cache = cache_bytes_limit(options);
+    let cache = cache_bytes_limit(options.memory);
     if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
         return Err(Failure::usage(format!(
             "--dirty-limit: from 1M to {}, a quarter of the pool's memory",

@@ -1,0 +1,175 @@
+//! `mount.polylane` and `umount.fuse.polylane`: names of this program by which mount(8), umount(8)
+//! and so fstab and systemd's mount units start it.
+//!
+//! They are called as `mount.TYPE SOURCE PATH [-sfnv] [-o OPTIONS] [-t TYPE]` and as
+//! `umount.TYPE PATH [-flnrv]` (mount(8), "External helpers"). Here they become the arguments of
+//! `polylane mount` and `polylane umount`. An option that would take something away from the lane's
+//! users and that a lane does not have is refused, not passed over.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Options of `polylane mount` that have a value.
+const WITH_VALUE: [&str; 11] = [
+    "pool",
+    "size",
+    "medium",
+    "weight",
+    "cache",
+    "cache-store",
+    "cache-size",
+    "dirty-limit",
+    "flush-interval",
+    "journal-mode",
+    "qos",
+];
+
+/// Those that have none.
+const FLAGS: [&str; 5] = ["ro", "suid", "share", "no-preload", "discard"];
+
+/// Options of mount(8) that are a lane's way anyway, or mean nothing to one.
+const IGNORED: [&str; 20] = [
+    "rw",
+    "defaults",
+    "auto",
+    "noauto",
+    "nosuid",
+    "nodev",
+    "exec",
+    "async",
+    "nouser",
+    "_netdev",
+    "nofail",
+    "atime",
+    "noatime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "lazytime",
+    "nolazytime",
+    "diratime",
+    "nodiratime",
+];
+
+/// The arguments of polylane that these stand for, by the name that the program was started with;
+/// `None` for its own name. An empty list: nothing is to be done.
+///
+/// # Errors
+/// One line: an option that lanes do not have.
+pub(crate) fn translate(words: &[OsString]) -> Option<Result<Vec<OsString>, String>> {
+    let (name, words) = words.split_first()?;
+    match Path::new(name).file_name()?.to_str()? {
+        "mount.polylane" | "mount.fuse.polylane" => Some(mount(words)),
+        "umount.polylane" | "umount.fuse.polylane" => Some(umount(words)),
+        _ => None,
+    }
+}
+
+fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
+    let (mut places, mut options) = (Vec::new(), Vec::new());
+    let (mut sloppy, mut fake) = (false, false);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-o") => options.extend(words.next().map(|word| word.to_string_lossy())),
+            Some("-t" | "-N") => drop(words.next()),
+            Some(flags) if is_flags(flags) => {
+                sloppy |= flags.contains('s');
+                fake |= flags.contains('f');
+            }
+            _ => places.push(word.clone()),
+        }
+    }
+    let mut arguments: Vec<OsString> = ["polylane", "mount"].map(OsString::from).to_vec();
+    let options = options.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty());
+    for option in options {
+        match translated(option) {
+            Some(words) => arguments.extend(words.into_iter().map(OsString::from)),
+            None if sloppy => {}
+            None => return Err(format!("-o {option}: no option of a lane")),
+        }
+    }
+    // Before the places, which may begin with a hyphen.
+    arguments.push("--".into());
+    arguments.extend(places);
+    Ok(if fake { Vec::new() } else { arguments })
+}
+
+/// An option of mount(8) as arguments of `polylane mount`.
+fn translated(option: &str) -> Option<Vec<String>> {
+    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    if IGNORED.contains(&option) || name.starts_with("x-") || name == "comment" {
+        return Some(Vec::new());
+    }
+    if FLAGS.contains(&option) {
+        return Some(vec![format!("--{option}")]);
+    }
+    WITH_VALUE.contains(&name).then(|| vec![format!("--{name}={value}")])
+}
+
+fn umount(words: &[OsString]) -> Result<Vec<OsString>, String> {
+    let mut arguments: Vec<OsString> = ["polylane", "umount"].map(OsString::from).to_vec();
+    let (mut places, mut lazy) = (Vec::new(), false);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-t" | "-O" | "-N") => drop(words.next()),
+            Some(flags) if is_flags(flags) => lazy |= flags.contains('l'),
+            _ => places.push(word.clone()),
+        }
+    }
+    arguments.extend(lazy.then(|| "--lazy".into()));
+    arguments.push("--".into());
+    arguments.extend(places);
+    Ok(arguments)
+}
+
+/// Whether a word is flags, such as `-nv`.
+fn is_flags(word: &str) -> bool {
+    let letters = word.strip_prefix('-').unwrap_or_default();
+    !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_alphabetic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translate_line(line: &str) -> Option<Result<String, String>> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let joined = |words: Vec<OsString>| {
+            words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        translate(&words).map(|words| words.map(joined))
+    }
+
+    #[test]
+    fn mounts_are_translated() {
+        for (line, expected) in [
+            ("/sbin/mount.polylane mem:1G /m", "polylane mount -- mem:1G /m"),
+            (
+                "mount.polylane /v.img /m -n -o rw,ro,pool=web,x-systemd.requires=a,nofail -t fuse",
+                "polylane mount --ro --pool=web -- /v.img /m",
+            ),
+            ("mount.polylane a b -s -o odd", "polylane mount -- a b"),
+            ("mount.polylane a b -fv", ""),
+            ("umount.fuse.polylane /m", "polylane umount -- /m"),
+            ("/sbin/umount.polylane /m -nl -t fuse.polylane", "polylane umount --lazy -- /m"),
+        ] {
+            assert_eq!(translate_line(line), Some(Ok(expected.to_string())), "{line}");
+        }
+        assert_eq!(translate_line("/usr/bin/polylane mount a b"), None);
+    }
+
+    #[test]
+    fn what_a_lane_does_not_have_is_refused() {
+        for option in ["noexec", "remount", "pool", "sync", "dev"] {
+            let line = format!("mount.polylane mem:1G /m -o {option}");
+            let translated = translate_line(&line).expect("a helper");
+            match option {
+                // The parser says what it lacks.
+                "pool" => assert!(translated.is_ok_and(|line| line.contains("--pool="))),
+                _ => assert!(translated.is_err_and(|line| line.contains(option)), "{option}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `polylane exec`: a command in a pool that lasts.
+//!
+//! This process itself enters the pool's groups and executes COMMAND, so there is nothing that a
+//! kill could leave behind.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use polylane_volume as volume;
+
+use super::env::{self, LaneEnv};
+use super::tables::Tables;
+use crate::cgroup::Leaf;
+use crate::failure::{Failure, Result};
+use crate::init;
+use crate::names;
+use crate::pool_record::PoolRecord;
+use crate::run;
+
+/// Executes COMMAND in the pool; returns only when that cannot be, with the exit status.
+///
+/// # Errors
+/// One line: no such pool, no COMMAND.
+pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
+    let Some((name, arguments)) = command.split_first() else {
+        return Err(Failure::usage("no COMMAND: write it after '--'"));
+    };
+    let dir = names::runtime_dir();
+    let (lane, groups) = {
+        // 'pool rm' does not get in between.
+        let tables = Tables::lock(&dir)?;
+        let record = PoolRecord::expect(&volume::state_dir()?, pool)?;
+        let mut groups = record.groups();
+        groups.create();
+        groups.attach(std::process::id(), Leaf::Tenant);
+        let cpus = run::pool_cpus(record.cpus.as_ref())?;
+        run::pin(&cpus)?;
+        (lane(&tables, pool)?, groups)
+    };
+    groups.say_not_enforced();
+    let mut program = std::process::Command::new(name);
+    program.args(arguments);
+    if let Some(lane) = lane {
+        program.envs(lane.variables());
+    }
+    let error = program.exec();
+    Ok(init::say_not_started(name, &error))
+}
+
+/// The lane whose fast way COMMAND gets: that of the working directory, else the pool's only one.
+fn lane(tables: &Tables, pool: &str) -> Result<Option<LaneEnv>> {
+    let all = tables.all()?.into_iter();
+    let own = all.filter(|mount| mount.pool == pool && mount.entry.instance == 0);
+    let paths: Vec<PathBuf> =
+        own.map(|mount| Path::new(OsStr::from_bytes(&mount.entry.path)).to_path_buf()).collect();
+    let here = std::env::current_dir().unwrap_or_default();
+    let found = paths.iter().find(|path| here.starts_with(path)).or(match &paths[..] {
+        [only] => Some(only),
+        _ => None,
+    });
+    Ok(found.and_then(|path| env::env(path).ok()))
+}

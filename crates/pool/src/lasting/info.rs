@@ -1,0 +1,114 @@
+//! `polylane pool info`: a pool that lasts, with the file-system table of each of its services.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use polylane_volume as volume;
+use serde_json::{Value, json};
+
+use super::files::{OpenFiles, open_files};
+use super::places;
+use super::pools::lanes;
+use super::table::Entry;
+use super::tables::Tables;
+use crate::failure::Result;
+use crate::names;
+use crate::pool_record::PoolRecord;
+use crate::stats;
+
+/// What is to be known of a pool: its limits, groups, processes, services.
+///
+/// # Errors
+/// One line: no such pool, a mount table cannot be read.
+pub fn info(name: &str) -> Result<Value> {
+    let (state, dir) = (volume::state_dir()?, names::runtime_dir());
+    let record = PoolRecord::expect(&state, name)?;
+    let mut entries = Vec::new();
+    if dir.exists() {
+        let tables = Tables::lock(&dir)?;
+        tables.clear_dead()?;
+        let own = tables.all()?.into_iter().filter(|mount| mount.pool == name);
+        entries.extend(own.map(|mount| mount.entry));
+    }
+    let devices: Vec<u64> = entries.iter().map(|entry| entry.device).collect();
+    let files = open_files(&devices);
+    let services = lanes(&dir, name).into_iter().map(|lane| service(&lane, &entries, &files));
+    let groups = record.groups();
+    Ok(json!({
+        "pool": name,
+        "cpus": record.cpus.as_ref().map(ToString::to_string),
+        "memory": record.memory,
+        "pids": record.pids,
+        "weight": record.weight,
+        "dirty_limit": record.dirty_limit,
+        "user": record.user,
+        "groups": groups.made(),
+        "processes": groups.processes(),
+        "services": services.collect::<Vec<Value>>(),
+    }))
+}
+
+/// A service and its file-system table.
+fn service(lane: &str, entries: &[Entry], files: &[OpenFiles]) -> Value {
+    let number = names::lane_number(lane).map(|(_, number)| number);
+    let own = entries.iter().filter(|entry| Some(entry.service) == number);
+    let instances: Vec<Value> = own.map(|entry| instance(entry, files)).collect();
+    let running = stats::collect(Some(lane)).unwrap_or_default().pop().unwrap_or_default();
+    json!({
+        "lane": lane,
+        "state": running["state"],
+        "supervisor": running["pid"],
+        "service_pid": running["service_pid"],
+        "mount": running["mount"],
+        "kind": running["lane"],
+        "instances": instances,
+    })
+}
+
+/// A line of the file-system table. What was opened through another mount of the same file system,
+/// as a container's, is counted for the first instance.
+fn instance(entry: &Entry, files: &[OpenFiles]) -> Value {
+    let seen = places::seen_by(&entry.supervisor.to_string());
+    let own = seen.iter().rfind(|seen| seen.place == entry.path && seen.device == entry.device);
+    let of_others = |mount: u64| entry.instance == 0 && !seen.iter().any(|seen| seen.id == mount);
+    let is_own = |one: &&OpenFiles| {
+        one.device == entry.device
+            && (own.is_some_and(|own| own.id == one.mount) || of_others(one.mount))
+    };
+    let users: Vec<Value> = files
+        .iter()
+        .filter(is_own)
+        .map(|one| json!({ "pid": one.pid, "command": one.command, "files": one.count }))
+        .collect();
+    let open: u64 = files.iter().filter(is_own).map(|one| one.count).sum();
+    json!({
+        "path": OsStr::from_bytes(&entry.path).to_string_lossy(),
+        "source": OsStr::from_bytes(&entry.source).to_string_lossy(),
+        "instance": entry.instance,
+        "count": entry.count,
+        "flags": own.map(|own| own.options.split(',').collect::<Vec<_>>()),
+        "open_files": open,
+        "users": users,
+    })
+}
+
+/// Pools that last and have no lane now, as `pool ls` shows them.
+///
+/// # Errors
+/// One line: a record cannot be read.
+pub fn idle_pools() -> Result<Vec<Value>> {
+    // Without a state directory there are none.
+    let Ok(state) = volume::state_dir() else { return Ok(Vec::new()) };
+    let dir = names::runtime_dir();
+    let mut pools = PoolRecord::all(&state)?;
+    pools.retain(|pool| lanes(&dir, &pool.name).is_empty());
+    let idle = |pool: &PoolRecord| {
+        json!({
+            "pool": pool.name,
+            "state": "idle",
+            "cpus": pool.cpus.as_ref().map(ToString::to_string),
+            "weight": pool.weight,
+        })
+    };
+    Ok(pools.iter().map(idle).collect())
+}

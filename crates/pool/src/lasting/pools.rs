@@ -1,0 +1,233 @@
+//! `polylane pool create`, `set` and `rm`: pools that last.
+//!
+//! A pool is its record (`pool_record`); its control groups are made from that. Each command holds
+//! the lock of the mount tables, and each step leaves a pool that the next command can use:
+//!
+//! | command | steps | a kill after a step leaves |
+//! |---|---|---|
+//! | `create` | record, groups | a pool, whose groups the next process in it makes |
+//! | `set` | record, groups, lanes | former limits in some parts, until the next `set` |
+//! | `rm` | groups, record | the pool, unused, which `rm` removes |
+
+use std::path::{Path, PathBuf};
+
+use polylane_base::shown::Shown;
+use polylane_volume as volume;
+use polylane_volume::cpus::CpuList;
+
+use super::tables::Tables;
+use crate::cgroup;
+use crate::failure::{Failure, Result};
+use crate::names::{self, PoolName};
+use crate::pool_record::PoolRecord;
+use crate::run::{self, DIRTY_BYTES_MIN, MEMORY_BYTES_MIN};
+use crate::share::{WEIGHTS, Wanted};
+use crate::{set, upgrade};
+
+/// Fewest processes of a pool: below this no lane fits.
+const PIDS_MIN: u64 = 32;
+
+/// What is to be changed of a pool; 0 lifts a limit.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PoolChange {
+    /// Its CPUs.
+    pub cpus: Option<CpuList>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    /// Its share, 1–10000.
+    pub weight: Option<u32>,
+    /// Most changed bytes of a lane that wait to be written.
+    pub dirty_limit: Option<u64>,
+}
+
+impl PoolChange {
+    /// Refuses what no pool can have.
+    fn check(&self) -> Result<()> {
+        let usage = |line: &str| Err(Failure::usage(line));
+        if let Some(weight) = self.weight.filter(|weight| !WEIGHTS.contains(weight)) {
+            return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
+        }
+        let below =
+            |value: Option<u64>, least| value.is_some_and(|value| (1..least).contains(&value));
+        if below(self.memory, MEMORY_BYTES_MIN) {
+            return usage("--memory: too small: at least 16M are needed");
+        }
+        if below(self.pids, PIDS_MIN) {
+            return Err(Failure::usage(format!("--pids: at least {PIDS_MIN} are needed")));
+        }
+        if below(self.dirty_limit, DIRTY_BYTES_MIN) {
+            return usage("--dirty-limit: at least 1M");
+        }
+        run::pool_cpus(self.cpus.as_ref()).map(drop)
+    }
+
+    /// The pool with these changes.
+    fn apply(&self, record: PoolRecord) -> Result<PoolRecord> {
+        let or = |new: Option<u64>, old: Option<u64>| new.or(old).filter(|&value| value > 0);
+        let changed = PoolRecord {
+            cpus: self.cpus.clone().or(record.cpus),
+            memory: or(self.memory, record.memory),
+            pids: or(self.pids, record.pids),
+            weight: self.weight.or(record.weight),
+            dirty_limit: or(self.dirty_limit, record.dirty_limit),
+            ..record
+        };
+        let cache = run::cache_bytes_limit(changed.memory);
+        match changed.dirty_limit.is_some_and(|bytes| bytes > cache) {
+            true => Err(Failure::usage(
+                "--dirty-limit: at most a quarter of the pool's memory".to_string(),
+            )),
+            false => Ok(changed),
+        }
+    }
+}
+
+/// Makes a pool that lasts.
+///
+/// # Errors
+/// One line: the name is none or taken, no pool can have such a limit, the record cannot be
+/// written.
+pub fn create(name: &str, limits: &PoolChange) -> Result<()> {
+    if !names::is_name(name) {
+        return Err(Failure::usage(format!(
+            "{}: no name of a pool: use letters, digits, '.', '_' and '-', at most 64, no leading \
+             '.'",
+            Shown::new(name)
+        )));
+    }
+    limits.check()?;
+    let (state, dir) = (volume::state_dir()?, names::runtime_dir());
+    let tables = Tables::lock(&dir)?;
+    tables.clear_dead()?;
+    if PoolRecord::load(&state, name)?.is_some() {
+        return Err(Failure::failed(format!(
+            "pool '{name}': exists: change it with 'polylane pool set {name}', or remove it with \
+             'polylane pool rm {name}'"
+        )));
+    }
+    // A run that has a pool of this name for itself.
+    PoolName::take_over(&dir, name)?;
+    let user = match run::rootless() {
+        None => Some(PoolRecord::free_user(&state)?),
+        Some(_) => None,
+    };
+    let name = name.to_string();
+    let record = limits.apply(PoolRecord { name, user, ..PoolRecord::default() })?;
+    record.save(&state)?;
+    make_groups(&record);
+    Ok(())
+}
+
+fn make_groups(record: &PoolRecord) {
+    let mut groups = record.groups();
+    groups.create();
+    groups.say_not_enforced();
+}
+
+/// Changes a pool: one that lasts with all its lanes, or the lane of a run.
+///
+/// # Errors
+/// One line: no such pool, a limit that no pool can have, nobody can have what is asked for of a
+/// device beside what was set before.
+pub fn change(name: &str, change: &PoolChange, device: Wanted) -> Result<()> {
+    let (state, dir) = (volume::state_dir()?, names::runtime_dir());
+    let device = Wanted { weight: change.weight, ..device };
+    let Some(record) =
+        names::is_name(name).then(|| PoolRecord::load(&state, name)).transpose()?.flatten()
+    else {
+        let of_pool = PoolChange { weight: None, ..change.clone() } != PoolChange::default();
+        return match of_pool {
+            true => PoolRecord::expect(&state, name).map(drop),
+            false => set::set(name, device),
+        };
+    };
+    if *change == PoolChange::default() && device == Wanted::default() {
+        return Err(Failure::usage(format!("pool '{name}': say what to change, as --weight N")));
+    }
+    change.check()?;
+    let tables = Tables::lock(&dir)?;
+    let record = change.apply(record)?;
+    record.save(&state)?;
+    make_groups(&record);
+    drop(tables);
+    set_lanes(name, &lanes(&dir, name), device)
+}
+
+/// Changes what the lanes of a pool are to have of their devices.
+fn set_lanes(pool: &str, lanes: &[String], device: Wanted) -> Result<()> {
+    if device == Wanted::default() {
+        return Ok(());
+    }
+    let outcomes: Vec<Result<()>> = lanes.iter().map(|lane| set::set(lane, device)).collect();
+    // A lane that shares no device has no weight there, only the pool's of the CPU.
+    let weight_alone = Wanted { weight: None, ..device } == Wanted::default();
+    if weight_alone || outcomes.iter().any(Result::is_ok) {
+        return Ok(());
+    }
+    let none = || Err(Failure::failed(format!("pool '{pool}': no lane is in it to be limited")));
+    outcomes.into_iter().next().unwrap_or_else(none)
+}
+
+/// The lanes that are in a pool now, mounted or of runs, by name.
+pub(crate) fn lanes(dir: &Path, pool: &str) -> Vec<String> {
+    let held = |name: &String| PoolName::take_over(dir, name).is_err();
+    let names = (1..=names::LANES_MAX).map(|number| names::lane_name(pool, number));
+    names.filter(|name| dir.join(format!("{name}.lock")).exists()).filter(held).collect()
+}
+
+/// Removes a pool in which nothing is.
+///
+/// # Errors
+/// One line: no such pool, a lane or a process is in it, the record cannot be removed.
+pub fn remove(name: &str) -> Result<()> {
+    let (state, dir) = (volume::state_dir()?, names::runtime_dir());
+    let tables = Tables::lock(&dir)?;
+    tables.clear_dead()?;
+    let record = PoolRecord::expect(&state, name)?;
+    let groups = record.groups();
+    let dirs: Vec<PathBuf> = groups.dirs();
+    refuse_used(&tables, (&dir, name), &groups)?;
+    cgroup::remove(&dirs);
+    record.remove(&state)?;
+    // A run that took a lane's name meanwhile, and looks for the record now.
+    refuse_used(&tables, (&dir, name), &groups)
+        .or_else(|failure| record.save(&state).and(Err(failure)))
+}
+
+/// Refuses a pool in which something is.
+fn refuse_used(tables: &Tables, (dir, name): (&Path, &str), groups: &cgroup::Plan) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let used = |why: String| Err(Failure::failed(format!("pool '{name}': {why}")));
+    if let Some(mount) = tables.all()?.iter().find(|mount| mount.pool == name) {
+        let path = Shown::new(std::ffi::OsStr::from_bytes(&mount.entry.path)).to_string();
+        return used(format!("{path} is mounted in it: umount that first"));
+    }
+    if let Some(lane) = lanes(dir, name).first() {
+        return used(format!("a run is in it (lane {lane}): end that first"));
+    }
+    match groups.processes()[..] {
+        [] => Ok(()),
+        [pid, ..] => used(format!("process {pid} is in it: end that first")),
+    }
+}
+
+/// Makes this very program the service of all lanes of a pool; what came of each.
+///
+/// # Errors
+/// One line: no such pool, or no lane is in it.
+pub fn upgrade_all(name: &str) -> Result<Vec<Result<String>>> {
+    let lanes = lanes(&names::runtime_dir(), name);
+    let is_pool = || {
+        let state = volume::state_dir().ok();
+        state.is_some_and(|state| matches!(PoolRecord::load(&state, name), Ok(Some(_))))
+    };
+    match lanes.is_empty() {
+        true if names::is_name(name) && is_pool() => {
+            Err(Failure::failed(format!("pool '{name}': no lane is in it")))
+        }
+        true => Ok(vec![upgrade::upgrade(name)]),
+        false => Ok(lanes.iter().map(|lane| upgrade::upgrade(lane)).collect()),
+    }
+}

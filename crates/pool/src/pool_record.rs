@@ -1,0 +1,280 @@
+//! Pools that last, as the state directory knows them: a file for each, `pools/NAME.json`.
+//!
+//! The file is what makes a pool. It is written aside and renamed, so a command that is killed
+//! leaves the former pool or the new one. Control groups are made from it whenever a process enters
+//! the pool, so a reboot, or a kill between the two, takes nothing away.
+//!
+//! | field | what |
+//! |---|---|
+//! | `version` | 1 |
+//! | `memory`, `pids` | bytes and processes of the pool, if limited |
+//! | `cpus` | its CPUs, as `0-3,6`, if limited |
+//! | `weight` | its share of the CPU, and of devices unless a lane has one of its own |
+//! | `dirty_limit` | most changed bytes of each lane that wait to be written |
+//! | `user` | the host's user that its services run as; none of an ordinary user's pool |
+//!
+//! # Locking
+//!
+//! Commands that write records hold the lock of all mount tables.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use polylane_volume::cpus::CpuList;
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::{self, Limits};
+use crate::failure::{Failure, Result};
+use crate::names;
+
+/// The only version there is.
+const VERSION: u32 = 1;
+
+/// Most bytes of a record.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// First of the host's users that are pools', above those that services have of their own
+/// (`confine`).
+const USERS_FIRST: u32 = 0x7080_0000;
+
+/// How many there are: as many as pools.
+const USERS: u32 = 1 << 16;
+
+/// A pool that lasts.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PoolRecord {
+    /// Its name.
+    pub name: String,
+    /// Bytes of memory of all its processes.
+    pub memory: Option<u64>,
+    /// Its CPUs.
+    pub cpus: Option<CpuList>,
+    /// How many processes and threads it may have.
+    pub pids: Option<u64>,
+    /// Its share, 1–10000.
+    pub weight: Option<u32>,
+    /// Most changed bytes of a lane that wait to be written.
+    pub dirty_limit: Option<u64>,
+    /// The host's user of its services.
+    pub user: Option<u32>,
+}
+
+/// The file's content.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    memory: Option<u64>,
+    cpus: Option<String>,
+    pids: Option<u64>,
+    weight: Option<u32>,
+    dirty_limit: Option<u64>,
+    user: Option<u32>,
+}
+
+impl PoolRecord {
+    /// The pool of that name below the state directory `state`; `None`: there is none.
+    ///
+    /// # Errors
+    /// One line when its file cannot be read, or is none of this version.
+    pub(crate) fn load(state: &Path, name: &str) -> Result<Option<PoolRecord>> {
+        let path = path_of(state, name);
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = match options.open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::path(&path, "read the pool's record", error)),
+        };
+        let mut text = Vec::new();
+        file.take(BYTES_MAX)
+            .read_to_end(&mut text)
+            .map_err(|error| Failure::path(&path, "read the pool's record", error))?;
+        let refused = || {
+            Failure::failed(format!(
+                "{}: not a pool's record of this version: remove it, then create the pool again",
+                path.display()
+            ))
+        };
+        let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
+        let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
+        let Stored { version, memory, pids, weight, dirty_limit, user, .. } = stored;
+        match version == VERSION {
+            true => {
+                let name = name.to_string();
+                Ok(Some(PoolRecord { name, memory, cpus, pids, weight, dirty_limit, user }))
+            }
+            false => Err(refused()),
+        }
+    }
+
+    /// The pool of that name.
+    ///
+    /// # Errors
+    /// As [`load`](PoolRecord::load); there is none.
+    pub(crate) fn expect(state: &Path, name: &str) -> Result<PoolRecord> {
+        PoolRecord::load(state, name)?.ok_or_else(|| {
+            Failure::failed(format!(
+                "pool '{name}': no such pool: make it with 'polylane pool create {name}'"
+            ))
+        })
+    }
+
+    /// All pools below the state directory, by name.
+    ///
+    /// # Errors
+    /// As [`load`](PoolRecord::load).
+    pub(crate) fn all(state: &Path) -> Result<Vec<PoolRecord>> {
+        let entries = fs::read_dir(dir_of(state)).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names
+            .filter_map(|name| name.strip_suffix(".json").map(str::to_string))
+            .filter(|name| names::is_name(name))
+            .collect();
+        names.sort();
+        let found = names.iter().filter_map(|name| PoolRecord::load(state, name).transpose());
+        found.collect()
+    }
+
+    /// Writes it, durably, in place of an earlier one.
+    ///
+    /// # Errors
+    /// One line; the earlier one stays.
+    pub(crate) fn save(&self, state: &Path) -> Result<()> {
+        let (dir, path) = (dir_of(state), path_of(state, &self.name));
+        let failed = |error| Failure::path(&path, "write the pool's record", error);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
+        let stored = Stored {
+            version: VERSION,
+            memory: self.memory,
+            cpus: self.cpus.as_ref().map(ToString::to_string),
+            pids: self.pids,
+            weight: self.weight,
+            dirty_limit: self.dirty_limit,
+            user: self.user,
+        };
+        let text = serde_json::to_vec_pretty(&stored).map_err(|error| failed(error.into()))?;
+        let draft = draft_of(state, &self.name);
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&draft).map_err(failed)?;
+        let written = file.write_all(&text).and_then(|()| file.sync_all());
+        let renamed = written.and_then(|()| fs::rename(&draft, &path));
+        renamed.and_then(|()| File::open(&dir)?.sync_all()).map_err(|error| {
+            let _ = fs::remove_file(&draft);
+            failed(error)
+        })
+    }
+
+    /// Removes its file, durably.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn remove(&self, state: &Path) -> Result<()> {
+        let path = path_of(state, &self.name);
+        // A command that was killed may have left it.
+        let _ = fs::remove_file(draft_of(state, &self.name));
+        fs::remove_file(&path)
+            .and_then(|()| File::open(dir_of(state))?.sync_all())
+            .map_err(|error| Failure::path(&path, "remove the pool's record", error))
+    }
+
+    /// A user of the host that no other pool below the state directory has.
+    ///
+    /// # Errors
+    /// As [`all`](PoolRecord::all); there is none left.
+    pub(crate) fn free_user(state: &Path) -> Result<u32> {
+        let taken: Vec<u32> =
+            PoolRecord::all(state)?.into_iter().filter_map(|pool| pool.user).collect();
+        (USERS_FIRST..USERS_FIRST + USERS)
+            .find(|user| !taken.contains(user))
+            .ok_or_else(|| Failure::failed(format!("pools: there are {USERS}: remove some first")))
+    }
+
+    /// Its control groups.
+    pub(crate) fn groups(&self) -> cgroup::Plan {
+        let limits = Limits {
+            memory: self.memory,
+            cpus: self.cpus.clone(),
+            weight: self.weight,
+            pids: self.pids,
+        };
+        cgroup::plan_pool(&self.name, &limits)
+    }
+}
+
+fn dir_of(state: &Path) -> PathBuf {
+    state.join("pools")
+}
+
+fn path_of(state: &Path, name: &str) -> PathBuf {
+    dir_of(state).join(format!("{name}.json"))
+}
+
+/// Where a record is written, before it has its name. No pool can be called so.
+fn draft_of(state: &Path, name: &str) -> PathBuf {
+    dir_of(state).join(format!(".{name}.new"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let state = tempfile::tempdir().expect("tempdir");
+        let state = state.path().join("state");
+        assert_eq!(PoolRecord::load(&state, "web"), Ok(None));
+        assert_eq!(PoolRecord::all(&state), Ok(Vec::new()));
+        let full = PoolRecord {
+            name: "web".to_string(),
+            memory: Some(1 << 30),
+            cpus: "0-1,5".parse().ok(),
+            pids: Some(64),
+            weight: Some(300),
+            dirty_limit: Some(1 << 24),
+            user: PoolRecord::free_user(&state).ok(),
+        };
+        let bare = PoolRecord { name: "a.b".to_string(), ..PoolRecord::default() };
+        for record in [&full, &bare] {
+            record.save(&state).expect("save");
+            assert_eq!(PoolRecord::expect(&state, &record.name), Ok(record.clone()));
+        }
+        assert_eq!(PoolRecord::all(&state), Ok(vec![bare.clone(), full.clone()]));
+        assert_eq!(PoolRecord::free_user(&state), Ok(USERS_FIRST + 1));
+        full.remove(&state).expect("remove");
+        assert_eq!(PoolRecord::all(&state), Ok(vec![bare]));
+        assert!(PoolRecord::expect(&state, "web").expect_err("gone").line.contains("create web"));
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused_and_left() {
+        let state = tempfile::tempdir().expect("tempdir");
+        let path = path_of(state.path(), "web");
+        fs::create_dir(dir_of(state.path())).expect("mkdir");
+        let whole = concat!(
+            r#"{"version":1,"memory":null,"cpus":"0-1","pids":null,"weight":null,"#,
+            r#""dirty_limit":null,"user":null}"#
+        );
+        fs::write(&path, whole).expect("write");
+        assert!(PoolRecord::load(state.path(), "web").is_ok_and(|found| found.is_some()));
+        let wrong = [
+            whole.replace("version\":1", "version\":2"),
+            whole.replace("0-1", "1-0"),
+            whole.replace("null,\"weight", "-1,\"weight"),
+            whole[..40].to_string(),
+            String::new(),
+        ];
+        for text in wrong {
+            fs::write(&path, &text).expect("write");
+            let failure = PoolRecord::load(state.path(), "web").expect_err("refused");
+            assert!(failure.line.contains("web.json"), "{failure}");
+            assert_eq!(fs::read_to_string(&path).expect("left"), text);
+        }
+        fs::remove_file(&path).expect("remove");
+        std::os::unix::fs::symlink("other", &path).expect("symlink");
+        assert!(PoolRecord::load(state.path(), "web").is_err(), "a link is not followed");
+    }
+}

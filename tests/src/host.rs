@@ -1,0 +1,161 @@
+//! Lanes that are mounted on this host: directories for them, commands, and the processes behind.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::binary;
+
+/// How long what is killed may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Directories of a test on this host; dropped, no lane is left in them.
+#[derive(Debug)]
+pub struct Host {
+    dir: tempfile::TempDir,
+    pools: RefCell<Vec<String>>,
+}
+
+impl Host {
+    /// An empty directory.
+    pub fn new() -> Host {
+        let dir = tempfile::tempdir().expect("tempdir");
+        Host { dir, pools: RefCell::default() }
+    }
+
+    /// A path in it, without links.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().expect("canonical").join(name)
+    }
+
+    /// An empty directory in it.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).expect("mkdir");
+        path
+    }
+
+    /// A name for a pool that no other test has. At the end the pool of that name is removed.
+    pub fn pool(&self, word: &str) -> String {
+        let name = format!("test-{}-{word}", std::process::id());
+        self.pools.borrow_mut().push(name.clone());
+        name
+    }
+
+    /// What is mounted in it, as `polylane mount --json` says.
+    pub fn mounts(&self) -> Vec<serde_json::Value> {
+        let listed = succeeds(&["mount", "--json"]);
+        let all: Vec<serde_json::Value> = serde_json::from_str(&listed).expect("JSON");
+        let own = self.path("");
+        let is_own = |mount: &serde_json::Value| {
+            mount["path"].as_str().is_some_and(|path| Path::new(path).starts_with(&own))
+        };
+        all.into_iter().filter(is_own).collect()
+    }
+
+    /// The only lane's supervisor.
+    pub fn supervisor(&self) -> u32 {
+        let mounts = self.mounts();
+        assert_eq!(mounts.len(), 1, "{mounts:?}");
+        mounts[0]["supervisor"].as_u64().expect("a number") as u32
+    }
+
+    /// Nothing is mounted in it, by the kernel's word and polylane's.
+    pub fn assert_nothing_is_left(&self) {
+        assert_eq!(self.mounts(), Vec::<serde_json::Value>::new());
+        let own = self.path("").display().to_string();
+        let end = Instant::now() + PATIENCE;
+        let left = || {
+            let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+            table.lines().filter(|line| line.contains(&own)).map(str::to_string).collect()
+        };
+        loop {
+            let left: Vec<String> = left();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < end, "still mounted: {left:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host::new()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for mount in self.mounts().iter().rev() {
+            let _ = polylane(&["umount", "-l", mount["path"].as_str().unwrap_or_default()]);
+        }
+        for pool in self.pools.borrow().iter() {
+            let _ = polylane(&["pool", "rm", pool]);
+        }
+    }
+}
+
+/// Runs polylane to its end.
+pub fn polylane(arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).stdin(Stdio::null()).output().expect("polylane")
+}
+
+/// Its standard output.
+pub fn succeeds(arguments: &[&str]) -> String {
+    let output = polylane(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Its exit status and the one line that it said.
+pub fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = polylane(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    assert_eq!(said.matches('\n').count(), 1, "{arguments:?}: one line: {said}");
+    (output.status.code().unwrap_or(-1), said)
+}
+
+/// A path as text.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Sends a signal by its name, such as KILL.
+pub fn signal(pid: u32, name: &str) {
+    let pid = pid.to_string();
+    let _ = Command::new("kill").args([&format!("-{name}"), &pid]).output();
+}
+
+/// The child of this name that a process has, or is going to have.
+pub fn child(parent: u32, name: &str) -> u32 {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        let children = children.expect("children");
+        let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let is_it = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+        };
+        if let Some(pid) = pids.into_iter().find(is_it) {
+            return pid;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{parent} has no child {name}");
+}
+
+/// Waits until something holds, for as long as what is killed may take to be gone.
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
