@@ -3,14 +3,15 @@
 //! host has them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run
 //! beside it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use polylane_block::device::BlockDevice;
+use anyhow::{Context, Result, bail};
+use polylane_block::device::{BlockDevice, Op, Request, SECTOR_BYTES, Sector, Submitted};
 use polylane_block::file::{FileDevice, Way as FileWay};
 use polylane_block::image;
 use polylane_block::qos::board::Rule;
@@ -19,6 +20,7 @@ use polylane_block::qos::cost::CostModel;
 use polylane_block::qos::depth::Counted;
 use polylane_block::qos::model::{Tenant, io};
 use polylane_block::qos::{Kind, scenarios};
+use polylane_sys::buffer::Buffer;
 
 use crate::place::on_loop;
 use crate::report::{Better, Report, number};
@@ -36,6 +38,9 @@ pub(super) const COMBINATIONS: [(&str, [u32; 4]); 4] = [
 /// Bytes of the file, all of them written.
 const SPAN: u64 = 1 << 30;
 
+/// Requests in flight while the file is filled again.
+const REFILL_DEPTH: usize = 8;
+
 /// How long shares are measured.
 const SHARES_MS: u64 = 2000;
 
@@ -49,6 +54,8 @@ pub(super) struct Ground {
     /// What the kernel counts of its requests.
     depth: Option<Arc<Counted>>,
     peers: Peers,
+    /// Discards have been sent since the file was filled: parts of it have no blocks.
+    punched: Cell<bool>,
 }
 
 /// The kernel's own ways to share it, where the host has them.
@@ -145,7 +152,7 @@ impl Ground {
             cost.read.random_ns, cost.read.page_ns, cost.write.random_ns, cost.write.page_ns
         ));
         let depth = Counted::of(major, minor).map(Arc::new);
-        Ok(Ground { device, cost, depth, peers })
+        Ok(Ground { device, cost, depth, peers, punched: Cell::new(false) })
     }
 
     /// The policies, ungoverned first.
@@ -195,7 +202,43 @@ impl Ground {
         (sum as f64, reads as f64, cost as f64 / sum as f64)
     }
 
-    /// Has tenants at the device for so many milliseconds, for half of them in a quick run.
+    /// Writes the whole file again. What was discarded is read and written at other speeds.
+    fn refill(&self) -> Result<()> {
+        const PIECE: usize = 1 << 20;
+        let mut channel = self.device.clone().channel();
+        let mut spare: Vec<Buffer> =
+            (0..REFILL_DEPTH).map(|_| Buffer::copy_of(&vec![0x5a; PIECE])).collect();
+        let (mut next, mut answered, mut done) = (0, 0, Vec::new());
+        let pieces = self.device.sector_count() * SECTOR_BYTES as u64 / PIECE as u64;
+        while answered < pieces {
+            while let Some(data) = spare.pop_if(|_| next < pieces) {
+                let sector = Sector(next * (PIECE / SECTOR_BYTES) as u64);
+                let write = Request::with_data(Op::Write { fua: false }, sector, vec![data], 0);
+                match channel.submit(write) {
+                    Submitted::Done(completion) => done.push(completion),
+                    Submitted::Pending => {}
+                    Submitted::Busy(request) => {
+                        drop(request.complete(Ok(())));
+                        bail!("the channel is full")
+                    }
+                }
+                next += 1;
+            }
+            channel.poll(&mut done);
+            if done.is_empty() {
+                channel.park();
+            }
+            for completion in done.drain(..) {
+                completion.result.context("fill the file again")?;
+                spare.extend(completion.data);
+                answered += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has tenants at the device for so many milliseconds, for half of them in a quick run. All of
+    /// the file has blocks when they begin.
     pub(super) fn run(
         &self,
         tenants: &[Tenant],
@@ -203,6 +246,10 @@ impl Ground {
         options: &Options,
         (measured_ms, seed): (u64, u64),
     ) -> Result<Vec<Got>> {
+        let discards = |tenant: &Tenant| tenant.mix.iter().any(|(_, io)| io.kind == Kind::Discard);
+        if self.punched.replace(tenants.iter().any(discards)) {
+            self.refill()?;
+        }
         let ms = |ms| Duration::from_millis(if options.quick { ms / 2 } else { ms });
         let run = Run {
             device,

@@ -8,8 +8,11 @@
 //! ```
 //!
 //! The time of a request is the inverse of the rate, so a device that serves many at a time has a
-//! capacity of 1 by these costs. A discard and a flush cost what a random page written does: how
-//! long they keep others waiting differs too much from one to the next to be measured in a moment.
+//! capacity of 1 by these costs. Each shape is measured in turns with the others, and its best turn
+//! counts: whatever else the disk or the CPUs do for a moment would make one shape dearer than it
+//! is, and a page of large requests cheaper. A discard and a flush cost what a random page written
+//! does: how long they keep others waiting differs too much from one to the next to be measured in
+//! a moment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +33,9 @@ const LARGE_PAGES: u64 = 32;
 /// Requests in flight.
 const DEPTH: usize = 32;
 
+/// Turns in which each shape is measured.
+const TURNS: u32 = 4;
+
 /// Bytes that the device must have.
 pub const BYTES_MIN: u64 = 16 << 20;
 
@@ -43,7 +49,7 @@ pub struct Measured {
 }
 
 /// Measures the costs on a device whose content does not matter: it is read **and written**. Takes
-/// six times `each`, and what is in flight after that.
+/// six times `each`, four times as long if the device is slow, and what is in flight after that.
 ///
 /// # Errors
 /// A request fails; [`Error::OutOfRange`] for a device that is smaller than [`BYTES_MIN`].
@@ -61,16 +67,20 @@ fn measure_by(
         return Err(Error::OutOfRange);
     }
     let mut requests = 0;
-    let mut time = |op, pages, random| {
-        let (ns, sent) = Probe { op, pages, random }.time_ns(device, each, clock)?;
-        requests += sent;
-        Ok::<_, Error>(ns)
-    };
-    let mut line = |op| {
-        let (small, large) = (time(op, 1, true)?, time(op, LARGE_PAGES, true)?);
-        Ok::<_, Error>(solve(small, large, time(op, 1, false)?))
-    };
-    let (read, write) = (line(Op::Read)?, line(Op::Write { fua: false })?);
+    // By direction: a random page, a large request, a page that continues the last.
+    let mut best = [[f64::INFINITY; 3]; 2];
+    for _ in 0..TURNS {
+        for (op, best) in [Op::Read, Op::Write { fua: false }].into_iter().zip(&mut best) {
+            let shapes = [(1, true), (LARGE_PAGES, true), (1, false)];
+            for ((pages, random), best) in shapes.into_iter().zip(best) {
+                let probe = Probe { op, pages, random };
+                let (ns, sent) = probe.time_ns(device, each, clock)?;
+                requests += sent;
+                *best = best.min(ns);
+            }
+        }
+    }
+    let [read, write] = best.map(|[small, large, next]| solve(small, large, next));
     let page = write.random_ns + write.page_ns;
     Ok(Measured { cost: CostModel { read, write, discard_ns: page, flush_ns: page }, requests })
 }
@@ -94,7 +104,8 @@ struct Probe {
 }
 
 impl Probe {
-    /// Device time of a request, in nanoseconds, and how many were sent.
+    /// Device time of a request in one turn, in nanoseconds, and how many were sent. A turn lasts
+    /// a quarter of `each`, and on until as many are answered as are in flight, `each` at most.
     fn time_ns(
         &self,
         device: &Arc<dyn BlockDevice>,
@@ -109,7 +120,11 @@ impl Probe {
         let (begin, mut sent, mut done) = (clock(), 0, Vec::new());
         let elapsed = || clock().saturating_sub(begin);
         let mut answered = 0;
-        while u128::from(elapsed()) < each.as_nanos() {
+        let goes_on = |answered: u64| {
+            let ns = u128::from(elapsed());
+            ns < (each / TURNS).as_nanos() || answered < DEPTH as u64 && ns < each.as_nanos()
+        };
+        while goes_on(answered) {
             while let Some(buffer) = spare.pop() {
                 let piece = if self.random { rng.below(pieces) } else { sent % pieces };
                 done.extend(self.send(&mut *channel, piece, buffer)?);
@@ -180,6 +195,8 @@ mod tests {
     struct Simulated {
         truth: CostModel,
         now: AtomicU64,
+        /// Until then a request takes five times as long.
+        slow_until: Nanos,
         /// Requests after this many fail.
         good: u64,
     }
@@ -218,7 +235,8 @@ mod tests {
             *end = request.sector.0 + request.count;
             let io = Io { kind, bytes: request.count * SECTOR_BYTES as u64, sequential };
             let begin = self.busy_until.max(self.device.now.load(Ordering::Relaxed));
-            self.busy_until = begin + self.device.truth.cost_ns(&io);
+            let times = if begin < self.device.slow_until { 5 } else { 1 };
+            self.busy_until = begin + times * self.device.truth.cost_ns(&io);
             self.count += 1;
             let good = self.count <= self.device.good;
             let result = if good { Ok(()) } else { Err(Error::Medium(Errno::EIO)) };
@@ -240,7 +258,11 @@ mod tests {
     }
 
     fn measured(truth: CostModel, good: u64) -> Result<Measured, Error> {
-        let device = Arc::new(Simulated { truth, now: AtomicU64::new(0), good });
+        measured_beside(truth, good, 0)
+    }
+
+    fn measured_beside(truth: CostModel, good: u64, slow_until: Nanos) -> Result<Measured, Error> {
+        let device = Arc::new(Simulated { truth, now: AtomicU64::new(0), slow_until, good });
         let clock = || device.now.load(Ordering::Relaxed);
         let seen: Arc<dyn BlockDevice> = device.clone();
         measure_by(&seen, Duration::from_millis(80), &clock)
@@ -264,9 +286,22 @@ mod tests {
         }
     }
 
+    /// The disk is busy for as long as the first shapes are measured, or some more.
+    #[test]
+    fn what_disturbs_the_disk_for_a_moment_makes_no_shape_dearer() {
+        let truth = CostModel::default();
+        for slow_ms in [1, 20, 90, 250] {
+            let found = measured_beside(truth, u64::MAX, slow_ms * 1_000_000).expect("measured");
+            for (found, truth) in [(found.cost.read, truth.read), (found.cost.write, truth.write)] {
+                assert!(near(found.random_ns, truth.random_ns), "{slow_ms} ms: {found:?}");
+                assert!(near(found.page_ns, truth.page_ns), "{slow_ms} ms: {found:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_device_that_fails_or_is_too_small_has_no_costs() {
-        assert_eq!(measured(CostModel::default(), 5000), Err(Error::Medium(Errno::EIO)));
+        assert_eq!(measured(CostModel::default(), 500), Err(Error::Medium(Errno::EIO)));
         let requests = measured(CostModel::default(), u64::MAX).expect("measured").requests;
         assert!(requests > 10_000, "{requests}");
         let small: Arc<dyn BlockDevice> = Arc::new(crate::ram::RamDevice::new(64));
