@@ -10,7 +10,7 @@ BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
 
-.PHONY: demo test test-apps test-suites test-ceph test-guest bench campaign build check tools install clean
+.PHONY: demo test test-apps test-suites test-union test-ceph test-guest bench campaign build check tools install clean
 
 # Real programs in a lane, then two tenants side by side: about a minute after the build.
 demo:
@@ -36,6 +36,13 @@ test-suites:
 	@scripts/setup.sh build test suites
 	@$(MAKE) --no-print-directory build
 	@cargo xtask suites $(SUITES)
+
+# unionmount-testsuite on lanes over lowers, beside overlayfs: a table, after ten minutes.
+# UNIONMOUNT_SUITE names a checkout of it.
+test-union:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory build
+	@scripts/test-union.sh
 
 # Lanes on a Ceph file system: a cluster of two OSDs and two MDS is started here, for minutes.
 test-ceph:

@@ -21,7 +21,7 @@ use crate::print::{columns, print, print_json};
 #[derive(Debug, Args)]
 #[command(
     after_help = "SOURCE: volume:FILE (or FILE alone; made and formatted if absent), dir:DIR, \
-    mem:SIZE, ceph:[USER@]FSNAME[:PATH]. Mounting the same again is counted: umount takes one away."
+    mem:SIZE, ceph:[USER@]FSNAME[:PATH], or none with --lower: a read-only lane. Mounting the same again is counted: umount takes one away."
 )]
 pub(crate) struct MountArgs {
     /// What to mount
@@ -30,6 +30,9 @@ pub(crate) struct MountArgs {
     /// An empty directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
+    /// A directory under the lane's own files, which are an overlay; repeat it, the uppermost first
+    #[arg(long, value_name = "DIR", requires = "source")]
+    lower: Vec<PathBuf>,
     /// Pool of the lane [default: default]
     #[arg(long, value_name = "NAME", requires = "source")]
     pool: Option<String>,
@@ -91,7 +94,7 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let (Some(source), Some(path)) = (&arguments.source, &arguments.path) else {
         return list(arguments.json.json);
     };
-    let source = LaneSource::parse(source)?;
+    let source = LaneSource::parse(source)?.over(&arguments.lower)?;
     let path = path.clone();
     let (pool, share, read_only) = (arguments.pool.clone(), arguments.share, arguments.ro);
     let lane = lane(arguments)?;

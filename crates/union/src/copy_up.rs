@@ -103,8 +103,8 @@ impl Act<'_> {
             )?;
         }
         self.mark(node, held, below, has_data)?;
-        // Access lists may have changed them.
-        set.perm = Some(attr.perm);
+        // Access lists may have changed them; symbolic links have none of either.
+        set.perm = (node.kind != Kind::Symlink).then_some(attr.perm);
         let settable = upper.fs().character().flags;
         if attr.flags & settable != 0 {
             set.flags = Some(attr.flags & settable);

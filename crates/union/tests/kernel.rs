@@ -223,6 +223,7 @@ fn what_we_write_the_kernel_shows() {
         u.rename("d/solo", "first").expect("renames");
         u.file("d/solo", b"another");
         u.chmod(u.ino("d/e"), 0o700);
+        u.rename("link", "way").expect("renames");
         // Whole, and with all names: the kernel follows no parts and not our index.
         u.write(u.ino("big"), 100, b"changed");
         u.write(u.ino("d/hard"), 0, b"LINKED");

@@ -98,6 +98,7 @@ pub fn mount(mut options: MountOptions) -> Result<Mounted> {
     }
     options.lane.source = options.source.source.clone();
     options.lane.size = options.lane.size.or(options.source.size);
+    options.lane.lowers.clone_from(&options.source.lowers);
     options.lane.at.clone_from(&path);
     if let Some(record) = record_of(&options)? {
         options.lane = options.lane.in_pool(&record);

@@ -1,5 +1,5 @@
 //! SOURCE of `polylane mount`, as text: `volume:FILE`, `dir:DIR`, `mem:SIZE`,
-//! `ceph:[USER@]FSNAME[:PATH]`, or a volume's file.
+//! `ceph:[USER@]FSNAME[:PATH]`, or a volume's file; `none` where the lowers are all there is.
 //!
 //! The mount table compares sources by this text, so it is the same for every way to write a path.
 
@@ -21,6 +21,8 @@ pub struct LaneSource {
     pub(crate) source: Source,
     /// Bytes of a lane in RAM.
     pub(crate) size: Option<u64>,
+    /// Directories under it, the uppermost first; paths are absolute, without links.
+    pub(crate) lowers: Vec<PathBuf>,
 }
 
 /// Kinds of sources that a later version has.
@@ -43,13 +45,13 @@ impl LaneSource {
             Some(kind @ b"volume") => LaneSource::volume(Path::new(rest(kind))),
             Some(kind @ b"dir") => LaneSource::dir(Path::new(rest(kind))),
             Some(kind @ b"mem") => match rest(kind).to_string_lossy().parse::<ByteSize>() {
-                Ok(size) => Ok(LaneSource { source: Source::Mem, size: Some(size.0) }),
+                Ok(size) => Ok(LaneSource::new(Source::Mem, Some(size.0))),
                 Err(error) => usage(&format!("{error}: write it as mem:512M")),
             },
             Some(kind @ b"ceph") => match rest(kind).to_string_lossy().parse::<CephPlace>() {
                 Ok(place) => {
                     let cluster = CephOptions { place, conf: None, timeout: None };
-                    Ok(LaneSource { source: Source::Ceph(cluster), size: None })
+                    Ok(LaneSource::new(Source::Ceph(cluster), None))
                 }
                 Err(error) => usage(&error),
             },
@@ -59,11 +61,32 @@ impl LaneSource {
             Some(_) => {
                 usage("unknown kind of source: write volume:FILE, dir:DIR, mem:SIZE or ceph:FSNAME")
             }
-            None if bytes == b"mem" => Ok(LaneSource { source: Source::Mem, size: None }),
+            None if bytes == b"mem" => Ok(LaneSource::new(Source::Mem, None)),
+            None if bytes == b"none" => Ok(LaneSource::new(Source::Lowers, None)),
             None if Path::new(text).is_dir() => {
                 usage("is a directory: write it as dir:DIR to mount what is in it")
             }
             None => LaneSource::volume(Path::new(text)),
+        }
+    }
+
+    fn new(source: Source, size: Option<u64>) -> LaneSource {
+        LaneSource { source, size, lowers: Vec::new() }
+    }
+
+    /// The same as the upper of a union over directories, the uppermost first.
+    ///
+    /// # Errors
+    /// One line: a directory that is not there.
+    pub fn over(mut self, lowers: &[PathBuf]) -> Result<LaneSource> {
+        for path in lowers {
+            let found = path.canonicalize();
+            let found = found.map_err(|error| Failure::path(path, "use it as a lower", error))?;
+            self.lowers.push(found);
+        }
+        match self.source == Source::Lowers && self.lowers.is_empty() {
+            true => Err(Failure::usage("none: only with --lower, which is then all there is")),
+            false => Ok(self),
         }
     }
 
@@ -83,7 +106,7 @@ impl LaneSource {
                 .map_err(|error| Failure::path(path, "find the volume", error))?
                 .join(name),
         };
-        Ok(LaneSource { source: Source::Volume(Some(real)), size: None })
+        Ok(LaneSource::new(Source::Volume(Some(real)), None))
     }
 
     fn dir(path: &Path) -> Result<LaneSource> {
@@ -91,7 +114,7 @@ impl LaneSource {
             .canonicalize()
             .map_err(|error| Failure::path(path, "find the lane's directory", error))?;
         match real.is_dir() {
-            true => Ok(LaneSource { source: Source::Dir(real), size: None }),
+            true => Ok(LaneSource::new(Source::Dir(real), None)),
             false => Err(Failure::failed(format!("{}: not a directory", Shown::new(path)))),
         }
     }
@@ -103,7 +126,7 @@ impl LaneSource {
             text.push(path);
             text.into_vec()
         };
-        match &self.source {
+        let mut text = match &self.source {
             Source::Mem => match self.size {
                 Some(size) => format!("mem:{}", in_units(size)).into_bytes(),
                 None => b"mem".to_vec(),
@@ -112,8 +135,13 @@ impl LaneSource {
             Source::Volume(Some(path)) => with("volume:", path),
             Source::Volume(None) => b"volume".to_vec(),
             Source::Ceph(cluster) => format!("ceph:{}", cluster.place).into_bytes(),
-            Source::Lowers => b"lowers".to_vec(),
+            Source::Lowers => b"none".to_vec(),
+        };
+        for lower in &self.lowers {
+            text.extend(b" --lower ");
+            text.extend(lower.as_os_str().as_bytes());
         }
+        text
     }
 }
 
@@ -160,6 +188,24 @@ mod tests {
         {
             assert_eq!(text(Path::new(one), ""), text(Path::new(other), ""));
         }
+    }
+
+    #[test]
+    fn lowers_are_part_of_a_source_in_their_order() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        let [a, b] = ["a", "b"].map(|name| real.join(name));
+        [&a, &b].map(|dir| std::fs::create_dir(dir).expect("made"));
+        let over = |word: &str, lowers: &[PathBuf]| {
+            LaneSource::parse(OsStr::new(word)).and_then(|source| source.over(lowers))
+        };
+        let text = over("mem", &[real.join("b/../a"), b.clone()]).expect("a source").text();
+        let expected = format!("mem --lower {} --lower {}", a.display(), b.display());
+        assert_eq!(String::from_utf8(text).expect("UTF-8"), expected);
+        assert_ne!(over("mem", &[b, a.clone()]).expect("a source").text(), expected.as_bytes());
+        assert!(over("none", &[a]).is_ok());
+        assert_eq!(over("none", &[]).expect_err("refused").status, 2);
+        assert_eq!(over("mem", &[real.join("no")]).expect_err("refused").status, 1);
     }
 
     #[test]
