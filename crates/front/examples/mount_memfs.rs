@@ -9,7 +9,7 @@ use std::time::Duration;
 use polylane_base::SystemClock;
 use polylane_base::sync::Arc;
 use polylane_front::Lane;
-use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate_without, serve};
+use polylane_front::fuse::{Door, ServeOptions, Stop, mount_options, negotiate_without};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, Vfs};
@@ -50,7 +50,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
     let serving =
         ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };
-    println!("{path}: {:?}", serve(device, lane.clone(), serving, &Stop::new()?)?);
-    println!("{path}: {:?}", lane.fuse.totals());
+    let door = Door::open(device, lane, serving)?;
+    let stats = door.stats();
+    println!("{path}: {:?}", door.serve(&Stop::new()?)?);
+    println!("{path}: {:?}", stats.totals());
     Ok(())
 }

@@ -9,18 +9,13 @@
 pub mod beat;
 pub mod export;
 pub mod fuse;
-mod kept;
 pub mod lane;
 pub mod nbd;
-pub mod notifier;
 mod pace;
-mod restore;
 pub mod shm;
-pub mod slots;
-pub mod tickets;
 pub mod ublk;
 pub mod vhost_user;
 pub mod witness;
 
-pub use kept::{FormerProcess, former_processes};
+pub use lane::locks::{FormerProcess, former_processes};
 pub use lane::{Handover, Lane};

@@ -530,7 +530,7 @@ fn cached_pages_follow_the_fast_lane_on_older_kernels() {
         .open_path(&OpCtx::as_user(&root), &door.vfs.root(), b"a", libc::O_RDWR, 0, 0)
         .expect("open");
     let write = |at: Option<u64>, bytes: &[u8]| {
-        let range = polylane_front::notifier::Range { offset: at.unwrap_or(0), len: 0 };
+        let range = polylane_front::lane::notifier::Range { offset: at.unwrap_or(0), len: 0 };
         door.before_io(file.node(), range);
         file.write(&OpCtx::as_user(&root), at, &mut &*bytes).expect("written");
         door.changed(file.node(), range);
@@ -542,7 +542,7 @@ fn cached_pages_follow_the_fast_lane_on_older_kernels() {
     assert_eq!(read(), "XY23456789+lane+kernel");
     let set = polylane_vfs::SetAttr { size: Some(4), ..Default::default() };
     door.vfs.setattr(&OpCtx::as_user(&root), file.node(), &set).expect("cut");
-    door.changed(file.node(), polylane_front::notifier::Range { offset: 4, len: 0 });
+    door.changed(file.node(), polylane_front::lane::notifier::Range { offset: 4, len: 0 });
     assert_eq!(read(), "XY23");
 }
 
@@ -672,14 +672,14 @@ sys.stdin.readline()
         .expect("open");
     let read = || {
         let mut bytes = [0; 16];
-        door.before_io(file.node(), polylane_front::notifier::Range { offset: 0, len: 16 });
+        door.before_io(file.node(), polylane_front::lane::notifier::Range { offset: 0, len: 16 });
         file.read(&OpCtx::service(), 0, 16, &mut &mut bytes[..]).expect("read");
         bytes
     };
     assert_eq!(&read()[..6], b"mapped");
-    door.before_io(file.node(), polylane_front::notifier::Range { offset: 6, len: 4 });
+    door.before_io(file.node(), polylane_front::lane::notifier::Range { offset: 6, len: 4 });
     file.write(&OpCtx::as_user(&root), Some(6), &mut &b"lane"[..]).expect("written");
-    door.changed(file.node(), polylane_front::notifier::Range { offset: 6, len: 4 });
+    door.changed(file.node(), polylane_front::lane::notifier::Range { offset: 6, len: 4 });
     let input = python.stdin.as_mut().expect("a pipe");
     input.write_all(b"\n").expect("told");
     await_word(&mut python, "again");
@@ -788,7 +788,7 @@ assert m[0:6] == b'mapped' and m[39000] == 7
         let file = vfs
             .open_path(&OpCtx::as_user(&root), &vfs.root(), b"m", libc::O_RDWR, 0, 0)
             .expect("open");
-        let range = polylane_front::notifier::Range { offset: at, len: bytes.len() as u64 };
+        let range = polylane_front::lane::notifier::Range { offset: at, len: bytes.len() as u64 };
         door.before_io(file.node(), range);
         file.write(&OpCtx::as_user(&root), Some(at), &mut &*bytes).expect("written");
         door.changed(file.node(), range);
@@ -889,7 +889,7 @@ fn helper_that_is_refused() {
 fn a_slot_is_a_descriptor_of_the_bound_file() {
     let lane = Mounted::new("slots");
     let groups: Arc<[polylane_base::Gid]> = Arc::new([]);
-    let token = polylane_front::slots::Token::random().expect("random bytes");
+    let token = polylane_front::lane::slots::Token::random().expect("random bytes");
     // The kernel names this thread in its requests, which is not the first of the process.
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let numbers = polylane_front::witness::Numbers { pid: std::process::id(), thread };

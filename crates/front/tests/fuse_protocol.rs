@@ -11,8 +11,8 @@ use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
-use polylane_front::notifier;
-use polylane_front::slots::{Token, Unbound};
+use polylane_front::lane::notifier;
+use polylane_front::lane::slots::{Token, Unbound};
 use polylane_front::witness::{Looks, Numbers, Witness};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
@@ -502,7 +502,7 @@ fn open_file(kernel: &Kernel, name: &str, flags: i32) -> Arc<OpenFile> {
     vfs.open_path(&OpCtx::service(), &vfs.root(), name.as_bytes(), flags, 0o644, 0).expect("opened")
 }
 
-fn session(kernel: &Kernel) -> Arc<polylane_front::slots::SessionSlots> {
+fn session(kernel: &Kernel) -> Arc<polylane_front::lane::slots::SessionSlots> {
     let groups: Arc<[Gid]> = Arc::new([]);
     let own = Numbers { pid: HOST_PID, thread: kernel.pid };
     kernel.lane.slots.open_session(Token::random().expect("random bytes"), groups, own)
@@ -798,7 +798,7 @@ fn a_ticket_stands_for_the_open_file() {
     let (session, number) = (session.token(), 7);
     assert_eq!(
         redeemed.slot,
-        Some(polylane_front::tickets::TicketSlot { session, number, has_flags: false })
+        Some(polylane_front::lane::tickets::TicketSlot { session, number, has_flags: false })
     );
     assert!(Arc::ptr_eq(&redeemed.file, &bound));
     assert!(tickets.redeem(&[0; 16]).is_none());
@@ -810,7 +810,7 @@ fn an_open_file_gets_a_descriptor_of_its_own_node_once() {
     let (id, fh) = create(&mut kernel, ROOT, "a");
     let file = open_file(&kernel, "a", libc::O_RDWR);
     let ticket = |kernel: &Kernel| {
-        let ticket = polylane_front::tickets::Ticket { file: file.clone(), slot: None };
+        let ticket = polylane_front::lane::tickets::Ticket { file: file.clone(), slot: None };
         format!("x-{}", Token(kernel.lane.tickets.issue(&ticket).expect("a ticket")))
     };
     let open = |name: &str, flags: i32| {
@@ -842,7 +842,7 @@ fn the_own_node_of_a_slots_file_keeps_its_locks_when_the_slot_goes() {
         args.0
     };
     kernel.ask(SETLK, slot, &set(slot_fh, 5, libc::F_WRLCK)).expect("locked");
-    let ticket = polylane_front::tickets::Ticket { file: bound, slot: None };
+    let ticket = polylane_front::lane::tickets::Ticket { file: bound, slot: None };
     let key = kernel.lane.tickets.issue(&ticket).expect("a ticket");
     drop(ticket);
     let mut args = Bytes::new();

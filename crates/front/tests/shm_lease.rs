@@ -15,8 +15,8 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use polylane_base::{Errno, SystemClock};
 use polylane_front::Lane;
+use polylane_front::lane::slots::Token;
 use polylane_front::shm::Config;
-use polylane_front::slots::Token;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
     Change, DATA_BYTES, Entry, LEASES_MAX, Posted, STREAM_BYTES, SetState, ShortName,

@@ -6,9 +6,9 @@ mod shm_kit;
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, TestClock};
+use polylane_front::lane::slots::Token;
+use polylane_front::lane::tickets::Ticket;
 use polylane_front::shm::Config;
-use polylane_front::slots::Token;
-use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{
     EXPOSED_MAX, LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
@@ -603,7 +603,7 @@ fn what_the_kernel_has_mapped_is_served_by_a_helper() {
     client.write(handle, 0, b"mapped").unwrap();
     assert_eq!(house.server.totals().handed_off, 0);
     let node = house.lane.vfs.lookup(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
-    node.tag().fetch_or(polylane_front::lane::TAG_PAGES, Ordering::SeqCst);
+    node.tag().fetch_or(polylane_front::lane::tag::TAG_PAGES, Ordering::SeqCst);
     let handed_off = |what: &str, expected: u64| {
         assert_eq!(house.server.totals().handed_off, expected, "{what}");
     };

@@ -6,7 +6,7 @@ mod shm_kit;
 
 use polylane_base::sync::{Arc, Weak};
 use polylane_base::{Errno, Gid, Uid};
-use polylane_front::slots::Access;
+use polylane_front::lane::slots::Access;
 use polylane_ipc::message::{
     AT_REST, IS_MARK, LOCK_FLOCK, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
 };
@@ -243,7 +243,7 @@ fn a_process_with_locks_has_none_rest_and_loses_none() {
 fn an_open_closes_the_file_whose_slot_it_takes() {
     let house = House::new();
     let client = house.client();
-    let token = polylane_front::slots::Token(client.welcome.token);
+    let token = polylane_front::lane::slots::Token(client.welcome.token);
     let nobody = (Uid(65_534), Gid(65_534));
     let slot = house.lane.slots.create(token, 1, Access::Read, nobody).unwrap();
     for name in ["f", "g"] {

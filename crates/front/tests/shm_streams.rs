@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use polylane_front::lane::TAG_PAGES;
+use polylane_front::lane::slots::Token;
+use polylane_front::lane::tag::TAG_PAGES;
 use polylane_front::shm::Config;
-use polylane_front::slots::Token;
 use polylane_ipc::message::{LEASED, MAY_REST, Message, NO_SLOT, Op};
 use polylane_ipc::stream::{
     Change, DATA_BYTES, Entry, LENT, Posted, SetState, ShortName, WRITE_BYTES_MAX, streamed_handle,

@@ -12,7 +12,7 @@ use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_block::qos::governed::Hurry;
 use polylane_ceph::Prepared;
-use polylane_front::fuse::{Door, ServeOptions, Stop};
+use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
 use polylane_union::{Layer, Union, UpperOn};
@@ -127,10 +127,17 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
-    /// Ends when the kernel has let go of the mount, or the FUSE door was told to close.
+    fuse: ServedFuse,
+}
+
+/// The FUSE door of a lane, which threads of its own serve.
+struct ServedFuse {
+    /// Ends when the kernel has let go of the mount, or the door was told to close.
     unmounted: Receiver<()>,
-    /// Closes the FUSE door.
-    fuse_stop: Stop,
+    /// Closes it.
+    stop: Stop,
+    /// What it has done.
+    stats: Arc<Stats>,
 }
 
 /// Opens both doors of the lane that `spec` describes: the FUSE device of its mount and its
@@ -169,7 +176,7 @@ pub(crate) fn start(
     if let Some(witness) = witness {
         lane.slots.set_witness(witness);
     }
-    let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone(), in_flight)?;
+    let fuse = serve_fuse(spec, fuse, lane.clone(), in_flight)?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
@@ -180,7 +187,7 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { confined, vfs, lane, server, disk, share_link: None, unmounted, fuse_stop })
+    Ok(Running { confined, vfs, lane, server, disk, share_link: None, fuse })
 }
 
 /// Files that are the lane's own.
@@ -270,7 +277,7 @@ fn serve_fuse(
     device: OwnedFd,
     lane: Arc<Lane>,
     in_flight: Arc<InFlight>,
-) -> Result<(Receiver<()>, Stop)> {
+) -> Result<ServedFuse> {
     let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
     let options = ServeOptions {
         params: spec.fuse,
@@ -280,6 +287,7 @@ fn serve_fuse(
     };
     // What a former service's programs have locked is theirs before anybody is let in.
     let door = Door::open(device, lane, options).map_err(failed)?;
+    let stats = door.stats();
     let stop = Stop::new().map_err(failed)?;
     let for_thread = stop.clone();
     let (serving, unmounted) = mpsc::channel();
@@ -293,7 +301,7 @@ fn serve_fuse(
             drop(serving);
         })
         .map_err(failed)?;
-    Ok((unmounted, stop))
+    Ok(ServedFuse { unmounted, stop, stats })
 }
 
 impl Running {
@@ -303,11 +311,11 @@ impl Running {
         self.thaw();
         // The tenant is gone, but its last files may still be on their way here: they are closed
         // before the mount ends. Nothing is ever sent; waiting ends with the sender.
-        if self.unmounted.recv_timeout(UNMOUNT_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+        if self.fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
             // Somebody keeps the mount. Nothing that the kernel sends from now on is served: what
             // is changed after the last sync would be lost.
-            self.fuse_stop.request();
-            let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
+            self.fuse.stop.request();
+            let _ = self.fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
         }
         self.settle(Vfs::sync)
     }
@@ -319,8 +327,8 @@ impl Running {
         let _hurry = self.hurry();
         // First those who go on through the kernel when their session ends.
         self.server.stop();
-        self.fuse_stop.request();
-        if self.unmounted.recv_timeout(STOP_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+        self.fuse.stop.request();
+        if self.fuse.unmounted.recv_timeout(STOP_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
             return Some(Errno::ETIMEDOUT.0);
         }
         let store = self.lane.handover.as_ref().map(|handover| handover.store.clone());
@@ -394,7 +402,7 @@ impl Running {
             .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
             .collect();
         let vfs = self.vfs.stats();
-        let fuse = self.lane.fuse.totals();
+        let fuse = self.fuse.stats.totals();
         let fuse_by_op: serde_json::Map<_, _> = fuse
             .by_operation
             .iter()

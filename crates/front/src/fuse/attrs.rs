@@ -4,11 +4,11 @@ use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{Cred, Fsetid, Node, OpCtx};
 
-use super::nodes::Target;
-use super::ops::{Call, End, Exit, Outcome};
+use super::call::{Call, End, Exit, Outcome};
 use super::protocol::{SETXATTR_ACL_KILL_SGID, fattr};
 use super::request::SetattrIn;
-use crate::notifier::Range;
+use crate::lane::nodes::Target;
+use crate::lane::notifier::Range;
 
 impl<'a> Call<'a> {
     fn attr(&self) -> Result<Attr> {

@@ -11,8 +11,9 @@ use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_vfs::handover::Answered;
 use polylane_vfs::{Cred, Node, OpCtx, OpenFile, Origin};
 
-use crate::lane::{Beside, Lane};
-use crate::notifier::Range;
+use crate::lane::Lane;
+use crate::lane::notifier::Range;
+use crate::lane::tag::Beside;
 
 /// Work for the thread that may wait for the kernel.
 pub(super) enum Job {

@@ -6,13 +6,13 @@
 use polylane_base::{Errno, Result};
 use polylane_vfs::Kind;
 
+use super::call::{Call, End, Outcome};
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
-use super::nodes::{ROOT_ID, Target};
-use super::ops::{Call, End, Outcome};
 use super::protocol::{DIRENT_BYTES, ENTRY_BYTES, FSYNC_FDATASYNC};
 use super::request::TransferIn;
 use crate::lane::is_reserved;
+use crate::lane::nodes::{ROOT_ID, Target};
 
 /// An entry as it was listed.
 struct Listed {

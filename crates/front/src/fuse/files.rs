@@ -5,21 +5,21 @@ use polylane_base::{Errno, Result};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Node, OpenFile};
 
+use super::call::{Call, End, Exit, Outcome};
 use super::deferred::Again;
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
 use super::names::open_flags;
-use super::nodes::Target;
-use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::{
     FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_SUIDGID,
     WRITE_LOCKOWNER, fopen, opcode,
 };
 use super::request::TransferIn;
-use crate::kept::Whose;
-use crate::lane::Moment;
-use crate::notifier::Range;
-use crate::slots::Slot;
+use crate::lane::locks::Whose;
+use crate::lane::nodes::Target;
+use crate::lane::notifier::Range;
+use crate::lane::slots::Slot;
+use crate::lane::tag::Moment;
 
 pub(super) fn open(call: &mut Call<'_>) -> End {
     let (flags, how) = (call.args.u32()? as i32, call.args.u32()?);

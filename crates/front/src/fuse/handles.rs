@@ -24,8 +24,8 @@ use polylane_base::{Errno, Result};
 use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{Kind, Store};
 
-use crate::restore::{self, Record};
-use crate::slots::Slot;
+use crate::lane::record::{self, Record};
+use crate::lane::slots::Slot;
 
 /// What a handle's record says that it is.
 pub(crate) const HANDLE_FILE: u64 = 0;
@@ -73,7 +73,7 @@ impl Handle {
         record: Record,
     ) -> Handle {
         if let Some(file) = &opened {
-            record.set(HANDLE_FLAGS, restore::flags_word(file));
+            record.set(HANDLE_FLAGS, record::flags_word(file));
         }
         Handle { node_id, opened, slot, record: Some(record) }
     }
@@ -88,7 +88,7 @@ impl Handle {
         let (flags, ino, generation, tag) = match &self.opened {
             Some(file) => {
                 let (node, tag) = (file.node(), file.tag().load(Ordering::Relaxed));
-                (restore::flags_word(file), node.ino().0, node.generation(), tag)
+                (record::flags_word(file), node.ino().0, node.generation(), tag)
             }
             None => (0, 0, 0, 0),
         };

@@ -20,9 +20,9 @@ use polylane_ipc::ioctl::{
 use polylane_vfs::{Node, flags};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::nodes::Target;
-use super::ops::{Call, End, Outcome};
-use crate::tickets::{Ticket, TicketSlot};
+use super::call::{Call, End, Outcome};
+use crate::lane::nodes::Target;
+use crate::lane::tickets::{Ticket, TicketSlot};
 
 /// `FITRIM`, with a `struct fstrim_range`: start, length, shortest run.
 const FITRIM: u32 = 0xc018_5879;

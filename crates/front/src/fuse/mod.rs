@@ -10,35 +10,38 @@
 //! | `init.rs`     | FUSE_INIT, mount options                                         |
 //! | `request.rs`  | bytes to values, checked once                                    |
 //! | `reply.rs`    | values to bytes, the way to the kernel                           |
-//! | `session.rs`  | threads: read, serve, defer, notify                              |
+//! | `door.rs`     | threads: read, serve, defer, notify                              |
+//! | `session.rs`  | what they know                                                   |
 //! | `deferred.rs` | what must wait for the kernel                                    |
-//! | `progress.rs` | what the kernel sent before is done first                        |
-//! | `unanswered.rs` | what a former service left in the hands of older kernels       |
-//! | `nodes.rs`    | node ids and lookup counts                                       |
+//! | `restore.rs`  | what a former service had open and locked                        |
+//! | `unanswered.rs` | what it left in the hands of older kernels                     |
 //! | `handles.rs`  | open files                                                       |
-//! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
-//! |               | `files`, `dirs`, `locks`                                         |
+//! | `waits.rs`    | lock requests that wait                                          |
+//! | `call.rs`     | one request on its way through an operation                      |
+//! | `ops.rs`      | the table of operations, by subject: `names`, `attrs`, `files`,  |
+//! |               | `dirs`, `locks`, `ioctl`                                         |
 
 mod attrs;
+mod call;
 mod deferred;
 mod dirs;
+mod door;
 mod files;
 mod handles;
 pub(crate) mod init;
 mod ioctl;
-pub(crate) mod locks;
+mod locks;
 mod names;
-pub mod nodes;
 mod ops;
-mod progress;
 pub(crate) mod protocol;
 pub(crate) mod reply;
 pub(crate) mod request;
+mod restore;
 mod session;
 mod stats;
 pub(crate) mod unanswered;
+mod waits;
 
+pub use door::{Door, Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
 pub use init::{Params, mount_options, negotiate, negotiate_without};
-pub use progress::Progress;
-pub use session::{Door, Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
 pub use stats::{Stats, Totals};

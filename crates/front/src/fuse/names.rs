@@ -5,14 +5,14 @@ use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::Attr;
 use polylane_vfs::{Create, Kind, Node, OpCtx, OpenFile};
 
+use super::call::{Call, End, Exit, Outcome};
 use super::handles::Handle;
-use super::nodes::{Place, ROOT_ID, Target, VirtualDir};
-use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::fopen;
 use super::reply::decode_device;
 use crate::lane::is_reserved;
-use crate::notifier::Range;
-use crate::slots::{Access, Slot, Token};
+use crate::lane::nodes::{Place, ROOT_ID, Target, VirtualDir};
+use crate::lane::notifier::Range;
+use crate::lane::slots::{self, Access, Slot, Token};
 
 /// How long the kernel may remember the virtual directories, in seconds: they never change.
 const VIRTUAL_SECONDS: u64 = 3600;
@@ -338,16 +338,16 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
         let ticket = Token::from_hex(ticket).ok_or(Errno::EACCES)?;
         return open_own(call, (name, ticket), flags);
     }
-    let (token, number) = slot_name(name).ok_or(Errno::EACCES)?;
+    let (token, number) = slots::from_name(name).ok_or(Errno::EACCES)?;
     let access = Access::from_flags(flags).ok_or(Errno::EINVAL)?;
-    let slots = &call.session.lane.slots;
+    let table = &call.session.lane.slots;
     let owner = (Uid(call.header.uid), Gid(call.header.gid));
-    let slot = slots.create(token, number, access, owner)?;
+    let slot = table.create(token, number, access, owner)?;
     let id = call.session.lane.nodes.remember_slot(slot.clone());
-    slots.name(&slot, id);
-    slots.opened(&slot);
+    table.name(&slot, id);
+    table.opened(&slot);
     // The caller that makes it has it.
-    slots.met(&slot, call.header.pid);
+    table.met(&slot, call.header.pid);
     let attr = call.free_slot_attr(&slot)?;
     let slot = Some(slot);
     let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });
@@ -373,16 +373,4 @@ fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> 
     let fh = call.session.handles.insert(handle);
     call.out.open(fh, call.session.open_flags(flags) | fopen::NOFLUSH);
     Ok(if again { Outcome::ReplyThenTell(node) } else { Outcome::Reply })
-}
-
-/// The name of a slot, as its maker wrote it.
-pub(super) fn name_of_slot(slot: &Slot) -> String {
-    format!("{}-{}", slot.session, slot.number)
-}
-
-fn slot_name(name: &[u8]) -> Option<(Token, u32)> {
-    let (token, number) = name.split_at_checked(32)?;
-    let digits = number.strip_prefix(b"-").filter(|text| text.iter().all(u8::is_ascii_digit))?;
-    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
-    Some((Token::from_hex(token)?, number))
 }

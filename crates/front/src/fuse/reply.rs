@@ -8,7 +8,7 @@ use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{Attr, Kind, Sink, StatFs};
 
 use super::protocol::{ENTRY_BYTES, OUT_HEADER_BYTES, STATX_MASK, notify};
-use crate::notifier::Range;
+use crate::lane::notifier::{Kernel, Range};
 
 /// A growing reply body.
 #[derive(Default, Debug)]
@@ -153,6 +153,11 @@ impl Device {
         Device(Arc::new(fd))
     }
 
+    /// The descriptor.
+    pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
+        self.0.clone()
+    }
+
     /// Answers a request. A failure means that the request is gone: aborted, or the mount is.
     pub fn reply(&self, unique: u64, body: &[u8]) {
         let _gone = self.send(0, unique, &[body]);
@@ -170,16 +175,6 @@ impl Device {
         let offset = range.offset.min(i64::MAX as u64);
         body.u64(node_id).u64(offset).u64(range.len.min(i64::MAX as u64 - offset));
         let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[&body.0]);
-    }
-
-    /// Tells the kernel that a file has grown, of which `last` is the last byte. There is no other
-    /// way than to store that byte; the page is dropped again, for it may be wrong already.
-    pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
-        let Some(offset) = size.checked_sub(1) else { return };
-        let mut body = Body::default();
-        body.u64(node_id).u64(offset).u32(1).u32(0).0.push(last);
-        let _unknown_to_kernel = self.send(notify::STORE, 0, &[&body.0]);
-        self.invalidate(node_id, Range { offset, len: 1 });
     }
 
     /// Tells the kernel to drop a name. Blocks while somebody holds the directory.
@@ -203,6 +198,18 @@ impl Device {
         header[8..16].copy_from_slice(&unique.to_ne_bytes());
         let body = parts.first().copied().unwrap_or_default();
         rustix::io::writev(self, &[IoSlice::new(&header), IoSlice::new(body)]).map(drop)
+    }
+}
+
+impl Kernel for Device {
+    /// There is no other way than to store that byte; the page is dropped again, for it may be
+    /// wrong already.
+    fn grow(&self, node_id: u64, size: u64, last: u8) {
+        let Some(offset) = size.checked_sub(1) else { return };
+        let mut body = Body::default();
+        body.u64(node_id).u64(offset).u32(1).u32(0).0.push(last);
+        let _unknown_to_kernel = self.send(notify::STORE, 0, &[&body.0]);
+        self.invalidate(node_id, Range { offset, len: 1 });
     }
 }
 

@@ -38,10 +38,10 @@ use super::stats::Stats;
 use super::users::Users;
 use super::worker::Inbox;
 use super::{Config, guarded};
-use crate::kept::{FormerProcess, process_owner};
 use crate::lane::Lane;
-use crate::restore::Record;
-use crate::slots::Token;
+use crate::lane::locks::{FormerProcess, process_owner};
+use crate::lane::record::Record;
+use crate::lane::slots::Token;
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);

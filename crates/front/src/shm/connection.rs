@@ -13,7 +13,7 @@ use polylane_vfs::{Cred, OpCtx, Origin};
 use super::process::Process;
 use super::stats::Stats;
 use crate::lane::Lane;
-use crate::slots::SessionSlots;
+use crate::lane::slots::SessionSlots;
 
 /// In the first word of an request: no request of the kernel's has it.
 const OF_CLIENT: u64 = 1 << 63;

@@ -231,10 +231,10 @@ mod tests {
     use super::*;
     use crate::lane::Lane;
     use crate::lane::empty::lane;
+    use crate::lane::slots::Token;
     use crate::shm::connection::Connection;
     use crate::shm::process::Process;
     use crate::shm::rights::FramesLeft;
-    use crate::slots::Token;
     use crate::witness::Numbers;
 
     fn session(lane: &Arc<Lane>, id: u64) -> (Arc<Session>, ClientChannel) {

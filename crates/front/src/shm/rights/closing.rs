@@ -3,10 +3,10 @@
 use polylane_base::Result;
 
 use super::view::Viewing;
-use crate::kept::Whose;
+use crate::lane::locks::Whose;
+use crate::lane::slots::Unbound;
 use crate::shm::files::Open;
 use crate::shm::request::Handle;
-use crate::slots::Unbound;
 
 /// Closes what is open; whether its slot escaped. `parked`: its program closed it before.
 pub(super) fn close(viewing: Viewing<'_>, handle: Handle, parked: bool) -> Result<bool> {

@@ -6,7 +6,7 @@ use polylane_vfs::OpenFile;
 
 use super::shown::PAGE;
 use super::view::Viewing;
-use crate::lane::kernel_has_pages;
+use crate::lane::tag::kernel_has_pages;
 use crate::shm::request::Handle;
 
 /// What is shown of a file that was just opened.

@@ -13,7 +13,7 @@ use polylane_ipc::lent::{Locks, Range};
 use polylane_vfs::{LockFamily, LockKind, LockLender, LockRequest, Node, OpenFile};
 
 use super::shown::{LentLocks, Shown};
-use crate::kept::Given;
+use crate::lane::locks::Given;
 use crate::shm::connection::Connection;
 use crate::shm::files::OpenFiles;
 

@@ -36,7 +36,7 @@ use self::view::{Viewing, Views};
 use super::connection::Connection;
 use super::files::OpenFiles;
 use super::request::Handle;
-use crate::kept::Given;
+use crate::lane::locks::Given;
 
 pub(super) use self::shown::FramesLeft;
 pub(super) use self::view::Wish;

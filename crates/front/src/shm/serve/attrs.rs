@@ -5,7 +5,7 @@ use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{Kind, Node, PathError, SetAttr};
 
 use super::{Answer, Call, Failure, done, with_attr};
-use crate::notifier::Range;
+use crate::lane::notifier::Range;
 use crate::shm::files::Open;
 use crate::shm::request::{At, Handle, Object};
 use crate::shm::rights::lookup;

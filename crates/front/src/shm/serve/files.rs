@@ -11,13 +11,13 @@ use polylane_vfs::{Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
-use crate::lane::Moment;
-use crate::notifier::Range;
+use crate::lane::notifier::Range;
+use crate::lane::tag::Moment;
+use crate::lane::tickets::{Ticket, TicketSlot};
 use crate::shm::files::Open;
 use crate::shm::request::{At, Brings, Handle, HowToWrite, ShowRead};
 use crate::shm::rights::Wish;
 use crate::shm::rights::lookup;
-use crate::tickets::{Ticket, TicketSlot};
 
 /// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
 const COPY_BYTES_MAX: u64 = 64 << 20;

@@ -8,8 +8,7 @@ use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockRequest, OpenFile};
 
 use super::{Answer, Call, Failure, done};
-use crate::fuse::locks::is_kernels;
-use crate::kept::{Given, Whose};
+use crate::lane::locks::{Given, Whose, is_kernels};
 use crate::shm::request::{LockArgs, TO_THE_END};
 
 /// Dead holders looked through for one request: those that died within moments of each other.

@@ -34,8 +34,8 @@ use super::attr::wire_attr;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
-use crate::lane::{Beside, kernel_has_open, kernel_has_pages};
-use crate::notifier::Range;
+use crate::lane::notifier::Range;
+use crate::lane::tag::{Beside, kernel_has_open, kernel_has_pages};
 
 /// One request being served.
 pub(super) struct Call<'a> {

@@ -9,7 +9,8 @@ use polylane_vfs::fs::{SetAttr, SetTime, Source};
 use polylane_vfs::{Aside, Create, Kind, Node, OpCtx, PathError};
 
 use super::{Holding, SECOND, State};
-use crate::lane::{is_virtual, kernel_has_pages};
+use crate::lane::is_virtual;
+use crate::lane::tag::kernel_has_pages;
 use crate::shm::files::Open;
 use crate::shm::request::Handle;
 use crate::shm::rights::closing;

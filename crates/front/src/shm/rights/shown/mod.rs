@@ -19,7 +19,7 @@ use polylane_ipc::view::{
 use polylane_vfs::{Inode, LockLoan, Node};
 
 use self::grow::ROOM_PAGES;
-use crate::kept::Given;
+use crate::lane::locks::Given;
 use crate::shm::request::Handle;
 
 mod frames;

@@ -8,7 +8,7 @@ use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Node, Part};
 
 use super::Viewing;
-use crate::lane::{kernel_has_open, kernel_has_pages};
+use crate::lane::tag::{kernel_has_open, kernel_has_pages};
 use crate::shm::request::Handle;
 use crate::shm::rights::shown::{
     PAGE, Piece, PieceSource, Shown, State, View, address, ask_from, page_of,

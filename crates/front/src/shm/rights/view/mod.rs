@@ -37,7 +37,7 @@ use polylane_vfs::{Attr, Node, OpenFile, Viewer};
 use self::loans::Given;
 use super::locks::{self, LockLoans};
 use super::shown::{PAGE, Pages, Shown, View, address, page_of};
-use crate::lane::kernel_has_pages;
+use crate::lane::tag::kernel_has_pages;
 use crate::shm::attr::wire_attr;
 use crate::shm::connection::Connection;
 use crate::shm::files::OpenFiles;

@@ -56,7 +56,8 @@ use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::handover::{self, Kind, Store};
 use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
-use crate::restore::{self, Record};
+use super::record::{self, Record};
+use super::tag::{TAG_SLOT_PAGES, clear_tag, set_tag};
 use crate::witness::{Looks, Numbers, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
@@ -70,7 +71,7 @@ pub struct Token(pub [u8; 16]);
 impl Token {
     /// A token nobody can guess.
     pub fn random() -> Result<Token> {
-        crate::tickets::random_bytes().map(Token)
+        random_bytes().map(Token)
     }
 
     /// Reads 32 hexadecimal digits.
@@ -87,10 +88,32 @@ impl Token {
     }
 }
 
+/// Sixteen bytes nobody can guess. Never blocks after early boot.
+pub(super) fn random_bytes() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(16) => Ok(bytes),
+        _ => Err(Errno::EIO),
+    }
+}
+
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
+}
+
+/// The session and the number in a slot's name, `<token>-<number>`.
+pub(crate) fn from_name(name: &[u8]) -> Option<(Token, u32)> {
+    let (token, number) = name.split_at_checked(32)?;
+    let digits = number.strip_prefix(b"-").filter(|text| text.iter().all(u8::is_ascii_digit))?;
+    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    Some((Token::from_hex(token)?, number))
+}
+
+/// The name of a slot, as its maker wrote it.
+pub(crate) fn name_of(slot: &Slot) -> String {
+    format!("{}-{}", slot.session, slot.number)
 }
 
 /// A secret stays out of logs.
@@ -182,7 +205,7 @@ impl State {
                 record.set(INO, file.node().ino().0);
                 record.set(GENERATION, file.node().generation());
                 record.set(TAG, file.tag().load(Ordering::Relaxed));
-                record.set(FLAGS, BOUND | restore::flags_word(file));
+                record.set(FLAGS, BOUND | record::flags_word(file));
             }
         }
         std::mem::replace(&mut self.file, file)
@@ -207,7 +230,7 @@ impl Slot {
         let owner = (Uid((owner >> 32) as u32), Gid(owner as u32));
         let lost = file.is_none() && Self::bound_flags(from.words[FLAGS]).is_some();
         if let Some(file) = file.as_ref().filter(|file| file.is_lost()) {
-            record.set(FLAGS, BOUND | restore::flags_word(file));
+            record.set(FLAGS, BOUND | record::flags_word(file));
         }
         let record = Some(record);
         let state = State { file, lost, escaped: true, node_id, record, ..State::default() };
@@ -372,7 +395,7 @@ fn address(node: &Node) -> usize {
 impl MappedIndex {
     fn insert(&self, node: &Node, node_id: u64) {
         self.0.lock().entry(address(node)).or_default().push(node_id);
-        crate::lane::set_tag(node, crate::lane::TAG_SLOT_PAGES);
+        set_tag(node, TAG_SLOT_PAGES);
     }
 
     fn remove(&self, node: &Node, node_id: u64) {
@@ -381,7 +404,7 @@ impl MappedIndex {
         ids.retain(|id| *id != node_id);
         if ids.is_empty() {
             index.remove(&address(node));
-            crate::lane::clear_tag(node, crate::lane::TAG_SLOT_PAGES);
+            clear_tag(node, TAG_SLOT_PAGES);
         }
     }
 

@@ -13,13 +13,12 @@
 //!
 //! `session` is a leaf.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use super::reply::Device;
 
 /// Longest wait for a reader: longer than a thread that wants a busy CPU waits for it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -31,10 +30,10 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// How far each reader of a session has come.
 #[derive(Debug)]
-pub(super) struct Marks(Vec<AtomicU64>);
+pub(crate) struct Marks(Vec<AtomicU64>);
 
 impl Marks {
-    pub(super) fn new(readers: usize) -> Arc<Marks> {
+    pub(crate) fn new(readers: usize) -> Arc<Marks> {
         Arc::new(Marks((0..readers).map(|_| AtomicU64::new(1)).collect()))
     }
 
@@ -50,17 +49,17 @@ impl Marks {
     }
 
     /// The mark of each reader.
-    pub(super) fn each(&self) -> impl Iterator<Item = Mark<'_>> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = Mark<'_>> {
         self.0.iter().map(Mark)
     }
 }
 
 /// The mark of one reader, who alone moves it.
-pub(super) struct Mark<'a>(&'a AtomicU64);
+pub(crate) struct Mark<'a>(&'a AtomicU64);
 
 impl Mark<'_> {
     /// Sleeps by `sleep`, as one who has no request in hand.
-    pub(super) fn asleep<T>(&self, sleep: impl FnOnce() -> T) -> T {
+    pub(crate) fn asleep<T>(&self, sleep: impl FnOnce() -> T) -> T {
         self.0.fetch_add(1, Ordering::SeqCst);
         let result = sleep();
         self.0.fetch_add(1, Ordering::SeqCst);
@@ -68,13 +67,13 @@ impl Mark<'_> {
     }
 
     /// A request is done.
-    pub(super) fn step(&self) {
+    pub(crate) fn step(&self) {
         self.0.fetch_add(2, Ordering::SeqCst);
     }
 }
 
 struct Session {
-    device: Device,
+    device: Arc<OwnedFd>,
     marks: Arc<Marks>,
 }
 
@@ -85,11 +84,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub(super) fn begin(&self, device: Device, marks: Arc<Marks>) {
+    /// Readers begin to read from that device.
+    pub(crate) fn begin(&self, device: Arc<OwnedFd>, marks: Arc<Marks>) {
         *self.session.lock() = Some(Session { device, marks });
     }
 
-    pub(super) fn end(&self) {
+    /// They have ended.
+    pub(crate) fn end(&self) {
         *self.session.lock() = None;
     }
 
@@ -108,7 +109,7 @@ impl Progress {
     }
 
     /// The same for what was already read: enough for one request that must not overtake another.
-    pub(super) fn settle_read(&self) {
+    pub(crate) fn settle_read(&self) {
         let marks = self.session.lock().as_ref().map(|session| session.marks.clone());
         if let Some(marks) = marks {
             marks.settle(Instant::now() + PATIENCE);
@@ -117,7 +118,7 @@ impl Progress {
 }
 
 /// Whether a request waits to be read.
-fn has_request(device: &Device) -> bool {
+fn has_request(device: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(device, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut fds, Some(&now)), Ok(1..)) && fds[0].revents() == PollFlags::IN

@@ -41,9 +41,9 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::Node;
 use polylane_vfs::handover::{Kind, Store};
 
-use crate::lane::{TAG_ID_SHIFT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
-use crate::restore::Record;
-use crate::slots::Slot;
+use super::record::Record;
+use super::slots::Slot;
+use super::tag::{TAG_ID_SHIFT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
 
 /// The root's id, fixed by the protocol.
 pub const ROOT_ID: u64 = 1;

@@ -26,7 +26,7 @@ use polylane_vfs::handover::{self, Kind, Store};
 use polylane_vfs::{LockKind, LockOwner, OpenFile};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::restore::Record;
+use super::record::Record;
 
 /// Of flock(2), in the word of kinds.
 const FLOCK: u64 = 1 << 8;
@@ -40,6 +40,19 @@ const PROCESS_OWNER: u128 = 0x5348_4d50 << 96;
 /// The owner of a process's POSIX locks.
 pub(crate) fn process_owner(number: u64) -> LockOwner {
     LockOwner(PROCESS_OWNER | u128::from(number))
+}
+
+/// High bits of the owners that the kernel names.
+const KERNELS: u128 = 0xF05E << 112;
+
+/// The owner of the POSIX locks of a process, as the kernel scrambled the process.
+pub(crate) fn kernels_owner(owner: u64) -> LockOwner {
+    LockOwner(KERNELS | u128::from(owner))
+}
+
+/// Whether a lock came through the kernel.
+pub(crate) fn is_kernels(owner: LockOwner) -> bool {
+    owner.0 & KERNELS == KERNELS
 }
 
 /// Whose a lock is.

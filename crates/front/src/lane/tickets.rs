@@ -19,11 +19,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use polylane_base::Result;
 use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_base::{Errno, Result};
 use polylane_vfs::OpenFile;
 
-use crate::slots::Token;
+use super::slots::{Token, random_bytes};
 
 /// How long a ticket is good: a client redeems it in its next request.
 pub const LIFETIME: Duration = Duration::from_secs(10);
@@ -101,15 +101,6 @@ impl TicketTable {
 fn expire(entries: &mut VecDeque<Entry>, now: Instant) {
     while entries.front().is_some_and(|entry| now.duration_since(entry.issued) >= LIFETIME) {
         entries.pop_front();
-    }
-}
-
-/// Sixteen bytes nobody can guess. Never blocks after early boot.
-pub(crate) fn random_bytes() -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(bytes),
-        _ => Err(Errno::EIO),
     }
 }
 

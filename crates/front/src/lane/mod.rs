@@ -1,23 +1,23 @@
 //! A lane's tables, shared by its front ends.
 //!
 //! One [`Lane`] exists per mounted instance. `fuse/` and `shm/` both serve it: what they must know
-//! of each other (which files the kernel may have pages of, slots, tickets) is here and nowhere
-//! else.
+//! of each other is here and nowhere else, and nothing here knows how either speaks.
+//!
+//! | module | what |
+//! |---|---|
+//! | `tag` | which files the kernel may have pages of, or open |
+//! | `nodes` | node ids: what the kernel knows |
+//! | `slots` | kernel descriptors that clients opened ahead |
+//! | `tickets` | open files on their way from a kernel descriptor to a channel |
+//! | `locks` | locks that the next service must know |
+//! | `notifier`, `progress` | what the kernel is to be told; what it sent and is not served yet |
+//! | `handover`, `record`, `restore` | what passes from one service to the next |
 //!
 //! # Coherence
 //!
 //! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass
 //! its page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
-//! [`Inode::tag`] says whether there can be any:
-//!
-//! | bits  | meaning                                                                       |
-//! |-------|-------------------------------------------------------------------------------|
-//! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
-//! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
-//! | 2     | [`TAG_OPEN`]: the kernel has the file's own node open                         |
-//! | 3–8   | how often the kernel began to fill a page of it: see `Moment`                 |
-//! | 9–15  | how often it brought back what a program stored through a mapping             |
-//! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
+//! [`tag`] says whether there can be any.
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
 //! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
@@ -31,39 +31,35 @@
 //! A page that the kernel fills between the two holds the old bytes, and where a program stores
 //! into it at once, all of it comes back with that store: over the change. So who writes looks
 //! whether pages were filled meanwhile and came back, and then writes again (`Lane::settle_write`).
-//!
-//! [`Inode::tag`]: polylane_vfs::Inode::tag
 
-use std::collections::{HashMap, HashSet};
+pub(crate) mod handover;
+pub(crate) mod locks;
+pub mod nodes;
+pub mod notifier;
+pub(crate) mod progress;
+pub(crate) mod record;
+pub(crate) mod restore;
+pub mod slots;
+pub mod tag;
+pub mod tickets;
+
 use std::time::Duration;
 
 use polylane_base::Result;
+use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
-use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_vfs::handover::{self, Record, Store, Turns};
 use polylane_vfs::{Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
-use crate::fuse::{self, nodes::NodeTable, nodes::Place, nodes::Target};
-use crate::kept::{FormerProcess, Kept};
-use crate::notifier::{Level, Notifier, Range};
+use self::locks::Kept;
+use self::nodes::{NodeTable, Place, Target};
+use self::notifier::{Level, Notifier, Range};
+use self::progress::Progress;
+use self::slots::SlotTable;
+use self::tag::{Beside, Moment, TAG_OPEN, TAG_PAGES, TAG_SLOT_PAGES, kernel_has_pages, tag};
+use self::tickets::TicketTable;
 use crate::pace::Syncs;
-use crate::restore;
-use crate::slots::SlotTable;
-use crate::tickets::TicketTable;
 
-/// Bit of the inode's tag: the kernel may have pages of it under its own node.
-pub const TAG_PAGES: u64 = 1;
-/// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
-pub const TAG_SLOT_PAGES: u64 = 2;
-/// Bit of the inode's tag: the kernel has handles open on its own node.
-pub const TAG_OPEN: u64 = 4;
-/// Where the counts of fills and of stores start in the tag.
-const TAG_FILLS_SHIFT: u32 = 3;
-const TAG_STORES_SHIFT: u32 = 9;
-/// Where the node-id counter starts in the tag.
-pub(crate) const TAG_ID_SHIFT: u32 = 16;
-const TAG_FILLS: u64 = (1 << TAG_STORES_SHIFT) - (1 << TAG_FILLS_SHIFT);
-const TAG_STORES: u64 = (1 << TAG_ID_SHIFT) - (1 << TAG_STORES_SHIFT);
+pub use self::handover::Handover;
 
 /// Times that a write is done again, at most: a program that stores all the time has to win each of
 /// as many races.
@@ -82,12 +78,10 @@ pub struct Lane {
     pub slots: SlotTable,
     /// Open files on their way from a kernel descriptor to a channel.
     pub tickets: TicketTable,
-    /// The road for invalidations.
+    /// What the kernel is to be told.
     pub notifier: Notifier,
-    /// What the FUSE door has done.
-    pub fuse: fuse::Stats,
-    /// How far the FUSE door has come with what the kernel sent.
-    pub progress: fuse::Progress,
+    /// How far its front end has come with what the kernel sent.
+    pub progress: Progress,
     /// How long an fsync takes here.
     pub(crate) syncs: Syncs,
     /// What the next service is to know.
@@ -96,89 +90,6 @@ pub struct Lane {
     pub(crate) kept: Arc<Kept>,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
-}
-
-/// What passes from one service of a lane to the next.
-pub struct Handover {
-    /// The records.
-    pub store: Arc<Store>,
-    /// Operations in flight.
-    pub turns: Arc<Turns>,
-    /// What the former service left, until it was taken in.
-    pub(crate) former: Mutex<Vec<Record>>,
-    processes: Mutex<Vec<FormerProcess>>,
-    /// Files that lost bytes with the former service.
-    lost: HashSet<(u64, u64)>,
-    /// Directories that lost names with it.
-    lost_names: Vec<(u64, u64)>,
-    /// Files of a former service that are open again, by tag.
-    reopened: Mutex<HashMap<u64, Weak<OpenFile>>>,
-}
-
-impl Handover {
-    /// Goes on from the records that a former service left, and for the `processes` among them
-    /// that live. `lasting`: nothing that the former service had answered is lost.
-    pub fn new(
-        store: Arc<Store>,
-        records: Vec<Record>,
-        processes: Vec<FormerProcess>,
-        lasting: bool,
-    ) -> Handover {
-        let turns = Turns::new(store.clone(), &records, lasting);
-        for record in records.iter().filter(|record| record.kind == handover::Kind::Process) {
-            if !processes.iter().any(|process| process.record == record.slot) {
-                store.free(record.slot);
-            }
-        }
-        let unsynced = records.iter().filter(|record| record.kind == handover::Kind::Unsynced);
-        let lost = unsynced.filter(|_| !lasting).map(|record| record.words);
-        let (dirs, files): (Vec<_>, Vec<_>) = lost.partition(|words| words[2] == 1);
-        let numbers = |of: &[u64; 7]| (of[0], of[1]);
-        let (lost, lost_names) = (files.iter().map(numbers), dirs.iter().map(numbers));
-        let (lost, lost_names) = (lost.collect(), lost_names.collect());
-        let (former, processes) = (Mutex::new(records), Mutex::new(processes));
-        Handover { store, turns, former, processes, lost, lost_names, reopened: Mutex::default() }
-    }
-
-    /// Whether a file lost bytes with the former service.
-    pub(crate) fn is_lost(&self, ino: u64, generation: u64) -> bool {
-        self.lost.contains(&(ino, generation))
-    }
-
-    /// A file that a former service had open under that tag is open again.
-    pub(crate) fn reopen(&self, tag: u64, file: &Arc<OpenFile>) {
-        file.tag().store(tag, Ordering::Relaxed);
-        self.reopened.lock().insert(tag, Arc::downgrade(file));
-    }
-
-    /// The file that is open again under that tag.
-    pub(crate) fn reopened(&self, tag: u64) -> Option<Arc<OpenFile>> {
-        self.reopened.lock().get(&tag).and_then(Weak::upgrade)
-    }
-
-    /// All open files and locks are taken in.
-    pub(crate) fn end_reopening(&self) {
-        self.reopened.lock().clear();
-        for record in self.take(handover::Kind::Unsynced) {
-            self.store.free(record.slot);
-        }
-    }
-
-    /// Whether a process of a former service lives.
-    pub(crate) fn lives(&self, number: u64) -> bool {
-        self.processes.lock().iter().any(|process| process.number == number)
-    }
-
-    /// The processes of the former service, once.
-    pub(crate) fn take_processes(&self) -> Vec<FormerProcess> {
-        std::mem::take(&mut *self.processes.lock())
-    }
-
-    /// The records of one kind, each once.
-    pub(crate) fn take(&self, kind: handover::Kind) -> Vec<Record> {
-        let mut former = self.former.lock();
-        former.extract_if(.., |record| record.kind == kind).collect()
-    }
 }
 
 impl Lane {
@@ -211,8 +122,7 @@ impl Lane {
             slots,
             tickets: TicketTable::default(),
             notifier: Notifier::default(),
-            fuse: fuse::Stats::default(),
-            progress: fuse::Progress::default(),
+            progress: Progress::default(),
             syncs: Syncs::default(),
             handover,
             guards_links: AtomicBool::new(false),
@@ -466,83 +376,6 @@ impl Lane {
     }
 }
 
-/// A moment in the life of a file's pages in the kernel: how many fills had begun, and how many
-/// stores had come back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Moment(u64);
-
-impl Moment {
-    /// Now.
-    pub(crate) fn of(node: &Node) -> Moment {
-        Moment(tag(node) & (TAG_FILLS | TAG_STORES))
-    }
-
-    /// What happened between then and now.
-    pub(crate) fn until_now(self, node: &Node) -> Beside {
-        let filled = (tag(node) ^ self.0) & TAG_FILLS != 0;
-        Beside { filled, stores: self.0 & TAG_STORES }
-    }
-
-    /// The kernel begins to fill a page: to be called before it is read.
-    pub(crate) fn fill(node: &Node) {
-        count(node, TAG_FILLS, TAG_FILLS_SHIFT);
-    }
-
-    /// What a program stored through a mapping came back: to be called once it is stored.
-    pub(crate) fn store(node: &Node) {
-        count(node, TAG_STORES, TAG_STORES_SHIFT);
-    }
-}
-
-/// What happened beside a write.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Beside {
-    filled: bool,
-    /// Stores that had come back before it.
-    stores: u64,
-}
-
-impl Beside {
-    /// Whether pages were filled, perhaps with what was there before.
-    pub(crate) fn filled(self) -> bool {
-        self.filled
-    }
-
-    /// Whether such a page may have come back.
-    fn came_back(self, node: &Node) -> bool {
-        self.filled && tag(node) & TAG_STORES != self.stores
-    }
-}
-
-/// Counts up in a part of the tag.
-fn count(node: &Node, part: u64, shift: u32) {
-    let next = |tag: u64| Some(tag & !part | (tag + (1 << shift)) & part);
-    let _always = node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
-}
-
-/// The inode's tag, ordered after every earlier change of its data by this thread.
-pub(crate) fn tag(node: &Node) -> u64 {
-    node.tag().load(Ordering::SeqCst)
-}
-
-/// Whether a program may have the file mapped through the kernel.
-pub(crate) fn kernel_has_pages(node: &Node) -> bool {
-    tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
-}
-
-/// Whether the kernel has a file's own node open, and is to know how long it is.
-pub(crate) fn kernel_has_open(node: &Node) -> bool {
-    tag(node) & TAG_OPEN != 0
-}
-
-pub(crate) fn set_tag(node: &Node, bit: u64) {
-    node.tag().fetch_or(bit, Ordering::SeqCst);
-}
-
-pub(crate) fn clear_tag(node: &Node, bit: u64) {
-    node.tag().fetch_and(!bit, Ordering::SeqCst);
-}
-
 /// Whether a name in the root of a lane is none of the tenant's.
 pub fn is_reserved(name: &[u8]) -> bool {
     name == polylane_ipc::message::RESERVED_DIR.as_bytes()
@@ -621,26 +454,5 @@ mod tests {
             true
         });
         assert_eq!(left, 0);
-    }
-
-    #[test]
-    fn fills_and_stores_are_counted_beside_the_rest_of_the_tag() {
-        let node = lane().vfs.root();
-        let others = TAG_PAGES | 77 << TAG_ID_SHIFT;
-        node.tag().store(others, Ordering::SeqCst);
-        let first = Moment::of(&node);
-        for _ in 0..TAG_FILLS >> TAG_FILLS_SHIFT {
-            Moment::fill(&node);
-            assert!(first.until_now(&node).filled());
-        }
-        Moment::fill(&node);
-        assert_eq!((Moment::of(&node), tag(&node)), (first, others));
-        let beside = Beside { filled: true, ..first.until_now(&node) };
-        for _ in 0..TAG_STORES >> TAG_STORES_SHIFT {
-            Moment::store(&node);
-            assert!(beside.came_back(&node));
-        }
-        Moment::store(&node);
-        assert_eq!(tag(&node), others);
     }
 }

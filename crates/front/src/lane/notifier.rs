@@ -35,7 +35,12 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 
-use crate::fuse::reply::Device;
+/// The way to the kernel that the notifier goes itself. The front end that speaks with the kernel
+/// hands it in: this side knows no protocol.
+pub(crate) trait Kernel: Send + Sync {
+    /// Tells the kernel that a file has grown to `size`, of which `last` is the last byte.
+    fn grow(&self, node_id: u64, size: u64, last: u8);
+}
 
 /// A byte range of a file; `len` 0 means to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +161,7 @@ pub struct Notifier {
     pages: [Queue<Job>; 2],
     names: Queue<Name>,
     /// For what is told without a thread in between.
-    device: Mutex<Option<Device>>,
+    kernel: Mutex<Option<Arc<dyn Kernel>>>,
     /// Names that were handed over, and those that were dropped.
     names_given: AtomicU64,
     names_dropped: AtomicU64,
@@ -178,9 +183,9 @@ impl Notifier {
     /// Not for the threads that serve what the kernel asks: it may be filling one. False: there is
     /// no session.
     pub(crate) fn grow_now(&self, node_id: u64, size: u64, last: u8) -> bool {
-        let device = self.device.lock().clone();
-        device.is_some_and(|device| {
-            device.grow(node_id, size, last);
+        let kernel = self.kernel.lock().clone();
+        kernel.is_some_and(|kernel| {
+            kernel.grow(node_id, size, last);
             true
         })
     }
@@ -225,15 +230,15 @@ impl Notifier {
     }
 
     /// The session that owns the threads is ready: work is taken from now on.
-    pub(crate) fn start(&self, device: Device) {
-        *self.device.lock() = Some(device);
+    pub(crate) fn start(&self, kernel: Arc<dyn Kernel>) {
+        *self.kernel.lock() = Some(kernel);
         self.pages.iter().for_each(|queue| queue.set_running(true));
         self.names.set_running(true);
     }
 
     /// Lets the threads end and every waiter go.
     pub(crate) fn stop(&self) {
-        *self.device.lock() = None;
+        *self.kernel.lock() = None;
         self.pages.iter().for_each(|queue| queue.set_running(false));
         self.names.set_running(false);
     }
