@@ -20,9 +20,9 @@ use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
-use polylane_volume::bypass::{self, Pinned};
 use polylane_volume::disk::Disk;
 use polylane_volume::held::{Answer, Ask};
+use polylane_volume::pool_file::{self, Pinned};
 use polylane_volume::stack::Stack;
 
 use crate::ceph::CephFiles;
@@ -217,7 +217,7 @@ fn libservice(
             Ok((Some(Arc::new(fs)), None))
         }
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
-            let parts = bypass::parts(files, claim, bypass.as_deref())?;
+            let parts = pool_file::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
             let how = (*cache, translation.clone());
             let options = polylane_ext4::Options {

@@ -32,13 +32,14 @@ use rustix::process::{Signal, WaitOptions};
 
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::fuse_device::open_fuse;
-use crate::kernel_fs::{self, KernelFs};
+use crate::kernel_fs_kind::{KernelFs, KernelFsMount};
 use crate::limits::CallerLimits;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mounts::Parameter;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
+use crate::user_namespace::map_user;
 use crate::{confine, mounts, preload, root};
 
 /// Exit status when COMMAND exists but cannot be executed.
@@ -78,7 +79,7 @@ pub(crate) struct Plan {
     /// The FUSE device when the supervisor could open it.
     pub(crate) fuse: Option<OwnedFd>,
     /// A file system of the kernel's, in place of a FUSE mount.
-    pub(crate) kernel_fs: Option<kernel_fs::Mounted>,
+    pub(crate) kernel_fs: Option<KernelFsMount>,
     /// The preload library, unless it is not wanted or not there.
     pub(crate) library: Option<PathBuf>,
     /// COMMAND and its arguments; not empty.
@@ -207,18 +208,6 @@ pub(crate) fn expect(link: &Link, expected: ToInit) -> Result<()> {
     }
 }
 
-/// Maps one user and one group to themselves: all that an ordinary user may do.
-pub(crate) fn map_user(uid: u32, gid: u32) -> Result<()> {
-    for (file, line) in [
-        ("/proc/self/setgroups", "deny".to_string()),
-        ("/proc/self/uid_map", format!("{uid} {uid} 1")),
-        ("/proc/self/gid_map", format!("{gid} {gid} 1")),
-    ] {
-        fs::write(file, line).map_err(|error| Failure::because(file, "write it", error))?;
-    }
-    Ok(())
-}
-
 /// The detached mounts of a lane.
 pub(crate) struct LaneMounts {
     /// The lane's own.
@@ -229,7 +218,7 @@ pub(crate) struct LaneMounts {
 
 /// Mounts a file system of the kernel's.
 fn mount_kernel_fs(
-    mounted: &kernel_fs::Mounted,
+    mounted: &KernelFsMount,
     attributes: MountAttrFlags,
     link: &Link,
 ) -> Result<LaneMounts> {

@@ -10,11 +10,10 @@
 //! formatted here, and written by this host's kernel or by our own ext4 since, is mounted as
 //! it is; everything else is refused, or with `--trust-image` checked first.
 
-use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use polylane_sys::ns::SignalFd;
@@ -25,6 +24,8 @@ use rustix::io::Errno;
 
 use crate::attach::{self, AttachOptions};
 use crate::failure::{FAILED, Failure, Result, say};
+pub use crate::kernel_fs_kind::KernelFs;
+use crate::kernel_fs_kind::KernelFsMount;
 use crate::link::{FromInit, Link, ToInit};
 use crate::live::PoolsAndAttachments;
 use crate::process::Process;
@@ -35,73 +36,6 @@ use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
 /// How long the kernel may take to write everything back.
 const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// Which of the kernel's file systems.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KernelFs {
-    /// ext3, which the kernel's ext4 serves.
-    Ext3,
-    /// ext4.
-    Ext4,
-    /// XFS.
-    Xfs,
-    /// btrfs.
-    Btrfs,
-}
-
-impl KernelFs {
-    /// All of them.
-    pub const ALL: [KernelFs; 4] = [KernelFs::Ext3, KernelFs::Ext4, KernelFs::Xfs, KernelFs::Btrfs];
-
-    /// What the kernel calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            KernelFs::Ext3 => "ext3",
-            KernelFs::Ext4 => "ext4",
-            KernelFs::Xfs => "xfs",
-            KernelFs::Btrfs => "btrfs",
-        }
-    }
-
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<KernelFs> {
-        KernelFs::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// Where its magic number is, and what it is.
-    fn magic(self) -> (u64, &'static [u8]) {
-        match self {
-            KernelFs::Ext3 | KernelFs::Ext4 => (1024 + 0x38, &[0x53, 0xef]),
-            KernelFs::Xfs => (0, b"XFSB"),
-            KernelFs::Btrfs => (0x1_0040, b"_BHRfS_M"),
-        }
-    }
-
-    /// The program that makes it, its options, and the package that has it.
-    fn maker(self) -> (&'static str, &'static [&'static str], &'static str) {
-        match self {
-            KernelFs::Ext3 => ("mke2fs", &["-q", "-F", "-t", "ext3", "-m", "0"], "e2fsprogs"),
-            KernelFs::Ext4 => ("mke2fs", &["-q", "-F", "-t", "ext4", "-m", "0"], "e2fsprogs"),
-            KernelFs::Xfs => ("mkfs.xfs", &["-q", "-f"], "xfsprogs"),
-            KernelFs::Btrfs => ("mkfs.btrfs", &["-q", "-f"], "btrfs-progs"),
-        }
-    }
-
-    /// The program that checks it, its options, and the package that has it.
-    fn checker(self) -> (&'static str, &'static [&'static str], &'static str) {
-        match self {
-            KernelFs::Ext3 | KernelFs::Ext4 => ("e2fsck", &["-fp"], "e2fsprogs"),
-            KernelFs::Xfs => ("xfs_repair", &["-n"], "xfsprogs"),
-            KernelFs::Btrfs => ("btrfs", &["check", "--readonly"], "btrfs-progs"),
-        }
-    }
-}
-
-impl fmt::Display for KernelFs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// What a run on a kernel's file system was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelLane {
@@ -109,15 +43,6 @@ pub struct KernelLane {
     pub kind: KernelFs,
     /// Mount an image of somebody else's, after a check.
     pub trust_image: bool,
-}
-
-/// What the init mounts.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mounted {
-    /// The block device.
-    pub(crate) device: PathBuf,
-    /// What is on it.
-    pub(crate) kind: KernelFs,
 }
 
 /// A volume with a file system, attached. Dropped, it is detached.
@@ -183,8 +108,8 @@ impl Disk {
     }
 
     /// What the init is to mount.
-    pub(crate) fn mounted(&self) -> Mounted {
-        Mounted { device: self.held.device().to_path_buf(), kind: self.kind }
+    pub(crate) fn mounted(&self) -> KernelFsMount {
+        KernelFsMount { device: self.held.device().to_path_buf(), kind: self.kind }
     }
 
     /// Detaches it; whether everything is durable.

@@ -1,5 +1,5 @@
 //! Copies of volumes that are in use, and their change to other bases: the command's side of
-//! [`copying`](crate::copying).
+//! `copying`.
 //!
 //! Whoever serves the volume makes it stand still, and the copy is made meanwhile.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::thread;
 use polylane_block::file::Files;
 use polylane_sys::scm;
-use polylane_volume::cow::{self, Exchange};
+use polylane_volume::cow::Exchange;
 use polylane_volume::stack::Stack;
 use polylane_volume::{self as volume, Holders, Sidecar};
 
@@ -147,7 +147,7 @@ fn tell(holder: &Link, limit: Duration) -> Option<Told> {
 /// The holder exchanges the names, and goes on over the new file.
 impl Exchange for Still {
     fn exchange(&self, from: &Path, base: &Path, top: &Files) -> Result<()> {
-        let (volume, base) = (cow::absolute(from)?, cow::absolute(base)?);
+        let (volume, base) = (volume::absolute(from)?, volume::absolute(base)?);
         let fds = [top.io.as_fd(), top.plain.as_fd(), top.lock.as_fd()];
         self.say(from, &Step::Exchange { volume, base }, &fds)
     }

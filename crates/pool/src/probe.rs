@@ -7,8 +7,9 @@ use rustix::mount::MountAttrFlags;
 use crate::failure::{FAILED, Failure, Result};
 use crate::fuse_device;
 use crate::link::Link;
+use crate::mounts;
 use crate::process::Process;
-use crate::{init, mounts, run};
+use crate::user_namespace::{map_user, rootless};
 
 /// How long the kernel may take to send FUSE_INIT.
 const INIT_TIME_MAX_MS: u32 = 5_000;
@@ -20,7 +21,7 @@ const INIT_TIME_MAX_MS: u32 = 5_000;
 /// The one line that `polylane run` would end with.
 pub(crate) fn fuse_mount() -> Result<Params> {
     let failed = |error: std::io::Error| Failure::because("namespaces", "make them", error);
-    let rootless = run::rootless();
+    let rootless = rootless();
     let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
     let namespaces = Namespaces { user: rootless.is_some(), mount: true, pid: false };
     match ns::fork(namespaces).map_err(failed)? {
@@ -42,7 +43,7 @@ pub(crate) fn fuse_mount() -> Result<Params> {
 
 fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
     if let Some((uid, gid)) = rootless {
-        init::map_user(uid, gid)?;
+        map_user(uid, gid)?;
     }
     let failed = |error| Failure::because("lane", "mount it through FUSE", error);
     let device = fuse_device::open_fuse()?;

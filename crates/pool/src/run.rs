@@ -39,6 +39,7 @@ use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
+use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
 use crate::{confine, lower, preload, root};
 
@@ -433,14 +434,6 @@ pub(crate) fn find_library(options: &RunOptions, place: &Place) -> Option<PathBu
         say("libpolylane.so: not found beside the program (set POLYLANE_LIB): FUSE only");
     }
     found
-}
-
-/// The user and group of a caller who may not mount in the current user namespace.
-pub(crate) fn rootless() -> Option<(u32, u32)> {
-    let may_mount = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    (!may_mount).then_some(ids)
 }
 
 /// The signals that end or concern COMMAND. One that the caller ignores (nohup) stays ignored.

@@ -18,8 +18,8 @@ use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
-use polylane_volume::bypass;
 use polylane_volume::log;
+use polylane_volume::pool_file;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::build::{self, Running, Store};
@@ -119,7 +119,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
     let claim = match (pool.transpose()?, volume.first()) {
-        (Some(pool), Some(own)) => Some(bypass::claim(own, pool)?),
+        (Some(pool), Some(own)) => Some(pool_file::claim(own, pool)?),
         _ => None,
     };
     make_room();

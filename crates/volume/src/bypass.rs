@@ -3,160 +3,34 @@
 //! The volume's own file carries its name, its lock and its sidecar; its bytes are in the pool
 //! file, which `polylane_block::bypass` knows about. The sidecar names both.
 
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use polylane_base::Errno;
-use polylane_base::sync::Arc;
 use polylane_block::Sector;
-use polylane_block::bypass::{
-    Claim, DirectoryError, Id, Layout, PoolError, PoolFile, PoolFiles, Use,
-};
+use polylane_block::bypass::{DirectoryError, Id, Layout, PoolError, PoolFile, Use};
 use polylane_block::file::{Files, Way};
 use polylane_block::image::{self, Draft, ImageError};
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::HostExtent;
 use rustix::fs::{SeekFrom, seek};
-use serde::{Deserialize, Serialize};
 
-use super::cache::CacheSpec;
-use super::copy::materialize;
-use super::cow;
-use super::open::{failure, refuse_full};
-use super::progress::Progress;
-use super::sidecar::{self, Making, Sidecar};
-use super::stack::{Parts, Stack, beside};
-use super::trust::{self, Author};
-use crate::failure::{Failure, Result, plain};
-
-/// Bytes of a volume's own file: text for whoever looks into it.
-const STUB_BYTES: u64 = 4096;
-
-/// What it begins with.
-const STUB_TEXT: [u8; 90] =
-    *b"A polylane bypass volume: its blocks are in the pool file beside it, \
-    as its sidecar says.\n";
+use crate::cache::CacheSpec;
+use crate::chain;
+use crate::copy::{beside_temporary, materialize};
+use crate::failure::{Failure, Result};
+use crate::host::{failure, refuse_full};
+use crate::pool_file::{self, pool_failure, refuse_others};
+use crate::progress::Progress;
+use crate::sidecar::trailer::{STUB_BYTES, STUB_TEXT};
+use crate::sidecar::{BypassRef, Making, Sidecar, beside, parse_id};
+use crate::stack::Stack;
 
 /// Pool files in a directory, at most.
 const POOLS_MAX: u32 = 24;
 
 /// Bytes copied at once.
 const PIECE_BYTES: u64 = 1 << 20;
-
-/// Where a bypass volume's bytes are.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct BypassRef {
-    /// The pool file, seen from the volume's directory.
-    pub pool: PathBuf,
-    /// The volume's number in there: 32 hexadecimal digits.
-    pub id: String,
-    /// Bytes.
-    pub size: u64,
-    /// What is going to take its place, failed to, or had it before: nobody's, and to be removed.
-    #[serde(default)]
-    pub next: Option<Box<BypassRef>>,
-}
-
-impl BypassRef {
-    /// One that has an id, and no place yet.
-    fn new(size: u64) -> Result<BypassRef> {
-        Ok(BypassRef { pool: PathBuf::new(), id: Sidecar::fresh_id()?, size, next: None })
-    }
-
-    fn lie_in(&mut self, pool: &Path) {
-        self.pool = PathBuf::from(pool.file_name().unwrap_or_default());
-    }
-
-    /// The id as bytes.
-    ///
-    /// # Errors
-    /// The sidecar of `volume` has something else there.
-    pub fn id(&self, volume: &Path) -> Result<Id> {
-        parse_id(&self.id).ok_or_else(|| {
-            let sidecar = sidecar::path_of(volume);
-            Failure::failed(format!("{}: 'bypass' has no right id", sidecar.display()))
-        })
-    }
-
-    fn pool(&self, volume: &Path) -> Result<(PathBuf, PoolFile)> {
-        refuse_others(volume)?;
-        let path = beside(volume, &self.pool);
-        let file = PoolFile::open(&path).map_err(|error| pool_failure(&path, &error))?;
-        Ok((path, file))
-    }
-}
-
-/// Refuses a directory in which others than the caller may exchange the pool file for another, by
-/// which a lane has the host's disk.
-fn refuse_others(volume: &Path) -> Result<()> {
-    match trust::way_to(volume) {
-        Ok(way) if way.author != Author::Caller => Err(Failure::failed(format!(
-            "{}: other users may change names in its directory: bypass volumes are kept where \
-             only their owner can",
-            volume.display()
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// 32 hexadecimal digits as bytes.
-pub fn parse_id(text: &str) -> Option<Id> {
-    let mut id = Id::default();
-    if text.len() != 2 * id.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
-    }
-    Some(id)
-}
-
-/// A pool file in use, and pinned as long as anybody uses it.
-#[derive(Debug)]
-pub struct Pinned(Option<Arc<Use>>);
-
-impl Pinned {
-    /// Begins to use the pool file of a volume.
-    pub fn open(volume: &Path, wanted: &BypassRef) -> Result<Pinned> {
-        let (path, file) = wanted.pool(volume)?;
-        let used = file.use_it().map_err(|error| pool_failure(&path, &error))?;
-        Ok(Pinned(Some(Arc::new(used))))
-    }
-
-    /// Descriptors for the process that opens the volume.
-    pub fn files(&self) -> Result<PoolFiles> {
-        let used = self.0.as_ref().ok_or_else(|| Failure::failed("volume: let go of"))?;
-        used.files().map_err(|error| pool_failure(used.file().path(), &error))
-    }
-
-    /// Leaves the end of the use to a process that was forked since.
-    pub fn leave_to_child(&mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Some(used) = self.0.take() {
-            used.end();
-        }
-    }
-}
-
-/// The one line for what went wrong with a pool file.
-pub fn pool_failure(path: &Path, error: &PoolError) -> Failure {
-    let path = path.display();
-    match error {
-        PoolError::Host(what, errno) => {
-            Failure::failed(format!("{path}: cannot {what}: {}", plain(&(*errno).into())))
-        }
-        PoolError::Refused(_) => {
-            Failure::failed(format!("{path}: {error}: '--medium file' needs none of this"))
-        }
-        other => Failure::failed(format!("{path}: {other}")),
-    }
-}
 
 /// The pool file that has room for a volume beside `volume`, with that room made; nobody else makes
 /// volumes in it as long as it is open. Before anything is made, `announce` writes down where, so
@@ -240,7 +114,7 @@ fn make_pool(path: &Path, chunks: u32, wrote: &dyn Fn(u64)) -> Result<PoolFile, 
 
 /// Makes a bypass volume, and its sidecar: of zeros, or of what `content` holds. It has its name
 /// when all of it is there; until then its sidecar is alone, and tells where a part of it may be.
-pub(super) fn create(
+pub(crate) fn create(
     path: &Path,
     size: u64,
     mut sidecar: Sidecar,
@@ -280,7 +154,7 @@ fn announce(path: &Path, sidecar: &Sidecar, before: Option<Making>) -> Result<Ma
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
     }
     if before.is_none() {
-        cow::refuse_half_gone(path)?;
+        chain::refuse_half_gone(path)?;
     }
     sidecar.store(path)?;
     Making::hold(path)
@@ -307,18 +181,9 @@ fn stub(path: &Path) -> Result<Draft> {
     Ok(draft)
 }
 
-/// Whether a file is the one that stands for a bypass volume.
-pub(super) fn is_stub(file: impl AsFd) -> bool {
-    let mut start = [0; STUB_TEXT.len()];
-    let size = seek(&file, SeekFrom::End(0));
-    size == Ok(STUB_BYTES)
-        && rustix::io::pread(&file, &mut start, 0) == Ok(start.len())
-        && start == STUB_TEXT
-}
-
 /// A file that never gets a name, for what a volume beside it is going to hold.
-pub(super) fn temporary(path: &Path, size: u64) -> Result<Draft> {
-    let draft = Draft::new(&super::copy::beside_temporary(path), size);
+pub(crate) fn temporary(path: &Path, size: u64) -> Result<Draft> {
+    let draft = Draft::new(&beside_temporary(path), size);
     draft.map_err(|error| failure(path, error))
 }
 
@@ -359,7 +224,7 @@ fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
 
 /// Makes a volume anew from what `edit` does to a copy of it: a power cut leaves the old one or the
 /// new one. The copy may become longer.
-pub(super) fn rewrite(path: &Path, edit: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(crate) fn rewrite(path: &Path, edit: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let stack = Stack::open(path)?;
     let mut sidecar = stack.sidecar.clone();
     // Nobody else is to open it before it is another one.
@@ -402,16 +267,16 @@ fn remove_next(path: &Path, sidecar: &mut Sidecar) -> Result<()> {
 }
 
 /// Removes all of a volume's chunks.
-pub(super) fn remove(path: &Path, bypass: &BypassRef) -> Result<()> {
+pub(crate) fn remove(path: &Path, bypass: &BypassRef) -> Result<()> {
     Removal::begin(path, bypass)?.end()
 }
 
 /// The pool files that a volume's chunks are in, in use and so fit to have them removed.
-pub(super) struct Removal(Vec<(Use, Vec<Id>)>);
+pub(crate) struct Removal(Vec<(Use, Vec<Id>)>);
 
 impl Removal {
     /// Opens what is there.
-    pub(super) fn begin(path: &Path, bypass: &BypassRef) -> Result<Removal> {
+    pub(crate) fn begin(path: &Path, bypass: &BypassRef) -> Result<Removal> {
         let (mut found, mut next) = (Removal(Vec::new()), Some(bypass));
         refuse_others(path)?;
         while let Some(its) = next {
@@ -434,7 +299,7 @@ impl Removal {
     }
 
     /// Frees the chunks; a pool file without volumes goes.
-    pub(super) fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         for (used, ids) in &self.0 {
             let failed = |error| pool_failure(used.file().path(), &error);
             ids.iter().try_for_each(|id| used.remove_volume(id)).map_err(failed)?;
@@ -453,38 +318,22 @@ impl Drop for Removal {
 }
 
 /// What can be told of a volume without using it.
-pub(super) struct Glance {
+pub(crate) struct Glance {
     /// Bytes of the pool file that are its own.
-    pub(super) allocated: u64,
+    pub(crate) allocated: u64,
     /// Where it lies on the disk.
-    pub(super) extents: Vec<HostExtent>,
+    pub(crate) extents: Vec<HostExtent>,
     /// Its first bytes.
-    pub(super) start: Vec<u8>,
+    pub(crate) start: Vec<u8>,
 }
 
 /// Looks at a volume.
-pub(super) fn glance(path: &Path, bypass: &BypassRef, start_bytes: usize) -> Result<Glance> {
-    let (pool, file) = bypass.pool(path)?;
+pub(crate) fn glance(path: &Path, bypass: &BypassRef, start_bytes: usize) -> Result<Glance> {
+    let (pool, file) = pool_file::open(path, bypass)?;
     let failed = |error| pool_failure(&pool, &error);
     let id = bypass.id(path)?;
     let extents = file.extents_of(&id).map_err(failed)?;
     let allocated = extents.iter().map(|extent| extent.length).sum();
     let start = file.peek(&id, start_bytes).map_err(failed)?;
     Ok(Glance { allocated, extents, start })
-}
-
-/// Takes a volume over in the process that serves it, while it may still open files.
-pub fn claim(own: &Files, files: PoolFiles) -> Result<Claim> {
-    let failed = |error: PoolError| Failure::failed(format!("volume: {error}"));
-    Claim::new(&own.plain, files).map_err(failed)
-}
-
-/// A claim and what it is on, to be assembled.
-pub fn parts(files: Vec<Files>, claim: Option<Claim>, id: Option<&str>) -> Result<Parts> {
-    let bypass = match (claim, id.and_then(parse_id)) {
-        (None, None) => None,
-        (Some(claim), Some(id)) => Some((claim, id)),
-        _ => return Err(Failure::failed("volume: what was handed down is not what it is on")),
-    };
-    Ok(Parts { files, bypass })
 }

@@ -13,7 +13,7 @@ pub use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::{FileDevice, Files, Way};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::stack::SECTOR_BYTES;
+use crate::host::SECTOR_BYTES;
 
 /// How a volume is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -55,12 +55,12 @@ impl fmt::Display for CacheSpec {
 
 impl CacheSpec {
     /// Whether blocks go through the host's page cache.
-    pub(super) fn in_host(&self) -> bool {
+    pub(crate) fn in_host(&self) -> bool {
         self.mode.has_cache() && self.store == StoreKind::Host
     }
 
     /// A cache in front of a whole volume, where that is the place for it.
-    pub(super) fn over(&self, whole: &Arc<dyn BlockDevice>) -> Option<Arc<Cached>> {
+    pub(crate) fn over(&self, whole: &Arc<dyn BlockDevice>) -> Option<Arc<Cached>> {
         match (self.mode, self.store) {
             (Mode::Directsync, _) => {
                 Some(Cached::new(HostStore::new(whole.clone(), whole.clone(), false), self.mode))
@@ -77,7 +77,7 @@ impl CacheSpec {
 /// A file through the page cache, beside its device past it. Its flushes go through an open file
 /// through which no durable write goes, so that they learn of every page that was lost: where the
 /// device past it makes durable writes of its own (`pdc`), that is the one with the lock.
-pub(super) fn through_page_cache(
+pub(crate) fn through_page_cache(
     files: &Files,
     way: Way,
     mode: Mode,

@@ -1,127 +1,30 @@
-//! Making, growing and changing volumes.
+//! Growing and changing volumes.
 
 use std::cmp::Ordering;
-use std::fmt;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use polylane_base::SystemClock;
 use polylane_base::size::ByteSize;
-use polylane_base::sync::Arc;
-use polylane_block::cache::{Mode, StoreKind};
-use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, ImageError};
-use polylane_ext4::{Ext4, Options};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
-use super::bypass;
-use super::cache::CacheSpec;
-use super::copy::{copy_data, materialize};
-use super::cow;
-use super::info::{self, Content, content};
-use super::known;
-use super::open::{
-    BLOCK_BYTES, SIZE_DEFAULT, draft, failure, introduce, refuse_full, refuse_links, resolve,
-};
-use super::progress::Progress;
-use super::sidecar::{self, Sidecar};
-use super::stack::Stack;
-use super::tools;
-use super::trailer::refuse_damage;
-use super::translation::Translation;
-use crate::failure::{Failure, Result, say};
+use crate::bypass;
+use crate::chain;
+use crate::copy::{copy_data, materialize};
+use crate::failure::{Failure, Result};
 use crate::holders::Holders;
-
-/// Smallest volume in bytes: mke2fs makes no journal below it.
-pub const SIZE_MIN: u64 = 16 << 20;
-
-/// How a volume is reached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum MediumKind {
-    /// A file of its own, through the host's file system.
-    #[default]
-    File,
-    /// Chunks of a pool file, past the host's file system.
-    Bypass,
-}
-
-impl MediumKind {
-    /// Both.
-    pub const ALL: [MediumKind; 2] = [MediumKind::File, MediumKind::Bypass];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            MediumKind::File => "file",
-            MediumKind::Bypass => "bypass",
-        }
-    }
-
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<MediumKind> {
-        MediumKind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-impl fmt::Display for MediumKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// What `volume create` was asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CreateOptions {
-    /// The volume's file.
-    pub path: PathBuf,
-    /// Its size in bytes; 10 GiB when absent.
-    pub size: Option<u64>,
-    /// Put an ext4 on it.
-    pub ext4: bool,
-    /// Reserve all of its space on the host.
-    pub thick: bool,
-    /// How it is reached.
-    pub medium: MediumKind,
-    /// Share of pools on it, 1 to 10000.
-    pub weight: Option<u32>,
-    /// How it is cached.
-    pub cache: SetOptions,
-}
-
-/// What `volume set` was asked for: what is absent stays as it is.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct SetOptions {
-    /// Share of pools on it, 1 to 10000.
-    pub weight: Option<u32>,
-    /// How it is cached.
-    pub mode: Option<Mode>,
-    /// Where cached blocks lie.
-    pub store: Option<StoreKind>,
-    /// Memory in bytes of a cache of its own.
-    pub cache_bytes: Option<u64>,
-    /// How it is translated.
-    pub translation: Translation,
-}
-
-impl SetOptions {
-    /// Changes a cache's specification.
-    pub fn change(&self, cache: CacheSpec) -> CacheSpec {
-        CacheSpec {
-            mode: self.mode.unwrap_or(cache.mode),
-            store: self.store.unwrap_or(cache.store),
-            bytes: self.cache_bytes.or(cache.bytes),
-        }
-    }
-
-    fn apply(&self, sidecar: &mut Sidecar) {
-        sidecar.weight = self.weight.or(sidecar.weight);
-        let cache = self.change(sidecar.cache.unwrap_or_default());
-        sidecar.cache = (cache != CacheSpec::default()).then_some(cache);
-        sidecar.translation = self.translation.over(sidecar.translation.clone());
-    }
-}
+use crate::host::{BLOCK_BYTES, failure, refuse_links};
+use crate::info::{self, Content, content};
+use crate::make::{SIZE_MIN, refuse_host_cache};
+use crate::options::SetOptions;
+use crate::places::resolve;
+use crate::progress::Progress;
+use crate::sidecar::trailer::refuse_damage;
+use crate::sidecar::{Sidecar, known, refuse_snapshot};
+use crate::stack::Stack;
+use crate::tools;
 
 /// Changes what a volume's sidecar says. Whoever has it open goes on as it is.
 ///
@@ -141,119 +44,6 @@ pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
         refuse_host_cache(path, sidecar.cache.unwrap_or_default())?;
     }
     sidecar.store(path)
-}
-
-/// Makes a volume.
-///
-/// # Errors
-/// It exists, the host is full, mke2fs is not installed.
-pub fn make(options: &CreateOptions) -> Result<()> {
-    let path = &options.path;
-    let size = options.size.unwrap_or(SIZE_DEFAULT);
-    if size < SIZE_MIN {
-        return Err(Failure::usage("--size: too small: at least 16M are needed"));
-    }
-    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let formatted = options.ext4.then(|| "ext4".to_string());
-    let mut sidecar = Sidecar { weight: options.weight, formatted, ..Sidecar::new()? };
-    options.cache.apply(&mut sidecar);
-    let owner = options.ext4.then_some(owner);
-    if options.medium == MediumKind::Bypass {
-        return make_bypass(path, size, owner, sidecar).map(drop);
-    }
-    if options.thick {
-        refuse_full(path, size)?;
-    }
-    let draft = draft(path, size, owner)?;
-    if options.thick {
-        reserve(path, &draft, size)?;
-        if options.ext4 {
-            write_journal(path, &draft)?;
-        }
-    }
-    let files = introduce(draft, path, &sidecar)?;
-    if !options.thick {
-        warn_of_promises(path, size, &files.plain);
-    }
-    Ok(())
-}
-
-/// Makes a bypass volume of `size` bytes: of zeros, or with an ext4 whose root belongs to `owner`.
-pub(super) fn make_bypass(
-    path: &Path,
-    size: u64,
-    owner: Option<(u32, u32)>,
-    sidecar: Sidecar,
-) -> Result<Files> {
-    refuse_host_cache(path, sidecar.cache.unwrap_or_default())?;
-    let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
-    let Some(owner) = owner else { return bypass::create(path, size, sidecar, None) };
-    let content = bypass::temporary(path, size)?;
-    tools::make_ext4(path, &image::proc_path(content.file()), owner)?;
-    bypass::create(path, size, sidecar, Some(&content))
-}
-
-/// What goes past the host's file system is not in its page cache.
-pub(super) fn refuse_host_cache(path: &Path, cache: CacheSpec) -> Result<()> {
-    match cache.in_host() {
-        true => Err(Failure::usage(format!(
-            "--cache: {} bypasses the host's page cache: use --cache-store own",
-            path.display()
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// Has the host set aside all of the space of a new volume.
-pub(super) fn reserve(path: &Path, draft: &Draft, size: u64) -> Result<()> {
-    rustix::fs::fallocate(draft.file(), FallocateFlags::KEEP_SIZE, 0, size)
-        .map_err(|error| Failure::path(path, "reserve its space", error))
-}
-
-/// Writes the journal's blocks, which are reserved: a commit to one that was never written has the
-/// host change its own metadata, too.
-fn write_journal(path: &Path, draft: &Draft) -> Result<()> {
-    let failed = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!("{}: cannot write its journal ahead: {error}", path.display()))
-    };
-    let again = || draft.file().try_clone().map_err(|error| failed(&error));
-    let files = Files { io: again()?, plain: again()?, lock: again()? };
-    let device = FileDevice::open(files, Way::Calls).map_err(|error| failed(&error))?;
-    let fs = Ext4::open(device, Arc::new(SystemClock), &Options::default());
-    let fs = fs.map_err(|error| failed(&error))?;
-    fs.write_journal_ahead().and_then(|()| fs.close()).map_err(|error| failed(&error))
-}
-
-/// Says when the host could not keep what this volume and those beside it promise.
-fn warn_of_promises(path: &Path, size: u64, file: &OwnedFd) {
-    let Ok(host) = rustix::fs::fstatvfs(file) else { return };
-    let free = host.f_bavail.saturating_mul(host.f_frsize);
-    let beside = promised_beside(path);
-    if free < size.saturating_add(beside) {
-        let others = match beside {
-            0 => String::new(),
-            bytes => format!(", the volumes beside it {} more", ByteSize(bytes)),
-        };
-        say(format_args!(
-            "{}: promises {}{others}, and its host has {} left",
-            path.display(),
-            ByteSize(size),
-            ByteSize(free)
-        ));
-    }
-}
-
-/// What the other volumes in the same directory may still take: their holes.
-fn promised_beside(path: &Path) -> u64 {
-    let entries = std::fs::read_dir(image::directory_of(path)).into_iter().flatten().flatten();
-    let others =
-        entries.map(|entry| entry.path()).filter(|other| other.file_name() != path.file_name());
-    let volumes = others.filter(|other| sidecar::path_of(other).exists());
-    let holes = volumes.filter_map(|volume| {
-        let stat = std::fs::metadata(volume).ok().filter(std::fs::Metadata::is_file)?;
-        Some(stat.len().saturating_sub(stat.blocks() * 512))
-    });
-    holes.fold(0, u64::saturating_add)
 }
 
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
@@ -394,18 +184,18 @@ fn grow_file(path: &Path, file: &File, size: u64) -> Result<()> {
     Err(Failure::failed(format!("{}: cannot grow its file system: {why}", path.display())))
 }
 
-pub(super) fn no_ext4(path: &Path) -> Failure {
+pub(crate) fn no_ext4(path: &Path) -> Failure {
     Failure::failed(format!("{}: holds no ext4 file system", path.display()))
 }
 
 /// Opens a volume as the one file that it is. A copy-on-write volume becomes one first.
-pub(super) fn open_raw(path: &Path) -> Result<Files> {
+pub(crate) fn open_raw(path: &Path) -> Result<Files> {
     let mut stack = Stack::open(path)?;
     let temporary = raw_name(path);
     // One that was cut short left it.
     let _ = std::fs::remove_file(&temporary);
     if stack.pinned.is_none() {
-        cow::tidy(path, &stack.files[0].plain, &mut stack.sidecar)?;
+        chain::tidy(path, &stack.files[0].plain, &mut stack.sidecar)?;
     }
     let mut sidecar = stack.sidecar.clone();
     if stack.is_raw() {
@@ -421,7 +211,7 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
     sidecar.store(path)?;
     let files = put_in_place(path, draft)?;
     // It is on nothing now: lets go of its bases.
-    cow::tidy(path, &files.plain, &mut sidecar)?;
+    chain::tidy(path, &files.plain, &mut sidecar)?;
     Ok(files)
 }
 
@@ -440,7 +230,7 @@ fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
 
 /// What a volume's new form is called until it takes the volume's place: the raw form of a
 /// copy-on-write volume, a smaller one. Whoever has the volume alone has this name too.
-pub(super) fn raw_name(path: &Path) -> PathBuf {
+pub(crate) fn raw_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".polylane-raw");
     PathBuf::from(name)
@@ -456,27 +246,6 @@ fn mend(path: &Path, file: &File) -> Result<()> {
         Some(tools::FSCK_CLEAN | tools::FSCK_MENDED) => Ok(()),
         _ => Err(Failure::failed(format!(
             "{}: the file system has errors: use 'polylane volume check --repair' first",
-            path.display()
-        ))),
-    }
-}
-
-/// From now on somebody else may write the blocks of a volume.
-pub fn distrust(path: &Path) -> Result<()> {
-    let sidecar = Sidecar::load(path)?;
-    match sidecar.formatted {
-        Some(_) => Sidecar { formatted: None, ..sidecar }.store(path),
-        None => Ok(()),
-    }
-}
-
-/// A snapshot stays as it is.
-pub fn refuse_snapshot(path: &Path) -> Result<Sidecar> {
-    let sidecar = Sidecar::load(path)?;
-    match sidecar.snapshot {
-        false => Ok(sidecar),
-        true => Err(Failure::failed(format!(
-            "{}: is a snapshot: make a volume of it with 'polylane volume clone'",
             path.display()
         ))),
     }

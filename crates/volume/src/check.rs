@@ -14,11 +14,13 @@ use polylane_block::image::{Draft, ImageError};
 use polylane_ext4::{Ext4, Options};
 
 use super::bypass;
-use super::change::{no_ext4, open_raw, refuse_snapshot};
+use super::change::{no_ext4, open_raw};
 use super::copy::{beside_temporary, materialize};
+use super::host::failure;
 use super::info::{Content, content, needs_replay};
-use super::open::{failure, open_to_read, resolve};
-use super::sidecar::Sidecar;
+use super::open::open_to_read;
+use super::places::resolve;
+use super::sidecar::{Sidecar, refuse_snapshot};
 use super::stack::Stack;
 use super::tools;
 use crate::failure::{Failure, Result, say};
@@ -114,7 +116,7 @@ fn subject(path: &Path, how: Check) -> Result<(File, Option<std::os::fd::OwnedFd
 
 /// A file that never gets a name: beside the volume, which has room for it as a rule; where nothing
 /// can be made there, among temporary files.
-pub(super) fn nameless(path: &Path) -> Result<Draft> {
+pub(crate) fn nameless(path: &Path) -> Result<Draft> {
     let name = beside_temporary(path);
     match Draft::new(&name, 0) {
         Err(ImageError::Host(_, Errno::EROFS | Errno::EACCES)) => {

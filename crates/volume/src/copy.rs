@@ -1,4 +1,4 @@
-//! Copies of volumes: snapshots and clones that share blocks where the host can.
+//! Copying what a volume holds to a file.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,20 +7,14 @@ use std::path::{Path, PathBuf};
 
 use polylane_block::Sector;
 use polylane_block::file::Way;
-use polylane_block::image::{self, Draft, ImageError};
 use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::cache::CacheSpec;
-use super::cow;
-use super::info;
-use super::open::{failure, introduce, resolve};
-use super::progress::Progress;
-use super::sidecar::Sidecar;
-use super::stack::{Shape, Stack};
+use crate::cache::CacheSpec;
 use crate::failure::{Failure, Result};
-use crate::holders::{Holders, Still};
+use crate::progress::Progress;
+use crate::stack::Stack;
 
 /// Bytes per copy_file_range(2), so that a signal gets through and progress shows.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -30,134 +24,15 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// ... of which pieces of this many zeros are left out.
 const HOLE_BYTES: usize = 4096;
 
-/// What a copy is to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Copy {
-    /// A state to keep: never opened for writing.
-    Snapshot,
-    /// A volume of its own.
-    Clone,
-}
-
-/// Copies a volume, in a moment whatever its size: blocks are shared by the host's file system
-/// (FICLONE) where it can, else by copy-on-write of our own. To another file system the data is
-/// copied. A volume that a pool or an attachment of this user has open stands still meanwhile.
-///
-/// # Errors
-/// The volume is in use by somebody else, the copy exists, the host is full.
-pub fn duplicate(from: &Path, to: &Path, kind: Copy, holders: &dyn Holders) -> Result<()> {
-    let from = &resolve(from)?;
-    let sidecar = Sidecar::load(from)?;
-    let own = match sidecar.snapshot {
-        // It does not change, and other volumes may be on it.
-        true => image::open_snapshot(from),
-        false => image::open(from),
-    };
-    let own = match own {
-        Err(ImageError::InUse(_)) if sidecar.bypass.is_some() => {
-            return Err(Failure::failed(format!(
-                "{}: is a bypass volume, which is copied when nobody uses it: end its lane or \
-                 detach it first",
-                from.display()
-            )));
-        }
-        Err(error @ ImageError::InUse(_)) => {
-            let still = holders.freeze(from)?.ok_or_else(|| failure(from, error))?;
-            return duplicate_still(still, from, to, kind);
-        }
-        own => own.map_err(|error| failure(from, error))?,
-    };
-    let mut stack = Stack::from_own(from, own)?;
-    identify(from, &mut stack.sidecar)?;
-    cow::tidy(from, &stack.files[0].plain, &mut stack.sidecar)?;
-    let sidecar = stack.sidecar.clone();
-    rustix::fs::fsync(&stack.files[0].plain)
-        .map_err(|error| Failure::path(from, "sync it", error))?;
-    if stack.pinned.is_some() {
-        // Its blocks are nobody's to share: the copy is a file, and holds all of it.
-        let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
-        materialize(from, stack, draft.file(), to)?;
-        return finish_copy(draft, to, &sidecar, kind);
-    }
-    if stack.is_raw() {
-        let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
-        if share_blocks(&stack.files[0].plain, &draft, to)? {
-            return finish_copy(draft, to, &sidecar, kind);
-        }
-    }
-    let shape = stack.shape();
-    match (kind, sidecar.snapshot) {
-        (Copy::Snapshot, false) => cow::snapshot(from, &shape, to, &cow::Closed),
-        (Copy::Clone, _) => cow::clone(from, shape, to, &cow::Closed),
-        (Copy::Snapshot, true) => {
-            Err(Failure::failed(format!("{}: is a snapshot already", from.display())))
-        }
-    }
-}
-
-/// Copies a volume that stands still: by sharing the blocks where the host's file system can; else
-/// by an overlay, over which its user goes on while its former file stays as it is.
-///
-/// # Errors
-/// The copy exists, the host is full, it took too long.
-fn duplicate_still(still: Box<dyn Still>, from: &Path, to: &Path, kind: Copy) -> Result<()> {
-    let file = info::open_to_look(from)?;
-    let mut shape = Shape::of(from, &file)?;
-    identify(from, &mut shape.sidecar)?;
-    cow::tidy(from, &file, &mut shape.sidecar)?;
-    if shape.depth == 0 {
-        let draft = Draft::new(to, shape.size).map_err(|error| failure(to, error))?;
-        if share_blocks(&file, &draft, to)? {
-            // Not before it is certain that nothing was written meanwhile.
-            still.thaw(from)?;
-            return finish_copy(draft, to, &shape.sidecar, kind);
-        }
-    }
-    match kind {
-        Copy::Snapshot => cow::snapshot(from, &shape, to, &*still),
-        Copy::Clone => cow::clone(from, shape, to, &*still),
-    }
-}
-
-/// Gives a volume an id that polylane did not make: a copy names what it is of.
-fn identify(path: &Path, sidecar: &mut Sidecar) -> Result<()> {
-    if sidecar.id.is_empty() {
-        sidecar.id = Sidecar::fresh_id()?;
-        sidecar.store(path)?;
-    }
-    Ok(())
-}
-
-/// Fills a draft with the blocks of a file, without copying them; whether the host can.
-fn share_blocks(from: impl AsFd, draft: &Draft, to: &Path) -> Result<bool> {
-    match rustix::fs::ioctl_ficlone(draft.file(), from) {
-        Ok(()) => Ok(true),
-        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => Ok(false),
-        Err(error) => Err(Failure::path(to, "share the blocks", error)),
-    }
-}
-
-/// Publishes a copy that has all its blocks.
-fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> Result<()> {
-    let copy = Sidecar {
-        parent: Some(of.id.clone()),
-        formatted: of.formatted.clone(),
-        snapshot: kind == Copy::Snapshot,
-        weight: of.weight,
-        ..Sidecar::new()?
-    };
-    introduce(draft, to, &copy).map(drop)
-}
-
 /// A name beside `path` for a file that never gets it.
-pub(super) fn beside_temporary(path: &Path) -> PathBuf {
+pub(crate) fn beside_temporary(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".raw-{}", std::process::id()));
     path.with_file_name(name)
 }
 
 /// Fills an empty file with all that a volume holds; holes and zeros stay holes.
-pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) -> Result<()> {
+pub(crate) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) -> Result<()> {
     rustix::fs::ftruncate(to, stack.size)
         .map_err(|error| Failure::path(name, "give it its size", error))?;
     let progress = Progress::new("copying", name, stack.size);
@@ -223,7 +98,7 @@ fn chunks(ranges: Vec<Range<u64>>) -> BTreeSet<u64> {
     ranges.into_iter().flat_map(starts).collect()
 }
 
-pub(super) fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()> {
+pub(crate) fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()> {
     while !bytes.is_empty() {
         let count = rustix::io::pwrite(to, bytes, at)?;
         (bytes, at) = (&bytes[count..], at + count as u64);
@@ -232,7 +107,7 @@ pub(super) fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io:
 }
 
 /// Copies what is not a hole; the bytes copied.
-pub(super) fn copy_data(
+pub(crate) fn copy_data(
     from: impl AsFd,
     to: impl AsFd,
     size: u64,

@@ -10,7 +10,7 @@ use polylane_ext4::{Ext4, Options};
 
 use super::cache::CacheSpec;
 use super::held::{Answer, Ask, Held};
-use super::stack::Parts;
+use super::pool_file::Parts;
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 

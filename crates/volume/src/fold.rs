@@ -34,7 +34,7 @@ const RUNS_MAX: usize = 32;
 const ZERO_SECTORS: u64 = (64 << 20) / SECTOR_BYTES as u64;
 
 /// What the blocks of one snapshot are copied to.
-pub(super) enum Onto {
+pub(crate) enum Onto {
     /// The one below, which is raw.
     Raw(Arc<FileDevice>),
     /// The one below, which is on others itself.
@@ -44,18 +44,18 @@ pub(super) enum Onto {
 }
 
 /// A copy of all blocks that one of two snapshots has in its own file.
-pub(super) struct Fold {
-    pub(super) from: Arc<Overlay>,
-    pub(super) onto: Onto,
+pub(crate) struct Fold {
+    pub(crate) from: Arc<Overlay>,
+    pub(crate) onto: Onto,
 }
 
 /// What a [`Fold`] has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Effort {
+pub(crate) struct Effort {
     /// Bytes to be copied.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes of these that the host has to find room for.
-    pub(super) room: u64,
+    pub(crate) room: u64,
 }
 
 impl Fold {
@@ -102,7 +102,7 @@ impl Fold {
     }
 
     /// Adds up what there is to do.
-    pub(super) fn effort(&self) -> Effort {
+    pub(crate) fn effort(&self) -> Effort {
         let (mut at, mut effort) = (0, Effort::default());
         while let Some((run, allocation)) = self.next(at) {
             at = run.end;
@@ -118,7 +118,7 @@ impl Fold {
     ///
     /// # Errors
     /// Those of both files; it can be done again.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         effort: Effort,
         in_use: bool,

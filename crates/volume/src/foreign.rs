@@ -27,7 +27,7 @@ const DESCRIPTOR_BYTES: usize = 64 << 10;
 
 /// What a file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A disk, byte by byte, as far as its content tells.
     Raw,
     /// An image that qemu-img converts.
@@ -38,7 +38,7 @@ pub(super) enum Kind {
 
 /// A format of images: qemu's name for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Format {
+pub(crate) enum Format {
     Qcow,
     Qcow2,
     Qed,
@@ -116,7 +116,7 @@ const CONTAINERS: [(usize, &[u8], &str); 15] = [
 ///
 /// # Errors
 /// It cannot be read.
-pub(super) fn kind(path: &Path, file: &File) -> Result<Kind> {
+pub(crate) fn kind(path: &Path, file: &File) -> Result<Kind> {
     let failed = |error| Failure::path(path, "read it", error);
     let length = file.metadata().map_err(failed)?.len();
     let mut start = [0; START_BYTES];
@@ -151,7 +151,7 @@ fn judge(start: &[u8; START_BYTES], end: &[u8; FOOTER_BYTES]) -> Kind {
 
 /// What a raw disk says that it is longer than its file: a file system or a partition table, and
 /// how many bytes that needs.
-pub(super) fn promised(file: &File) -> Option<(&'static str, u64)> {
+pub(crate) fn promised(file: &File) -> Option<(&'static str, u64)> {
     let length = file.metadata().ok()?.len();
     let mut start = [0; START_BYTES];
     file.read_exact_at(&mut start, 0).ok()?;
@@ -193,7 +193,7 @@ fn is_footer(bytes: &[u8; FOOTER_BYTES]) -> bool {
 ///
 /// # Errors
 /// That; it cannot be read.
-pub(super) fn check(path: &Path, file: &File, format: Format) -> Result<()> {
+pub(crate) fn check(path: &Path, file: &File, format: Format) -> Result<()> {
     let refused = |why: &str| {
         let name = format.name();
         Err(Failure::failed(format!("{}: a {name} image {why}", path.display())))
@@ -307,7 +307,7 @@ fn end_of_extent(line: &str) -> Option<u64> {
 ///
 /// # Errors
 /// qemu-img is not installed, or cannot.
-pub(super) fn convert(from: &Path, file: &File, format: Format, to: &File) -> Result<()> {
+pub(crate) fn convert(from: &Path, file: &File, format: Format, to: &File) -> Result<()> {
     let mut sandbox = Sandbox::new("qemu-img", "qemu-utils")?;
     let source = source(format, &sandbox.give(file, Right::Read)?);
     let target = sandbox.give(to, Right::Write)?;
@@ -320,7 +320,7 @@ pub(super) fn convert(from: &Path, file: &File, format: Format, to: &File) -> Re
 ///
 /// # Errors
 /// qemu-img is not installed, or cannot.
-pub(super) fn convert_to_qcow2(from: &Path, raw: &File, to: &File) -> Result<()> {
+pub(crate) fn convert_to_qcow2(from: &Path, raw: &File, to: &File) -> Result<()> {
     let mut sandbox = Sandbox::new("qemu-img", "qemu-utils")?;
     let source = sandbox.give(raw, Right::Read)?;
     let target = sandbox.give(to, Right::Write)?;

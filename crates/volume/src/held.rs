@@ -20,7 +20,8 @@ use polylane_block::qos::governed::Governor;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, CacheSpec};
-use super::stack::{Assembled, Parts, Stack};
+use super::pool_file::Parts;
+use super::stack::{Assembled, Stack};
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 

@@ -10,15 +10,16 @@ use serde::Serialize;
 
 use super::bypass;
 use super::cache::CacheSpec;
-use super::open::{failure, holder_text, resolve, volumes_dir};
-use super::sidecar::{self, Sidecar};
+use super::host::{failure, holder_text};
+use super::places::{resolve, volumes_dir};
+use super::sidecar::{self, Sidecar, beside, locate};
 use super::space::{self, Space};
 use super::stack::{self, DEPTH_MAX};
-use super::trailer;
 use super::translation::Translation;
 use super::trust;
 use crate::failure::{Failure, Result, say};
 use crate::path_text;
+use crate::sidecar::trailer;
 
 /// Where ext4's superblock is, and what is read of it.
 const SUPERBLOCK_OFFSET: u64 = 1024;
@@ -139,8 +140,8 @@ pub fn info(named: &Path) -> Result<Info> {
         },
         used_by: holder.map(|holder| holder_text(path, holder.as_ref())),
         parent: sidecar.parent,
-        base: below.map(|(overlay, _)| stack::locate(path, &overlay)),
-        pool: bypass.map(|its| stack::beside(path, &its.pool)),
+        base: below.map(|(overlay, _)| locate(path, &overlay)),
+        pool: bypass.map(|its| beside(path, &its.pool)),
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
         cache: sidecar.cache,
@@ -190,7 +191,7 @@ pub fn list(dirs: &[PathBuf]) -> Result<(Vec<Info>, bool)> {
 }
 
 /// Whether a file says that it is a volume: by its name, or by a sidecar.
-pub(super) fn is_named_a_volume(path: &Path) -> bool {
+pub(crate) fn is_named_a_volume(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension == "img");
     named || sidecar::path_of(path).exists()
 }
@@ -233,10 +234,10 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
 }
 
 /// How much of a volume's start tells what is on it.
-pub(super) const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
+pub(crate) const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
 
 /// What is on an open volume that is raw.
-pub(super) fn content(file: &fs::File) -> Content {
+pub(crate) fn content(file: &fs::File) -> Content {
     judge(Superblock::read(file, 0))
 }
 
@@ -250,7 +251,7 @@ fn judge(found: Option<Superblock>) -> Content {
 }
 
 /// Whether the journal of an ext4 must be replayed, whatever else is wrong with it.
-pub(super) fn needs_replay(file: &fs::File) -> bool {
+pub(crate) fn needs_replay(file: &fs::File) -> bool {
     Superblock::read(file, 0).is_some_and(|superblock| superblock.incompat & INCOMPAT_RECOVER != 0)
 }
 

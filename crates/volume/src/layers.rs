@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use polylane_sys::extents::{self, HostExtent};
 
-use super::open::resolve;
-use super::sidecar::Sidecar;
-use super::stack::{self, DEPTH_MAX, SECTOR_BYTES};
-use super::{bypass, info, trailer, trust};
+use super::host::SECTOR_BYTES;
+use super::places::resolve;
+use super::sidecar::{Sidecar, trailer};
+use super::stack::{self, DEPTH_MAX};
+use super::{bypass, info, trust};
 use crate::failure::{Failure, Result};
 
 /// One file of a volume.

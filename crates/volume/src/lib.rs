@@ -7,31 +7,37 @@
 //! | module | what it does |
 //! |---|---|
 //! | `open` | opens a volume's file alone, or makes it first |
-//! | [`bypass`] | volumes in a pool file, reached past the host's file system |
+//! | `options` | what commands ask of a volume |
+//! | `places` | where volumes are |
+//! | [`pool_file`] | the pool file of a bypass volume, in use |
+//! | `program` | programs of the host |
+//! | `bypass` | volumes in a pool file, reached past the host's file system |
 //! | [`cache`] | how a volume is cached |
-//! | `change` | makes, grows and changes volumes |
+//! | `chain` | which volumes are on which |
+//! | `change` | grows and changes volumes |
 //! | `check` | checks the file system on a volume |
-//! | `copy` | snapshots and clones |
+//! | `copy` | copies what a volume holds to a file |
 //! | `confine` | the system calls and capabilities of programs that parse what others wrote |
 //! | [`cow`] | copy-on-write where the host's file system has none |
 //! | [`cpus`] | lists of CPUs |
 //! | [`failure`] | how an action fails: a line and an exit status |
+//! | `duplicate` | snapshots and clones |
 //! | `fold` | copies the blocks of one snapshot to its neighbour |
 //! | `foreign` | images of other programs |
 //! | [`held`] | in the process that serves a volume: a device that stands still for a copy |
+//! | `host` | what the host says of a volume's file |
 //! | `info` | looks at volumes |
-//! | `known` | what this user's state directory knows of volumes |
 //! | `layers` | says where a volume lies, file by file |
 //! | [`log`] | lines of supervisors, services and engines |
+//! | `make` | makes volumes |
 //! | `merge` | removes a snapshot that another one is on |
 //! | [`path_text`] | paths in JSON |
 //! | `progress` | says on a terminal how far long work is |
 //! | `remove` | removes volumes |
 //! | `sandbox` | programs that parse what others wrote |
-//! | [`sidecar`] | what a raw file cannot say |
+//! | [`sidecar`] | what a raw file cannot say; this user's records; what marks a copy's file |
 //! | `space` | adds up what of a volume holds data, and whose it is |
 //! | [`stack`] | a volume's file with the bases under it |
-//! | `trailer` | what marks the file of a copy-on-write volume |
 //! | `transfer` | import and export |
 //! | [`translation`] | where a volume's translation works |
 //! | `trust` | who may have put there what lies beside a volume |
@@ -41,8 +47,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bypass;
+mod bypass;
 pub mod cache;
+mod chain;
 mod change;
 mod check;
 mod confine;
@@ -50,18 +57,24 @@ mod copy;
 pub mod cow;
 pub mod cpus;
 pub mod disk;
+mod duplicate;
 pub mod failure;
 mod fold;
 mod foreign;
 pub mod held;
 mod holders;
+mod host;
 mod info;
-mod known;
 mod layers;
 pub mod log;
+mod make;
 mod merge;
 mod open;
+mod options;
 pub mod path_text;
+mod places;
+pub mod pool_file;
+mod program;
 mod progress;
 mod remove;
 mod sandbox;
@@ -69,27 +82,25 @@ pub mod sidecar;
 mod space;
 pub mod stack;
 pub mod tools;
-mod trailer;
 mod transfer;
 pub mod translation;
 mod trust;
 
-pub use change::{
-    CreateOptions, MediumKind, SetOptions, distrust, make, refuse_snapshot, resize, set,
-};
+pub use change::{resize, set};
 pub use check::{Check, check};
 pub use confine::has_landlock;
-pub use copy::{Copy, duplicate};
 pub use cow::sync_both;
+pub use duplicate::{Copy, duplicate};
 pub use failure::{Failure, Result};
 pub use holders::{Holders, Still};
+pub use host::{absolute, failure, name_holders_by};
 pub use info::{Content, Info, info, list, open_to_look};
 pub use layers::{Fragmentation, Layer, map};
-pub use open::{
-    Asked, Kept, default_path, failure, make_blank, name_holders_by, open_or_create, resolve,
-    state_dir,
-};
+pub use make::make;
+pub use open::{make_blank, open_or_create};
+pub use options::{Asked, CreateOptions, Kept, MediumKind, SetOptions};
+pub use places::{default_path, resolve, state_dir};
 pub use remove::remove;
-pub use sidecar::Sidecar;
+pub use sidecar::{Sidecar, distrust, refuse_snapshot};
 pub use space::is_blank;
 pub use transfer::{Form, export, import};

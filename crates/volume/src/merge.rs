@@ -34,25 +34,26 @@ use polylane_block::image;
 use polylane_block::overlay::Overlay;
 
 use super::cache::CacheSpec;
-use super::cow::{self, Child};
+use super::chain::{self, Child};
+use super::cow;
 use super::fold::{Effort, Fold, Onto};
-use super::known;
-use super::open::{failure, refuse_full, refuse_links};
+use super::host::{absolute, failure, refuse_full, refuse_links};
 use super::progress::Progress;
-use super::sidecar::{OverlayRef, Sidecar};
-use super::stack::{Stack, beside, locate};
-use super::trailer::{format_of, reference};
+use super::sidecar::{OverlayRef, Sidecar, beside, locate};
+use super::stack::Stack;
 use super::trust::Author;
 use crate::failure::{Failure, Result, say};
 use crate::holders::Holders;
+use crate::sidecar::known;
+use crate::sidecar::trailer::{format_of, reference};
 
 /// The snapshot on this one with which it can become one; `None`: it is no snapshot, there is none,
 /// or several volumes are on it, or one that changes, or other users decide what lies beside them.
-pub(super) fn neighbour(path: &Path, own: &Sidecar) -> Option<PathBuf> {
+pub(crate) fn neighbour(path: &Path, own: &Sidecar) -> Option<PathBuf> {
     if !own.snapshot || own.author != Author::Caller || own.bypass.is_some() {
         return None;
     }
-    let children = cow::children(path, own);
+    let children = chain::children(path, own);
     let [Child::There(above)] = &children[..] else { return None };
     let its = Sidecar::load(above).ok()?;
     (its.snapshot && its.author == Author::Caller).then(|| above.clone())
@@ -63,7 +64,7 @@ pub(super) fn neighbour(path: &Path, own: &Sidecar) -> Option<PathBuf> {
 ///
 /// # Errors
 /// Somebody reads it; the host's.
-pub(super) fn end(path: &Path, rest: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn end(path: &Path, rest: impl FnOnce() -> Result<()>) -> Result<()> {
     let _files = image::open_to_merge(path).map_err(|error| failure(path, error))?;
     known::forget_at(path);
     fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
@@ -75,7 +76,7 @@ pub(super) fn end(path: &Path, rest: impl FnOnce() -> Result<()>) -> Result<()> 
 ///
 /// # Errors
 /// Somebody reads it; the host's.
-pub(super) fn settle(path: &Path, own: &Sidecar) -> Result<()> {
+pub(crate) fn settle(path: &Path, own: &Sidecar) -> Result<()> {
     for above in own.children.iter().map(|child| beside(path, child)) {
         if fs::symlink_metadata(&above).is_err() {
             continue;
@@ -83,7 +84,7 @@ pub(super) fn settle(path: &Path, own: &Sidecar) -> Result<()> {
         let files = image::open_to_merge(&above).map_err(|error| failure(&above, error))?;
         let mut sidecar = Sidecar::load(&above)?;
         if sidecar.snapshot {
-            cow::tidy(&above, &files.plain, &mut sidecar)?;
+            chain::tidy(&above, &files.plain, &mut sidecar)?;
             note_again(&above, &sidecar);
         }
     }
@@ -105,7 +106,7 @@ impl Part {
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| changed(path))?;
         refuse_links(path)?;
-        cow::tidy(path, &own.plain, &mut sidecar)?;
+        chain::tidy(path, &own.plain, &mut sidecar)?;
         Ok(Part { path: path.to_path_buf(), own, below: files.collect(), sidecar })
     }
 
@@ -140,7 +141,7 @@ fn changed(path: &Path) -> Failure {
 /// # Errors
 /// One of the two is being read or copied, the host is full; the host's. What was begun goes on
 /// when it is done again.
-pub(super) fn remove(
+pub(crate) fn remove(
     path: &Path,
     above: &Path,
     holders: &dyn Holders,
@@ -234,8 +235,8 @@ impl Plan {
         let Some((overlay, _)) = reference(&self.removed.own.plain, &self.removed.sidecar) else {
             return Ok(None);
         };
-        let base = cow::absolute(&locate(&self.removed.path, &overlay))?;
-        let named = cow::toward(&base, &self.upper.path)?;
+        let base = absolute(&locate(&self.removed.path, &overlay))?;
+        let named = chain::toward(&base, &self.upper.path)?;
         Ok(Some((OverlayRef { base: named, was_at: Some(base.clone()), ..overlay }, base)))
     }
 
@@ -244,7 +245,7 @@ impl Plan {
         let (removed, above) = (&self.removed.path, &self.upper.path);
         let base = self.base()?;
         if let Some((_, below)) = &base {
-            cow::announce(below, above)?;
+            chain::announce(below, above)?;
         }
         Sidecar::change(above, |sidecar| match &base {
             Some((overlay, _)) => sidecar.overlays.push(overlay.clone()),
@@ -260,7 +261,7 @@ impl Plan {
             sidecar.raw = false;
         })?;
         if let Some((_, below)) = &base {
-            cow::adopt(below, Some(removed), Some(above))?;
+            chain::adopt(below, Some(removed), Some(above))?;
         }
         note_again(above, &stored);
         Ok(())
@@ -274,10 +275,10 @@ impl Plan {
         else {
             return Err(changed(removed));
         };
-        cow::announce(&below, above)?;
+        chain::announce(&below, above)?;
         let overlay = OverlayRef { nonce: own.nonce, ..below_ref };
         Sidecar::change(above, |sidecar| sidecar.overlays = vec![overlay])?;
-        cow::adopt(&below, None, Some(above))?;
+        chain::adopt(&below, None, Some(above))?;
         known::forget(&self.removed.own.plain);
         fs::remove_file(removed).map_err(|error| Failure::path(removed, "remove it", error))?;
         image::sync_names(removed).map_err(|error| failure(removed, error))
@@ -287,7 +288,7 @@ impl Plan {
 /// A volume has another file, or another base: the records of what is on it say so.
 fn note_again(volume: &Path, sidecar: &Sidecar) {
     known::note(volume, sidecar);
-    for child in cow::children(volume, sidecar) {
+    for child in chain::children(volume, sidecar) {
         if let Child::There(child) = child
             && let Ok(its) = Sidecar::load(&child)
         {
@@ -300,7 +301,7 @@ fn note_again(volume: &Path, sidecar: &Sidecar) {
 /// One that does not goes on over the former ones, whose space comes back when it ends.
 fn tell_all_above(snapshot: &Path, holders: &dyn Holders) {
     let Ok(own) = Sidecar::load(snapshot) else { return };
-    for child in cow::children(snapshot, &own) {
+    for child in chain::children(snapshot, &own) {
         let Child::There(child) = child else { continue };
         match Sidecar::load(&child) {
             Ok(its) if its.snapshot => tell_all_above(&child, holders),

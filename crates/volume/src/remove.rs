@@ -5,11 +5,12 @@ use std::path::Path;
 use polylane_base::Errno;
 use polylane_block::image::{self, ImageError};
 
+use super::chain::{self, Child};
 use super::change::raw_name;
-use super::cow::{self, Child};
-use super::open::{failure, resolve};
-use super::sidecar::{self, Making, Sidecar};
-use super::{bypass, info, known, merge};
+use super::host::failure;
+use super::places::resolve;
+use super::sidecar::{self, Making, Sidecar, known};
+use super::{bypass, info, merge};
 use crate::failure::{Failure, Result};
 use crate::holders::Holders;
 
@@ -50,7 +51,7 @@ pub fn remove(path: &Path, force: bool, holders: &dyn Holders) -> Result<()> {
             return clear_up(path);
         }
         // Those who have it open have it as a base, in which nothing changes any more.
-        Err(ImageError::InUse(_)) if own.removing && cow::children(path, &own).is_empty() => {
+        Err(ImageError::InUse(_)) if own.removing && chain::children(path, &own).is_empty() => {
             return merge::end(path, || remove_rest(path, &own));
         }
         Err(error @ ImageError::InUse(_)) => {
@@ -93,7 +94,7 @@ fn clear_up(path: &Path) -> Result<()> {
 
 /// Removes what belonged to a volume that has gone.
 fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
-    cow::leave(path, own)?;
+    chain::leave(path, own)?;
     // What a change of its form left that was cut short.
     sidecar::remove_if_there(&raw_name(path))?;
     Sidecar::remove(path)?;
@@ -103,7 +104,7 @@ fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
 /// Refuses to remove a volume that others are on. `force`: only one that others are on that can be
 /// found.
 fn refuse_base(path: &Path, own: &Sidecar, force: bool) -> Result<()> {
-    let children = cow::children(path, own);
+    let children = chain::children(path, own);
     let there = children.iter().find(|child| matches!(child, Child::There(_)));
     match there.or(children.first().filter(|_| !force)) {
         Some(Child::There(child)) => {

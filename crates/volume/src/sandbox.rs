@@ -17,7 +17,7 @@ use landlock::{
 use polylane_sys::ns;
 use rustix::io::FdFlags;
 
-use super::tools;
+use super::program::program;
 use crate::confine;
 use crate::failure::{Failure, Result};
 
@@ -30,7 +30,7 @@ const PROGRAMS: [&str; 8] =
 
 /// What a program may do with a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Right {
+pub(crate) enum Right {
     /// Read it.
     Read,
     /// Read, write and cut it.
@@ -38,7 +38,7 @@ pub(super) enum Right {
 }
 
 /// A program that is going to run with these files alone.
-pub(super) struct Sandbox {
+pub(crate) struct Sandbox {
     program: PathBuf,
     files: Vec<(OwnedFd, Right)>,
     sees_mounts: bool,
@@ -49,14 +49,14 @@ impl Sandbox {
     ///
     /// # Errors
     /// It is not installed.
-    pub(super) fn new(program: &str, package: &str) -> Result<Sandbox> {
-        let program = tools::program(program, package)?;
+    pub(crate) fn new(name: &str, package: &str) -> Result<Sandbox> {
+        let program = program(name, package)?;
         Ok(Sandbox { program, files: Vec::new(), sees_mounts: false })
     }
 
     /// Lets it read what is mounted, as the programs of e2fsprogs do before anything else. Of other
     /// processes it sees nothing in /proc that a tracer alone may see.
-    pub(super) fn see_mounts(mut self) -> Sandbox {
+    pub(crate) fn see_mounts(mut self) -> Sandbox {
         self.sees_mounts = true;
         self
     }
@@ -65,7 +65,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// No descriptor is left.
-    pub(super) fn give(&mut self, file: impl AsFd, right: Right) -> Result<PathBuf> {
+    pub(crate) fn give(&mut self, file: impl AsFd, right: Right) -> Result<PathBuf> {
         let file = file.as_fd().try_clone_to_owned();
         let file = file.map_err(|error| Failure::path(&self.program, "give it a file", error))?;
         let name = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -77,7 +77,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// The host refuses a layer that it has.
-    pub(super) fn command(self) -> Result<Command> {
+    pub(crate) fn command(self) -> Result<Command> {
         let failed =
             |why: String| Failure::failed(format!("{}: confine it: {why}", self.program.display()));
         let landlock = self.landlock().map_err(|error| failed(error.to_string()))?;

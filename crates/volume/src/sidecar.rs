@@ -8,27 +8,29 @@
 //! It is the word of whoever could have written it ([`trust`]). Where that is another user, fields
 //! by which this user is bound are taken from this user's own record of the volume ([`known`]).
 
+pub(crate) mod known;
+pub(crate) mod trailer;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
+use polylane_block::bypass::Id;
 use polylane_block::image;
 use polylane_block::qos::board::WEIGHTS;
 use polylane_sys::lock::lock_range;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat};
 use serde::{Deserialize, Serialize};
 
-use super::bypass::{self, BypassRef};
-use super::cache::CacheSpec;
-use super::known;
-use super::open::failure;
-use super::trailer::reference;
-use super::translation::Translation;
-use super::trust::{self, Author};
+use crate::cache::CacheSpec;
 use crate::failure::{Failure, Result};
+use crate::host::failure;
 use crate::path_text;
+use crate::translation::Translation;
+use crate::trust::{self, Author};
+use trailer::reference;
 
 /// Largest sidecar in bytes.
 const BYTES_MAX: u64 = 64 << 10;
@@ -127,7 +129,7 @@ fn draft_of(volume: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The host's.
-pub(super) fn remove_if_there(path: &Path) -> Result<()> {
+pub(crate) fn remove_if_there(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Failure::path(path, "remove it", error))
@@ -255,7 +257,7 @@ impl Sidecar {
             }
             bypass = its.next.as_deref();
         }
-        let bad = |id: &&String| bypass::parse_id(id).is_none();
+        let bad = |id: &&String| parse_id(id).is_none();
         let bad_id = ids.into_iter().find_map(|(field, id)| Some((field, id.filter(bad)?)));
         if let Some((field, id)) = bad_id {
             return Some(format!("'{field}' is not 32 hexadecimal digits: {id:?}"));
@@ -306,7 +308,7 @@ impl Sidecar {
     ///
     /// # Errors
     /// Those of [`load`](Sidecar::load) and [`store`](Sidecar::store).
-    pub(super) fn change(volume: &Path, change: impl FnOnce(&mut Sidecar)) -> Result<Sidecar> {
+    pub(crate) fn change(volume: &Path, change: impl FnOnce(&mut Sidecar)) -> Result<Sidecar> {
         let _names = image::hold_names(volume);
         let mut sidecar = Sidecar::load(volume)?;
         change(&mut sidecar);
@@ -359,14 +361,14 @@ fn give_name(file: &fs::File, name: PathBuf) -> std::io::Result<PathBuf> {
 }
 
 /// Whoever makes a volume, or clears up what is left of one, while its sidecar is alone.
-pub(super) struct Making(#[expect(dead_code, reason = "its lock")] fs::File);
+pub(crate) struct Making(#[expect(dead_code, reason = "its lock")] fs::File);
 
 impl Making {
     /// Keeps others out until this is dropped.
     ///
     /// # Errors
     /// Somebody else is at it; there is no sidecar.
-    pub(super) fn hold(volume: &Path) -> Result<Making> {
+    pub(crate) fn hold(volume: &Path) -> Result<Making> {
         let path = path_of(volume);
         let failed = |error: std::io::Error| Failure::path(&path, "lock it", error);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -380,6 +382,91 @@ impl Making {
             ))),
             Err(error) => Err(failed(error.into())),
         }
+    }
+}
+
+/// Where a bypass volume's bytes are.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct BypassRef {
+    /// The pool file, seen from the volume's directory.
+    pub pool: PathBuf,
+    /// The volume's number in there: 32 hexadecimal digits.
+    pub id: String,
+    /// Bytes.
+    pub size: u64,
+    /// What is going to take its place, failed to, or had it before: nobody's, and to be removed.
+    #[serde(default)]
+    pub next: Option<Box<BypassRef>>,
+}
+
+impl BypassRef {
+    /// One that has an id, and no place yet.
+    pub(crate) fn new(size: u64) -> Result<BypassRef> {
+        Ok(BypassRef { pool: PathBuf::new(), id: Sidecar::fresh_id()?, size, next: None })
+    }
+
+    /// Notes its place.
+    pub(crate) fn lie_in(&mut self, pool: &Path) {
+        self.pool = PathBuf::from(pool.file_name().unwrap_or_default());
+    }
+
+    /// The id as bytes.
+    ///
+    /// # Errors
+    /// The sidecar of `volume` has something else there.
+    pub fn id(&self, volume: &Path) -> Result<Id> {
+        parse_id(&self.id).ok_or_else(|| {
+            let sidecar = path_of(volume);
+            Failure::failed(format!("{}: 'bypass' has no right id", sidecar.display()))
+        })
+    }
+}
+
+/// 32 hexadecimal digits as bytes.
+pub fn parse_id(text: &str) -> Option<Id> {
+    let mut id = Id::default();
+    if text.len() != 2 * id.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
+    }
+    Some(id)
+}
+
+/// What a sidecar names, seen from the directory of its volume.
+pub(crate) fn beside(volume: &Path, name: &Path) -> PathBuf {
+    volume.parent().unwrap_or(Path::new("")).join(name)
+}
+
+/// Where the base of a volume is; where it was, of one that was moved away from it.
+pub(crate) fn locate(volume: &Path, overlay: &OverlayRef) -> PathBuf {
+    let base = beside(volume, &overlay.base);
+    let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    match &overlay.was_at {
+        Some(was_at) if !is_there(&base) && is_there(was_at) => was_at.clone(),
+        _ => base,
+    }
+}
+
+/// From now on somebody else may write the blocks of a volume.
+pub fn distrust(path: &Path) -> Result<()> {
+    let sidecar = Sidecar::load(path)?;
+    match sidecar.formatted {
+        Some(_) => Sidecar { formatted: None, ..sidecar }.store(path),
+        None => Ok(()),
+    }
+}
+
+/// A snapshot stays as it is.
+pub fn refuse_snapshot(path: &Path) -> Result<Sidecar> {
+    let sidecar = Sidecar::load(path)?;
+    match sidecar.snapshot {
+        false => Ok(sidecar),
+        true => Err(Failure::failed(format!(
+            "{}: is a snapshot: make a volume of it with 'polylane volume clone'",
+            path.display()
+        ))),
     }
 }
 

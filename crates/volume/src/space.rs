@@ -13,9 +13,10 @@ use polylane_sys::extents;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::sidecar::Sidecar;
-use super::stack::{self, DEPTH_MAX, SECTOR_BYTES};
-use super::{trailer, trust};
+use super::host::SECTOR_BYTES;
+use super::sidecar::{Sidecar, trailer};
+use super::stack::{self, DEPTH_MAX};
+use super::trust;
 use crate::failure::{Failure, Result};
 
 /// Bytes of a map that are read at once.
@@ -26,21 +27,21 @@ type Ranges = Vec<Range<u64>>;
 
 /// How much of a volume holds data, in bytes as the tenant sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Space {
+pub(crate) struct Space {
     /// All of it.
-    pub(super) mapped: u64,
+    pub(crate) mapped: u64,
     /// What of that lies in bases.
-    pub(super) in_bases: u64,
+    pub(crate) in_bases: u64,
     /// What of that other files have too: bases, or blocks that the host's file system shares.
     /// `None` where the host cannot tell.
-    pub(super) shared: Option<u64>,
+    pub(crate) shared: Option<u64>,
 }
 
 /// Adds a volume up. Of one in use, what was flushed last decides what is its own.
 ///
 /// # Errors
 /// A file of it cannot be read, or has more bases than there may be.
-pub(super) fn measure(path: &Path, file: &File, sidecar: &Sidecar) -> Result<Space> {
+pub(crate) fn measure(path: &Path, file: &File, sidecar: &Sidecar) -> Result<Space> {
     let top = trailer::reference(file, sidecar);
     let size = top.as_ref().map_or_else(|| length(path, file), |(_, size)| Ok(*size))?;
     let (mut path, mut sidecar) = (path.to_path_buf(), sidecar.clone());
@@ -282,7 +283,7 @@ mod tests {
         trailer::make_top(&file, SIZE, &nonce).expect("top");
         let base = base.file_name().expect("a name").into();
         let (base_id, was_at) = (below.id, None);
-        let overlay = super::super::sidecar::OverlayRef { nonce, base, base_id, was_at };
+        let overlay = crate::sidecar::OverlayRef { nonce, base, base_id, was_at };
         let own = Sidecar { overlays: vec![overlay], ..Sidecar::new().expect("id") };
         own.store(volume).expect("store");
     }
@@ -291,7 +292,7 @@ mod tests {
     fn change(volume: &Path, rng: &mut Rng) -> Vec<Own> {
         use polylane_block::{Sector, file::Way, wait::Waiter};
         let (parts, _) = stack::Stack::open(volume).and_then(stack::Stack::parts).expect("opens");
-        let cache = super::super::cache::CacheSpec::default();
+        let cache = crate::cache::CacheSpec::default();
         let device =
             stack::Stack::assemble(parts, Way::Calls, None, cache, None).expect("fits").device;
         let waiter = Waiter::new(device);

@@ -24,19 +24,16 @@ use polylane_block::qos::governed::{Governed, Governor};
 use polylane_block::replace::Replaceable;
 use rustix::fs::SeekFrom;
 
-use super::bypass::{self, BypassRef, Pinned};
-use super::cache::{CacheSpec, through_page_cache};
-use super::known;
-use super::open::failure;
-use super::sidecar::{OverlayRef, Sidecar};
-use super::trailer::{format_of, reference, refuse_damage};
-use super::trust;
+use crate::cache::{CacheSpec, through_page_cache};
 use crate::failure::{Failure, Result, say};
-
-pub(super) const SECTOR_BYTES: u64 = 512;
+use crate::host::failure;
+use crate::pool_file::{self, Parts, Pinned};
+use crate::sidecar::trailer::{format_of, reference, refuse_damage};
+use crate::sidecar::{BypassRef, OverlayRef, Sidecar, known, locate};
+use crate::trust;
 
 /// Bases below bases, at most.
-pub(super) const DEPTH_MAX: usize = 16;
+pub(crate) const DEPTH_MAX: usize = 16;
 
 /// The open files of a volume.
 #[derive(Debug)]
@@ -51,14 +48,6 @@ pub struct Stack {
     pub pinned: Option<Pinned>,
 }
 
-/// The files of a volume, ready to be assembled.
-pub struct Parts {
-    /// Its own first, then base below base.
-    pub files: Vec<Files>,
-    /// Of a bypass volume.
-    pub bypass: Option<(Claim, Id)>,
-}
-
 /// What a volume's own bytes are on.
 pub enum Own {
     /// A file.
@@ -69,7 +58,7 @@ pub enum Own {
 
 impl Own {
     /// It as it is, without what the engine on it knows.
-    pub(super) fn medium(&self) -> Arc<dyn Medium> {
+    pub(crate) fn medium(&self) -> Arc<dyn Medium> {
         match self {
             Own::File(file) => file.clone(),
             Own::Bypass(volume) => volume.clone(),
@@ -114,7 +103,7 @@ impl Stack {
     }
 
     /// The rest of a stack.
-    pub(super) fn from_own(path: &Path, own: Files) -> Result<Stack> {
+    pub(crate) fn from_own(path: &Path, own: Files) -> Result<Stack> {
         let stack = Stack::whole(path, own)?;
         match stack.sidecar.removing {
             false => Ok(stack),
@@ -126,7 +115,7 @@ impl Stack {
     }
 
     /// The same, also of a snapshot whose removal was cut short.
-    pub(super) fn whole(path: &Path, own: Files) -> Result<Stack> {
+    pub(crate) fn whole(path: &Path, own: Files) -> Result<Stack> {
         trust::check_reached(path, &own.plain)?;
         let sidecar = Sidecar::load(path)?;
         let size = rustix::fs::seek(&own.plain, SeekFrom::End(0))
@@ -164,12 +153,12 @@ impl Stack {
     }
 
     /// What is to be known of it to copy it.
-    pub(super) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         Shape { size: self.size, depth: self.files.len() - 1, sidecar: self.sidecar.clone() }
     }
 
     /// A bypass volume, whose pool file is used from here on.
-    pub(super) fn bypass(
+    pub(crate) fn bypass(
         path: &Path,
         own: Files,
         sidecar: Sidecar,
@@ -186,14 +175,14 @@ impl Stack {
 
     /// Takes it over in this process, to be assembled. The pool file of a bypass volume is in use
     /// as long as what comes with it lives.
-    pub(super) fn parts(self) -> Result<(Parts, Option<Pinned>)> {
+    pub(crate) fn parts(self) -> Result<(Parts, Option<Pinned>)> {
         let Stack { files, sidecar, pinned, .. } = self;
         let claim = match (&pinned, files.first()) {
-            (Some(pinned), Some(own)) => Some(bypass::claim(own, pinned.files()?)?),
+            (Some(pinned), Some(own)) => Some(pool_file::claim(own, pinned.files()?)?),
             _ => None,
         };
         let id = sidecar.bypass.as_ref().map(|bypass| bypass.id.as_str());
-        Ok((bypass::parts(files, claim, id)?, pinned))
+        Ok((pool_file::parts(files, claim, id)?, pinned))
     }
 
     /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
@@ -311,18 +300,18 @@ fn finish(
 }
 
 /// A volume as a copy sees it.
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// Bytes, as the tenant sees it.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Bases below its own file.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
     /// Its sidecar.
-    pub(super) sidecar: Sidecar,
+    pub(crate) sidecar: Sidecar,
 }
 
 impl Shape {
     /// That of a volume that somebody else has open, by its file.
-    pub(super) fn of(path: &Path, file: &File) -> Result<Shape> {
+    pub(crate) fn of(path: &Path, file: &File) -> Result<Shape> {
         let end = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?.len();
         let sidecar = Sidecar::load(path)?;
         let mut below = reference(file, &sidecar);
@@ -346,7 +335,7 @@ impl Shape {
     }
 
     /// Refuses one that is on as many bases as there may be.
-    pub(super) fn refuse_depth(&self, path: &Path) -> Result<()> {
+    pub(crate) fn refuse_depth(&self, path: &Path) -> Result<()> {
         match self.depth < DEPTH_MAX {
             true => Ok(()),
             false => Err(Failure::failed(format!(
@@ -417,25 +406,10 @@ fn walk(
     Ok(found)
 }
 
-/// What a sidecar names, seen from the directory of its volume.
-pub(super) fn beside(volume: &Path, name: &Path) -> PathBuf {
-    volume.parent().unwrap_or(Path::new("")).join(name)
-}
-
-/// Where the base of a volume is; where it was, of one that was moved away from it.
-pub(super) fn locate(volume: &Path, overlay: &OverlayRef) -> PathBuf {
-    let base = beside(volume, &overlay.base);
-    let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
-    match &overlay.was_at {
-        Some(was_at) if !is_there(&base) && is_there(was_at) => was_at.clone(),
-        _ => base,
-    }
-}
-
 /// Refuses a base that others than the volume's owner may have named as such.
 ///
 /// `above`: the volume on it, with its sidecar and the owner of its file, unless that is gone.
-pub(super) fn check_base(
+pub(crate) fn check_base(
     (above, sidecar, owner): (&Path, &Sidecar, Option<u32>),
     base: &Path,
     file: impl AsFd,
@@ -457,7 +431,7 @@ pub(super) fn check_base(
 }
 
 /// Opens the base of a volume for a look at it. See [`check_base`].
-pub(super) fn open_base(
+pub(crate) fn open_base(
     above: (&Path, &Sidecar, Option<u32>),
     overlay: &OverlayRef,
 ) -> Result<(PathBuf, File)> {
@@ -473,8 +447,9 @@ pub(super) fn open_base(
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use super::super::trailer::{TRAILER_BYTES, make_top};
     use super::*;
+    use crate::host::SECTOR_BYTES;
+    use crate::sidecar::trailer::{TRAILER_BYTES, make_top};
     use polylane_base::rng::Rng;
     use polylane_block::overlay::{Format, HEAD_SECTORS};
 
@@ -549,7 +524,7 @@ mod tests {
         }
         assert_eq!(format_of(File::open(&volume).expect("open")), Format::V1);
         look(&volume);
-        let looked = super::super::space::measure(
+        let looked = crate::space::measure(
             &volume,
             &File::open(&volume).expect("open"),
             &Sidecar::load(&volume).expect("sidecar"),
@@ -609,9 +584,9 @@ mod tests {
     /// What the commands that look see of a volume: it, or one line that names a file of it.
     fn look(volume: &Path) {
         let looked = [
-            super::super::info::info(volume).map(drop),
-            super::super::layers::map(volume).map(drop),
-            super::super::space::is_blank(volume).map(drop),
+            crate::info::info(volume).map(drop),
+            crate::layers::map(volume).map(drop),
+            crate::space::is_blank(volume).map(drop),
         ];
         for failure in looked.into_iter().filter_map(Result::err) {
             assert!(
@@ -642,10 +617,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let (_, volume) = copy(dir.path());
         let original = std::fs::read(&volume).expect("read");
-        let sidecar = std::fs::read(super::super::sidecar::path_of(&volume)).expect("read");
+        let sidecar = std::fs::read(crate::sidecar::path_of(&volume)).expect("read");
         let mut rng = Rng::new(1);
         let base = dir.path().join("base");
-        let below = std::fs::read(super::super::sidecar::path_of(&base)).expect("read");
+        let below = std::fs::read(crate::sidecar::path_of(&base)).expect("read");
         let (mut opened, mut refused) = (0, 0);
         for round in 0..800 {
             let (mut bytes, mut beside) = (original.clone(), sidecar.clone());
@@ -674,8 +649,8 @@ mod tests {
                 _ => {}
             }
             std::fs::write(&volume, &bytes).expect("write");
-            std::fs::write(super::super::sidecar::path_of(&volume), &beside).expect("write");
-            std::fs::write(super::super::sidecar::path_of(&base), &under).expect("write");
+            std::fs::write(crate::sidecar::path_of(&volume), &beside).expect("write");
+            std::fs::write(crate::sidecar::path_of(&base), &under).expect("write");
             look(&volume);
             let stack = match Stack::open(&volume) {
                 Ok(stack) => stack,

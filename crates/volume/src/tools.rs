@@ -8,21 +8,20 @@ use std::process::{Command, Output, Stdio};
 
 use polylane_base::sync::thread;
 
-use super::open::refuse_full;
+use super::host::refuse_full;
+pub use super::program::find;
+use super::program::program;
 use super::progress::Progress;
 use super::sandbox::{Right, Sandbox};
 use crate::failure::{Failure, Result};
 
 /// e2fsck: nothing was wrong ...
-pub(super) const FSCK_CLEAN: i32 = 0;
+pub(crate) const FSCK_CLEAN: i32 = 0;
 /// ... or all of it was mended.
-pub(super) const FSCK_MENDED: i32 = 1;
+pub(crate) const FSCK_MENDED: i32 = 1;
 /// ... or it could not look: it failed itself, does not know the file system's features, or was
 /// ended. A set of bits: of errors that it left it says another.
 const FSCK_FAILED: i32 = 8 | 16 | 32 | 128;
-
-/// Where system programs are, also for users whose path lacks it.
-const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// What a new volume's file system has: everything that mke2fs 1.47 makes by default, spelled out
 /// so that the host's mke2fs.conf has no say, and what our own ext4 is best at.
@@ -35,23 +34,6 @@ const HOLES: &str = ",assume_storage_prezeroed=1";
 
 /// Largest journal that mke2fs makes.
 const JOURNAL_BYTES_MAX: u64 = 1 << 30;
-
-/// The path of a program.
-pub fn find(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from));
-    dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
-}
-
-/// The path of a program that is needed.
-///
-/// # Errors
-/// It is not installed.
-pub(super) fn program(name: &str, package: &str) -> Result<PathBuf> {
-    find(name).ok_or_else(|| {
-        Failure::failed(format!("{name}: not found: install {package} to make and check volumes"))
-    })
-}
 
 /// A command for a program, with messages in English and nothing to read.
 pub fn command(name: &str, package: &str) -> Result<Command> {
@@ -68,7 +50,7 @@ pub fn run(mut command: Command) -> Result<Output> {
 
 /// [`run`] of a program that says on its standard output how far it is, in lines that `share_of`
 /// understands; those are shown, and left out of what it said.
-pub(super) fn run_watched(
+pub(crate) fn run_watched(
     mut command: Command,
     progress: &Progress,
     share_of: fn(&str) -> Option<f64>,
@@ -106,7 +88,7 @@ pub(super) fn run_watched(
 
 /// e2fsck, with `options`, on a file, of which nothing else can be reached by what is in it; how
 /// far it is, is shown. The file is called [`IT`] in what it says.
-pub(super) fn fsck(path: &Path, options: &str, file: &File) -> Result<Output> {
+pub(crate) fn fsck(path: &Path, options: &str, file: &File) -> Result<Output> {
     let mut sandbox = Sandbox::new("e2fsck", "e2fsprogs")?.see_mounts();
     let right = if options.contains('n') { Right::Read } else { Right::Write };
     let name = sandbox.give(file, right)?;
@@ -121,7 +103,7 @@ pub(super) fn fsck(path: &Path, options: &str, file: &File) -> Result<Output> {
 }
 
 /// resize2fs on a file, to `size` bytes or to the file's own. See [`fsck`].
-pub(super) fn resize2fs(file: &File, size: Option<u64>) -> Result<Output> {
+pub(crate) fn resize2fs(file: &File, size: Option<u64>) -> Result<Output> {
     let mut sandbox = Sandbox::new("resize2fs", "e2fsprogs")?.see_mounts();
     let name = sandbox.give(file, Right::Write)?;
     let mut command = sandbox.command()?;
@@ -130,7 +112,7 @@ pub(super) fn resize2fs(file: &File, size: Option<u64>) -> Result<Output> {
 }
 
 /// What a file is called in what a program said.
-pub(super) const IT: &str = "it";
+pub(crate) const IT: &str = "it";
 
 fn renamed(output: Output, name: &Path) -> Output {
     let name = name.display().to_string();
@@ -159,7 +141,7 @@ pub fn last_words(output: &Output) -> String {
 }
 
 /// Why e2fsck has not judged, in one line; `None` when it has.
-pub(super) fn fsck_failure(output: &Output) -> Option<String> {
+pub(crate) fn fsck_failure(output: &Output) -> Option<String> {
     if output.status.code().is_some_and(|code| code & FSCK_FAILED == 0) {
         return None;
     }
@@ -172,7 +154,7 @@ pub(super) fn fsck_failure(output: &Output) -> Option<String> {
 
 /// What resize2fs says that the ext4 in `file` needs at least, in bytes; `None` when it failed for
 /// another reason.
-pub(super) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
+pub(crate) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
     /// Where the superblock has the binary logarithm of the block size in KiB.
     const LOG_BLOCK_KIB_AT: u64 = 1024 + 24;
     let said = String::from_utf8_lossy(&output.stderr);

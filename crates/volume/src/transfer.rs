@@ -13,13 +13,16 @@ use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 
 use super::cache::CacheSpec;
-use super::change::{MediumKind, reserve};
 use super::check::nameless;
 use super::copy::{beside_temporary, materialize};
 use super::foreign::{self, Kind};
-use super::open::{failure, introduce, open_to_read, refuse_full, resolve};
+use super::host::{SECTOR_BYTES, failure, refuse_full};
+use super::make::{introduce, reserve};
+use super::open::open_to_read;
+use super::options::MediumKind;
+use super::places::resolve;
 use super::sidecar::Sidecar;
-use super::stack::{SECTOR_BYTES, Stack};
+use super::stack::Stack;
 use super::{bypass, info};
 use crate::failure::{Failure, Result, say};
 

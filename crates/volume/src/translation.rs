@@ -32,20 +32,20 @@ impl Translation {
         }
     }
 
-    pub(super) fn unit(&self) -> UnitOptions {
+    pub(crate) fn unit(&self) -> UnitOptions {
         let cpus = self.cpus.iter().flat_map(|list| list.as_slice());
         let cpus = cpus.filter_map(|&cpu| u32::try_from(cpu).ok()).collect();
         UnitOptions { cpus, ..UnitOptions::default() }
     }
 
-    pub(super) fn engine(&self) -> Options {
+    pub(crate) fn engine(&self) -> Options {
         let defaults = Options::default();
         let prefetch_bytes = self.prefetch_bytes.unwrap_or(defaults.prefetch_bytes);
         Options { prefetch_bytes: prefetch_bytes.max(PREFETCH_BYTES_MIN), ..defaults }
     }
 
     /// As JSON, with what holds where nothing was said.
-    pub(super) fn describe(&self) -> serde_json::Value {
+    pub(crate) fn describe(&self) -> serde_json::Value {
         serde_json::json!({
             "cpus": self.cpus.as_ref().map(CpuList::to_string),
             "prefetch_bytes": self.engine().prefetch_bytes,

@@ -32,7 +32,7 @@ pub enum Author {
 
 impl Author {
     /// The users that decide where both do.
-    pub(super) fn and(self, other: Author) -> Author {
+    pub(crate) fn and(self, other: Author) -> Author {
         match (self, other) {
             (Author::Caller, author) | (author, Author::Caller) => author,
             (one, other) if one == other => one,
@@ -50,7 +50,7 @@ impl Author {
 
     /// The users that may write to a file: its owner, and others where its mode lets them. A group
     /// with the number of the owner is the owner's own.
-    pub(super) fn of_file(stat: &Stat) -> Author {
+    pub(crate) fn of_file(stat: &Stat) -> Author {
         let owner = Author::user(stat.st_uid);
         let by_group = stat.st_mode & 0o020 != 0 && stat.st_gid != 0 && stat.st_gid != stat.st_uid;
         match by_group || stat.st_mode & 0o002 != 0 {
@@ -80,9 +80,9 @@ impl Author {
 
 /// How a path leads to what it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Way {
+pub(crate) struct Way {
     /// The users that decide what its last name stands for: the directory's, and those of links.
-    pub(super) author: Author,
+    pub(crate) author: Author,
     /// Those of links alone.
     links: Author,
     /// Those of every directory on the way.
@@ -95,7 +95,7 @@ pub(super) struct Way {
 ///
 /// # Errors
 /// The host's: a directory on the way is not there, or may not be searched.
-pub(super) fn way_to(path: &Path) -> rustix::io::Result<Way> {
+pub(crate) fn way_to(path: &Path) -> rustix::io::Result<Way> {
     let path_only = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let open = |dir: &OwnedFd, name: &OsStr, more: OFlags| {
         openat(dir, name, path_only | more, Mode::empty())
@@ -168,7 +168,7 @@ fn place(stat: &Stat) -> (u64, u64) {
 ///
 /// # Errors
 /// That; links that lead in circles.
-pub(super) fn check_links(path: &Path) -> Result<()> {
+pub(crate) fn check_links(path: &Path) -> Result<()> {
     let Ok(way) = way_to(path) else { return Ok(()) };
     match (way.links, statat(CWD, path, AtFlags::empty())) {
         (Author::Caller, _) | (_, Err(_)) => Ok(()),
@@ -190,7 +190,7 @@ fn strange_link(path: &Path) -> Failure {
 ///
 /// # Errors
 /// That, and what [`check_links`] refuses.
-pub(super) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
+pub(crate) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
     let failed = |error| Failure::path(path, "look at it", error);
     let Ok(way) = way_to(path) else { return Ok(()) };
     if way.directories == Author::Caller && way.links == Author::Caller {
@@ -213,7 +213,7 @@ pub(super) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
 ///
 /// `author` decides which file that is, `owner` has the file of the volume; `None`: that is gone.
 /// `known`: this user's own records tell that it was made the volume's base.
-pub(super) fn may_be_base(author: Author, owner: Option<u32>, base: &Stat, known: bool) -> bool {
+pub(crate) fn may_be_base(author: Author, owner: Option<u32>, base: &Stat, known: bool) -> bool {
     let same = owner.is_none_or(|owner| owner == base.st_uid);
     let regular = FileType::from_raw_mode(base.st_mode) == FileType::RegularFile;
     regular
@@ -229,7 +229,7 @@ pub(super) fn may_be_base(author: Author, owner: Option<u32>, base: &Stat, known
 ///
 /// # Errors
 /// The host's; it is a link or no regular file.
-pub(super) fn open_beside(path: &Path) -> Result<Option<(OwnedFd, Stat)>> {
+pub(crate) fn open_beside(path: &Path) -> Result<Option<(OwnedFd, Stat)>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -250,12 +250,12 @@ pub(super) fn open_beside(path: &Path) -> Result<Option<(OwnedFd, Stat)>> {
 }
 
 /// The owner of a file.
-pub(super) fn owner_of(file: impl AsFd) -> Option<u32> {
+pub(crate) fn owner_of(file: impl AsFd) -> Option<u32> {
     fstat(file).ok().map(|stat| stat.st_uid)
 }
 
 /// Whether the caller alone may write to what a path names.
-pub(super) fn is_caller_s(path: &Path) -> bool {
+pub(crate) fn is_caller_s(path: &Path) -> bool {
     statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| Author::of_file(&stat) == Author::Caller)
 }

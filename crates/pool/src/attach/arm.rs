@@ -36,10 +36,10 @@ use polylane_vfs::handover::{InFlight, Store};
 use polylane_volume::cache::CacheSpec;
 use rustix::fs::Mode;
 
-use super::engine::EngineSpec;
 use super::loopdev::{self, FileMount};
 use super::message::Shape;
 use super::record::{self, Record};
+use super::spec::EngineSpec;
 use super::{AttachOptions, Via, nbd, ublk};
 use crate::failure::{Failure, Result};
 use crate::share::Policy;

@@ -17,18 +17,15 @@ use polylane_block::qos::governed::{Governed, Governor};
 use polylane_block::recorder::Recorder;
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
-use polylane_front::fuse::Params;
 use polylane_sys::ns;
-use polylane_volume::bypass;
-use polylane_volume::cache::CacheSpec;
 use polylane_volume::held::Held;
-use polylane_volume::translation::Translation;
+use polylane_volume::pool_file;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use serde::{Deserialize, Serialize};
 
+use super::arm;
 use super::message::{FromEngine, Shape, ToEngine};
-use super::{Via, arm, ublk};
+use super::spec::EngineSpec;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
 use crate::share::{member, report};
@@ -50,35 +47,6 @@ const DOOR_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long it may take until the keeper knows of a journal that was found.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
-
-/// What an engine is told. Descriptors come beside it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct EngineSpec {
-    /// The front end.
-    pub(super) via: Via,
-    /// What clients may call the device.
-    pub(super) name: String,
-    /// Engines of this attachment before this one.
-    pub(super) incarnation: u16,
-    /// The attachment's.
-    pub(super) id: String,
-    /// What FUSE_INIT agreed on, of a mount.
-    pub(super) fuse: Option<Params>,
-    /// The kernel reads and writes the volume's file itself; its number at the mount.
-    pub(super) backing: Option<u32>,
-    /// The device that it serves, of the ublk driver.
-    pub(super) ublk: Option<ublk::Device>,
-    /// How the volume is cached.
-    pub(super) cache: CacheSpec,
-    /// How it is translated.
-    pub(super) translation: Translation,
-    /// Its id in its pool file, of a bypass volume.
-    pub(super) bypass: Option<String>,
-    /// Its requests are charged to a lane, which is told of later.
-    pub(super) shared: bool,
-    /// What is known of the guest's journals: first byte and end.
-    pub(super) journals: Vec<(u64, u64)>,
-}
 
 /// The descriptors of an engine, by number, as on its command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -148,10 +116,10 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
     let claim = match (pool.transpose()?, files.first()) {
-        (Some(pool), Some(own)) => Some(bypass::claim(own, pool)?),
+        (Some(pool), Some(own)) => Some(pool_file::claim(own, pool)?),
         _ => None,
     };
-    let parts = bypass::parts(files, claim, spec.bypass.as_deref())?;
+    let parts = pool_file::parts(files, claim, spec.bypass.as_deref())?;
     let door: OwnedFd = take(fds.door)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();

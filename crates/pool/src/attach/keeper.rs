@@ -22,11 +22,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, Timespec};
 
 use super::arm::{self, Door};
-use super::engine::EngineSpec;
-use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
+use super::message::{ENGINE_TIME_MAX, FromEngine, FromKeeper, ToEngine, ToKeeper};
 use super::record::{self, Record};
 use super::served::Engine;
 use super::share::Share;
+use super::spec::EngineSpec;
 use crate::build::Handed;
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
@@ -36,9 +36,6 @@ use crate::process::{self, Process};
 use crate::share::member::Member;
 use crate::spec;
 use crate::wait::wait_for;
-
-/// How long an engine may take to start, or to answer.
-pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long an engine may take to make everything durable at the end.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
@@ -482,7 +479,7 @@ impl Keeper {
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
-        if !wait_for(link.as_fd(), ANSWER_TIME_MAX) {
+        if !wait_for(link.as_fd(), ENGINE_TIME_MAX) {
             return Err(Failure::failed("engine: it does not start"));
         }
         match link.receive::<FromEngine>() {
@@ -542,7 +539,7 @@ impl Keeper {
         if let Some(files) = self.handed.volume.first() {
             record::remember_journals(&self.record.volume, &files.plain, &self.spec.journals);
         }
-        let _ = wait_for(engine.process.as_fd(), ANSWER_TIME_MAX);
+        let _ = wait_for(engine.process.as_fd(), ENGINE_TIME_MAX);
         engine.process.kill();
         let _ = engine.process.wait();
         let mut clients: Vec<Link> = client.into_iter().collect();

@@ -1,11 +1,15 @@
 //! What is said between the processes of an attachment, over [`Link`](crate::link::Link)s.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use polylane_volume::held::{Answer, Ask};
 use serde::{Deserialize, Serialize};
 
 use crate::copying::{Target, Wish};
+
+/// How long an engine may take to start, or to answer.
+pub(super) const ENGINE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// What an engine serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

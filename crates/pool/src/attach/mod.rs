@@ -12,6 +12,7 @@
 //! | `device.rs` | what these have in common |
 //! | `keeper.rs` | the process that holds door and volume, and starts engines |
 //! | `engine.rs` | the process that serves |
+//! | `spec.rs` | what an engine is told |
 //! | `message.rs` | what these say to each other |
 //! | `served.rs` | an engine as its keeper sees it |
 //! | `share.rs` | an attachment's part of its device |
@@ -30,6 +31,7 @@ mod nbd;
 mod record;
 mod served;
 mod share;
+mod spec;
 mod ublk;
 
 use std::fmt;
@@ -53,9 +55,9 @@ use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
+use crate::user_namespace::rootless;
 use crate::wait::wait_for;
 use arm::{Door, Place};
-use engine::EngineSpec;
 pub use journals::{JournalMap, journals};
 use keeper::Keeper;
 pub(crate) use list::statistics;
@@ -63,6 +65,7 @@ pub use list::{Listed, list};
 use message::{FromKeeper, ToKeeper};
 pub use record::Record;
 use share::Share;
+use spec::EngineSpec;
 
 /// How long a keeper may take to make everything durable and end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(360);
@@ -451,7 +454,7 @@ impl fmt::Display for Choice {
 /// What the host lacks for a front end that makes block devices; `None` when it has all.
 pub(crate) fn lacks(via: Via) -> Option<String> {
     use rustix::fs::{Mode, OFlags};
-    if crate::run::rootless().is_some() {
+    if rootless().is_some() {
         return Some("only root can make block devices".to_string());
     }
     let opens = |path: &str| {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use polylane_volume::held::Ask;
 
-use super::keeper::ANSWER_TIME_MAX;
-use super::message::{FromEngine, Shape, ToEngine};
+use super::message::{ENGINE_TIME_MAX, FromEngine, Shape, ToEngine};
 use crate::link::Link;
 use crate::process::Process;
 use crate::wait::wait_for;
@@ -44,7 +43,7 @@ impl Engine {
     /// Asks for something; its answer.
     pub(super) fn ask(&self, question: ToEngine) -> Option<FromEngine> {
         self.link.send(&question, &[]).ok()?;
-        self.answer(ANSWER_TIME_MAX, |answer| {
+        self.answer(ENGINE_TIME_MAX, |answer| {
             !matches!(answer, FromEngine::Ended | FromEngine::Copied(_))
         })
     }

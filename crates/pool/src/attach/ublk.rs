@@ -19,8 +19,7 @@ use rustix::process::PidfdFlags;
 use serde::{Deserialize, Serialize};
 
 use super::device;
-use super::keeper::ANSWER_TIME_MAX;
-use super::message::Shape;
+use super::message::{ENGINE_TIME_MAX, Shape};
 use super::record::Record;
 use crate::failure::{Failure, Result};
 use crate::wait::wait_for;
@@ -32,7 +31,7 @@ const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);
 /// on a thread of the kernel's own, which has to wait for a CPU as everybody. Less than an engine
 /// may take to start.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(25);
-const _: () = assert!(RELEASE_TIME_MAX.as_secs() < ANSWER_TIME_MAX.as_secs());
+const _: () = assert!(RELEASE_TIME_MAX.as_secs() < ENGINE_TIME_MAX.as_secs());
 
 const SECTOR_BYTES: u64 = 512;
 

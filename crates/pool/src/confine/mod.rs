@@ -33,7 +33,8 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::failure::{Failure, Result};
-use crate::{init, mounts};
+use crate::mounts;
+use crate::user_namespace::map_user;
 
 /// The newest Landlock whose rights we know; an older kernel enforces those that it has.
 const LANDLOCK: ABI = ABI::V6;
@@ -156,7 +157,7 @@ fn leave_the_host(is_root: bool, network: bool) -> Result<bool> {
         result => result.map_err(failed)?,
     }
     if !is_root {
-        init::map_user(uid.as_raw(), gid.as_raw())?;
+        map_user(uid.as_raw(), gid.as_raw())?;
     }
     empty_root().map_err(failed)?;
     Ok(true)

@@ -45,6 +45,7 @@ use crate::process::Process;
 use crate::run::{self, Owner, RunOptions, Source};
 use crate::skeleton::MountPoint;
 use crate::supervise::AtEnd;
+use crate::user_namespace::rootless;
 
 /// The pool of lanes that are mounted in none.
 pub const POOL_DEFAULT: &str = "default";
@@ -90,7 +91,7 @@ pub enum Mounted {
 /// Nothing is left behind.
 pub fn mount(mut options: MountOptions) -> Result<Mounted> {
     let path = places::find(&options.path)?;
-    if run::rootless().is_some() {
+    if rootless().is_some() {
         return Err(Failure::failed(
             "mount: only root can show a lane to this host: use 'polylane run', or root's shell of \
              a user namespace (unshare --user --map-root-user --mount)",

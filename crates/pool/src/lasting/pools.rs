@@ -109,7 +109,7 @@ pub fn create(name: &str, limits: &PoolChange) -> Result<()> {
     }
     // A run that has a pool of this name for itself.
     PoolName::take_over(&dir, name)?;
-    let user = match run::rootless() {
+    let user = match crate::user_namespace::rootless() {
         None => Some(PoolRecord::free_user(&state)?),
         Some(_) => None,
     };

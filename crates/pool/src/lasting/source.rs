@@ -195,7 +195,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let real = dir.path().canonicalize().expect("canonical");
         let [a, b] = ["a", "b"].map(|name| real.join(name));
-        [&a, &b].map(|dir| std::fs::create_dir(dir).expect("made"));
+        for dir in [&a, &b] {
+            std::fs::create_dir(dir).expect("made");
+        }
         let over = |word: &str, lowers: &[PathBuf]| {
             LaneSource::parse(OsStr::new(word)).and_then(|source| source.over(lowers))
         };

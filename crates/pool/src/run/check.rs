@@ -3,11 +3,12 @@
 use polylane_base::size::ByteSize;
 use polylane_volume::SetOptions;
 
-use super::{RunOptions, Source, cache_bytes_limit, rootless};
+use super::{RunOptions, Source, cache_bytes_limit};
 use crate::failure::{Failure, Result};
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
 use crate::spec::WriteBack;
+use crate::user_namespace::rootless;
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;

@@ -30,7 +30,7 @@ use polylane_block::qos::calibrate::{self, Measured};
 use polylane_block::qos::cost::CostModel;
 use polylane_sys::event;
 
-use super::profile;
+use super::cost_file;
 use crate::bound::Number;
 
 /// A coordinator that lives no longer measures nothing.
@@ -188,7 +188,7 @@ fn store(path: &Path, cost: &CostModel) -> io::Result<()> {
         fs::create_dir_all(dir)?;
     }
     let fresh = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&fresh, profile::text(cost))?;
+    fs::write(&fresh, cost_file::text(cost))?;
     fs::rename(&fresh, path)
 }
 
@@ -209,7 +209,7 @@ mod tests {
         let result = dir.path().join("devices/8-0.measured.json");
         store(&result, &measured.cost).expect("stored");
         let text = fs::read_to_string(&result).expect("read");
-        assert_eq!(profile::parse(&text).expect("JSON").cost, measured.cost);
+        assert_eq!(cost_file::parse(&text).expect("JSON").cost, measured.cost);
         assert_eq!(fs::read_dir(dir.path().join("devices")).expect("list").count(), 1);
     }
 

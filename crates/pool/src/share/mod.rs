@@ -22,6 +22,7 @@
 //! | `shares-MAJOR-MINOR.holder` | locked by it |
 
 pub(crate) mod coordinator;
+mod cost_file;
 pub(crate) mod costs;
 pub(crate) mod member;
 pub(crate) mod profile;

@@ -9,7 +9,8 @@ use polylane_block::image::Draft;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 
-use super::super::open::{introduce, open_to_read};
+use super::super::make::introduce;
+use super::super::open::open_to_read;
 use super::super::stack::Assembled;
 use super::super::{remove as whole, sidecar};
 use super::*;
@@ -60,7 +61,7 @@ impl Chain {
     fn snapshot(&mut self, name: &str) {
         let (from, to) = (self.at("v"), self.at(name));
         let mut stack = Stack::open(&from).expect("open");
-        cow::tidy(&from, &stack.files[0].plain, &mut stack.sidecar).expect("tidy");
+        chain::tidy(&from, &stack.files[0].plain, &mut stack.sidecar).expect("tidy");
         cow::snapshot(&from, &stack.shape(), &to, &cow::Closed).expect("snapshot");
         self.model.insert(name.to_string(), self.model["v"].clone());
         self.snapshots.insert(0, name.to_string());

@@ -24,15 +24,16 @@ use std::path::Path;
 
 use polylane_block::device::Sector;
 use polylane_block::overlay::{Format, Layout};
+use rustix::fs::{SeekFrom, seek};
 
-use super::sidecar::{self, OverlayRef, Sidecar};
-use super::{bypass, stack::SECTOR_BYTES};
+use super::{OverlayRef, Sidecar, path_of};
 use crate::failure::{Failure, Result};
+use crate::host::SECTOR_BYTES;
 
 const MAGIC: [u8; 16] = *b"polylane-overlay";
 const NONCE_BYTES: usize = 32;
 /// Bytes of the trailer.
-pub(super) const TRAILER_BYTES: usize = 4096;
+pub(crate) const TRAILER_BYTES: usize = 4096;
 
 /// Bytes of the label.
 const LABEL_BYTES: usize = 4096;
@@ -43,7 +44,7 @@ const LABEL_TEXT: &str = "A polylane copy-on-write volume: this file holds what 
                           makes it one, 'polylane volume export' a file that is one.\n";
 
 /// Which base the file is on, and the size of the device; `None` for a raw file.
-pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
+pub(crate) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
     if sidecar.overlays.is_empty() {
         return None;
     }
@@ -54,12 +55,12 @@ pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRe
 
 /// Where things are in the file of a copy-on-write volume; `None`: it is none. Of a file of which
 /// its sidecar tells nothing a guest may have written the end.
-pub(super) fn layout_of(file: impl AsFd) -> Option<Layout> {
+pub(crate) fn layout_of(file: impl AsFd) -> Option<Layout> {
     Trailer::read(file).filter(Trailer::is_right)?.layout()
 }
 
 /// How its data lies.
-pub(super) fn format_of(file: impl AsFd) -> Format {
+pub(crate) fn format_of(file: impl AsFd) -> Format {
     match layout_of(file) {
         Some(layout) if layout.head > 0 => Format::V2,
         _ => Format::V1,
@@ -125,7 +126,7 @@ impl Trailer {
 }
 
 /// Whether a file is the overlay that had the name of a copy before the copy had its content.
-pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
+pub(crate) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
     let Some(awaited) = &sidecar.awaits else { return false };
     read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
 }
@@ -135,7 +136,7 @@ pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
 /// place of the base's blocks. So would a copy that was cut short.
 ///
 /// Where the sidecar says that the volume is raw, its end is its guest's, who may write a trailer.
-pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
+pub(crate) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
     if is_cut_short(&file, sidecar) {
         let path = path.display();
         return Err(Failure::failed(format!(
@@ -163,7 +164,7 @@ pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> 
             "{}: was cut, or replaced: it was a copy on '{base}', and its trailer is missing: \
              restore it; if the file is a whole disk by itself, remove {}",
             path.display(),
-            sidecar::path_of(path).display()
+            path_of(path).display()
         ))),
     }
 }
@@ -172,19 +173,19 @@ pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> 
 fn refuse_lost(path: &Path, file: impl AsFd, trailer: Option<Trailer>) -> Result<()> {
     let kind = match trailer {
         Some(trailer) if trailer.is_right() => "copy-on-write",
-        _ if bypass::is_stub(&file) => "bypass",
+        _ if is_stub(&file) => "bypass",
         _ => return Ok(()),
     };
     Err(Failure::failed(format!(
         "{}: is a {kind} volume without its sidecar: put that beside it again, as {}; a copy is \
          made with 'polylane volume clone', not with cp",
         path.display(),
-        sidecar::path_of(path).display()
+        path_of(path).display()
     )))
 }
 
 /// Whether a copy-on-write volume has its first block itself: the first byte of that in the file.
-pub(super) fn first_block(file: &File) -> Option<u64> {
+pub(crate) fn first_block(file: &File) -> Option<u64> {
     let layout = layout_of(file)?;
     let mut byte = [0];
     file.read_exact_at(&mut byte, layout.map_start * SECTOR_BYTES).ok()?;
@@ -192,7 +193,7 @@ pub(super) fn first_block(file: &File) -> Option<u64> {
 }
 
 /// Makes an empty file the top of a device of `size` bytes.
-pub(super) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Result<()> {
+pub(crate) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Result<()> {
     let bad = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
     let sectors = size / SECTOR_BYTES;
     let layout = Layout::new(Format::V2, sectors).ok_or_else(bad)?;
@@ -235,4 +236,21 @@ fn label() -> [u8; LABEL_BYTES] {
     put(0x60, &FEATURE_UNKNOWN.to_le_bytes());
     put(0x78, b"polylane-copy");
     label
+}
+
+/// Bytes of a volume's own file: text for whoever looks into it.
+pub(crate) const STUB_BYTES: u64 = 4096;
+
+/// What it begins with.
+pub(crate) const STUB_TEXT: [u8; 90] =
+    *b"A polylane bypass volume: its blocks are in the pool file beside it, \
+    as its sidecar says.\n";
+
+/// Whether a file is the one that stands for a bypass volume.
+pub(crate) fn is_stub(file: impl AsFd) -> bool {
+    let mut start = [0; STUB_TEXT.len()];
+    let size = seek(&file, SeekFrom::End(0));
+    size == Ok(STUB_BYTES)
+        && rustix::io::pread(&file, &mut start, 0) == Ok(start.len())
+        && start == STUB_TEXT
 }

@@ -18,14 +18,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
 
-use super::cow::absolute;
-#[cfg(not(test))]
-use super::open::state_dir;
-use super::sidecar::Sidecar;
-use super::stack::locate;
 use super::trailer::reference;
-use super::trust;
+use super::{Sidecar, locate};
+use crate::host::absolute;
 use crate::path_text;
+#[cfg(not(test))]
+use crate::places::state_dir;
+use crate::trust;
 
 /// Largest record in bytes.
 const BYTES_MAX: u64 = 128 << 10;
@@ -33,14 +32,14 @@ const BYTES_MAX: u64 = 128 << 10;
 /// What is known of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// Where it was.
     #[serde(with = "path_text::one")]
-    pub(super) volume: PathBuf,
+    pub(crate) volume: PathBuf,
     /// Its sidecar; `overlays` has what its file is on, and nothing else.
-    pub(super) sidecar: Sidecar,
+    pub(crate) sidecar: Sidecar,
     /// Identity of the file that it is on.
-    pub(super) base: Option<String>,
+    pub(crate) base: Option<String>,
     /// Its own.
     #[serde(skip)]
     identity: String,
@@ -87,12 +86,12 @@ fn read(path: &Path) -> Option<Record> {
 }
 
 /// What is known of the file that a volume has.
-pub(super) fn of(volume: &Path) -> Option<Record> {
+pub(crate) fn of(volume: &Path) -> Option<Record> {
     read(&path_of(&identity_at(volume)?)?)
 }
 
 /// Keeps what a volume's sidecar says, by the file that has its name.
-pub(super) fn note(volume: &Path, sidecar: &Sidecar) {
+pub(crate) fn note(volume: &Path, sidecar: &Sidecar) {
     let _ = try_note(volume, sidecar);
 }
 
@@ -120,28 +119,28 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
 }
 
 /// The file of a volume goes, or is no volume any more.
-pub(super) fn forget(file: impl AsFd) {
+pub(crate) fn forget(file: impl AsFd) {
     if let Some(path) = identity(file).and_then(|identity| path_of(&identity)) {
         let _ = fs::remove_file(path);
     }
 }
 
 /// [`forget`] by a name.
-pub(super) fn forget_at(path: &Path) {
+pub(crate) fn forget_at(path: &Path) {
     if let Ok(Some((file, _))) = trust::open_beside(path) {
         forget(file);
     }
 }
 
 /// Whether this user's polylane put a volume on this file.
-pub(super) fn is_base(volume: &Path, base: impl AsFd) -> bool {
+pub(crate) fn is_base(volume: &Path, base: impl AsFd) -> bool {
     let known = of(volume).and_then(|record| record.base);
     known.is_some() && known == identity(base)
 }
 
 /// Where the volumes were that were put on the base with this id, and whether each has the name
 /// still.
-pub(super) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
+pub(crate) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
     let entries = dir().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
     let records = entries.map(|entry| entry.path()).filter(|path| {
         path.extension().is_some_and(|extension| extension == "json")
@@ -161,14 +160,14 @@ pub(super) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
 mod tests {
     use std::cell::RefCell;
 
-    use super::super::cow::{Child, children};
-    use super::super::sidecar::{OverlayRef, path_of as sidecar_of};
-    use super::super::trailer::make_top;
     use super::*;
+    use crate::chain::{Child, children};
+    use crate::sidecar::trailer::make_top;
+    use crate::sidecar::{OverlayRef, path_of as sidecar_of};
 
     thread_local! {
         /// Where this thread's test keeps records.
-        pub(super) static DIR: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
+        pub(crate) static DIR: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
     }
 
     #[test]

@@ -1,0 +1,57 @@
+//! Where volumes are: the state directory, a pool's own volume, the file that a path means.
+
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Result};
+use crate::trust;
+
+/// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
+/// `~/.local/state/polylane` for others.
+pub fn state_dir() -> Result<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute())
+    };
+    if let Some(dir) = absolute("XDG_STATE_HOME") {
+        return Ok(dir.join("polylane"));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/polylane"));
+    }
+    let home = absolute("HOME").ok_or_else(|| {
+        Failure::failed("state directory: set HOME or XDG_STATE_HOME, or use --volume FILE")
+    })?;
+    Ok(home.join(".local/state/polylane"))
+}
+
+/// Where the volumes of pools lie that were given none.
+pub fn volumes_dir() -> Result<PathBuf> {
+    Ok(state_dir()?.join("volumes"))
+}
+
+/// The own volume of a pool; its directory is made.
+pub fn default_path(pool: &str) -> Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let dir = volumes_dir()?;
+    let mut builder = std::fs::DirBuilder::new();
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(|error| Failure::path(&dir, "make the directory of volumes", error))?;
+    Ok(dir.join(format!("{pool}.img")))
+}
+
+/// The file that a volume's path means. A symbolic link is followed here and nowhere else: the
+/// sidecar has the file's name, and names are exchanged where the file has its own.
+///
+/// # Errors
+/// It is a link that leads nowhere, or one of another user to a file that is not that user's.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    trust::check_links(path)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(stat) if stat.is_symlink() => {
+            path.canonicalize().map_err(|error| Failure::path(path, "follow the link", error))
+        }
+        _ => Ok(path.to_path_buf()),
+    }
+}
