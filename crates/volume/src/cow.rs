@@ -6,7 +6,7 @@
 //! moment it is right about whichever file has the name; and the sidecar of the base knows the
 //! overlay that has its name until then. Every step is durable before the next; what a power cut
 //! left of one that was not the last is cleared up by the next copy
-//! ([`tidy`](crate::chain::tidy)).
+//! (`chain::tidy`).
 
 use std::fs;
 use std::os::fd::OwnedFd;

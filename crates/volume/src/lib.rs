@@ -20,7 +20,7 @@
 //! | `confine` | the system calls and capabilities of programs that parse what others wrote |
 //! | [`cow`] | copy-on-write where the host's file system has none |
 //! | [`cpus`] | lists of CPUs |
-//! | [`failure`] | how an action fails: a line and an exit status |
+//! | [`mod@failure`] | how an action fails: a line and an exit status |
 //! | `duplicate` | snapshots and clones |
 //! | `fold` | copies the blocks of one snapshot to its neighbour |
 //! | `foreign` | images of other programs |

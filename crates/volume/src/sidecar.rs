@@ -5,8 +5,8 @@
 //! replaced as a whole, so a reader sees the old one or the new one, also after a power cut; what
 //! was stored is durable.
 //!
-//! It is the word of whoever could have written it ([`trust`]). Where that is another user, fields
-//! by which this user is bound are taken from this user's own record of the volume ([`known`]).
+//! It is the word of whoever could have written it (`trust`). Where that is another user, fields
+//! by which this user is bound are taken from this user's own record of the volume (`known`).
 
 pub(crate) mod known;
 pub(crate) mod trailer;

@@ -17,7 +17,7 @@
 //!
 //! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass
 //! its page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
-//! [`tag`] says whether there can be any.
+//! [`mod@tag`] says whether there can be any.
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
 //! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
