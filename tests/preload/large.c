@@ -46,6 +46,18 @@ int main(int argc, char **argv)
 	CHECK(preadv2(fd, parts, 5, -1, 0) == (ssize_t)at && lseek(fd, 0, SEEK_CUR) == 2 * (off_t)at);
 	CHECK(preadv2(fd, parts, 5, 0, RWF_HIPRI) >= 0 || errno == EOPNOTSUPP);
 
+	/* Into one place twice: the later part counts. Into the vector itself, which is read first. */
+	parts[0] = (struct iovec){ back, 10 };
+	parts[1] = (struct iovec){ back + 5, 10 };
+	CHECK(preadv(fd, parts, 2, 0) == 20);
+	CHECK(memcmp(bytes, back, 5) == 0 && memcmp(bytes + 10, back + 5, 10) == 0);
+	CHECK(lseek(fd, 3, SEEK_SET) == 3 && readv(fd, parts, 2) == 20);
+	CHECK(lseek(fd, 0, SEEK_CUR) == 23 && memcmp(bytes + 13, back + 5, 10) == 0);
+	parts[0] = (struct iovec){ parts, 2 * sizeof *parts };
+	CHECK(preadv(fd, parts, 2, 7) == 2 * sizeof *parts + 10);
+	CHECK(memcmp(bytes + 7, parts, 2 * sizeof *parts) == 0);
+	CHECK(memcmp(bytes + 7 + 2 * sizeof *parts, back + 5, 10) == 0);
+
 	for (int n = 0; n < 100; n++)
 		parts[n] = (struct iovec){ bytes + n * 50000, 50000 };
 	CHECK(ftruncate(fd, 0) == 0 && lseek(fd, 0, SEEK_SET) == 0);

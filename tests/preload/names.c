@@ -16,6 +16,15 @@ static void attributes(void)
 	CHECK(getxattr(in_dir("attrs"), "user.one", NULL, 0) == 5);
 	FAILS(getxattr(in_dir("attrs"), "user.one", value, 3), ERANGE);
 	FAILS(getxattr(in_dir("attrs"), "user.two", value, 3), ENODATA);
+	/* The value to where the name stands, or the path. */
+	strcpy(value, "user.one");
+	CHECK(getxattr(in_dir("attrs"), value, value, sizeof value) == 5);
+	CHECK(memcmp(value, "firstone", 8) == 0);
+	char path[PATH_MAX];
+	strcpy(path, in_dir("attrs"));
+	CHECK(lgetxattr(path, "user.one", path, sizeof path) == 5 && memcmp(path, "first", 5) == 0);
+	strcpy(path, in_dir("attrs"));
+	CHECK(listxattr(path, path + 1, sizeof path - 1) >= 9 && memmem(path, 64, "user.one", 9));
 	FAILS(fsetxattr(fd, "user.one", "x", 1, XATTR_CREATE), EEXIST);
 	FAILS(fsetxattr(fd, "user.two", "x", 1, XATTR_REPLACE), ENODATA);
 	CHECK(fsetxattr(fd, "user.two", "", 0, 0) == 0);
@@ -51,6 +60,11 @@ int main(int argc, char **argv)
 	CHECK(readlink(in_dir("soft"), text, sizeof text) == 3 && memcmp(text, "d/f", 3) == 0);
 	CHECK(readlink(in_dir("soft"), text, 2) == 2);
 	FAILS(readlink(in_dir("hard"), text, 10), EINVAL);
+	/* To where the path stands. */
+	strcpy(text, in_dir("soft"));
+	CHECK(readlink(text, text, sizeof text) == 3 && memcmp(text, "d/f", 3) == 0);
+	strcpy(text, in_dir("soft"));
+	CHECK(readlinkat(AT_FDCWD, text, text + 1, 2) == 2 && memcmp(text, "/d/", 3) == 0);
 	CHECK(realpath(in_dir("soft"), text) && strcmp(text, in_dir("d/f")) == 0);
 	/* Linking a symbolic link links the link. */
 	CHECK(link(in_dir("soft"), in_dir("soft2")) == 0);

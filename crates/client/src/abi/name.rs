@@ -255,7 +255,9 @@ hooks! {
         answer!(
             {
                 // SAFETY: a C string and `size` bytes, by contract.
-                let (path, into) = unsafe { (arg::text(path)?, arg::sink(into.cast(), size)?) };
+                let path = unsafe { arg::text(path)? };
+                // SAFETY: as above.
+                let into = unsafe { arg::sink_beside(&[path], into.cast(), size)? };
                 ops::readlink(&STATE, (AT_FDCWD, path), into).map(|count| count as ssize_t)
             },
             real::readlink(path, into, size)
@@ -268,7 +270,9 @@ hooks! {
         answer!(
             {
                 // SAFETY: a C string and `size` bytes, by contract.
-                let (path, into) = unsafe { (arg::text(path)?, arg::sink(into.cast(), size)?) };
+                let path = unsafe { arg::text(path)? };
+                // SAFETY: as above.
+                let into = unsafe { arg::sink_beside(&[path], into.cast(), size)? };
                 ops::readlink(&STATE, (dir, path), into).map(|count| count as ssize_t)
             },
             real::readlinkat(dir, path, into, size)

@@ -20,8 +20,10 @@ unsafe fn get(
     size: size_t,
 ) -> Outcome<ssize_t> {
     // SAFETY: by contract.
-    let (name, into) = unsafe { (arg::text(name)?, arg::sink(into, size)?) };
-    ops::get(&STATE, object?, name, into).map(|count| count as ssize_t)
+    let (object, name) = (object?, unsafe { arg::text(name)? });
+    // SAFETY: by contract.
+    let into = unsafe { arg::sink_beside(&[path_of(object), name], into, size)? };
+    ops::get(&STATE, object, name, into).map(|count| count as ssize_t)
 }
 
 /// # Safety
@@ -47,9 +49,10 @@ unsafe fn set(
 ///
 /// `size` bytes.
 unsafe fn list(object: Outcome<Object<'_>>, into: *mut c_char, size: size_t) -> Outcome<ssize_t> {
+    let object = object?;
     // SAFETY: by contract.
-    let into = unsafe { arg::sink(into.cast(), size)? };
-    ops::list(&STATE, object?, into).map(|count| count as ssize_t)
+    let into = unsafe { arg::sink_beside(&[path_of(object)], into.cast(), size)? };
+    ops::list(&STATE, object, into).map(|count| count as ssize_t)
 }
 
 /// # Safety
@@ -66,6 +69,14 @@ unsafe fn remove(object: Outcome<Object<'_>>, name: *const c_char) -> Outcome<c_
 unsafe fn path<'a>(path: *const c_char, follow: bool) -> Outcome<Object<'a>> {
     // SAFETY: by contract.
     Ok(Object::Path(unsafe { arg::text(path)? }, follow))
+}
+
+/// The path of an object that is named by one.
+fn path_of(object: Object<'_>) -> &[u8] {
+    match object {
+        Object::Path(path, _) => path,
+        Object::Open(_) => b"",
+    }
 }
 
 hooks! {
