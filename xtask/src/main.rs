@@ -15,6 +15,7 @@ mod guest;
 mod known;
 mod lexer;
 mod limit;
+mod records;
 mod rooms;
 mod suite;
 mod suites;

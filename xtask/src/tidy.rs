@@ -12,6 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::lexer::{blank, functions, line_of, without_tests, words};
+use crate::records::raw_access;
 
 const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 600;
@@ -38,6 +39,16 @@ const STATELESS_ROOMS: [&str; 5] = [
 /// Rooms whose locks and threads a test build may swap for a scheduler that repeats.
 const SCHEDULED_ROOMS: [&str; 4] =
     ["crates/vfs/src/", "crates/front/src/", "crates/volume/src/", "crates/pool/src/"];
+
+/// Rooms with structures of a format, on disk or on a wire: they are records, not offsets.
+const RECORD_ROOMS: [&str; 6] = [
+    "crates/base/src/",
+    "crates/block/src/",
+    "crates/ext4/src/",
+    "crates/sys/src/",
+    "crates/union/src/",
+    "crates/vfs/src/",
+];
 
 /// Types that make a `static` a variable.
 const CELLS: [&str; 12] = [
@@ -161,6 +172,7 @@ fn inspect(source: &Source) -> Vec<Finding> {
     found.extend(statics(source));
     found.extend(schedule(source));
     found.extend(machine_paths(source));
+    found.extend(raw_records(source));
     found
 }
 
@@ -297,6 +309,21 @@ fn schedule(source: &Source) -> Vec<Finding> {
     found
 }
 
+fn raw_records(source: &Source) -> Vec<Finding> {
+    if !source.is_in(&RECORD_ROOMS) || source.is_test() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (at, what) in raw_access(&source.product) {
+        let message = format!(
+            "{what}: a structure of a format by raw offsets; declare it with base::record!, or use \
+             the integers of zerocopy"
+        );
+        found.push(source.finding("record", line_of(&source.product, at), &message));
+    }
+    found
+}
+
 fn machine_paths(source: &Source) -> Vec<Finding> {
     if source.path == "xtask/src/tidy.rs" {
         return Vec::new();
@@ -389,6 +416,8 @@ mod tests {
         assert_eq!(rules(VFS, "//! x\nstatic A: AtomicU32 = AtomicU32::new(0);\n"), ["static"]);
         assert_eq!(rules(VFS, "//! x\nuse std::sync::Mutex;\n"), ["schedule"]);
         assert_eq!(rules(VFS, "//! x\nconst A: &str = \"/root/x\";\n"), ["machine-path"]);
+        let raw = "//! x\nfn f(b: &[u8]) -> u8 { b[0x1e] }\n";
+        assert_eq!(rules("crates/ext4/src/x.rs", raw), ["record"]);
     }
 
     #[test]

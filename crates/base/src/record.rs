@@ -84,6 +84,30 @@ pub fn at_mut<T: Record>(bytes: &mut [u8], at: usize) -> &mut T {
     get_mut(bytes, at).expect("the bytes hold the record")
 }
 
+/// `count` records from `at` on; `None` where the bytes end before they do.
+pub fn get_slice<T: Record>(bytes: &[u8], at: usize, count: usize) -> Option<&[T]> {
+    Some(<[T]>::ref_from_prefix_with_elems(bytes.get(at..)?, count).ok()?.0)
+}
+
+/// `count` records from `at` on.
+///
+/// # Panics
+/// As [`at`](self::at).
+#[track_caller]
+pub fn slice<T: Record>(bytes: &[u8], at: usize, count: usize) -> &[T] {
+    get_slice(bytes, at, count).expect("the bytes hold the records")
+}
+
+/// The same, to be written.
+///
+/// # Panics
+/// As [`at`](self::at).
+#[track_caller]
+pub fn slice_mut<T: Record>(bytes: &mut [u8], at: usize, count: usize) -> &mut [T] {
+    let found = bytes.get_mut(at..).map(|bytes| <[T]>::mut_from_prefix_with_elems(bytes, count));
+    found.and_then(Result::ok).expect("the bytes hold the records").0
+}
+
 #[cfg(test)]
 mod tests {
     use zerocopy::{big_endian, little_endian};
@@ -117,5 +141,10 @@ mod tests {
             assert!(super::get_mut::<Both>(&mut bytes, at).is_none(), "{at}");
         }
         assert!(super::get::<Both>(&bytes, 3).is_some());
+        assert!(super::get_slice::<Both>(&bytes, 0, 2).is_none());
+        assert!(super::get_slice::<Both>(&bytes, 0, usize::MAX).is_none());
+        assert!(super::get_slice::<Both>(&bytes, 11, 0).is_none());
+        super::slice_mut::<Both>(&mut bytes, 3, 1)[0].kind = 9;
+        assert_eq!(super::slice::<Both>(&bytes, 3, 1)[0].kind, 9);
     }
 }

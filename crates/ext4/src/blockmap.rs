@@ -11,15 +11,16 @@
 //! ends where its third tree does. Changing and removing go leaf by leaf, each with one handle; a
 //! block of numbers that names nothing any more is freed with the last number that it loses.
 
-use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, record};
+use zerocopy::little_endian::U32;
 
 use crate::alloc::Claim;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{GROUPS_PER_REMOVAL, Mapping, free};
 use crate::format::extent::Extent;
-use crate::format::{DeviceBlock, FileBlock, GroupIndex, le32, put32};
+use crate::format::{DeviceBlock, FileBlock, GroupIndex};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -28,7 +29,7 @@ use polylane_vfs::OpCtx;
 const DIRECT: u64 = 12;
 const LEVELS: u32 = 3;
 /// Bytes of a block number.
-const NUMBER_BYTES: usize = 4;
+const NUMBER_BYTES: usize = size_of::<U32>();
 
 /// New blocks of numbers that one insert takes at most: its blocks lie below two neighbouring
 /// leaves, in the worst case the last one of the second tree and the first one of the third.
@@ -129,11 +130,16 @@ impl Route {
     }
 }
 
+/// The numbers that `bytes` hold, whole ones.
+fn numbers_of(bytes: &[u8]) -> &[U32] {
+    record::slice(bytes, 0, bytes.len() / NUMBER_BYTES)
+}
+
 /// The numbers in the inode, or in a block.
 fn number_at(core: &Core, array: Option<&Arc<MetaBlock>>, place: usize) -> u32 {
     match array {
-        Some(block) => le32(&block.read(), place * NUMBER_BYTES),
-        None => le32(core.raw.block(), place * NUMBER_BYTES),
+        Some(block) => numbers_of(&block.read())[place].get(),
+        None => numbers_of(core.raw.block())[place].get(),
     }
 }
 
@@ -147,8 +153,9 @@ fn put_numbers(
 ) {
     let step = u32::from(first != 0);
     let put = |bytes: &mut [u8]| {
-        for nth in 0..count {
-            put32(bytes, (place + nth) * NUMBER_BYTES, first + nth as u32 * step);
+        let numbers = record::slice_mut::<U32>(bytes, place * NUMBER_BYTES, count);
+        for (nth, number) in numbers.iter_mut().enumerate() {
+            number.set(first + nth as u32 * step);
         }
     };
     match array {
@@ -201,8 +208,8 @@ fn run(
     route: &Route,
     target: FileBlock,
 ) -> Result<Mapping> {
-    let place = route.leaf_place();
-    let number = |nth: usize| le32(numbers, (place + nth) * NUMBER_BYTES);
+    let numbers = &numbers_of(numbers)[route.leaf_place()..];
+    let number = |nth: usize| numbers[nth].get();
     let start = number(0);
     let step = u32::from(start != 0);
     let follows = |nth: &usize| number(*nth) == start.wrapping_add(*nth as u32 * step);

@@ -10,6 +10,7 @@
 //! moves the contents to a block of their own first: nothing of ours becomes inline. A directory
 //! is seen as the block that it then becomes, so that its index in memory stays right.
 
+use polylane_base::record;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 
@@ -17,19 +18,22 @@ use crate::cache::{MetaBlock, Seal};
 use crate::data::{self, map_credits};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
+use crate::format::FileBlock;
 use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
 use crate::format::inode::InodeFlags;
 use crate::format::xattr::{self, Attribute};
-use crate::format::{FileBlock, le32, put32};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::ops::NAME_CREDITS;
 use crate::volume::Volume;
 use polylane_vfs::OpCtx;
+use zerocopy::little_endian::U32;
 
-/// Bytes of a directory's parent, before its entries.
-const PARENT_BYTES: usize = 4;
+/// A directory's parent, before its entries.
+type ParentRecord = U32;
+/// Its bytes.
+const PARENT_BYTES: usize = size_of::<ParentRecord>();
 
 fn corrupt(cell: &Cell, field: &'static str) -> Error {
     Corrupt::new(Structure::Inode, cell.ino.into(), field).into()
@@ -72,7 +76,7 @@ pub fn directory(volume: &Volume, cell: &Cell, core: &Core) -> Result<Buffer> {
     dirent::put_empty(&mut block, has_sums);
     let end = block_bytes - if has_sums { TAIL_BYTES } else { 0 };
     dirent::put_entry(&mut block, 0, DOT_DOT_AT, cell.ino, 2, b".");
-    let parent = le32(core.raw.block(), 0);
+    let parent = parent(core);
     dirent::put_entry(&mut block, DOT_DOT_AT, end - DOT_DOT_AT, parent, 2, b"..");
     let more = attributes(cell, core)?.into_iter().find(Attribute::is_inline_data);
     let more = more.map(|more| more.value).unwrap_or_default();
@@ -158,12 +162,12 @@ pub fn set_target(cell: &Cell, core: &mut Core, name: &[u8], (ino, kind): (u32, 
 
 /// The directory that `..` names.
 pub fn parent(core: &Core) -> u32 {
-    le32(core.raw.block(), 0)
+    record::at::<ParentRecord>(core.raw.block(), 0).get()
 }
 
 /// Makes `..` name `parent`. The caller stores the inode.
 pub fn set_parent(core: &mut Core, parent: u32) {
-    put32(core.raw.block_mut(), 0, parent);
+    record::at_mut::<ParentRecord>(core.raw.block_mut(), 0).set(parent);
     core.index = None;
 }
 

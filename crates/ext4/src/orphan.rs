@@ -15,21 +15,34 @@
 //!
 //! `orphans → block data`; nothing else is taken under it.
 
+use polylane_base::record;
 use rustc_hash::{FxHashMap, FxHashSet};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
 
 use crate::cache::Seal;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::checksum::crc;
 use crate::format::superblock::{BYTES, Compat, OFFSET, Superblock};
-use crate::format::{DeviceBlock, FileBlock, le32};
+use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core, in_range};
 use crate::journal::Handle;
 use crate::volume::Volume;
 
+polylane_base::record! {
+    /// `struct ext4_orphan_block_tail`.
+    struct TailRecord: 8 {
+        0x00 magic: U32,
+        0x04 checksum: U32,
+    }
+}
+
 /// Magic number at the end of an orphan file's block.
 const MAGIC: u32 = 0x0b10_ca04;
-const TAIL_BYTES: usize = 8;
+const TAIL_BYTES: usize = size_of::<TailRecord>();
+/// Bytes of a slot: an inode's number.
+const SLOT_BYTES: usize = size_of::<U32>();
 /// Most blocks of the orphan file read at a time.
 const RUN_BLOCKS_MAX: usize = 256;
 
@@ -93,7 +106,7 @@ pub struct OrphanFile {
 impl OrphanFile {
     fn read(volume: &Volume, ino: u32) -> Result<OrphanFile> {
         let cell = volume.cell(ino)?;
-        let per_block = (volume.io.block_bytes() - TAIL_BYTES) / 4;
+        let per_block = (volume.io.block_bytes() - TAIL_BYTES) / SLOT_BYTES;
         let mut file = OrphanFile {
             homes: Vec::new(),
             seed: cell.seed,
@@ -142,9 +155,11 @@ impl OrphanFile {
     /// Takes the slots of one block, which was read past the cache: most are never changed.
     fn take_in(&mut self, volume: &Volume, ino: u32, (index, bytes): (u32, &[u8])) -> Result<()> {
         self.check(volume, bytes, index, ino)?;
-        let numbers = bytes[..bytes.len() - TAIL_BYTES].chunks_exact(4);
+        let numbers: &[U32] = record::slice(bytes, 0, self.per_block as usize);
         let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
-        for (slot, number) in (index * self.per_block..).zip(numbers.map(|bytes| le32(bytes, 0))) {
+        for (slot, number) in
+            (index * self.per_block..).zip(numbers.iter().map(|number| number.get()))
+        {
             if number == 0 {
                 continue;
             }
@@ -168,7 +183,7 @@ impl OrphanFile {
     fn check(&self, volume: &Volume, bytes: &[u8], index: u32, ino: u32) -> Result<()> {
         let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
         match () {
-            () if le32(bytes, bytes.len() - TAIL_BYTES) != MAGIC => corrupt("magic number"),
+            () if tail(bytes).magic != MAGIC => corrupt("magic number"),
             () if !self.seal_of(volume, index).verify(bytes) => corrupt("checksum"),
             () => Ok(()),
         }
@@ -219,8 +234,8 @@ impl OrphanFile {
         let (home, seal) = (self.homes[index as usize], self.seal_of(volume, index));
         let check = |bytes: &[u8]| self.check(volume, bytes, index, number);
         let block = volume.cache.get(&volume.io, home, seal, check)?;
-        let at = (slot % self.per_block) as usize * 4;
-        handle.modify(&block)[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        let at = (slot % self.per_block) as usize * SLOT_BYTES;
+        record::at_mut::<U32>(&mut handle.modify(&block), at).set(number);
         Ok(())
     }
 }
@@ -228,17 +243,22 @@ impl OrphanFile {
 /// Makes the checksum of an orphan file's block.
 pub fn put_checksum(block: &mut [u8], seed: u32, home: DeviceBlock) {
     let sum = checksum(block, seed, home);
-    let at = block.len() - 4;
-    block[at..].copy_from_slice(&sum.to_le_bytes());
+    let at = block.len() - TAIL_BYTES;
+    record::at_mut::<TailRecord>(block, at).checksum.set(sum);
+}
+
+/// What a block ends with.
+fn tail(block: &[u8]) -> &TailRecord {
+    record::at(block, block.len() - TAIL_BYTES)
 }
 
 /// Whether an orphan file's block carries its checksum.
 pub fn checksum_ok(block: &[u8], seed: u32, home: DeviceBlock) -> bool {
-    le32(block, block.len() - 4) == checksum(block, seed, home)
+    tail(block).checksum == checksum(block, seed, home)
 }
 
 fn checksum(block: &[u8], seed: u32, home: DeviceBlock) -> u32 {
-    crc(crc(seed, &home.0.to_le_bytes()), &block[..block.len() - TAIL_BYTES])
+    crc(crc(seed, U64::new(home.0).as_bytes()), &block[..block.len() - TAIL_BYTES])
 }
 
 /// The orphans of an open file system.

@@ -11,7 +11,7 @@ use std::process::Command;
 use common::BLOCK;
 use common::author::{Kind, Part, Transaction, write};
 use polylane_base::TestClock;
-use polylane_ext4::format::journal::{CSUM_V2, CSUM_V3};
+use polylane_ext4::format::journal::JournalIncompat;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_vfs::OpCtx;
 use tempfile::NamedTempFile;
@@ -70,10 +70,10 @@ fn offsets(kind: Kind) -> &'static [u64] {
     }
 }
 
-fn each_kind_of_sums(run: impl Fn(u32, &str)) {
+fn each_kind_of_sums(run: impl Fn(JournalIncompat, &str)) {
     if common::have_tools() {
-        run(CSUM_V3, "v3");
-        run(CSUM_V2, "v2");
+        run(JournalIncompat::CSUM_V3, "v3");
+        run(JournalIncompat::CSUM_V2, "v2");
     }
 }
 
@@ -198,7 +198,7 @@ fn the_geometry_is_read_after_replay() {
             file.write_all_at(&bytes, number * BLOCK as u64).expect("inside");
         }
         let all = Transaction { blocks: logged, revoked: Vec::new(), seconds: 100 };
-        write(small.path(), CSUM_V3, &[all]);
+        write(small.path(), JournalIncompat::CSUM_V3, &[all]);
         let device = common::load(&std::fs::read(small.path()).expect("readable"));
         let fs = common::open(&device);
         let total =

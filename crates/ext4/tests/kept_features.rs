@@ -249,7 +249,7 @@ fn fast_commits_are_replayed_only_where_they_count() {
             revoked: Vec::new(),
             seconds: 100,
         };
-        let sums = polylane_ext4::format::journal::CSUM_V3;
+        let sums = polylane_ext4::format::journal::JournalIncompat::CSUM_V3;
         common::author::write_fast(image.path(), sums, &[one]);
         let next = common::log::Log::read(image.path()).superblock.sequence() + 1;
         put_fast_commit(image.path(), next.wrapping_sub(behind), whole);

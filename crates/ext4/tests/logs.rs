@@ -14,7 +14,7 @@ use common::BLOCK;
 use common::log::cat;
 use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
-use polylane_ext4::format::journal::{ASYNC_COMMIT, COMPAT_CHECKSUM, CSUM_V2, JournalSuperblock};
+use polylane_ext4::format::journal::{JournalCompat, JournalIncompat, JournalSuperblock};
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
@@ -72,7 +72,7 @@ fn edit_journal(image: &Path, edit: impl FnOnce(&mut [u8])) {
     let mut block = cat(image, "<8>")[..BLOCK].to_vec();
     edit(&mut block);
     let incompat = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("4 bytes"));
-    if incompat & CSUM_V2 != 0 {
+    if incompat & JournalIncompat::CSUM_V2.bits() != 0 {
         block[0xfc..0x100].fill(0);
         let sum = polylane_ext4::format::checksum::crc(!0, &block[..1024]);
         block[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
@@ -154,8 +154,8 @@ fn summed(source: &Path, is_async: bool) -> NamedTempFile {
     let image = format("64bit,^metadata_csum");
     write_three(image.path(), "jo", source);
     edit_journal(image.path(), |block| {
-        set_bits(block, 0x24, COMPAT_CHECKSUM);
-        set_bits(block, 0x28, if is_async { ASYNC_COMMIT } else { 0 });
+        set_bits(block, 0x24, JournalCompat::CHECKSUM.bits());
+        set_bits(block, 0x28, if is_async { JournalIncompat::ASYNC_COMMIT.bits() } else { 0 });
     });
     let log = common::log::Log::read(image.path());
     assert!(log.superblock.has_transaction_checksums());
@@ -224,12 +224,12 @@ fn form(kind: &str) -> NamedTempFile {
         debugfs(image.path(), "jo -c -v 2\njc\n");
     }
     edit_journal(image.path(), |block| match kind {
-        "v1" => set_bits(block, 0x24, COMPAT_CHECKSUM),
+        "v1" => set_bits(block, 0x24, JournalCompat::CHECKSUM.bits()),
         "v1 async" => {
-            set_bits(block, 0x24, COMPAT_CHECKSUM);
-            set_bits(block, 0x28, ASYNC_COMMIT);
+            set_bits(block, 0x24, JournalCompat::CHECKSUM.bits());
+            set_bits(block, 0x28, JournalIncompat::ASYNC_COMMIT.bits());
         }
-        "v2 async" => set_bits(block, 0x28, ASYNC_COMMIT),
+        "v2 async" => set_bits(block, 0x28, JournalIncompat::ASYNC_COMMIT.bits()),
         "first version" => {
             block[4..8].copy_from_slice(&3u32.to_be_bytes());
             block[0x24..].fill(0);
@@ -238,7 +238,7 @@ fn form(kind: &str) -> NamedTempFile {
     });
     let incompat = JournalSuperblock::decode(&journal_block(image.path()), 4096, 1024);
     let incompat = incompat.expect("a journal").incompat();
-    assert_eq!(incompat & CSUM_V2 != 0, kind.starts_with("v2"), "{kind}");
+    assert_eq!(incompat.contains(JournalIncompat::CSUM_V2), kind.starts_with("v2"), "{kind}");
     image
 }
 

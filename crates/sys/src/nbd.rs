@@ -7,11 +7,14 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use polylane_base::record::{self, Record};
 use polylane_base::{Errno, Result};
 use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
+use zerocopy::native_endian::{I32, U16, U32};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// A device of these is free to take: `/dev/nbdN`.
 pub type Index = u32;
@@ -23,10 +26,34 @@ const NLA_F_NESTED: u16 = 1 << 15;
 /// `NLA_TYPE_MASK`
 const TYPE_MASK: u16 = (1 << 14) - 1;
 
+polylane_base::record! {
+    /// `struct nlmsghdr`
+    struct MessageHeader: 16 {
+        0x00 len: U32,
+        0x04 kind: U16,
+        0x06 flags: U16,
+        0x08 sequence: U32,
+        0x0c port: U32,
+    }
+
+    /// `struct genlmsghdr`
+    struct GenericHeader: 4 {
+        0x00 command: u8,
+        0x01 version: u8,
+        0x02 reserved: U16,
+    }
+
+    /// `struct nlattr`
+    struct AttributeHeader: 4 {
+        0x00 len: U16,
+        0x02 kind: U16,
+    }
+}
+
 /// Bytes of `struct nlmsghdr`, of it with `struct genlmsghdr`, and of `struct nlattr`.
-const HEAD_BYTES: usize = 16;
-const GENERIC_HEAD_BYTES: usize = 20;
-const ATTRIBUTE_BYTES: usize = 4;
+const HEAD_BYTES: usize = size_of::<MessageHeader>();
+const GENERIC_HEAD_BYTES: usize = HEAD_BYTES + size_of::<GenericHeader>();
+const ATTRIBUTE_BYTES: usize = size_of::<AttributeHeader>();
 
 /// Largest message that is expected.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
@@ -110,7 +137,7 @@ impl Client {
         ask.text(control::FAMILY_NAME, FAMILY);
         let answer = ask.exchange(&commands)?.ok_or(Errno::ENOENT)?;
         let found = Attributes(&answer).find(control::FAMILY_ID).ok_or(Errno::ENOENT)?;
-        let family = u16::from_ne_bytes(first(found)?);
+        let family = number::<U16>(found)?.get();
         let groups = Attributes(&answer).find(control::GROUPS).unwrap_or_default();
         let named = |group: &&[u8]| {
             let name = Attributes(group).find(control::GROUP_NAME).unwrap_or_default();
@@ -118,7 +145,7 @@ impl Client {
         };
         let group = Attributes(groups).map(|(_, group)| group).find(named);
         let group = group.and_then(|group| Attributes(group).find(control::GROUP_ID));
-        join(&news, u32::from_ne_bytes(first(group.ok_or(Errno::ENOENT)?)?))?;
+        join(&news, number::<U32>(group.ok_or(Errno::ENOENT)?)?.get())?;
         Ok(Client { commands, news, family })
     }
 
@@ -182,12 +209,13 @@ impl Client {
         loop {
             let (count, _) = recv(&self.news, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
             let message = bytes.get(..count)?;
-            if message.get(HEAD_BYTES) != Some(&command::LINK_DEAD) {
+            let generic = record::get::<GenericHeader>(message, HEAD_BYTES);
+            if generic.is_none_or(|generic| generic.command != command::LINK_DEAD) {
                 continue;
             }
             let body = message.get(GENERIC_HEAD_BYTES..).unwrap_or_default();
             if let Some(index) = Attributes(body).find(attribute::INDEX) {
-                return first(index).ok().map(u32::from_ne_bytes);
+                return number::<U32>(index).ok().map(|index| index.get());
             }
         }
     }
@@ -234,18 +262,16 @@ struct Message(Vec<u8>);
 
 impl Message {
     fn new(family: u16, command: u8) -> Message {
-        let mut bytes = vec![0; GENERIC_HEAD_BYTES];
-        bytes[4..6].copy_from_slice(&family.to_ne_bytes());
-        bytes[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
-        bytes[HEAD_BYTES] = command;
-        bytes[HEAD_BYTES + 1] = 1;
-        Message(bytes)
+        let mut head = MessageHeader::new_zeroed();
+        head.kind.set(family);
+        head.flags.set(NLM_F_REQUEST | NLM_F_ACK);
+        let generic = GenericHeader { command, version: 1, reserved: U16::ZERO };
+        Message([head.as_bytes(), generic.as_bytes()].concat())
     }
 
     fn attribute(&mut self, kind: u16, data: &[u8]) {
-        let length = (ATTRIBUTE_BYTES + data.len()) as u16;
-        self.0.extend_from_slice(&length.to_ne_bytes());
-        self.0.extend_from_slice(&kind.to_ne_bytes());
+        let len = ((ATTRIBUTE_BYTES + data.len()) as u16).into();
+        self.0.extend_from_slice(AttributeHeader { len, kind: kind.into() }.as_bytes());
         self.0.extend_from_slice(data);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
@@ -275,32 +301,33 @@ impl Message {
     /// Sends it; the attributes of what is answered before the end, if there is something.
     fn exchange(mut self, socket: &OwnedFd) -> Result<Option<Vec<u8>>> {
         let length = self.0.len() as u32;
-        self.0[..4].copy_from_slice(&length.to_ne_bytes());
+        record::at_mut::<MessageHeader>(&mut self.0, 0).len.set(length);
         send(socket, &self.0, SendFlags::empty()).map_err(errno)?;
         let (mut bytes, mut answer) = (vec![0; MESSAGE_BYTES_MAX], None);
         loop {
             let (count, _) = recv(socket, &mut bytes[..], RecvFlags::empty()).map_err(errno)?;
             let mut rest = &bytes[..count];
-            while rest.len() >= HEAD_BYTES {
-                let length = u32::from_ne_bytes(first(rest)?) as usize;
+            while let Some(head) = record::get::<MessageHeader>(rest, 0) {
+                let length = head.len.get() as usize;
                 let message = rest.get(..length).ok_or(Errno::EIO)?;
                 let body = message.get(HEAD_BYTES..).ok_or(Errno::EIO)?;
-                if u16::from_ne_bytes(first(&message[4..])?) == NLMSG_ERROR {
-                    return match i32::from_ne_bytes(first(body)?) {
+                if head.kind == NLMSG_ERROR {
+                    return match number::<I32>(body)?.get() {
                         0 => Ok(answer),
                         error => Err(Errno(-error)),
                     };
                 }
-                answer = Some(body.get(4..).unwrap_or_default().to_vec());
+                let attributes = body.get(size_of::<GenericHeader>()..);
+                answer = Some(attributes.unwrap_or_default().to_vec());
                 rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             }
         }
     }
 }
 
-/// What begins a piece of memory.
-fn first<const N: usize>(bytes: &[u8]) -> Result<[u8; N]> {
-    bytes.first_chunk().copied().ok_or(Errno::EIO)
+/// The number that a piece of memory begins with.
+fn number<T: Record>(bytes: &[u8]) -> Result<&T> {
+    record::get(bytes, 0).ok_or(Errno::EIO)
 }
 
 /// The attributes of a message, one after the other: kind and data.
@@ -316,8 +343,8 @@ impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let length = u16::from_ne_bytes(first(self.0).ok()?) as usize;
-        let kind = u16::from_ne_bytes(first(self.0.get(2..)?).ok()?) & TYPE_MASK;
+        let head: &AttributeHeader = record::get(self.0, 0)?;
+        let (length, kind) = (usize::from(head.len.get()), head.kind.get() & TYPE_MASK);
         let data = self.0.get(ATTRIBUTE_BYTES..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, data))

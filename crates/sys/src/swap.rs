@@ -6,7 +6,16 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, record};
+use zerocopy::native_endian::U32;
+
+polylane_base::record! {
+    /// `union swap_header`, of which the kernel reads this much.
+    struct Header: 8 {
+        0x00 version: U32,
+        0x04 last_page: U32,
+    }
+}
 
 /// Pages of the area, its header among them: as few as mkswap(8) makes.
 const PAGES: u32 = 10;
@@ -18,7 +27,8 @@ const PAGE_BYTES_MAX: usize = 64 << 10;
 pub const AREA_BYTES_MAX: usize = PAGES as usize * PAGE_BYTES_MAX;
 
 const VERSION: u32 = 1;
-const VERSION_OFFSET: usize = 1024;
+/// Bytes before a header, for boot loaders.
+const BOOT_BYTES: usize = 1024;
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
 
 /// The first page of the smallest area: the kernel swaps into the pages that follow it, of which
@@ -27,8 +37,8 @@ pub fn header() -> Vec<u8> {
     let page = rustix::param::page_size();
     let mut bytes = vec![0; page];
     let last_page = PAGES - 1;
-    bytes[VERSION_OFFSET..][..4].copy_from_slice(&VERSION.to_ne_bytes());
-    bytes[VERSION_OFFSET + 4..][..4].copy_from_slice(&last_page.to_ne_bytes());
+    *record::at_mut(&mut bytes, BOOT_BYTES) =
+        Header { version: VERSION.into(), last_page: last_page.into() };
     bytes[page - MAGIC.len()..].copy_from_slice(MAGIC);
     bytes
 }

@@ -13,31 +13,16 @@
 //!
 //! # A name in `work/index`
 //!
-//! Hexadecimal digits, two for a byte (`struct ovl_fb` of fs/overlayfs/overlayfs.h):
-//!
-//! | bytes | field |
-//! |---|---|
-//! | 0 | version: 0 |
-//! | 1 | magic: 0xfb |
-//! | 2 | bytes in all |
-//! | 3 | flags |
-//! | 4 | type of the handle (`enum fid_type` of include/linux/exportfs.h) |
-//! | 5–20 | UUID of the file system |
-//! | 21– | handle |
-//!
-//! | type and bytes of a handle | what |
-//! |---|---|
-//! | 1, 8 bytes | number (u32), generation (u32): ext4 and others |
-//! | 1, 12 bytes | generation (u32), number (u64): tmpfs |
-//! | 0x81, 0x4d | number (u64), and more: XFS, btrfs |
-//!
-//! In the byte order of the machine.
+//! Hexadecimal digits, two for a byte, of a [`HandleHeader`] and a handle. In the byte order of the
+//! machine.
 
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Kind, NewNode, RenameMode};
+use zerocopy::FromBytes;
+use zerocopy::native_endian::{U32, U64};
 
 use crate::Act;
 use crate::error::OpenError;
@@ -45,6 +30,48 @@ use crate::layer::Held;
 use crate::marks::Mark;
 use crate::node::{Node, Table};
 use crate::upper::{Upper, made_dir};
+
+polylane_base::record! {
+    /// `struct ovl_fb` of fs/overlayfs/overlayfs.h, before the handle.
+    struct HandleHeader: 21 {
+        0x00 version: u8,
+        0x01 magic: u8,
+        /// Bytes in all.
+        0x02 len: u8,
+        0x03 flags: u8,
+        /// `enum fid_type` of include/linux/exportfs.h.
+        0x04 kind: u8,
+        /// Of the file system.
+        0x05 uuid: [u8; 16],
+    }
+
+    /// A handle of ext4 and others.
+    struct ShortHandle: 8 {
+        0x00 ino: U32,
+        0x04 generation: U32,
+    }
+
+    /// A handle of tmpfs.
+    struct TmpfsHandle: 12 {
+        0x00 generation: U32,
+        0x04 ino: U64,
+    }
+
+    /// What a handle of XFS or btrfs begins with.
+    struct LongHandle: 12 {
+        0x00 ino: U64,
+        0x08 more: U32,
+    }
+}
+
+/// The version of [`HandleHeader`], and its magic number.
+const HANDLE_VERSION: u8 = 0;
+const HANDLE_MAGIC: u8 = 0xfb;
+/// Kinds of handles: `FILEID_INO32_GEN` (tmpfs has it, too), XFS', and
+/// `FILEID_BTRFS_WITHOUT_PARENT`.
+const KIND_SHORT: u8 = 1;
+const KIND_XFS: u8 = 0x81;
+const KIND_BTRFS: u8 = 0x4d;
 
 /// Why overlayfs refuses an upper, in the words that it prints.
 const GUARD: &[u8] = b"polylane-links";
@@ -87,19 +114,17 @@ fn number_of_entry(name: &[u8]) -> Option<Ino> {
         let [high, low] = pair else { return None };
         bytes.push(u8::try_from(digit(high)? << 4 | digit(low)?).ok()?);
     }
-    let (&[0, 0xfb, length, _, kind], handle) = (bytes.first_chunk::<5>()?, bytes.get(21..)?)
-    else {
-        return None;
-    };
-    if usize::from(length) != bytes.len() {
+    let (header, handle) = HandleHeader::ref_from_prefix(&bytes).ok()?;
+    let is_known = header.version == HANDLE_VERSION && header.magic == HANDLE_MAGIC;
+    if !is_known || usize::from(header.len) != bytes.len() {
         return None;
     }
-    let short = |at: usize| Some(u64::from(u32::from_ne_bytes(*handle.get(at..)?.first_chunk()?)));
-    let long = |at: usize| Some(u64::from_ne_bytes(*handle.get(at..)?.first_chunk()?));
-    let number = match (kind, handle.len()) {
-        (1, 8) => short(0)?,
-        (1, 12) => long(4)?,
-        (0x81 | 0x4d, 12..) => long(0)?,
+    let number = match header.kind {
+        KIND_SHORT => match ShortHandle::ref_from_bytes(handle) {
+            Ok(short) => short.ino.get().into(),
+            Err(_) => TmpfsHandle::ref_from_bytes(handle).ok()?.ino.get(),
+        },
+        KIND_XFS | KIND_BTRFS => LongHandle::ref_from_prefix(handle).ok()?.0.ino.get(),
         _ => return None,
     };
     Some(Ino(number))

@@ -19,6 +19,32 @@
 //! a union in a union works, as overlayfs does it.
 
 use polylane_base::{Errno, Ino, Result, Time};
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+polylane_base::record! {
+    /// A [`Record`] on disk.
+    struct DiskRecord: 48 {
+        /// [`RECORD_VERSION`].
+        0x00 version: u8,
+        /// 1: `bound` counts.
+        0x01 is_bounded: u8,
+        /// Counted from the lowest, which is 0.
+        0x02 layer: U16,
+        /// Nanoseconds of the lower's modification time.
+        0x04 mtime_nsec: U32,
+        /// Inode of the lower.
+        0x08 ino: U64,
+        /// Its generation.
+        0x10 generation: U64,
+        /// Bytes from here on are not the lower's.
+        0x18 bound: U64,
+        /// Size of the lower.
+        0x20 size: U64,
+        /// Seconds of its modification time.
+        0x28 mtime_sec: I64,
+    }
+}
 
 /// The name space of a layer's marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,25 +72,10 @@ pub(crate) enum Mark {
 /// four bytes but the empty one, and answers EIO.
 pub(crate) const BLOCKS: &[u8] = b"b";
 
-/// Bytes of a [`Record`].
-const RECORD_BYTES: usize = 48;
+/// The version of records on disk.
 const RECORD_VERSION: u8 = 1;
 
-/// What is recorded at copy-up.
-///
-/// | bytes | field |
-/// |---|---|
-/// | 0 | version, 1 |
-/// | 1 | 1: `bound` counts |
-/// | 2..4 | layer, counted from the lowest, which is 0 |
-/// | 4..8 | nanoseconds of the lower's modification time |
-/// | 8..16 | inode of the lower |
-/// | 16..24 | its generation |
-/// | 24..32 | bound: bytes from here on are not the lower's |
-/// | 32..40 | size of the lower |
-/// | 40..48 | seconds of its modification time |
-///
-/// Little-endian.
+/// What is recorded at copy-up: a [`DiskRecord`], decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     /// The layer, counted from the lowest.
@@ -126,39 +137,35 @@ impl Mark {
 impl Record {
     /// The attribute's value.
     pub(crate) fn to_value(self) -> Vec<u8> {
-        let mut value = vec![0; RECORD_BYTES];
-        value[0] = RECORD_VERSION;
-        value[1] = self.bound.is_some().into();
-        value[2..4].copy_from_slice(&self.layer.to_le_bytes());
-        value[4..8].copy_from_slice(&self.mtime.nsec.to_le_bytes());
-        value[8..16].copy_from_slice(&self.ino.0.to_le_bytes());
-        value[16..24].copy_from_slice(&self.generation.to_le_bytes());
-        value[24..32].copy_from_slice(&self.bound.unwrap_or(0).to_le_bytes());
-        value[32..40].copy_from_slice(&self.size.to_le_bytes());
-        value[40..48].copy_from_slice(&self.mtime.sec.to_le_bytes());
-        value
+        let record = DiskRecord {
+            version: RECORD_VERSION,
+            is_bounded: self.bound.is_some().into(),
+            layer: self.layer.into(),
+            mtime_nsec: self.mtime.nsec.into(),
+            ino: self.ino.0.into(),
+            generation: self.generation.into(),
+            bound: self.bound.unwrap_or(0).into(),
+            size: self.size.into(),
+            mtime_sec: self.mtime.sec.into(),
+        };
+        record.as_bytes().to_vec()
     }
 
     /// The record in an attribute's value; `EIO` when it is none that we know.
     pub(crate) fn parse(value: &[u8]) -> Result<Record> {
-        let value: &[u8; RECORD_BYTES] = value.try_into().map_err(|_| Errno::EIO)?;
-        let known = value[0] == RECORD_VERSION && value[1] <= 1;
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&value[at..at + 8]);
-            u64::from_le_bytes(bytes)
-        };
-        let nsec = (word(0) >> 32) as u32;
-        if !known || nsec >= 1_000_000_000 {
+        let record = DiskRecord::ref_from_bytes(value).map_err(|_| Errno::EIO)?;
+        let nsec = record.mtime_nsec.get();
+        let is_known = record.version == RECORD_VERSION && record.is_bounded <= 1;
+        if !is_known || nsec >= 1_000_000_000 {
             return Err(Errno::EIO);
         }
         Ok(Record {
-            layer: u16::from_le_bytes([value[2], value[3]]),
-            ino: Ino(word(8)),
-            generation: word(16),
-            bound: (value[1] == 1).then(|| word(24)),
-            size: word(32),
-            mtime: Time { sec: word(40) as i64, nsec },
+            layer: record.layer.get(),
+            ino: Ino(record.ino.get()),
+            generation: record.generation.get(),
+            bound: (record.is_bounded == 1).then(|| record.bound.get()),
+            size: record.size.get(),
+            mtime: Time { sec: record.mtime_sec.get(), nsec },
         })
     }
 }

@@ -1,17 +1,20 @@
 //! Pool files: made, grown, pinned, and opened for use.
 
 use std::fs;
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, record};
 use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::{self as host, HostExtent};
 use polylane_sys::lock::{lock_range, share_range, unlock_range};
 use polylane_sys::swap;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
 
 use super::directory::{Directory, DirectoryError, PoolBytes};
 use super::error::{PoolError, Refused, Result, failed};
@@ -94,10 +97,7 @@ impl PoolFile {
         let (id, file) = (self.id, self);
         file.write_zeros(0..LAYOUT.chunk_at(chunks), wrote)?;
         let mut head = Buffer::zeroed(ID_BYTES);
-        head[..16].copy_from_slice(&ID_MAGIC);
-        head[16..32].copy_from_slice(&id);
-        let checksum = crc32c::crc32c(&head[..32]);
-        head[32..36].copy_from_slice(&checksum.to_le_bytes());
+        *record::at_mut(&mut head, 0) = Head::of(id);
         let road = file.file_road()?;
         let written = road.write(0, Buffer::copy_of(&swap::header()));
         written.and_then(|()| road.write(ID_AT, head)).map_err(DirectoryError::Medium)?;
@@ -483,11 +483,27 @@ pub struct PoolFiles {
 pub(super) fn id_of(direct: &OwnedFd) -> Result<Id> {
     let mut bytes = Buffer::zeroed(ID_BYTES);
     let read = rustix::io::pread(direct, &mut bytes[..], ID_AT).map_err(failed("read it"))?;
-    let right = read == ID_BYTES
-        && bytes[..16] == ID_MAGIC
-        && bytes[32..36] == crc32c::crc32c(&bytes[..32]).to_le_bytes();
-    match (right, bytes[16..32].try_into()) {
-        (true, Ok(id)) => Ok(id),
-        _ => Err(PoolError::Head),
+    let head: &Head = record::at(&bytes, 0);
+    let is_right = read == ID_BYTES && *head == Head::of(head.id);
+    if is_right { Ok(head.id) } else { Err(PoolError::Head) }
+}
+
+polylane_base::record! {
+    /// What lies at [`ID_AT`].
+    struct Head: 36 {
+        /// [`ID_MAGIC`].
+        0x00 magic: [u8; 16],
+        0x10 id: Id,
+        /// CRC32C of what is before it.
+        0x20 checksum: U32,
+    }
+}
+
+impl Head {
+    fn of(id: Id) -> Head {
+        let mut head = Head { magic: ID_MAGIC, id, checksum: U32::ZERO };
+        let summed = &head.as_bytes()[..offset_of!(Head, checksum)];
+        head.checksum = crc32c::crc32c(summed).into();
+        head
     }
 }

@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use polylane_base::record;
 use polylane_sys::buffer::Buffer;
+use zerocopy::little_endian::U64;
 
 use super::{PAGE_BLOCKS, PAGE_BYTES};
 
-const WORDS_PER_PAGE: usize = PAGE_BYTES / 8;
+const WORDS_PER_PAGE: usize = PAGE_BYTES / size_of::<U64>();
 
 /// One bit per block. Bits are only ever set.
 pub(super) struct Present {
@@ -29,9 +31,8 @@ impl Present {
     /// Takes a page as it is on the medium.
     pub(super) fn load(&self, page: usize, bytes: &[u8]) {
         let words = &self.words[page * WORDS_PER_PAGE..][..WORDS_PER_PAGE];
-        for (word, bytes) in words.iter().zip(bytes.chunks_exact(8)) {
-            let bytes = bytes.try_into().unwrap_or_default();
-            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        for (word, stored) in words.iter().zip(record::slice::<U64>(bytes, 0, WORDS_PER_PAGE)) {
+            word.store(stored.get(), Ordering::Relaxed);
         }
     }
 
@@ -86,8 +87,9 @@ impl Present {
     fn copy(&self, page: usize) -> Buffer {
         let mut copy = Buffer::zeroed(PAGE_BYTES);
         let words = &self.words[page * WORDS_PER_PAGE..][..WORDS_PER_PAGE];
-        for (word, bytes) in words.iter().zip(copy.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.load(Ordering::Acquire).to_le_bytes());
+        let stored = record::slice_mut::<U64>(&mut copy, 0, WORDS_PER_PAGE);
+        for (word, stored) in words.iter().zip(stored) {
+            stored.set(word.load(Ordering::Acquire));
         }
         copy
     }

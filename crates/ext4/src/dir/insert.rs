@@ -292,6 +292,7 @@ impl Adding<'_, '_> {
         while let Some(entry) = rising.take()
             && let Some(mut node) = path.pop()
         {
+            // A node that is read has no more entries than fit; with one more, halves of it do.
             let full = self.is_full(&node);
             // Never before the first, which stands for all that is less.
             let at = node.entries.partition_point(|other| other.hash <= entry.hash).max(1);
@@ -306,7 +307,7 @@ impl Adding<'_, '_> {
                     // The root's entries move into two nodes below it.
                     let lower = self.node(core, index, &node.entries)?;
                     node.entries = vec![IndexEntry { hash: 0, block: lower }, right];
-                    self.handle.modify(&node.block)[htree::LEVELS_AT] += 1;
+                    htree::add_level(&mut self.handle.modify(&node.block));
                 }
             }
             let mut bytes = self.handle.modify(&node.block);

@@ -76,6 +76,8 @@ pub(super) fn store(
     }
 }
 
+/// Writes a planned node, which fits: one that is read has no more entries than fit, an edit adds
+/// two at most, and [`Plan::relieve`] spreads what is too much over two nodes.
 fn write_node(handle: &Handle<'_>, block: &Arc<MetaBlock>, node: &Node) {
     node.encode(&mut handle.modify(block));
 }
@@ -325,6 +327,7 @@ impl Plan<'_> {
         }
         core.add_blocks(grown, volume.geometry.block_bytes);
         if let Some(root) = root {
+            // [`Plan::settle_root`] leaves no more entries than the inode has room for.
             root.encode(core.raw.block_mut());
         }
         Ok(())

@@ -1,5 +1,10 @@
 //! Bits of a group: one per block or inode, set when in use.
 
+use std::mem::size_of;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
 /// Whether bit `index` is set.
 pub fn get(bits: &[u8], index: u32) -> bool {
     bits[index as usize / 8] & (1 << (index % 8)) != 0
@@ -54,11 +59,11 @@ fn first(bits: &[u8], from: u32, limit: u32, wanted: bool) -> Option<u32> {
     while at < limit {
         // Eight bytes at a time; beyond the slice's end bits count as unwanted.
         let word = at / 64;
-        let start = word as usize * 8;
-        let mut eight = [if wanted { 0 } else { 0xff }; 8];
-        let tail = &bits[start.min(bits.len())..bits.len().min(start + 8)];
-        eight[..tail.len()].copy_from_slice(tail);
-        let raw = u64::from_le_bytes(eight);
+        let start = word as usize * size_of::<U64>();
+        let mut eight = U64::new(if wanted { 0 } else { u64::MAX });
+        let tail = &bits[start.min(bits.len())..bits.len().min(start + size_of::<U64>())];
+        eight.as_mut_bytes()[..tail.len()].copy_from_slice(tail);
+        let raw = eight.get();
         let hits = (if wanted { raw } else { !raw }) & (u64::MAX << (at % 64));
         if hits != 0 {
             return Some(word * 64 + hits.trailing_zeros()).filter(|bit| *bit < limit);

@@ -16,6 +16,10 @@
 //! With `gdt_csum` (`uninit_bg`) alone, a group descriptor has crc16(~0) over the UUID, its number,
 //! and itself without the field; nothing else has a checksum.
 
+use polylane_base::record;
+use zerocopy::little_endian::U32;
+use zerocopy::{IntoBytes, big_endian};
+
 /// Goes on from `seed` over `bytes`.
 pub fn crc(seed: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, bytes)
@@ -23,7 +27,7 @@ pub fn crc(seed: u32, bytes: &[u8]) -> u32 {
 
 /// The seed of one inode's own structures.
 pub fn inode_seed(file_system: u32, ino: u32, generation: u32) -> u32 {
-    crc(crc(file_system, &ino.to_le_bytes()), &generation.to_le_bytes())
+    crc(file_system, [U32::new(ino), U32::new(generation)].as_bytes())
 }
 
 /// Goes on from `seed` over `bytes` with the crc16 of polynomial 0x8005, lowest bit first: the
@@ -38,8 +42,7 @@ pub fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
     let (steps, rest) = bytes.as_chunks::<STEP>();
     let sum = steps.iter().fold(seed, |sum, step| {
         let mut step = *step;
-        let first = u32::from_be_bytes([step[0], step[1], step[2], step[3]]) ^ sum;
-        step[..4].copy_from_slice(&first.to_be_bytes());
+        *record::at_mut::<big_endian::U32>(&mut step, 0) ^= big_endian::U32::new(sum);
         let each = step.iter().zip(CRC32_BE.iter().rev());
         each.fold(0, |sum, (byte, table)| sum ^ table[usize::from(*byte)])
     });

@@ -6,15 +6,35 @@
 //! ```
 //! Record lengths cover a block exactly. An entry of inode 0 is free space.
 
+use std::mem::size_of;
+
+use polylane_base::record;
+use zerocopy::little_endian::{U16, U32};
+
 use super::checksum::crc;
-use super::{le16, le32, put16, put32};
+
+polylane_base::record! {
+    /// `struct ext4_dir_entry_2`, before the name.
+    pub(super) struct EntryRecord: 8 {
+        0x00 inode: U32,
+        0x04 rec_len: U16,
+        0x06 name_len: u8,
+        0x07 file_type: u8,
+    }
+
+    /// `struct ext4_dir_entry_tail`: an entry without a name, and the checksum.
+    struct TailRecord: 12 {
+        0x00 entry: EntryRecord,
+        0x08 checksum: U32,
+    }
+}
 
 /// Offset of `..` in a directory's first block.
-pub const DOT_DOT_AT: usize = 12;
+pub const DOT_DOT_AT: usize = (HEADER_BYTES + b".".len()).next_multiple_of(4);
 /// Bytes before the name.
-const HEADER_BYTES: usize = 8;
+pub(super) const HEADER_BYTES: usize = size_of::<EntryRecord>();
 /// Bytes of the checksum tail.
-pub const TAIL_BYTES: usize = 12;
+pub const TAIL_BYTES: usize = size_of::<TailRecord>();
 /// Type of the tail's pretended entry.
 const TAIL_TYPE: u8 = 0xde;
 
@@ -45,10 +65,9 @@ pub fn record_bytes(name_bytes: usize) -> usize {
     (HEADER_BYTES + name_bytes).next_multiple_of(4)
 }
 
-/// A record length as stored: 65535 and 0 stand for 65536 in 64 KiB blocks, which are not
-/// supported.
-fn stored_record(bytes: &[u8], at: usize) -> usize {
-    usize::from(le16(bytes, at + 4))
+/// The entry at an offset that has one.
+fn entry_mut(block: &mut [u8], offset: usize) -> &mut EntryRecord {
+    record::at_mut(block, offset)
 }
 
 /// Walks the entries of a block, its tail left out.
@@ -75,20 +94,20 @@ impl<'a> Entries<'a> {
 
     fn parse(&self) -> Result<Entry<'a>, &'static str> {
         let (block, at) = (self.block, self.at);
-        if at + HEADER_BYTES > self.end {
-            return Err("rec_len: no room for an entry");
-        }
-        let record = stored_record(block, at);
-        let name_bytes = usize::from(block[at + 6]);
+        let header = record::get::<EntryRecord>(&block[..self.end], at);
+        let header = header.ok_or("rec_len: no room for an entry")?;
+        // 65535 and 0 stand for 65536 in 64 KiB blocks, which are not supported.
+        let record = usize::from(header.rec_len.get());
+        let name_bytes = usize::from(header.name_len);
         match () {
             () if record < HEADER_BYTES || !record.is_multiple_of(4) => Err("rec_len"),
             () if at + record > self.end => Err("rec_len: past the block"),
             () if HEADER_BYTES + name_bytes > record => Err("name_len"),
             () => Ok(Entry {
                 offset: at,
-                ino: le32(block, at),
+                ino: header.inode.get(),
                 record_bytes: record,
-                file_type: block[at + 7],
+                file_type: header.file_type,
                 name: &block[at + HEADER_BYTES..][..name_bytes],
             }),
         }
@@ -118,17 +137,16 @@ pub fn put_entry(
     file_type: u8,
     name: &[u8],
 ) {
-    put32(block, offset, ino);
-    put16(block, offset + 4, record as u16);
-    block[offset + 6] = name.len() as u8;
-    block[offset + 7] = file_type;
+    let (inode, rec_len) = (ino.into(), (record as u16).into());
+    *entry_mut(block, offset) =
+        EntryRecord { inode, rec_len, name_len: name.len() as u8, file_type };
     block[offset + HEADER_BYTES..][..name.len()].copy_from_slice(name);
 }
 
 /// Makes the entry at `offset` name another inode.
 pub fn set_target(block: &mut [u8], offset: usize, ino: u32, file_type: u8) {
-    put32(block, offset, ino);
-    block[offset + 7] = file_type;
+    let entry = entry_mut(block, offset);
+    (entry.inode, entry.file_type) = (ino.into(), file_type);
 }
 
 /// Makes `block` an empty directory block: one free record, and a tail if it has one.
@@ -137,7 +155,7 @@ pub fn put_empty(block: &mut [u8], has_tail: bool) {
     let end = block.len() - if has_tail { TAIL_BYTES } else { 0 };
     put_entry(block, 0, end, 0, 0, b"");
     if has_tail {
-        put_entry(block, end, TAIL_BYTES, 0, TAIL_TYPE, b"");
+        *entry_mut(block, end) = tail_entry();
     }
 }
 
@@ -159,7 +177,7 @@ pub fn insert(
     }
     let Some((offset, used, record)) = place else { return Ok(None) };
     if used > 0 {
-        put16(block, offset + 4, used as u16);
+        entry_mut(block, offset).rec_len.set(used as u16);
     }
     put_entry(block, offset + used, record - used, ino, file_type, name);
     Ok(Some(offset + used))
@@ -198,11 +216,11 @@ pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<usize, 
     let record = record.ok_or("no entry at this offset")?;
     match before {
         Some((joined, length)) => {
-            put16(block, joined + 4, (length + record) as u16);
+            entry_mut(block, joined).rec_len.set((length + record) as u16);
             Ok(joined)
         }
         None => {
-            put32(block, offset, 0);
+            entry_mut(block, offset).inode.set(0);
             Ok(offset)
         }
     }
@@ -211,18 +229,21 @@ pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<usize, 
 /// Whether the block ends in a checksum tail and its sum is right for the directory's seed.
 pub fn checksum_ok(block: &[u8], inode_seed: u32) -> bool {
     let at = block.len() - TAIL_BYTES;
-    let shape = le32(block, at) == 0
-        && stored_record(block, at) == TAIL_BYTES
-        && block[at + 6] == 0
-        && block[at + 7] == TAIL_TYPE;
-    shape && le32(block, at + 8) == crc(inode_seed, &block[..at])
+    let tail: &TailRecord = record::at(block, at);
+    tail.entry == tail_entry() && tail.checksum.get() == crc(inode_seed, &block[..at])
+}
+
+/// What a tail begins with.
+fn tail_entry() -> EntryRecord {
+    let (inode, rec_len) = (0.into(), (TAIL_BYTES as u16).into());
+    EntryRecord { inode, rec_len, name_len: 0, file_type: TAIL_TYPE }
 }
 
 /// Stores the checksum in the tail.
 pub fn put_checksum(block: &mut [u8], inode_seed: u32) {
     let at = block.len() - TAIL_BYTES;
     let sum = crc(inode_seed, &block[..at]);
-    put32(block, at + 8, sum);
+    record::at_mut::<TailRecord>(block, at).checksum.set(sum);
 }
 
 /// The type code of a directory entry for the `S_IFMT` bits of a mode.
@@ -281,11 +302,11 @@ mod tests {
 
     #[test]
     fn broken_records_end_the_walk_with_an_error() {
-        for (at, value) in [(4, 3), (4, 0), (4, 5000), (4, 10)] {
+        for value in [3, 0, 5000, 10] {
             let mut block = vec![0; 4096];
             put_empty(&mut block, false);
             insert(&mut block, false, 0, (9, 1, b"name")).expect("whole");
-            put16(&mut block, at, value);
+            entry_mut(&mut block, 0).rec_len.set(value);
             let walk: Vec<_> = Entries::new(&block, false).collect();
             assert!(walk.last().expect("one").is_err(), "{value}");
         }

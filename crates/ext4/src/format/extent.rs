@@ -8,8 +8,40 @@
 //! ```
 //! A length above 32768 means an unwritten extent of length − 32768.
 
+use std::mem::size_of;
+
+use polylane_base::record::{self, Record};
+use zerocopy::little_endian::{U16, U32};
+
 use super::checksum::crc;
-use super::{DeviceBlock, FileBlock, le16, le32, put16, put32};
+use super::{DeviceBlock, FileBlock};
+
+polylane_base::record! {
+    /// `struct ext4_extent_header`: begins a node.
+    struct HeaderRecord: 12 {
+        0x00 magic: U16,
+        0x02 entries: U16,
+        0x04 max: U16,
+        0x06 depth: U16,
+        0x08 generation: U32,
+    }
+
+    /// `struct ext4_extent`: an entry of a leaf. The key of both kinds lies at the same place.
+    pub(super) struct ExtentRecord: 12 {
+        0x00 block: U32,
+        0x04 len: U16,
+        0x06 start_hi: U16,
+        0x08 start_lo: U32,
+    }
+
+    /// `struct ext4_extent_idx`: an entry of an inner node.
+    struct IndexRecord: 12 {
+        0x00 block: U32,
+        0x04 leaf_lo: U32,
+        0x08 leaf_hi: U16,
+        0x0a unused: U16,
+    }
+}
 
 /// Bytes of the root node in an inode.
 pub const ROOT_BYTES: usize = 60;
@@ -21,7 +53,8 @@ pub const UNWRITTEN_BLOCKS_MAX: u32 = 32767;
 pub const DEPTH_MAX: u16 = 5;
 
 const MAGIC: u16 = 0xf30a;
-const ENTRY_BYTES: usize = 12;
+const HEADER_BYTES: usize = size_of::<HeaderRecord>();
+const ENTRY_BYTES: usize = size_of::<ExtentRecord>();
 
 /// A run of file blocks on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,12 +120,21 @@ pub struct Node {
 
 /// The depth that a node's header says; the header is not checked.
 pub fn depth(bytes: &[u8]) -> u16 {
-    le16(bytes, 6)
+    header(bytes).depth.get()
+}
+
+fn header(bytes: &[u8]) -> &HeaderRecord {
+    record::at(bytes, 0)
+}
+
+/// The entries in use of a node whose header is checked.
+fn entries<T: Record>(bytes: &[u8]) -> &[T] {
+    record::slice(bytes, HEADER_BYTES, header(bytes).entries.get().into())
 }
 
 /// How many entries fit into a node of `bytes` bytes, checksum tail left out.
 pub fn capacity(bytes: usize) -> usize {
-    (bytes - ENTRY_BYTES) / ENTRY_BYTES
+    (bytes - HEADER_BYTES) / ENTRY_BYTES
 }
 
 impl Node {
@@ -107,11 +149,9 @@ impl Node {
         block_count: u64,
     ) -> Result<Node, &'static str> {
         let own_depth = check_header(bytes, depth)?;
-        let entries = le16(bytes, 2);
-        let raw = bytes[ENTRY_BYTES..].chunks_exact(ENTRY_BYTES).take(entries.into());
         let entries = match own_depth {
-            0 => Entries::Leaf(decode_leaf(raw, block_count)?),
-            _ => Entries::Inner(decode_inner(raw, block_count)?),
+            0 => Entries::Leaf(decode_leaf(entries(bytes), block_count)?),
+            _ => Entries::Inner(decode_inner(entries(bytes), block_count)?),
         };
         Ok(Node { depth: own_depth, entries })
     }
@@ -131,18 +171,25 @@ impl Node {
 
     /// Writes the node. `bytes` is the whole block, or the 60 bytes of a root; what lies behind the
     /// entries is zeroed.
+    ///
+    /// # Panics
+    /// The node has more entries than the [`capacity`] of `bytes`: the caller's mistake.
     pub fn encode(&self, bytes: &mut [u8]) {
-        let generation = le32(bytes, 8);
+        let (generation, max) = (header(bytes).generation, capacity(bytes.len()) as u16);
         bytes.fill(0);
-        put16(bytes, 0, MAGIC);
-        put16(bytes, 2, self.len() as u16);
-        put16(bytes, 4, capacity(bytes.len()) as u16);
-        put16(bytes, 6, self.depth);
-        put32(bytes, 8, generation);
-        let slots = bytes[ENTRY_BYTES..].chunks_exact_mut(ENTRY_BYTES);
+        let (entries, depth) = ((self.len() as u16).into(), self.depth.into());
+        let magic = MAGIC.into();
+        *record::at_mut(bytes, 0) =
+            HeaderRecord { magic, entries, max: max.into(), depth, generation };
         match &self.entries {
-            Entries::Leaf(extents) => slots.zip(extents).for_each(|(to, e)| encode_extent(e, to)),
-            Entries::Inner(indexes) => slots.zip(indexes).for_each(|(to, i)| encode_index(i, to)),
+            Entries::Leaf(extents) => {
+                let slots = record::slice_mut::<ExtentRecord>(bytes, HEADER_BYTES, extents.len());
+                slots.iter_mut().zip(extents).for_each(|(to, extent)| *to = extent.record());
+            }
+            Entries::Inner(indexes) => {
+                let slots = record::slice_mut::<IndexRecord>(bytes, HEADER_BYTES, indexes.len());
+                slots.iter_mut().zip(indexes).for_each(|(to, index)| *to = index.record());
+            }
         }
     }
 }
@@ -168,120 +215,142 @@ pub fn search(
     target: FileBlock,
 ) -> Result<Search, &'static str> {
     let own_depth = check_header(bytes, depth)?;
-    let slots = &bytes[ENTRY_BYTES..][..usize::from(le16(bytes, 2)) * ENTRY_BYTES];
-    let key = |at: usize| FileBlock(le32(slots, at * ENTRY_BYTES));
-    let count = slots.len() / ENTRY_BYTES;
+    let leaves: &[ExtentRecord] = entries(bytes);
+    let key = |at: usize| FileBlock(leaves[at].block.get());
+    let count = leaves.len();
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = usize::midpoint(low, high);
         if key(middle) <= target { low = middle + 1 } else { high = middle }
     }
-    let next = (low < count).then(|| key(low));
-    let Some(at) = low.checked_sub(1) else {
-        // An inner node's first child covers what lies before its key too.
-        return match own_depth {
-            0 => Ok(Search::Leaf(None, next)),
-            _ => {
-                let first = decode_inner(slots.chunks_exact(ENTRY_BYTES).take(1), block_count)?;
-                let first = first.first().ok_or("empty inner node")?;
-                Ok(Search::Inner(first.child, own_depth - 1, (count > 1).then(|| key(1))))
-            }
-        };
-    };
-    let one = slots[at * ENTRY_BYTES..].chunks_exact(ENTRY_BYTES).take(1);
     if own_depth > 0 {
-        let found = decode_inner(one, block_count)?;
-        return Ok(Search::Inner(found[0].child, own_depth - 1, next));
+        // The first child covers what lies before its key too.
+        let at = low.saturating_sub(1);
+        let index = entries::<IndexRecord>(bytes).get(at).ok_or("empty inner node")?;
+        let next = (at + 1 < count).then(|| key(at + 1));
+        return Ok(Search::Inner(index.decode(None, block_count)?.child, own_depth - 1, next));
     }
-    let found = decode_leaf(one, block_count)?[0];
+    let next = (low < count).then(|| key(low));
+    let Some(at) = low.checked_sub(1) else { return Ok(Search::Leaf(None, next)) };
+    let found = leaves[at].decode(0, block_count)?;
     Ok(Search::Leaf(Some(found).filter(|extent| extent.end() > u64::from(target.0)), next))
 }
 
 /// Checks a node's header; returns its depth.
 fn check_header(bytes: &[u8], depth: Option<u16>) -> Result<u16, &'static str> {
-    let (entries, own_depth) = (le16(bytes, 2), le16(bytes, 6));
+    let header = header(bytes);
+    let (entries, max) = (header.entries.get(), header.max.get());
+    let own_depth = header.depth.get();
     match () {
-        () if le16(bytes, 0) != MAGIC => Err("eh_magic"),
-        () if usize::from(le16(bytes, 4)) > capacity(bytes.len()) => Err("eh_max"),
-        () if entries > le16(bytes, 4) => Err("eh_entries"),
+        () if header.magic.get() != MAGIC => Err("eh_magic"),
+        () if usize::from(max) > capacity(bytes.len()) => Err("eh_max"),
+        () if entries > max => Err("eh_entries"),
         () if own_depth > DEPTH_MAX || depth.is_some_and(|d| d != own_depth) => Err("eh_depth"),
         () if depth.is_some() && entries == 0 => Err("empty node below the root"),
         () => Ok(own_depth),
     }
 }
 
-type Raw<'a> = std::iter::Take<std::slice::ChunksExact<'a, u8>>;
-
-fn decode_leaf(raw: Raw<'_>, block_count: u64) -> Result<Vec<Extent>, &'static str> {
-    let mut extents: Vec<Extent> = Vec::with_capacity(raw.len());
-    for bytes in raw {
-        let length = u32::from(le16(bytes, 4));
-        let unwritten = length > WRITTEN_BLOCKS_MAX;
-        let extent = Extent {
-            first: FileBlock(le32(bytes, 0)),
-            count: if unwritten { length - WRITTEN_BLOCKS_MAX } else { length },
-            start: DeviceBlock(u64::from(le32(bytes, 8)) | u64::from(le16(bytes, 6)) << 32),
-            unwritten,
-        };
+fn decode_leaf(records: &[ExtentRecord], block_count: u64) -> Result<Vec<Extent>, &'static str> {
+    let mut extents: Vec<Extent> = Vec::with_capacity(records.len());
+    for record in records {
         let after = extents.last().map_or(0, Extent::end);
-        match () {
-            () if extent.count == 0 => return Err("ee_len"),
-            () if u64::from(extent.first.0) < after => return Err("ee_block: order"),
-            () if extent.end() > u64::from(u32::MAX) => return Err("ee_block: range"),
-            () if extent.start.0 == 0 => return Err("ee_start"),
-            () if extent.start.0 + u64::from(extent.count) > block_count => return Err("ee_start"),
-            () => extents.push(extent),
-        }
+        extents.push(record.decode(after, block_count)?);
     }
     Ok(extents)
 }
 
-fn decode_inner(raw: Raw<'_>, block_count: u64) -> Result<Vec<Index>, &'static str> {
-    let mut indexes: Vec<Index> = Vec::with_capacity(raw.len());
-    for bytes in raw {
-        let child = DeviceBlock(u64::from(le32(bytes, 4)) | u64::from(le16(bytes, 8)) << 32);
-        let index = Index { first: FileBlock(le32(bytes, 0)), child };
-        match () {
-            () if indexes.last().is_some_and(|last| last.first >= index.first) => {
-                return Err("ei_block: order");
-            }
-            () if child.0 == 0 || child.0 >= block_count => return Err("ei_leaf"),
-            () => indexes.push(index),
-        }
+fn decode_inner(records: &[IndexRecord], block_count: u64) -> Result<Vec<Index>, &'static str> {
+    let mut indexes: Vec<Index> = Vec::with_capacity(records.len());
+    for record in records {
+        let before = indexes.last().map(|last| last.first);
+        indexes.push(record.decode(before, block_count)?);
     }
     Ok(indexes)
 }
 
-fn encode_extent(extent: &Extent, bytes: &mut [u8]) {
-    let mark = if extent.unwritten { WRITTEN_BLOCKS_MAX } else { 0 };
-    put32(bytes, 0, extent.first.0);
-    put16(bytes, 4, (extent.count + mark) as u16);
-    put16(bytes, 6, (extent.start.0 >> 32) as u16);
-    put32(bytes, 8, extent.start.0 as u32);
+impl ExtentRecord {
+    /// The extent, as its fields say.
+    pub(super) fn extent(&self) -> Extent {
+        let length = u32::from(self.len.get());
+        let unwritten = length > WRITTEN_BLOCKS_MAX;
+        let (low, high) = (u64::from(self.start_lo.get()), u64::from(self.start_hi.get()));
+        Extent {
+            first: FileBlock(self.block.get()),
+            count: if unwritten { length - WRITTEN_BLOCKS_MAX } else { length },
+            start: DeviceBlock(low | high << 32),
+            unwritten,
+        }
+    }
+
+    /// The extent, checked; it begins at the file's block `after` or behind it.
+    fn decode(&self, after: u64, block_count: u64) -> Result<Extent, &'static str> {
+        let extent = self.extent();
+        match () {
+            () if extent.count == 0 => Err("ee_len"),
+            () if u64::from(extent.first.0) < after => Err("ee_block: order"),
+            () if extent.end() > u64::from(u32::MAX) => Err("ee_block: range"),
+            () if extent.start.0 == 0 => Err("ee_start"),
+            () if extent.start.0 + u64::from(extent.count) > block_count => Err("ee_start"),
+            () => Ok(extent),
+        }
+    }
 }
 
-fn encode_index(index: &Index, bytes: &mut [u8]) {
-    put32(bytes, 0, index.first.0);
-    put32(bytes, 4, index.child.0 as u32);
-    put16(bytes, 8, (index.child.0 >> 32) as u16);
+impl IndexRecord {
+    /// The pointer, checked; its key lies behind `before`.
+    fn decode(&self, before: Option<FileBlock>, block_count: u64) -> Result<Index, &'static str> {
+        let (low, high) = (u64::from(self.leaf_lo.get()), u64::from(self.leaf_hi.get()));
+        let child = DeviceBlock(low | high << 32);
+        let index = Index { first: FileBlock(self.block.get()), child };
+        match () {
+            () if before.is_some_and(|before| before >= index.first) => Err("ei_block: order"),
+            () if child.0 == 0 || child.0 >= block_count => Err("ei_leaf"),
+            () => Ok(index),
+        }
+    }
+}
+
+impl Extent {
+    fn record(&self) -> ExtentRecord {
+        let mark = if self.unwritten { WRITTEN_BLOCKS_MAX } else { 0 };
+        ExtentRecord {
+            block: self.first.0.into(),
+            len: ((self.count + mark) as u16).into(),
+            start_hi: ((self.start.0 >> 32) as u16).into(),
+            start_lo: (self.start.0 as u32).into(),
+        }
+    }
+}
+
+impl Index {
+    fn record(&self) -> IndexRecord {
+        IndexRecord {
+            block: self.first.0.into(),
+            leaf_lo: (self.child.0 as u32).into(),
+            leaf_hi: ((self.child.0 >> 32) as u16).into(),
+            unused: 0.into(),
+        }
+    }
 }
 
 /// Where the checksum of a node block lies: behind the last possible entry.
 fn tail(bytes: &[u8]) -> usize {
-    ENTRY_BYTES + capacity(bytes.len()) * ENTRY_BYTES
+    HEADER_BYTES + capacity(bytes.len()) * ENTRY_BYTES
 }
 
 /// Whether the checksum of a node block is right for the inode's seed.
 pub fn checksum_ok(bytes: &[u8], inode_seed: u32) -> bool {
     let at = tail(bytes);
-    at + 4 > bytes.len() || le32(bytes, at) == crc(inode_seed, &bytes[..at])
+    let stored = record::get::<U32>(bytes, at);
+    stored.is_none_or(|stored| stored.get() == crc(inode_seed, &bytes[..at]))
 }
 
 /// Stores the checksum of a node block.
 pub fn put_checksum(bytes: &mut [u8], inode_seed: u32) {
     let at = tail(bytes);
     let sum = crc(inode_seed, &bytes[..at]);
-    put32(bytes, at, sum);
+    record::at_mut::<U32>(bytes, at).set(sum);
 }
 
 #[cfg(test)]
@@ -313,16 +382,45 @@ mod tests {
     }
 
     #[test]
+    fn searches_lead_where_the_decoded_node_does() {
+        let keys = [10, 20, 30];
+        let child = |first| Index { first: FileBlock(first), child: DeviceBlock(u64::from(first)) };
+        let leaf = keys.map(|first| extent(first, 5, 100 + u64::from(first), false));
+        for kept in 0..=keys.len() {
+            let inner = Entries::Inner(keys[..kept].iter().map(|first| child(*first)).collect());
+            let leaf = &leaf[..kept];
+            let (mut inner_bytes, mut leaf_bytes) = ([0; ROOT_BYTES], [0; ROOT_BYTES]);
+            Node { depth: 2, entries: inner }.encode(&mut inner_bytes);
+            Node { depth: 0, entries: Entries::Leaf(leaf.to_vec()) }.encode(&mut leaf_bytes);
+            for target in (0..40).map(FileBlock) {
+                let next = keys[..kept].iter().find(|key| **key > target.0).copied();
+                let at =
+                    leaf.iter().find(|one| one.first <= target && u64::from(target.0) < one.end());
+                let wanted = Search::Leaf(at.copied(), next.map(FileBlock));
+                assert_eq!(search(&leaf_bytes, None, 1000, target), Ok(wanted), "{target:?}");
+                // The first child covers what lies before its key, too.
+                let below = keys[..kept].iter().rfind(|key| **key <= target.0);
+                let wanted = below.or(keys[..kept].first()).map(|below| {
+                    let next = keys[..kept].iter().find(|key| *key > below).copied();
+                    Search::Inner(DeviceBlock((*below).into()), 1, next.map(FileBlock))
+                });
+                let wanted = wanted.ok_or("empty inner node");
+                assert_eq!(search(&inner_bytes, None, 1000, target), wanted, "{target:?}");
+            }
+        }
+    }
+
+    #[test]
     fn broken_nodes_are_named() {
         let entries = vec![extent(5, 10, 100, false), extent(14, 1, 200, false)];
         let mut bytes = [0; ROOT_BYTES];
         Node { depth: 0, entries: Entries::Leaf(entries) }.encode(&mut bytes);
         assert_eq!(Node::decode(&bytes, None, 1000), Err("ee_block: order"));
-        put32(&mut bytes, 24, 15);
+        record::slice_mut::<ExtentRecord>(&mut bytes, HEADER_BYTES, 2)[1].block.set(15);
         assert!(Node::decode(&bytes, None, 1000).is_ok());
         assert_eq!(Node::decode(&bytes, None, 200), Err("ee_start"));
         assert_eq!(Node::decode(&bytes, Some(1), 1000), Err("eh_depth"));
-        put16(&mut bytes, 2, 5);
+        record::at_mut::<HeaderRecord>(&mut bytes, 0).entries.set(5);
         assert_eq!(Node::decode(&bytes, None, 1000), Err("eh_entries"));
     }
 

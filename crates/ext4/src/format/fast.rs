@@ -17,15 +17,59 @@
 //! The transaction is the one that a full commit would have had: commits count when it follows the
 //! last one of the log.
 
+use std::mem::{offset_of, size_of};
+
+use polylane_base::record;
+use zerocopy::little_endian::{U16, U32};
+
+use super::FileBlock;
 use super::checksum::crc;
-use super::extent::{Extent, WRITTEN_BLOCKS_MAX};
+use super::extent::{Extent, ExtentRecord};
 use super::inode::CLASSIC_BYTES;
-use super::{DeviceBlock, FileBlock, le16, le32};
+
+polylane_base::record! {
+    /// `struct ext4_fc_tl`: begins a tag.
+    struct TagRecord: 4 {
+        0x00 kind: U16,
+        0x02 len: U16,
+    }
+
+    /// `struct ext4_fc_head`.
+    struct HeadRecord: 8 {
+        0x00 features: U32,
+        0x04 tid: U32,
+    }
+
+    /// `struct ext4_fc_tail`.
+    struct TailRecord: 8 {
+        0x00 tid: U32,
+        0x04 crc: U32,
+    }
+
+    /// `struct ext4_fc_add_range`.
+    struct AddRecord: 16 {
+        0x00 ino: U32,
+        0x04 extent: ExtentRecord,
+    }
+
+    /// `struct ext4_fc_del_range`.
+    struct DeleteRecord: 12 {
+        0x00 ino: U32,
+        0x04 lblk: U32,
+        0x08 len: U32,
+    }
+
+    /// `struct ext4_fc_dentry_info`, before the name.
+    struct EntryRecord: 8 {
+        0x00 parent_ino: U32,
+        0x04 ino: U32,
+    }
+}
 
 /// Bytes before a value.
-const TAG_BYTES: usize = 4;
+const TAG_BYTES: usize = size_of::<TagRecord>();
 /// Of the tail's value, what its checksum covers.
-const TAIL_SUMMED: usize = 4;
+const TAIL_SUMMED: usize = offset_of!(TailRecord, crc);
 const NAME_BYTES_MAX: usize = 255;
 
 /// A name of a directory, and the inode that it means.
@@ -69,17 +113,21 @@ pub fn changes(
     for block in blocks {
         let mut at = 0;
         while let Some(head) = block.get(at..at + TAG_BYTES) {
-            let (kind, len) = (le16(head, 0), usize::from(le16(head, 2)));
+            let tag: &TagRecord = record::at(head, 0);
+            let (kind, len) = (tag.kind.get(), usize::from(tag.len.get()));
             let Some(bytes) = block.get(at..at + TAG_BYTES + len) else { return Ok(whole) };
             let value = &bytes[TAG_BYTES..];
             match kind {
-                9 if value.len() < 8 || le32(value, 4) != next => return Ok(whole),
-                9 if le32(value, 0) != 0 => return Err("features of fast commits"),
-                9 => begun = true,
+                9 => match record::get::<HeadRecord>(value, 0) {
+                    Some(head) if head.tid == next && head.features == 0 => begun = true,
+                    Some(head) if head.tid == next => return Err("features of fast commits"),
+                    _ => return Ok(whole),
+                },
                 1..=7 if begun => running.push((kind, value)),
-                8 if begun && value.len() >= 2 * TAIL_SUMMED => {
+                8 if begun => {
+                    let Some(tail) = record::get::<TailRecord>(value, 0) else { return Ok(whole) };
                     sum = crc(sum, &bytes[..TAG_BYTES + TAIL_SUMMED]);
-                    if le32(value, 0) != next || le32(value, TAIL_SUMMED) != sum {
+                    if tail.tid != next || tail.crc != sum {
                         return Ok(whole);
                     }
                     let decoded = running.drain(..).filter_map(|(kind, value)| change(kind, value));
@@ -98,15 +146,12 @@ pub fn changes(
 fn change(kind: u16, value: &[u8]) -> Option<Result<Change, &'static str>> {
     let decoded = match kind {
         1 => add(value),
-        2 if value.len() >= 12 => {
-            Some(Change::Delete(le32(value, 0), FileBlock(le32(value, 4)), le32(value, 8)))
-        }
+        2 => record::get::<DeleteRecord>(value, 0)
+            .map(|gone| Change::Delete(gone.ino.get(), FileBlock(gone.lblk.get()), gone.len.get())),
         3 => entry(value).map(Change::Create),
         4 => entry(value).map(Change::Link),
         5 => entry(value).map(Change::Unlink),
-        6 if value.len() >= 4 + CLASSIC_BYTES => {
-            Some(Change::Inode(le32(value, 0), value[4..].to_vec()))
-        }
+        6 => inode(value),
         7 => return None,
         _ => None,
     };
@@ -114,23 +159,25 @@ fn change(kind: u16, value: &[u8]) -> Option<Result<Change, &'static str>> {
 }
 
 fn add(value: &[u8]) -> Option<Change> {
-    if value.len() < 16 {
-        return None;
-    }
-    let count = u32::from(le16(value, 8));
-    let unwritten = count > WRITTEN_BLOCKS_MAX;
-    let count = if unwritten { count - WRITTEN_BLOCKS_MAX } else { count };
-    let start = DeviceBlock(u64::from(le16(value, 10)) << 32 | u64::from(le32(value, 12)));
-    let first = FileBlock(le32(value, 4));
-    (count > 0).then_some(Change::Add(le32(value, 0), Extent { first, count, start, unwritten }))
+    let added: &AddRecord = record::get(value, 0)?;
+    let extent = added.extent.extent();
+    (extent.count > 0).then_some(Change::Add(added.ino.get(), extent))
+}
+
+fn inode(value: &[u8]) -> Option<Change> {
+    let (ino, bytes) = value.split_at_checked(size_of::<U32>())?;
+    let ino: &U32 = record::get(ino, 0)?;
+    (bytes.len() >= CLASSIC_BYTES).then(|| Change::Inode(ino.get(), bytes.to_vec()))
 }
 
 fn entry(value: &[u8]) -> Option<Entry> {
-    let name = value.get(8..).filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()))?;
+    let head: &EntryRecord = record::get(value, 0)?;
+    let name = &value[size_of::<EntryRecord>()..];
+    let has_length = (1..=NAME_BYTES_MAX).contains(&name.len());
     let is_plain =
         !name.iter().any(|byte| matches!(byte, 0 | b'/')) && !matches!(name, b"." | b"..");
-    let (parent, ino) = (le32(value, 0), le32(value, 4));
-    is_plain.then(|| Entry { parent, ino, name: name.to_vec() })
+    let (parent, ino) = (head.parent_ino.get(), head.ino.get());
+    (has_length && is_plain).then(|| Entry { parent, ino, name: name.to_vec() })
 }
 
 #[cfg(test)]

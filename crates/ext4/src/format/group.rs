@@ -128,14 +128,15 @@ impl GroupDescriptor {
     /// The checksum that the image wants, with the `rest` of a long descriptor; the older kind
     /// passes over its own field, the other takes it for zero.
     fn checksum(&self, superblock: &Superblock, group: GroupIndex, rest: &[u8]) -> Option<u16> {
-        let number = group.0.to_le_bytes();
+        let number = U32::new(group.0);
+        let number = number.as_bytes();
         if superblock.has_checksums() {
             let mut raw = self.raw;
             raw.checksum.set(0);
-            let seed = crc(superblock.checksum_seed(), &number);
+            let seed = crc(superblock.checksum_seed(), number);
             return Some(crc(crc(seed, &raw.as_bytes()[..self.len]), rest) as u16);
         }
-        let seed = crc16(crc16(!0, &superblock.uuid()), &number);
+        let seed = crc16(crc16(!0, &superblock.uuid()), number);
         let raw = &self.raw.as_bytes()[..self.len];
         let own = || crc16(crc16(seed, &raw[..CHECKSUM.0]), &raw[CHECKSUM.1..]);
         let sum = || crc16(own(), rest);

@@ -10,18 +10,53 @@
 //! ```
 //! A set bit 0 of a hash says that entries of equal hash go on from the block before.
 
-use super::checksum::crc;
-use super::dirent::put_entry;
-use super::{FileBlock, le16, le32, put16, put32};
+use std::mem::size_of;
 
-/// Offset of the entries in a root.
-pub const ROOT_AT: usize = 0x20;
-/// Offset of the entries in any other node.
-pub const NODE_AT: usize = 0x08;
-/// Offset in a root of the number of levels below it.
-pub const LEVELS_AT: usize = 0x1e;
-const ENTRY_BYTES: usize = 8;
-const TAIL_BYTES: usize = 8;
+use polylane_base::record;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+use super::FileBlock;
+use super::checksum::crc;
+use super::dirent::{DOT_DOT_AT, EntryRecord, put_entry};
+
+polylane_base::record! {
+    /// `struct dx_root`, before the entries.
+    struct RootRecord: 32 {
+        0x00 dot: [u8; DOT_DOT_AT],
+        0x0c dot_dot: [u8; DOT_DOT_AT],
+        0x18 reserved_zero: U32,
+        0x1c hash_version: u8,
+        0x1d info_length: u8,
+        0x1e indirect_levels: u8,
+        0x1f unused_flags: u8,
+    }
+
+    /// `struct dx_countlimit`, in the place of the first entry's hash.
+    struct CountRecord: 4 {
+        0x00 limit: U16,
+        0x02 count: U16,
+    }
+
+    /// `struct dx_entry`.
+    struct IndexRecord: 8 {
+        0x00 hash: U32,
+        0x04 block: U32,
+    }
+
+    /// `struct dx_tail`.
+    struct TailRecord: 8 {
+        0x00 reserved: U32,
+        0x04 checksum: U32,
+    }
+}
+
+const ENTRY_BYTES: usize = size_of::<IndexRecord>();
+const TAIL_BYTES: usize = size_of::<TailRecord>();
+/// `info_length`: bytes from the reserved word on.
+const INFO_BYTES: u8 = 8;
+/// The bits of an entry's block number that count.
+const BLOCK_MASK: u32 = 0x0fff_ffff;
 
 /// Which of the two shapes a node has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,10 +68,11 @@ pub enum Place {
 }
 
 impl Place {
+    /// Offset of the entries.
     fn at(self) -> usize {
         match self {
-            Place::Root => ROOT_AT,
-            Place::Node => NODE_AT,
+            Place::Root => size_of::<RootRecord>(),
+            Place::Node => size_of::<EntryRecord>(),
         }
     }
 
@@ -70,11 +106,13 @@ pub struct RootInfo {
 /// # Errors
 /// The broken rule.
 pub fn root_info(block: &[u8], levels_max: u8) -> Result<RootInfo, &'static str> {
+    let root: &RootRecord = record::at(block, 0);
+    let levels = root.indirect_levels;
     match () {
-        () if le32(block, 0x18) != 0 => Err("dx_root reserved word"),
-        () if block[0x1d] != 8 => Err("dx_root info_length"),
-        () if block[LEVELS_AT] > levels_max => Err("dx_root indirect_levels"),
-        () => Ok(RootInfo { hash_version: block[0x1c], levels: block[LEVELS_AT] }),
+        () if root.reserved_zero.get() != 0 => Err("dx_root reserved word"),
+        () if root.info_length != INFO_BYTES => Err("dx_root info_length"),
+        () if levels > levels_max => Err("dx_root indirect_levels"),
+        () => Ok(RootInfo { hash_version: root.hash_version, levels }),
     }
 }
 
@@ -89,7 +127,8 @@ pub fn entries(
     blocks: u32,
 ) -> Result<Vec<IndexEntry>, &'static str> {
     let at = place.at();
-    let (limit, count) = (usize::from(le16(block, at)), usize::from(le16(block, at + 2)));
+    let head: &CountRecord = record::at(block, at);
+    let (limit, count) = (usize::from(head.limit.get()), usize::from(head.count.get()));
     if limit != place.limit(block.len(), has_tail) {
         return Err("dx limit");
     }
@@ -97,10 +136,9 @@ pub fn entries(
         return Err("dx count");
     }
     let mut found: Vec<IndexEntry> = Vec::with_capacity(count);
-    for index in 0..count {
-        let from = at + index * ENTRY_BYTES;
-        let hash = if index == 0 { 0 } else { le32(block, from) };
-        let entry = IndexEntry { hash, block: FileBlock(le32(block, from + 4) & 0x0fff_ffff) };
+    for (index, stored) in record::slice::<IndexRecord>(block, at, count).iter().enumerate() {
+        let hash = if index == 0 { 0 } else { stored.hash.get() };
+        let entry = IndexEntry { hash, block: FileBlock(stored.block.get() & BLOCK_MASK) };
         if entry.block.0 == 0 || entry.block.0 >= blocks {
             return Err("dx block");
         }
@@ -113,28 +151,33 @@ pub fn entries(
 }
 
 /// Writes the entries of a node, at most [`Place::limit`] of them, at least one.
+///
+/// # Panics
+/// There are more than the block has room for: the caller's mistake.
 pub fn put_entries(block: &mut [u8], place: Place, has_tail: bool, entries: &[IndexEntry]) {
     let at = place.at();
-    put16(block, at, place.limit(block.len(), has_tail) as u16);
-    put16(block, at + 2, entries.len() as u16);
-    for (index, entry) in entries.iter().enumerate() {
-        let to = at + index * ENTRY_BYTES;
-        if index > 0 {
-            put32(block, to, entry.hash);
-        }
-        put32(block, to + 4, entry.block.0);
+    let (limit, count) = (place.limit(block.len(), has_tail) as u16, entries.len() as u16);
+    let slots = record::slice_mut::<IndexRecord>(block, at, entries.len());
+    for (to, entry) in slots.iter_mut().zip(entries) {
+        *to = IndexRecord { hash: entry.hash.into(), block: entry.block.0.into() };
     }
+    *record::at_mut(block, at) = CountRecord { limit: limit.into(), count: count.into() };
 }
 
 /// Writes the fixed part of a root; `.` and `..` keep their inodes and types.
 pub fn put_root(block: &mut [u8], info: RootInfo, own: u32, parent: u32) {
     block.fill(0);
-    put_entry(block, 0, 12, own, 2, b".");
-    let rest = block.len() - 12;
-    put_entry(block, 12, rest, parent, 2, b"..");
-    block[0x1c] = info.hash_version;
-    block[0x1d] = 8;
-    block[LEVELS_AT] = info.levels;
+    put_entry(block, 0, DOT_DOT_AT, own, 2, b".");
+    let rest = block.len() - DOT_DOT_AT;
+    put_entry(block, DOT_DOT_AT, rest, parent, 2, b"..");
+    let root: &mut RootRecord = record::at_mut(block, 0);
+    (root.hash_version, root.info_length) = (info.hash_version, INFO_BYTES);
+    root.indirect_levels = info.levels;
+}
+
+/// Counts one more level below a root.
+pub fn add_level(block: &mut [u8]) {
+    record::at_mut::<RootRecord>(block, 0).indirect_levels += 1;
 }
 
 /// Writes the fixed part of an inner node.
@@ -146,7 +189,8 @@ pub fn put_node(block: &mut [u8]) {
 
 fn tail(block: &[u8], place: Place) -> (usize, usize) {
     let at = place.at();
-    let used = at + usize::from(le16(block, at + 2)) * ENTRY_BYTES;
+    let head: &CountRecord = record::at(block, at);
+    let used = at + usize::from(head.count.get()) * ENTRY_BYTES;
     let tail = at + place.limit(block.len(), true) * ENTRY_BYTES;
     (used, tail)
 }
@@ -154,19 +198,22 @@ fn tail(block: &[u8], place: Place) -> (usize, usize) {
 fn checksum(block: &[u8], place: Place, inode_seed: u32) -> u32 {
     let (used, tail) = tail(block, place);
     let sum = crc(inode_seed, &block[..used.min(tail)]);
-    crc(crc(sum, &block[tail..tail + 4]), &[0; 4])
+    // The tail with no sum.
+    let reserved = record::at::<TailRecord>(block, tail).reserved;
+    crc(sum, TailRecord { reserved, checksum: U32::ZERO }.as_bytes())
 }
 
 /// Whether a node's checksum is right.
 pub fn checksum_ok(block: &[u8], place: Place, inode_seed: u32) -> bool {
-    le32(block, tail(block, place).1 + 4) == checksum(block, place, inode_seed)
+    let tail: &TailRecord = record::at(block, tail(block, place).1);
+    tail.checksum.get() == checksum(block, place, inode_seed)
 }
 
 /// Stores a node's checksum.
 pub fn put_checksum(block: &mut [u8], place: Place, inode_seed: u32) {
     let sum = checksum(block, place, inode_seed);
     let at = tail(block, place).1;
-    put32(block, at + 4, sum);
+    record::at_mut::<TailRecord>(block, at).checksum.set(sum);
 }
 
 #[cfg(test)]

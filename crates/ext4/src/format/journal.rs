@@ -21,9 +21,20 @@
 //! (4) at 13, and at 16 the crc32 ([`crc32_be`], from ~0) over every descriptor block and every
 //! block as logged, in the order of the log, without revokes. All three zero: it has none.
 
+mod record;
+mod superblock;
+
+use std::mem::{offset_of, size_of};
+
+use polylane_base::record::{at, at_mut, slice, slice_mut};
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+use self::record::{CommitRecord, HeaderRecord, RevokeRecord, TagRecord, TagV3Record};
+pub use self::superblock::{JournalCompat, JournalIncompat, JournalSuperblock};
 use super::DeviceBlock;
 use super::checksum::{crc, crc32_be};
-use crate::error::{Corrupt, Error, Result, Structure};
+use crate::error::Result;
 
 /// First word of every journal block that is not a logged one.
 pub const MAGIC: u32 = 0xc03b_3998;
@@ -44,254 +55,29 @@ pub enum BlockType {
     Revoke = 5,
 }
 
-/// Incompatible feature: revoke records.
-pub const REVOKE: u32 = 1;
-/// Incompatible feature: 64-bit block numbers.
-pub const SIXTY_FOUR_BIT: u32 = 2;
-/// Incompatible feature: commit without waiting for the log body.
-pub const ASYNC_COMMIT: u32 = 4;
-/// Incompatible feature: 16-bit checksum per tag.
-pub const CSUM_V2: u32 = 8;
-/// Incompatible feature: 32-bit checksum per tag.
-pub const CSUM_V3: u32 = 0x10;
-/// Incompatible feature: an area for fast commits at the end.
-pub const FAST_COMMIT: u32 = 0x20;
-/// Compatible feature: a checksum over the whole transaction (v1).
-pub const COMPAT_CHECKSUM: u32 = 1;
-
-const INCOMPAT_KNOWN: u32 =
-    REVOKE | SIXTY_FOUR_BIT | ASYNC_COMMIT | CSUM_V2 | CSUM_V3 | FAST_COMMIT;
-
-/// Blocks for fast commits where the superblock does not say how many.
-const FAST_BLOCKS: u32 = 256;
+bitflags::bitflags! {
+    /// Flags of a tag.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct TagFlags: u16 {
+        const ESCAPE = 1;
+        const SAME_UUID = 2;
+        const DELETED = 4;
+        const LAST = 8;
+        const _ = !0;
+    }
+}
 
 /// Bytes of a block header.
-pub const HEADER_BYTES: usize = 12;
-const TAIL_BYTES: usize = 4;
-/// Blocks of the journal that there is none of: as many as mke2fs gives a small image.
-const UNLOGGED_BLOCKS: u32 = 4096;
-/// Bytes of a commit block's fields.
-const COMMIT_BYTES: usize = 0x3c;
+pub const HEADER_BYTES: usize = size_of::<HeaderRecord>();
+const TAIL_BYTES: usize = size_of::<U32>();
 const UUID_BYTES: usize = 16;
 
-/// Where the fields begin that the first version of the superblock has not.
-const V2_FIELDS: usize = 0x24;
-/// The kind of checksum.
-const CRC32C: u8 = 4;
+/// Bytes that lie before a commit block's checksum.
+const COMMIT_HEAD: usize = offset_of!(CommitRecord, chksum);
+/// Bytes before a revoke block's entries.
+const REVOKE_HEADER: usize = size_of::<RevokeRecord>();
 /// Kind and length of the checksum of a transaction.
-const CRC32: [u8; 2] = [1, 4];
-
-const TAG_ESCAPE: u32 = 1;
-const TAG_SAME_UUID: u32 = 2;
-const TAG_LAST: u32 = 8;
-
-pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-pub(crate) fn put_be32(bytes: &mut [u8], at: usize, value: u32) {
-    bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
-}
-
-fn put_be64(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
-}
-
-fn corrupt(field: &'static str) -> Error {
-    Corrupt::new(Structure::JournalSuperblock, 0, field).into()
-}
-
-/// The journal's superblock: its bytes, checked, with accessors.
-#[derive(Clone)]
-pub struct JournalSuperblock {
-    raw: Box<[u8; 1024]>,
-}
-
-impl JournalSuperblock {
-    /// Reads and checks the first block of a journal of `blocks` blocks of `block_bytes` bytes.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] or [`Error::Incompatible`].
-    pub fn decode(block: &[u8], block_bytes: u32, blocks: u32) -> Result<Self> {
-        let raw: [u8; 1024] =
-            block.get(..1024).and_then(|b| b.try_into().ok()).ok_or(corrupt("size"))?;
-        let superblock = JournalSuperblock { raw: Box::new(raw) };
-        match (be32(&raw, 0), be32(&raw, 4)) {
-            (MAGIC, 3 | 4) => {}
-            _ => return Err(corrupt("magic number or type")),
-        }
-        if be32(&raw, 0x0c) != block_bytes {
-            return Err(corrupt("s_blocksize"));
-        }
-        if superblock.incompat() & !INCOMPAT_KNOWN != 0 {
-            let unknown = superblock.incompat() & !INCOMPAT_KNOWN;
-            return Err(Error::Incompatible(vec![format!("journal unknown ({unknown:#x})")]));
-        }
-        superblock.check_sums()?;
-        let (first, end) = (superblock.first(), superblock.end());
-        match () {
-            () if superblock.total() > blocks || end < 4 => Err(corrupt("s_maxlen")),
-            () if first == 0 || first >= end => Err(corrupt("s_first")),
-            () if superblock.start() >= end => Err(corrupt("s_start")),
-            () if superblock.start() != 0 && superblock.start() < first => Err(corrupt("s_start")),
-            () => Ok(superblock),
-        }
-    }
-
-    /// Refuses what speaks of checksums as no writer does, and a superblock whose own is wrong.
-    fn check_sums(&self) -> Result<()> {
-        let raw = &*self.raw;
-        if be32(raw, 4) == BlockType::SuperV2 as u32 && be32(raw, 0x2c) != 0 {
-            return Err(Error::Incompatible(vec![format!(
-                "journal ro_compat ({:#x})",
-                be32(raw, 0x2c)
-            )]));
-        }
-        let both = self.incompat() & (CSUM_V2 | CSUM_V3) == CSUM_V2 | CSUM_V3;
-        match self.has_checksums() {
-            true if both => Err(corrupt("two kinds of checksums")),
-            true if raw[0x50] != CRC32C => Err(corrupt("s_checksum_type")),
-            true if be32(raw, 0xfc) != self.checksum() => Err(corrupt("checksum")),
-            _ => Ok(()),
-        }
-    }
-
-    /// What stands for the superblock of a journal that there is none of: it says how large a
-    /// transaction may be.
-    pub fn of_none(block_bytes: u32) -> Self {
-        let mut raw = Box::new([0; 1024]);
-        let fields = [(0, MAGIC), (4, 4), (0x0c, block_bytes), (0x10, UNLOGGED_BLOCKS), (0x14, 1)];
-        fields.into_iter().for_each(|(at, value)| put_be32(&mut *raw, at, value));
-        JournalSuperblock { raw }
-    }
-
-    /// The bytes for the disk, with a fresh checksum.
-    pub fn encode(&self) -> [u8; 1024] {
-        let mut bytes = *self.raw;
-        if self.has_checksums() {
-            put_be32(&mut bytes, 0xfc, self.checksum());
-        }
-        bytes
-    }
-
-    fn checksum(&self) -> u32 {
-        let mut bytes = *self.raw;
-        put_be32(&mut bytes, 0xfc, 0);
-        crc(!0, &bytes)
-    }
-
-    /// Incompatible features in use; a version 1 superblock has none.
-    pub fn incompat(&self) -> u32 {
-        if be32(&*self.raw, 4) == 4 { be32(&*self.raw, 0x28) } else { 0 }
-    }
-
-    /// Whether per-block checksums are in use.
-    pub fn has_checksums(&self) -> bool {
-        self.incompat() & (CSUM_V2 | CSUM_V3) != 0
-    }
-
-    /// Whether each transaction has one checksum, in its commit block (v1). In the same journal as
-    /// other ones it counts for nothing.
-    pub fn has_transaction_checksums(&self) -> bool {
-        let compat = if be32(&*self.raw, 4) == 4 { be32(&*self.raw, 0x24) } else { 0 };
-        compat & COMPAT_CHECKSUM != 0 && !self.has_checksums()
-    }
-
-    /// Whether commit blocks were written without waiting for what is before them in the log.
-    pub fn has_async_commits(&self) -> bool {
-        self.incompat() & ASYNC_COMMIT != 0
-    }
-
-    /// Makes the journal, whose log is empty, one that we write: of the second version, with
-    /// checksums v1 and asynchronous commits. No reader takes a journal that has the checksums of
-    /// another version, too.
-    pub fn take_over(&mut self) {
-        let raw = &mut *self.raw;
-        if be32(raw, 4) == BlockType::SuperV1 as u32 {
-            put_be32(raw, 4, BlockType::SuperV2 as u32);
-            raw[V2_FIELDS..].fill(0);
-            put_be32(raw, 0x40, 1);
-        }
-        let compat = be32(raw, 0x24);
-        put_be32(raw, 0x24, compat | COMPAT_CHECKSUM);
-        let incompat = be32(raw, 0x28) & !(CSUM_V2 | CSUM_V3);
-        put_be32(raw, 0x28, incompat | SIXTY_FOUR_BIT | ASYNC_COMMIT | REVOKE);
-        // The kind of the checksums that there are no more, and the superblock's own.
-        raw[0x50] = 0;
-        put_be32(raw, 0xfc, 0);
-    }
-
-    /// First block of the log area, counted from the journal's start.
-    pub fn first(&self) -> u32 {
-        be32(&*self.raw, 0x14)
-    }
-
-    /// One past the last block of the log area.
-    pub fn end(&self) -> u32 {
-        self.total().saturating_sub(self.fast_blocks())
-    }
-
-    /// One past the last block of the journal.
-    pub fn total(&self) -> u32 {
-        be32(&*self.raw, 0x10)
-    }
-
-    /// Blocks behind the log area that are kept for fast commits.
-    pub fn fast_blocks(&self) -> u32 {
-        match (self.incompat() & FAST_COMMIT != 0, be32(&*self.raw, 0x54)) {
-            (false, _) => 0,
-            (true, 0) => FAST_BLOCKS,
-            (true, count) => count,
-        }
-    }
-
-    /// Sequence of the first transaction in the log, or of the next one when the log is empty.
-    pub fn sequence(&self) -> u32 {
-        be32(&*self.raw, 0x18)
-    }
-
-    /// Where the first transaction begins; 0: the log is empty.
-    pub fn start(&self) -> u32 {
-        be32(&*self.raw, 0x1c)
-    }
-
-    /// Stores where the log begins, and its sequence.
-    pub fn set_tail(&mut self, sequence: u32, start: u32) {
-        put_be32(&mut *self.raw, 0x18, sequence);
-        put_be32(&mut *self.raw, 0x1c, start);
-    }
-
-    /// An error that stopped the journal, 0 for none.
-    pub fn errno(&self) -> i32 {
-        be32(&*self.raw, 0x20) as i32
-    }
-
-    /// Stores the error.
-    pub fn set_errno(&mut self, errno: i32) {
-        put_be32(&mut *self.raw, 0x20, errno as u32);
-    }
-
-    /// The journal's UUID.
-    pub fn uuid(&self) -> [u8; UUID_BYTES] {
-        std::array::from_fn(|index| self.raw[0x30 + index])
-    }
-
-    /// Shape of this journal's blocks.
-    pub fn codec(&self) -> Codec {
-        let incompat = self.incompat();
-        Codec {
-            seed: crc(!0, &self.uuid()),
-            uuid: self.uuid(),
-            wide: incompat & SIXTY_FOUR_BIT != 0,
-            sums: match () {
-                () if incompat & CSUM_V3 != 0 => Sums::V3,
-                () if incompat & CSUM_V2 != 0 => Sums::V2,
-                () if self.has_transaction_checksums() => Sums::V1,
-                () => Sums::None,
-            },
-        }
-    }
-}
+const CRC32: (u8, u8) = (1, 4);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sums {
@@ -347,11 +133,12 @@ impl TransactionSum {
 
 impl Codec {
     fn tag_bytes(&self) -> usize {
-        let numbers = if self.wide { 12 } else { 8 };
+        let high = if self.wide { size_of::<U32>() } else { 0 };
+        let numbers = size_of::<TagRecord>() + high;
         match self.sums {
-            Sums::V3 => 16,
+            Sums::V3 => size_of::<TagV3Record>(),
             // jbd2 counts the checksum once more than it stores it.
-            Sums::V2 => numbers + 2,
+            Sums::V2 => numbers + size_of::<U16>(),
             Sums::None | Sums::V1 => numbers,
         }
     }
@@ -367,22 +154,18 @@ impl Codec {
 
     /// Most revoked blocks in a revoke block.
     pub fn revokes_per_block(&self, block_bytes: usize) -> usize {
-        (block_bytes - 16 - self.tail()) / self.revoke_bytes()
+        (block_bytes - REVOKE_HEADER - self.tail()) / self.revoke_bytes()
     }
 
     fn revoke_bytes(&self) -> usize {
-        if self.wide { 8 } else { 4 }
+        if self.wide { size_of::<U64>() } else { size_of::<U32>() }
     }
 
     /// The type and sequence of a block, if it has the magic number.
     pub fn header(block: &[u8]) -> Option<(u32, u32)> {
-        (be32(block, 0) == MAGIC).then(|| (be32(block, 4), be32(block, 8)))
-    }
-
-    fn put_header(block: &mut [u8], kind: BlockType, sequence: u32) {
-        put_be32(block, 0, MAGIC);
-        put_be32(block, 4, kind as u32);
-        put_be32(block, 8, sequence);
+        let header: &HeaderRecord = at(block, 0);
+        let is_ours = header.magic.get() == MAGIC;
+        is_ours.then(|| (header.blocktype.get(), header.sequence.get()))
     }
 
     fn tail_sum(&self, block: &[u8]) -> u32 {
@@ -393,25 +176,27 @@ impl Codec {
     fn put_tail(&self, block: &mut [u8]) {
         if self.sums.of_blocks() {
             let sum = self.tail_sum(block);
-            let at = block.len() - TAIL_BYTES;
-            put_be32(block, at, sum);
+            let end = block.len();
+            at_mut::<U32>(block, end - TAIL_BYTES).set(sum);
         }
     }
 
     /// Whether the checksum at the end of a descriptor or revoke block is right.
     pub fn tail_ok(&self, block: &[u8]) -> bool {
-        !self.sums.of_blocks() || be32(block, block.len() - TAIL_BYTES) == self.tail_sum(block)
+        let stored = at::<U32>(block, block.len() - TAIL_BYTES);
+        !self.sums.of_blocks() || *stored == self.tail_sum(block)
     }
 
     fn data_sum(&self, sequence: u32, logged: &[u8]) -> u32 {
-        crc(crc(self.seed, &sequence.to_be_bytes()), logged)
+        crc(crc(self.seed, U32::new(sequence).as_bytes()), logged)
     }
 
     /// Prepares a block for the log (escaping it where needed) and makes its tag.
     pub fn log(&self, home: DeviceBlock, sequence: u32, block: &mut [u8]) -> Tag {
-        let escaped = be32(block, 0) == MAGIC;
+        let first = at_mut::<U32>(block, 0);
+        let escaped = *first == MAGIC;
         if escaped {
-            put_be32(block, 0, 0);
+            first.set(0);
         }
         let checksum = match self.sums {
             Sums::None | Sums::V1 => 0,
@@ -433,7 +218,7 @@ impl Codec {
     /// Undoes the escaping of a block read from the log.
     pub fn restore(&self, tag: &Tag, logged: &mut [u8]) {
         if tag.escaped {
-            put_be32(logged, 0, MAGIC);
+            at_mut::<U32>(logged, 0).set(MAGIC);
         }
     }
 
@@ -441,37 +226,35 @@ impl Codec {
     /// one.
     pub fn put_descriptor(&self, block: &mut [u8], sequence: u32, tags: &[Tag]) {
         block.fill(0);
-        Self::put_header(block, BlockType::Descriptor, sequence);
-        let mut at = HEADER_BYTES;
+        *at_mut(block, 0) = HeaderRecord::new(BlockType::Descriptor, sequence);
+        let mut place = HEADER_BYTES;
         for (index, tag) in tags.iter().enumerate() {
-            let mut flags = if index > 0 { TAG_SAME_UUID } else { 0 };
-            flags |= if tag.escaped { TAG_ESCAPE } else { 0 };
-            flags |= if index + 1 == tags.len() { TAG_LAST } else { 0 };
-            self.put_tag(&mut block[at..], tag, flags);
-            at += self.tag_bytes();
+            let mut flags = TagFlags::empty();
+            flags.set(TagFlags::SAME_UUID, index > 0);
+            flags.set(TagFlags::ESCAPE, tag.escaped);
+            flags.set(TagFlags::LAST, index + 1 == tags.len());
+            self.put_tag(&mut block[place..], tag, flags);
+            place += self.tag_bytes();
             if index == 0 {
-                block[at..at + UUID_BYTES].copy_from_slice(&self.uuid);
-                at += UUID_BYTES;
+                block[place..place + UUID_BYTES].copy_from_slice(&self.uuid);
+                place += UUID_BYTES;
             }
         }
         self.put_tail(block);
     }
 
-    fn put_tag(&self, at: &mut [u8], tag: &Tag, flags: u32) {
-        put_be32(at, 0, tag.home.0 as u32);
-        let high = (tag.home.0 >> 32) as u32;
-        match self.sums {
-            Sums::V3 => {
-                put_be32(at, 4, flags);
-                put_be32(at, 8, high);
-                put_be32(at, 12, tag.checksum);
-            }
-            _ => {
-                put_be32(at, 4, (tag.checksum & 0xffff) << 16 | flags);
-                if self.wide {
-                    put_be32(at, 8, high);
-                }
-            }
+    fn put_tag(&self, bytes: &mut [u8], tag: &Tag, flags: TagFlags) {
+        let blocknr = (tag.home.0 as u32).into();
+        let high = ((tag.home.0 >> 32) as u32).into();
+        if self.sums == Sums::V3 {
+            let (flags, checksum) = (u32::from(flags.bits()).into(), tag.checksum.into());
+            *at_mut(bytes, 0) = TagV3Record { blocknr, flags, blocknr_high: high, checksum };
+            return;
+        }
+        let (checksum, flags) = ((tag.checksum as u16).into(), flags.bits().into());
+        *at_mut(bytes, 0) = TagRecord { blocknr, checksum, flags };
+        if self.wide {
+            *at_mut(bytes, size_of::<TagRecord>()) = high;
         }
     }
 
@@ -479,43 +262,48 @@ impl Codec {
     /// debugfs leaves full ones without a last tag.
     pub fn tags(&self, block: &[u8]) -> Vec<Tag> {
         let end = block.len() - self.tail();
-        let (mut at, mut tags) = (HEADER_BYTES, Vec::new());
-        while at + self.tag_bytes() <= end {
-            let (tag, flags) = self.tag(&block[at..]);
+        let (mut place, mut tags) = (HEADER_BYTES, Vec::new());
+        while place + self.tag_bytes() <= end {
+            let (tag, flags) = self.tag(&block[place..]);
             tags.push(tag);
-            at += self.tag_bytes();
-            if flags & TAG_SAME_UUID == 0 {
-                at += UUID_BYTES;
+            place += self.tag_bytes();
+            if !flags.contains(TagFlags::SAME_UUID) {
+                place += UUID_BYTES;
             }
-            if flags & TAG_LAST != 0 {
+            if flags.contains(TagFlags::LAST) {
                 break;
             }
         }
         tags
     }
 
-    fn tag(&self, at: &[u8]) -> (Tag, u32) {
-        let low = u64::from(be32(at, 0));
-        let (flags, checksum) = match self.sums {
-            Sums::V3 => (be32(at, 4), be32(at, 12)),
-            _ => (be32(at, 4) & 0xffff, be32(at, 4) >> 16),
+    fn tag(&self, bytes: &[u8]) -> (Tag, TagFlags) {
+        let (low, high, flags, checksum) = if self.sums == Sums::V3 {
+            let tag: &TagV3Record = at(bytes, 0);
+            (tag.blocknr, tag.blocknr_high, tag.flags.get() as u16, tag.checksum.get())
+        } else {
+            let tag: &TagRecord = at(bytes, 0);
+            let high = if self.wide { *at(bytes, size_of::<TagRecord>()) } else { U32::ZERO };
+            (tag.blocknr, high, tag.flags.get(), tag.checksum.get().into())
         };
-        let has_high = self.sums == Sums::V3 || self.wide;
-        let high = if has_high && self.wide { u64::from(be32(at, 8)) } else { 0 };
-        let home = DeviceBlock(low | high << 32);
-        (Tag { home, escaped: flags & TAG_ESCAPE != 0, checksum }, flags)
+        let (flags, high) =
+            (TagFlags::from_bits_retain(flags), if self.wide { high.get() } else { 0 });
+        let home = DeviceBlock(u64::from(low.get()) | u64::from(high) << 32);
+        (Tag { home, escaped: flags.contains(TagFlags::ESCAPE), checksum }, flags)
     }
 
     /// Writes a revoke block, at most [`Codec::revokes_per_block`] entries.
     pub fn put_revoke(&self, block: &mut [u8], sequence: u32, revoked: &[DeviceBlock]) {
         block.fill(0);
-        Self::put_header(block, BlockType::Revoke, sequence);
-        put_be32(block, 12, (16 + revoked.len() * self.revoke_bytes()) as u32);
-        for (index, home) in revoked.iter().enumerate() {
-            match self.wide {
-                true => put_be64(block, 16 + index * 8, home.0),
-                false => put_be32(block, 16 + index * 4, home.0 as u32),
-            }
+        let header = HeaderRecord::new(BlockType::Revoke, sequence);
+        let count = REVOKE_HEADER + revoked.len() * self.revoke_bytes();
+        *at_mut(block, 0) = RevokeRecord { header, count: (count as u32).into() };
+        if self.wide {
+            let entries = slice_mut::<U64>(block, REVOKE_HEADER, revoked.len());
+            entries.iter_mut().zip(revoked).for_each(|(entry, home)| entry.set(home.0));
+        } else {
+            let entries = slice_mut::<U32>(block, REVOKE_HEADER, revoked.len());
+            entries.iter_mut().zip(revoked).for_each(|(entry, home)| entry.set(home.0 as u32));
         }
         self.put_tail(block);
     }
@@ -525,13 +313,17 @@ impl Codec {
     /// # Errors
     /// Its length is impossible.
     pub fn revoked(&self, block: &[u8]) -> Result<Vec<DeviceBlock>, &'static str> {
-        let used = be32(block, 12) as usize;
-        if used < 16 || used > block.len() - self.tail() {
+        let used = at::<RevokeRecord>(block, 0).count.get() as usize;
+        if used < REVOKE_HEADER || used > block.len() - self.tail() {
             return Err("r_count");
         }
-        let entries = block[16..used].chunks_exact(self.revoke_bytes());
-        let number = |entry: &[u8]| entry.iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
-        Ok(entries.map(|entry| DeviceBlock(number(entry))).collect())
+        let count = (used - REVOKE_HEADER) / self.revoke_bytes();
+        if self.wide {
+            let homes = slice::<U64>(block, REVOKE_HEADER, count).iter();
+            return Ok(homes.map(|home| DeviceBlock(home.get())).collect());
+        }
+        let homes = slice::<U32>(block, REVOKE_HEADER, count).iter();
+        Ok(homes.map(|home| DeviceBlock(home.get().into())).collect())
     }
 
     /// Writes the commit block of a transaction of the blocks that `total` is of; that counts for
@@ -544,19 +336,17 @@ impl Codec {
         total: TransactionSum,
     ) {
         block.fill(0);
-        Self::put_header(block, BlockType::Commit, sequence);
-        put_be64(block, 0x30, sec);
-        put_be32(block, 0x38, nsec);
-        match self.sums {
-            Sums::None => {}
-            Sums::V1 => {
-                block[12..14].copy_from_slice(&CRC32);
-                put_be32(block, 0x10, total.0);
-            }
-            Sums::V2 | Sums::V3 => {
-                let sum = crc(self.seed, block);
-                put_be32(block, 0x10, sum);
-            }
+        let mut commit = CommitRecord::new_zeroed();
+        commit.header = HeaderRecord::new(BlockType::Commit, sequence);
+        (commit.commit_sec, commit.commit_nsec) = (sec.into(), nsec.into());
+        if self.sums == Sums::V1 {
+            (commit.chksum_type, commit.chksum_size) = CRC32;
+            commit.chksum[0].set(total.0);
+        }
+        *at_mut(block, 0) = commit;
+        if self.sums.of_blocks() {
+            let sum = crc(self.seed, block);
+            at_mut::<CommitRecord>(block, 0).chksum[0].set(sum);
         }
     }
 
@@ -564,21 +354,33 @@ impl Codec {
     /// there is nothing: where only the first sector of it was written when the power went, it
     /// counts, as for Linux.
     pub fn commit_ok(&self, block: &[u8]) -> bool {
-        let head = crc(crc(self.seed, &block[..0x10]), &[0; 4]);
-        let (fields, rest) = block[0x14..].split_at(COMMIT_BYTES - 0x14);
-        let sum = |rest: &[u8]| crc(crc(head, fields), rest) == be32(block, 0x10);
+        let (fields, rest) = block.split_at(size_of::<CommitRecord>());
+        let zero = [0; size_of::<U32>()];
+        let head = crc(crc(self.seed, &fields[..COMMIT_HEAD]), &zero);
+        let fields = crc(head, &fields[COMMIT_HEAD + zero.len()..]);
+        let stored = at::<CommitRecord>(block, 0).chksum[0];
+        let sum = |rest: &[u8]| stored == crc(fields, rest);
         !self.sums.of_blocks() || sum(rest) || sum(&vec![0; rest.len()])
     }
 
     /// Whether a commit block with checksum v1 ends a transaction of the blocks that `sum` is of.
     pub fn transaction_ok(block: &[u8], sum: TransactionSum) -> bool {
-        let (kind, stored) = (&block[12..14], be32(block, 0x10));
-        kind == CRC32 && stored == sum.0 || kind == [0, 0] && stored == 0
+        let commit: &CommitRecord = at(block, 0);
+        let kind = (commit.chksum_type, commit.chksum_size);
+        let stored = commit.chksum[0].get();
+        kind == CRC32 && stored == sum.0 || kind == (0, 0) && stored == 0
     }
 
     /// When a transaction was committed, in seconds.
     pub fn commit_seconds(block: &[u8]) -> u64 {
-        u64::from(be32(block, 0x30)) << 32 | u64::from(be32(block, 0x34))
+        at::<CommitRecord>(block, 0).commit_sec.get()
+    }
+}
+
+impl HeaderRecord {
+    fn new(kind: BlockType, sequence: u32) -> Self {
+        let (blocktype, sequence) = ((kind as u32).into(), sequence.into());
+        HeaderRecord { magic: MAGIC.into(), blocktype, sequence }
     }
 }
 
@@ -616,10 +418,11 @@ mod tests {
     fn blocks_that_look_like_ours_are_escaped() {
         for codec in codecs() {
             let mut block = vec![1u8; 4096];
-            put_be32(&mut block, 0, MAGIC);
+            at_mut::<U32>(&mut block, 0).set(MAGIC);
             let original = block.clone();
             let tag = codec.log(DeviceBlock(1), 9, &mut block);
-            assert!(tag.escaped && be32(&block, 0) == 0 && codec.logged_ok(&tag, 9, &block));
+            let first = *at::<U32>(&block, 0);
+            assert!(tag.escaped && first == 0 && codec.logged_ok(&tag, 9, &block));
             codec.restore(&tag, &mut block);
             assert_eq!(block, original);
         }
@@ -647,7 +450,7 @@ mod tests {
             );
             block[600..].fill(7);
             assert!(codec.commit_ok(&block), "its first sector is new");
-            block[0x34] ^= 1;
+            at_mut::<CommitRecord>(&mut block, 0).commit_sec ^= U64::new(1);
             assert!(!codec.sums.of_blocks() || !codec.commit_ok(&block));
         }
     }

@@ -9,15 +9,49 @@
 //! ```
 //! Value offsets count from the first entry in an inode and from the block's start in a block.
 
+use std::mem::{offset_of, size_of};
+
+use polylane_base::record;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
 use super::checksum::crc;
-use super::{le16, le32, put16, put32};
+
+polylane_base::record! {
+    /// `struct ext4_xattr_ibody_header`.
+    struct InodeHeader: 4 {
+        0x00 magic: U32,
+    }
+
+    /// `struct ext4_xattr_header`.
+    struct BlockHeader: 32 {
+        0x00 magic: U32,
+        0x04 refcount: U32,
+        0x08 blocks: U32,
+        0x0c hash: U32,
+        0x10 checksum: U32,
+        0x14 reserved: [U32; 3],
+    }
+
+    /// `struct ext4_xattr_entry`, before the name.
+    struct EntryRecord: 16 {
+        0x00 name_len: u8,
+        0x01 name_index: u8,
+        0x02 value_offs: U16,
+        0x04 value_inum: U32,
+        0x08 value_size: U32,
+        0x0c hash: U32,
+    }
+}
 
 const MAGIC: u32 = 0xea02_0000;
-const ENTRY_BYTES: usize = 16;
+const ENTRY_BYTES: usize = size_of::<EntryRecord>();
 /// Bytes before the entries of a block.
-pub const BLOCK_HEADER: usize = 32;
+pub const BLOCK_HEADER: usize = size_of::<BlockHeader>();
 /// Bytes before the entries in an inode.
-pub const INODE_HEADER: usize = 4;
+pub const INODE_HEADER: usize = size_of::<InodeHeader>();
+/// Bytes of the zeros that end the entries.
+const END_BYTES: usize = size_of::<U32>();
 
 /// The name prefixes that have a number. `system.` (7) is the format's own: it has no handler in
 /// Linux either.
@@ -95,10 +129,13 @@ pub fn cost(attribute: &Attribute) -> usize {
 /// # Errors
 /// The broken rule.
 pub fn decode_inode(area: &[u8]) -> Result<Vec<Attribute>, &'static str> {
-    if area.len() < INODE_HEADER + 4 || le32(area, 0) != MAGIC {
-        return Ok(Vec::new());
+    let header = record::get::<InodeHeader>(area, 0).filter(|header| header.magic.get() == MAGIC);
+    match header {
+        Some(_) if area.len() >= INODE_HEADER + END_BYTES => {
+            decode(area, INODE_HEADER, INODE_HEADER)
+        }
+        _ => Ok(Vec::new()),
     }
-    decode(area, INODE_HEADER, INODE_HEADER)
 }
 
 /// Reads the attributes in a block.
@@ -106,7 +143,8 @@ pub fn decode_inode(area: &[u8]) -> Result<Vec<Attribute>, &'static str> {
 /// # Errors
 /// The broken rule.
 pub fn decode_block(block: &[u8]) -> Result<Vec<Attribute>, &'static str> {
-    if le32(block, 0) != MAGIC || le32(block, 8) != 1 {
+    let header: &BlockHeader = record::at(block, 0);
+    if header.magic.get() != MAGIC || header.blocks.get() != 1 {
         return Err("h_magic or h_blocks");
     }
     decode(block, BLOCK_HEADER, 0)
@@ -114,25 +152,25 @@ pub fn decode_block(block: &[u8]) -> Result<Vec<Attribute>, &'static str> {
 
 fn decode(area: &[u8], first: usize, base: usize) -> Result<Vec<Attribute>, &'static str> {
     let (mut at, mut found) = (first, Vec::new());
-    while at + 4 <= area.len() && le32(area, at) != 0 {
-        let name_len = usize::from(area[at]);
-        let end = at + ENTRY_BYTES + name_len;
-        if end > area.len() {
-            return Err("e_name_len");
-        }
-        let (offset, size) = (usize::from(le16(area, at + 2)), le32(area, at + 8) as usize);
-        let outside = match le32(area, at + 4) {
+    let is_end = |at| record::get::<U32>(area, at).is_none_or(|word| *word == 0);
+    while !is_end(at) {
+        let entry = record::get::<EntryRecord>(area, at).ok_or("e_name_len")?;
+        let name = at + ENTRY_BYTES..at + ENTRY_BYTES + usize::from(entry.name_len);
+        let end = name.end;
+        let rest = area.get(name).ok_or("e_name_len")?.to_vec();
+        let size = entry.value_size.get();
+        let outside = match entry.value_inum.get() {
             0 => None,
-            ino => Some(Outside { ino, size: size as u32, hash: le32(area, at + 12) }),
+            ino => Some(Outside { ino, size, hash: entry.hash.get() }),
         };
-        let start = base + offset;
+        let (start, size) = (base + usize::from(entry.value_offs.get()), size as usize);
         let value = match size {
             _ if outside.is_some() => &[],
             0 => &[],
             _ => area.get(start..start.saturating_add(size)).ok_or("e_value_offs")?,
         };
-        let rest = area[at + ENTRY_BYTES..end].to_vec();
-        found.push(Attribute { index: area[at + 1], rest, value: value.to_vec(), outside });
+        let (index, value) = (entry.name_index, value.to_vec());
+        found.push(Attribute { index, rest, value, outside });
         at = end.next_multiple_of(4);
     }
     Ok(found)
@@ -145,19 +183,19 @@ pub fn encode_inode(area: &mut [u8], attributes: &[Attribute]) -> bool {
         area.fill(0);
         return true;
     }
-    let needed: usize = INODE_HEADER + 4 + attributes.iter().map(cost).sum::<usize>();
+    let needed: usize = INODE_HEADER + END_BYTES + attributes.iter().map(cost).sum::<usize>();
     if needed > area.len() {
         return false;
     }
     area.fill(0);
-    put32(area, 0, MAGIC);
+    record::at_mut::<InodeHeader>(area, 0).magic.set(MAGIC);
     encode(area, INODE_HEADER, INODE_HEADER, attributes);
     true
 }
 
 /// Whether attributes fit into a block of so many bytes.
 pub fn fit_block(bytes: usize, attributes: &[Attribute]) -> bool {
-    BLOCK_HEADER + 4 + attributes.iter().map(cost).sum::<usize>() <= bytes
+    BLOCK_HEADER + END_BYTES + attributes.iter().map(cost).sum::<usize>() <= bytes
 }
 
 /// Writes attributes into a block with one reference. Returns false when they do not fit.
@@ -166,11 +204,10 @@ pub fn encode_block(block: &mut [u8], attributes: &[Attribute]) -> bool {
         return false;
     }
     block.fill(0);
-    put32(block, 0, MAGIC);
-    set_references(block, 1);
-    put32(block, 8, 1);
     let hash = encode(block, BLOCK_HEADER, 0, attributes);
-    put32(block, 12, hash);
+    let header: &mut BlockHeader = record::at_mut(block, 0);
+    (header.magic, header.hash) = (MAGIC.into(), hash.into());
+    (header.refcount, header.blocks) = (1.into(), 1.into());
     true
 }
 
@@ -185,22 +222,24 @@ fn encode(area: &mut [u8], first: usize, base: usize, attributes: &[Attribute]) 
         let (index, rest) = (attribute.index, &attribute.rest[..]);
         end -= attribute.value.len().next_multiple_of(4);
         area[end..end + attribute.value.len()].copy_from_slice(&attribute.value);
-        area[at] = rest.len() as u8;
-        area[at + 1] = index;
-        let offset = if attribute.value.is_empty() { 0 } else { end - base };
-        put16(area, at + 2, offset as u16);
+        let mut entry = EntryRecord::new_zeroed();
+        (entry.name_len, entry.name_index) = (rest.len() as u8, index);
+        if !attribute.value.is_empty() {
+            entry.value_offs.set((end - base) as u16);
+        }
         let hash = match attribute.outside {
             Some(outside) => {
-                put32(area, at + 4, outside.ino);
-                put32(area, at + 8, outside.size);
+                entry.value_inum.set(outside.ino);
+                entry.value_size.set(outside.size);
                 outside.hash
             }
             None => {
-                put32(area, at + 8, attribute.value.len() as u32);
+                entry.value_size.set(attribute.value.len() as u32);
                 entry_hash(rest, &attribute.value)
             }
         };
-        put32(area, at + 12, hash);
+        entry.hash.set(hash);
+        *record::at_mut(area, at) = entry;
         area[at + ENTRY_BYTES..][..rest.len()].copy_from_slice(rest);
         at = (at + ENTRY_BYTES + rest.len()).next_multiple_of(4);
         all = all.rotate_left(16) ^ hash;
@@ -210,43 +249,45 @@ fn encode(area: &mut [u8], first: usize, base: usize, attributes: &[Attribute]) 
 
 /// The hash of an entry whose value an inode holds: over the name, and the value's checksum.
 pub fn outside_hash(rest: &[u8], value_sum: u32) -> u32 {
-    entry_hash(rest, &value_sum.to_le_bytes())
+    entry_hash(rest, U32::new(value_sum).as_bytes())
 }
 
 fn entry_hash(name: &[u8], value: &[u8]) -> u32 {
     let mut hash = name.iter().fold(0u32, |hash, byte| hash.rotate_left(5) ^ u32::from(*byte));
     for word in value.chunks(4) {
-        let mut padded = [0; 4];
-        padded[..word.len()].copy_from_slice(word);
-        hash = hash.rotate_left(16) ^ u32::from_le_bytes(padded);
+        let mut padded = U32::ZERO;
+        padded.as_mut_bytes()[..word.len()].copy_from_slice(word);
+        hash = hash.rotate_left(16) ^ padded.get();
     }
     hash
 }
 
 /// How many inodes share the block.
 pub fn references(block: &[u8]) -> u32 {
-    le32(block, 4)
+    record::at::<BlockHeader>(block, 0).refcount.get()
 }
 
 /// Stores the number of sharers.
 pub fn set_references(block: &mut [u8], count: u32) {
-    put32(block, 4, count);
+    record::at_mut::<BlockHeader>(block, 0).refcount.set(count);
 }
 
 fn checksum(block: &[u8], seed: u32, home: u64) -> u32 {
-    let sum = crc(crc(seed, &home.to_le_bytes()), &block[..0x10]);
-    crc(crc(sum, &[0; 4]), &block[0x14..])
+    let (before, rest) = block.split_at(offset_of!(BlockHeader, checksum));
+    let zero = [0; size_of::<U32>()];
+    let sum = crc(crc(seed, U64::new(home).as_bytes()), before);
+    crc(crc(sum, &zero), &rest[zero.len()..])
 }
 
 /// Whether the block's checksum is right.
 pub fn checksum_ok(block: &[u8], seed: u32, home: u64) -> bool {
-    le32(block, 0x10) == checksum(block, seed, home)
+    record::at::<BlockHeader>(block, 0).checksum.get() == checksum(block, seed, home)
 }
 
 /// Stores the block's checksum.
 pub fn put_checksum(block: &mut [u8], seed: u32, home: u64) {
     let sum = checksum(block, seed, home);
-    put32(block, 0x10, sum);
+    record::at_mut::<BlockHeader>(block, 0).checksum.set(sum);
 }
 
 #[cfg(test)]
@@ -289,7 +330,7 @@ mod tests {
         assert_eq!(names[3..], [None, None], "kept, and not shown");
         assert!(attributes()[1].is_named(b"trusted.long-name"));
         assert!(!attributes()[3].is_named(b"system.richacl"));
-        put32(&mut block, BLOCK_HEADER + 8, 5000);
+        record::at_mut::<EntryRecord>(&mut block, BLOCK_HEADER).value_size.set(5000);
         assert!(decode_block(&block).is_err());
     }
 }

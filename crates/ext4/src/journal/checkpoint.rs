@@ -139,7 +139,8 @@ impl Journal {
         }
         let home = self.map.device_block(0);
         let mut block = self.io.read(home)?;
-        block[..1024].copy_from_slice(&log.superblock.encode());
+        let bytes = log.superblock.encode();
+        block[..bytes.len()].copy_from_slice(&bytes);
         self.io.write_durable(home, block)?;
         Ok(())
     }

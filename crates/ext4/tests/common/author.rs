@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::Command;
 
 use polylane_ext4::format::DeviceBlock;
-use polylane_ext4::format::journal::{
-    FAST_COMMIT, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT, TransactionSum,
-};
+use polylane_ext4::format::journal::{JournalIncompat, JournalSuperblock, TransactionSum};
 
 use super::BLOCK;
+
+const FEATURES: JournalIncompat = JournalIncompat::REVOKE.union(JournalIncompat::SIXTY_FOUR_BIT);
 
 /// What one transaction holds.
 pub struct Transaction {
@@ -79,18 +79,18 @@ impl Journal {
 }
 
 /// Writes the transactions to the log of a clean image, and says that it is to be replayed.
-pub fn write(image: &Path, sums: u32, transactions: &[Transaction]) -> Vec<Part> {
-    write_with(image, sums | REVOKE | SIXTY_FOUR_BIT, transactions)
+pub fn write(image: &Path, sums: JournalIncompat, transactions: &[Transaction]) -> Vec<Part> {
+    write_with(image, sums | FEATURES, transactions)
 }
 
 /// The same in a journal that keeps room for fast commits.
-pub fn write_fast(image: &Path, sums: u32, transactions: &[Transaction]) -> Vec<Part> {
-    write_with(image, sums | REVOKE | SIXTY_FOUR_BIT | FAST_COMMIT, transactions)
+pub fn write_fast(image: &Path, sums: JournalIncompat, transactions: &[Transaction]) -> Vec<Part> {
+    write_with(image, sums | FEATURES | JournalIncompat::FAST_COMMIT, transactions)
 }
 
-fn write_with(image: &Path, features: u32, transactions: &[Transaction]) -> Vec<Part> {
+fn write_with(image: &Path, features: JournalIncompat, transactions: &[Transaction]) -> Vec<Part> {
     let mut journal = Journal::open(image);
-    journal.superblock[0x28..0x2c].copy_from_slice(&features.to_be_bytes());
+    journal.superblock[0x28..0x2c].copy_from_slice(&features.bits().to_be_bytes());
     journal.superblock[0x50] = 4;
     // Any sum: what is decoded is not looked at before.
     let sum = {

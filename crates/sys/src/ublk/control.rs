@@ -9,6 +9,7 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use polylane_base::{Errno, Result};
 use rustix::fs::{Mode, OFlags};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Geometry, SECTOR_BYTES};
 
@@ -53,7 +54,7 @@ mod number {
 
 /// `struct ublksrv_ctrl_cmd`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
 struct ControlCommand {
     device: u32,
     queue: u16,
@@ -67,7 +68,7 @@ struct ControlCommand {
 
 /// `struct ublksrv_ctrl_dev_info`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes)]
 struct DeviceInfo {
     queues: u16,
     depth: u16,
@@ -87,7 +88,7 @@ struct DeviceInfo {
 
 /// The first parts of `struct ublk_params`, which says itself how long it is.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes)]
 struct Parameters {
     len: u32,
     types: u32,
@@ -307,8 +308,14 @@ impl<F: AsFd> Control<F> {
         }
     }
 
-    /// A command with something that the kernel reads or fills, `command.len` bytes of it.
-    fn with<T: Copy>(&self, op: u32, command: ControlCommand, memory: &mut T) -> Result<()> {
+    /// A command with something that the kernel reads or fills, `command.len` bytes of it. Any
+    /// bytes are a `T`, whatever the kernel writes.
+    fn with<T: FromBytes + IntoBytes>(
+        &self,
+        op: u32,
+        command: ControlCommand,
+        memory: &mut T,
+    ) -> Result<()> {
         assert!(usize::from(command.len) <= size_of::<T>(), "no more than there is");
         let addr = std::ptr::from_mut(memory) as u64;
         // None of these waits for anybody: it is over when this returns.
@@ -323,9 +330,8 @@ impl<F: AsFd> Control<F> {
     fn perform(&self, op: u32, command: ControlCommand, limit: Option<Duration>) -> Result<()> {
         let mut ring = IoUring::<Entry128, cqueue::Entry>::builder().build(1)?;
         let mut bytes = [0; 80];
-        // SAFETY: a `ControlCommand` is 32 bytes without padding.
-        let command = unsafe { std::mem::transmute::<ControlCommand, [u8; 32]>(command) };
-        bytes[..32].copy_from_slice(&command);
+        let command = command.as_bytes();
+        bytes[..command.len()].copy_from_slice(command);
         let entry = opcode::UringCmd80::new(Fd(self.0.as_fd().as_raw_fd()), op).cmd(bytes).build();
         // SAFETY: the memory that the command points to, if any, is borrowed by `with`, which sets
         // no limit: it is not returned from before the command is over.

@@ -18,9 +18,20 @@ use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode};
 use polylane_base::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
+use zerocopy::native_endian::{I32, U16, U64};
 
 use super::{Geometry, SECTOR_BYTES};
 use crate::buffer::Buffer;
+
+polylane_base::record! {
+    /// `struct ublksrv_io_cmd`
+    struct Command: 16 {
+        0x00 queue: U16,
+        0x02 tag: U16,
+        0x04 result: I32,
+        0x08 address: U64,
+    }
+}
 
 /// `UBLK_U_IO_FETCH_REQ`: `_IOWR('u', 0x20, struct ublksrv_io_cmd)`.
 const FETCH: u32 = 0xc010_7520;
@@ -220,12 +231,12 @@ impl Queue {
     fn push(&mut self, op: u32, tag: u16, result: i32, mut buffer: Buffer) {
         let slot = &mut self.buffers[usize::from(tag)];
         assert!(slot.is_none(), "one command of each tag");
-        // `struct ublksrv_io_cmd`
-        let mut command = [0; 16];
-        command[..2].copy_from_slice(&self.number.to_ne_bytes());
-        command[2..4].copy_from_slice(&tag.to_ne_bytes());
-        command[4..8].copy_from_slice(&result.to_ne_bytes());
-        command[8..].copy_from_slice(&(buffer.as_mut_ptr() as u64).to_ne_bytes());
+        let command: [u8; 16] = zerocopy::transmute!(Command {
+            queue: self.number.into(),
+            tag: tag.into(),
+            result: result.into(),
+            address: (buffer.as_mut_ptr() as u64).into(),
+        });
         *slot = Some(buffer);
         let entry = opcode::UringCmd16::new(Fixed(0), op).cmd(command).build();
         let entry = entry.user_data(tag.into());

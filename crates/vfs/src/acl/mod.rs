@@ -13,12 +13,26 @@
 //! group where there is none) and those of others.
 
 use polylane_base::{Errno, Gid, Result, Uid};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::ctx::OpCtx;
 
+polylane_base::record! {
+    /// `struct posix_acl_xattr_header`.
+    struct HeaderRecord: 4 {
+        0x00 version: U32,
+    }
+
+    /// `struct posix_acl_xattr_entry`.
+    struct EntryRecord: 8 {
+        0x00 tag: U16,
+        0x02 rights: U16,
+        0x04 id: U32,
+    }
+}
+
 const VERSION: u32 = 2;
-const HEADER_BYTES: usize = 4;
-const ENTRY_BYTES: usize = 8;
 const OWNER: u16 = 1;
 const USER: u16 = 2;
 const OWNING_GROUP: u16 = 4;
@@ -70,21 +84,20 @@ impl Acl {
     /// list. `EOPNOTSUPP` for another version, `EINVAL` for anything that is not well-formed:
     /// unknown tags and rights, a wrong order, entries that are missing or there twice.
     pub fn parse(value: &[u8]) -> Result<Option<Acl>> {
-        let Some((version, entries)) = value.split_first_chunk::<HEADER_BYTES>() else {
+        let Ok((header, entries)) = HeaderRecord::ref_from_prefix(value) else {
             return if value.is_empty() { Ok(None) } else { Err(Errno::EINVAL) };
         };
-        if u32::from_le_bytes(*version) != VERSION {
+        if header.version != VERSION {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (entries, rest) = entries.as_chunks::<ENTRY_BYTES>();
-        match (entries, rest) {
-            ([], []) => Ok(None),
-            (entries, []) => Acl::from_entries(entries).map(Some),
-            _ => Err(Errno::EINVAL),
+        match <[EntryRecord]>::ref_from_bytes(entries) {
+            Ok([]) => Ok(None),
+            Ok(entries) => Acl::from_entries(entries).map(Some),
+            Err(_) => Err(Errno::EINVAL),
         }
     }
 
-    fn from_entries(entries: &[[u8; ENTRY_BYTES]]) -> Result<Acl> {
+    fn from_entries(entries: &[EntryRecord]) -> Result<Acl> {
         let mut acl = Acl {
             owner: 0,
             users: Vec::new(),
@@ -94,10 +107,9 @@ impl Acl {
             others: 0,
         };
         let (mut seen, mut last) = (0, 0);
-        for &[tag_low, tag_high, rights_low, rights_high, ref id @ ..] in entries {
-            let tag = u16::from_le_bytes([tag_low, tag_high]);
-            let rights = u32::from(u16::from_le_bytes([rights_low, rights_high]));
-            let id = u32::from_le_bytes(*id);
+        for entry in entries {
+            let (tag, rights) = (entry.tag.get(), u32::from(entry.rights.get()));
+            let id = entry.id.get();
             let again = tag == last && tag & (USER | GROUP) == 0;
             if rights & !RIGHTS != 0 || tag < last || again {
                 return Err(Errno::EINVAL);
@@ -120,11 +132,11 @@ impl Acl {
 
     /// The attribute's value.
     pub fn to_value(&self) -> Vec<u8> {
-        let mut value = VERSION.to_le_bytes().to_vec();
+        let mut value = HeaderRecord { version: VERSION.into() }.as_bytes().to_vec();
         let mut put = |tag: u16, rights: u32, id: u32| {
-            value.extend_from_slice(&tag.to_le_bytes());
-            value.extend_from_slice(&(rights as u16).to_le_bytes());
-            value.extend_from_slice(&id.to_le_bytes());
+            let rights = (rights as u16).into();
+            let entry = EntryRecord { tag: tag.into(), rights, id: id.into() };
+            value.extend_from_slice(entry.as_bytes());
         };
         put(OWNER, self.owner, NO_ID);
         self.users.iter().for_each(|(uid, rights)| put(USER, *rights, uid.0));

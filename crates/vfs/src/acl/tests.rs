@@ -58,7 +58,7 @@ fn what_is_not_well_formed_is_refused() {
     }
     let bytes = value(&whole);
     for cut in 1..bytes.len() {
-        let empty = cut == HEADER_BYTES;
+        let empty = cut == size_of::<HeaderRecord>();
         assert_eq!(Acl::parse(&bytes[..cut]).ok(), empty.then_some(None), "{cut}");
     }
     assert_eq!(Acl::parse(b""), Ok(None));

@@ -22,6 +22,9 @@ pub mod paper;
 pub mod score;
 pub mod solo;
 
+use polylane_base::record;
+use zerocopy::big_endian::U32;
+
 pub use paper::Paper;
 pub use solo::FlushSolo;
 
@@ -74,6 +77,15 @@ pub enum Opening {
     FastCommit,
 }
 
+polylane_base::record! {
+    /// The beginning of data, as big-endian words.
+    struct Head: 12 {
+        0x00 magic: U32,
+        0x04 kind: U32,
+        0x08 last: U32,
+    }
+}
+
 impl Opening {
     /// All that are known, with their names in recordings.
     const NAMED: [(Opening, &'static str); 5] = [
@@ -86,38 +98,34 @@ impl Opening {
 
     /// `XLOG_HEADER_MAGIC_NUM`, big-endian, at the beginning of `struct xlog_rec_header`; after it
     /// the cycle, and the version of the log, 1 or 2.
-    const XFS_RECORD: [u8; 4] = 0xfeed_babe_u32.to_be_bytes();
+    const XFS_RECORD: u32 = 0xfeed_babe;
 
     /// `JBD2_MAGIC_NUMBER`, big-endian, at the beginning of `journal_header_t`; after it the kind
     /// of block (1 descriptor, 2 commit, 3 and 4 superblock, 5 revocations) and the transaction's
     /// number.
-    const JBD2_BLOCK: [u8; 4] = 0xc03b_3998_u32.to_be_bytes();
+    const JBD2_BLOCK: u32 = 0xc03b_3998;
 
-    /// `struct ext4_fc_tl`, little-endian, of `EXT4_FC_TAG_HEAD` with its length, and
-    /// `fc_features`, none of which is defined; after it the transaction's number.
-    const FAST_COMMIT: [u8; 8] = [9, 0, 8, 0, 0, 0, 0, 0];
+    /// `struct ext4_fc_tl`, little-endian (9, 8), of `EXT4_FC_TAG_HEAD` with its length; after it
+    /// `fc_features`, none of which is defined, and the transaction's number.
+    const FAST_COMMIT: u32 = 0x0900_0800;
 
     /// Looks at data, twelve bytes of it.
     pub fn of(data: &[u8]) -> Opening {
-        let Some(head) = data.first_chunk::<12>() else { return Opening::Unknown };
-        let (magic, kind, last) = (&head[..4], &head[4..8], &head[8..]);
-        match (kind, last) {
-            (_, [0, 0, 0, 1 | 2]) if magic == Self::XFS_RECORD => Opening::XfsRecord,
-            ([0, 0, 0, 1 | 5], _) if magic == Self::JBD2_BLOCK => Opening::JournalBlocks,
-            ([0, 0, 0, 2], _) if magic == Self::JBD2_BLOCK => Opening::JournalCommit,
-            ([0, 0, 0, 3 | 4], _) if magic == Self::JBD2_BLOCK => Opening::JournalSuperblock,
-            (_, number) if head[..8] == Self::FAST_COMMIT && number != [0; 4] => {
-                Opening::FastCommit
-            }
+        let Some(head) = record::get::<Head>(data, 0) else { return Opening::Unknown };
+        match (head.magic.get(), head.kind.get(), head.last.get()) {
+            (Self::XFS_RECORD, _, 1 | 2) => Opening::XfsRecord,
+            (Self::JBD2_BLOCK, 1 | 5, _) => Opening::JournalBlocks,
+            (Self::JBD2_BLOCK, 2, _) => Opening::JournalCommit,
+            (Self::JBD2_BLOCK, 3 | 4, _) => Opening::JournalSuperblock,
+            (Self::FAST_COMMIT, 0, 1..) => Opening::FastCommit,
             _ => Opening::Unknown,
         }
     }
 
     /// Data that begins so, for replays: [`Opening::of`] finds it there.
     pub fn example(self) -> [u8; 12] {
-        let block = |magic: [u8; 4], kind: u8, last: u8| {
-            let [a, b, c, d] = magic;
-            [a, b, c, d, 0, 0, 0, kind, 0, 0, 0, last]
+        let block = |magic: u32, kind: u32, last: u32| {
+            zerocopy::transmute!(Head { magic: magic.into(), kind: kind.into(), last: last.into() })
         };
         match self {
             Opening::Unknown => [0; 12],
@@ -125,7 +133,7 @@ impl Opening {
             Opening::JournalBlocks => block(Self::JBD2_BLOCK, 1, 1),
             Opening::JournalCommit => block(Self::JBD2_BLOCK, 2, 1),
             Opening::JournalSuperblock => block(Self::JBD2_BLOCK, 4, 1),
-            Opening::FastCommit => block([9, 0, 8, 0], 0, 1),
+            Opening::FastCommit => block(Self::FAST_COMMIT, 0, 1),
         }
     }
 
