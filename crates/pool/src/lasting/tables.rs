@@ -249,7 +249,10 @@ pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
 fn is_orphan(dir: &Path, holder: &Holder) -> bool {
     let proc = |pid: u32, file: &str| PathBuf::from(format!("/proc/{pid}/{file}"));
     let comm = fs::read_to_string(proc(holder.pid, "comm")).unwrap_or_default();
-    if !comm.starts_with("polylane") || holder.name.starts_with("polylane-engine") {
+    // A service is called as its program's link is, and nothing at all before, while it begins.
+    let begins = holder.name.starts_with("polylane-service[") || holder.name.is_empty();
+    let is_ours = begins || comm.starts_with("polylane");
+    if !is_ours || holder.name.starts_with("polylane-engine") {
         return false;
     }
     let is_name = |link: PathBuf| {
