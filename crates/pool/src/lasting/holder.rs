@@ -20,6 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
+use polylane_base::shown::Shown;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns;
 use rustix::event::{PollFd, PollFlags};
@@ -29,9 +30,9 @@ use serde::{Deserialize, Serialize};
 
 use super::places;
 use super::table::Entry;
-use super::tables::{self, Tables};
+use super::tables::{self, LaneOwner, Tables};
 use crate::failure::{FAILED, Failure, Result};
-use crate::init::{self, LaneMounts};
+use crate::init;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mounts;
@@ -115,12 +116,14 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let stat =
         rustix::fs::statx(&made.lane, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(failed)?;
     entry.device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    // Before it is at its path: who finds it there must find it in the table.
-    Tables::lock(&dir)?.put(&pool, &entry)?;
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
-    let shown = show(&path, made, library.as_deref());
+    let libraries = init::pick_up_libraries(library.as_deref())?;
+    show((&dir, &pool), &entry, &made.lane)?;
+    let shown = init::furnish(&made, &path, &libraries);
+    // None of these descriptors stays: that would keep the mounts busy.
+    drop((made, libraries));
     if shown.is_err() {
-        places::detach(&entry);
+        tables::detach_all(&dir, &LaneOwner::of(&pool, &entry));
     }
     let mut notice = shown?;
     if let Some(notice) = &mut notice {
@@ -131,16 +134,35 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let gone = || Failure::failed(format!("{}: was unmounted at once", path.display()));
     let id = places::topmost(&entry.path).ok_or_else(gone)?.id;
     entry.starting = false;
-    Tables::lock(&dir)?.put(&pool, &entry)?;
+    let tables = Tables::lock(&dir)?;
+    expect_own(&tables, &pool, &entry)?;
+    tables.put(&pool, &entry)?;
+    drop(tables);
     Ok(Held { path, dir, pool, lane, entry, id, notice, changes })
 }
 
-/// Puts the mounts into place. None of their descriptors stays: that would keep them busy.
-fn show(path: &Path, made: LaneMounts, library: Option<&Path>) -> Result<Option<MountTable>> {
-    let libraries = init::pick_up_libraries(library)?;
-    mounts::attach_at(&made.lane, path)
-        .map_err(|error| Failure::path(path, "mount the lane there", error))?;
-    init::furnish(&made, path, &libraries)
+/// Puts the lane at its path, and its device number into its entry before: what finds the mount
+/// there must find it in the table. A command that clears a dead lane up sees both or neither.
+fn show((dir, pool): (&Path, &str), entry: &Entry, lane: &OwnedFd) -> Result<()> {
+    let tables = Tables::lock(dir)?;
+    expect_own(&tables, pool, entry)?;
+    tables.put(pool, entry)?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(&entry.path));
+    mounts::attach_at(lane, path)
+        .map_err(|error| Failure::path(path, "mount the lane there", error))
+}
+
+/// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was killed, and
+/// the path is free for others.
+fn expect_own(tables: &Tables, pool: &str, entry: &Entry) -> Result<()> {
+    let entries = tables.of_lane(&LaneOwner::of(pool, entry))?;
+    match entries.iter().any(|own| own.path == entry.path) {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: its supervisor was killed: not mounted",
+            Shown::new(std::ffi::OsStr::from_bytes(&entry.path))
+        ))),
+    }
 }
 
 /// Waits until the mount is to go, or is gone; the exit status.
@@ -243,9 +265,10 @@ impl Held {
 
     /// The supervisor was killed: the mount has no service any more, or will have none.
     fn supervisor_is_gone(self) -> u8 {
-        tables::detach_all(&self.dir, &self.pool, self.entry.service);
+        let owner = LaneOwner::of(&self.pool, &self.entry);
+        tables::detach_all(&self.dir, &owner);
         tables::wait_for_service(&self.lane);
-        tables::forget(&self.dir, &self.pool, self.entry.service);
+        tables::forget(&self.dir, &owner);
         FAILED
     }
 }

@@ -33,7 +33,9 @@ use super::places;
 use super::share::{self, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
-use super::tables::{Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume};
+use super::tables::{
+    LaneOwner, Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume,
+};
 use crate::cgroup;
 use crate::failure::{Failure, Result, say};
 use crate::init::Place;
@@ -147,7 +149,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
     let start = Instant::now();
     loop {
         let tables = Tables::lock(&dir)?;
-        let cleared = tables.clear_dead()?;
+        let mut cleared = tables.clear_dead()?;
         let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
             places::check_free(&options.path)?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
@@ -159,7 +161,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
                 share::attach(&tables, pool, &base, &wanted)?;
                 return Ok(Reserved::Served(Mounted::Shared));
             }
-            let new = Reservation::make(&tables, dir, options)?;
+            let new = Reservation::make(&tables, dir, options, &mut cleared)?;
             return Ok(Reserved::New(Box::new(new), cleared));
         };
         refuse_other(options, &there)?;
@@ -210,13 +212,22 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
 }
 
 impl Reservation {
-    fn make(tables: &Tables, dir: PathBuf, options: &MountOptions) -> Result<Reservation> {
+    /// Adds to `cleared` the lane that had the number until a moment ago.
+    fn make(
+        tables: &Tables,
+        dir: PathBuf,
+        options: &MountOptions,
+        cleared: &mut Vec<String>,
+    ) -> Result<Reservation> {
         let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
         // Under the lock of the tables, which 'pool rm' holds as well.
         let record = record_of(options)?;
         let name = PoolName::take_lane(&dir, &pool)?;
         let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
         let made = (|| {
+            if tables.clear_service(&pool, service)? {
+                cleared.push(name.as_str().to_string());
+            }
             let entry = Entry {
                 path: options.path.as_os_str().as_bytes().to_vec(),
                 source: options.source.text(),
@@ -288,14 +299,19 @@ fn pass_on(mut log: File) {
 }
 
 /// The supervisor's life.
-fn supervise(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> ! {
-    let (dir, pool, service) = (new.dir.clone(), new.pool.clone(), new.entry.service);
+fn supervise(options: MountOptions, mut new: Reservation, cleared: &[String], caller: Link) -> ! {
+    new.entry.supervisor = std::process::id();
+    let (dir, owner) = (new.dir.clone(), LaneOwner::of(&new.pool, &new.entry));
     let refusal = caller.as_fd().try_clone_to_owned().map(Link::from_fd);
-    let served = leave_surroundings(&new.log).and_then(|()| serve(options, new, cleared, caller));
+    let served = Tables::lock(&dir)
+        .and_then(|tables| tables.put(&new.pool, &new.entry))
+        .and_then(|()| leave_surroundings(&new.log))
+        .and_then(|()| serve(options, new, cleared, caller));
     // Where it did not get as far as to its end.
-    detach_all(&dir, &pool, service);
-    forget(&dir, &pool, service);
-    if let Ok(Some(name)) = PoolName::take_over(&dir, &names::lane_name(&pool, service)) {
+    detach_all(&dir, &owner);
+    forget(&dir, &owner);
+    let name = names::lane_name(&owner.pool, owner.service);
+    if let Ok(Some(name)) = PoolName::take_over(&dir, &name) {
         name.remove_files();
     }
     let status = match served {
@@ -330,11 +346,9 @@ fn leave_surroundings(log: &File) -> Result<()> {
 
 /// Serves the lane until it is unmounted; the exit status.
 fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> Result<u8> {
-    let Reservation { dir, pool, record, name, mut entry, log: _ } = new;
+    let Reservation { dir, pool, record, name, entry, log: _ } = new;
     log::name("polylane", name.as_str());
-    let service = entry.service;
-    entry.supervisor = std::process::id();
-    Tables::lock(&dir)?.put(&pool, &entry)?;
+    let lane_owner = LaneOwner::of(&pool, &entry);
     // Before the volume is opened: they may hold it.
     cleared.iter().for_each(|lane| wait_for_service(lane));
     if let Source::Volume(Some(path)) = &options.lane.source {
@@ -359,13 +373,13 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
         entry,
         caller,
     };
-    let owner = Owner::Pool { pool: pool.clone(), record, lane: name };
+    let owner = Owner::Pool { pool, record, lane: name };
     let first = |device: Option<OwnedFd>, _| {
         let device = device.ok_or_else(|| Failure::failed("/dev/fuse: only root can hold it"))?;
         start_holder(plan(device))
     };
     // A holder that was killed has left them.
-    let at_end = AtEnd(Box::new(move || detach_all(&names::runtime_dir(), &pool, service)));
+    let at_end = AtEnd(Box::new(move || detach_all(&names::runtime_dir(), &lane_owner)));
     run::serve(options.lane, owner, (&place, cpus), (first, at_end))
 }
 

@@ -44,6 +44,25 @@ impl Mount {
     }
 }
 
+/// A lane as its own processes know it: its number alone may be another lane's by now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LaneOwner {
+    /// The pool's name.
+    pub(crate) pool: String,
+    /// The number of its service.
+    pub(crate) service: u32,
+    /// Its supervisor's process.
+    pub(crate) supervisor: u32,
+}
+
+impl LaneOwner {
+    /// Of the lane that has this entry.
+    pub(crate) fn of(pool: &str, entry: &Entry) -> LaneOwner {
+        let Entry { service, supervisor, .. } = *entry;
+        LaneOwner { pool: pool.to_string(), service, supervisor }
+    }
+}
+
 /// All tables, locked. Dropped, they are unlocked.
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -169,6 +188,31 @@ impl Tables {
         Ok(entries)
     }
 
+    /// The mounts of one lane, by instance. Lanes that had its number before are not among them: a
+    /// number is free once its supervisor is dead, and its entries may be there for longer.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub(crate) fn of_lane(&self, owner: &LaneOwner) -> Result<Vec<Entry>> {
+        let mut entries = self.of_service(&owner.pool, owner.service)?;
+        entries.retain(|entry| entry.supervisor == owner.supervisor);
+        Ok(entries)
+    }
+
+    /// Removes what earlier lanes left under the name of one whose name the caller has just taken;
+    /// whether there was anything.
+    ///
+    /// # Errors
+    /// The table cannot be read or written.
+    pub(crate) fn clear_service(&self, pool: &str, service: u32) -> Result<bool> {
+        let left = self.of_service(pool, service)?;
+        for entry in left.iter().rev() {
+            places::detach(entry);
+            self.remove(pool, &entry.path)?;
+        }
+        Ok(!left.is_empty())
+    }
+
     /// Puts a mount in, in place of one at the same path.
     ///
     /// # Errors
@@ -196,17 +240,18 @@ impl Drop for Tables {
     }
 }
 
-/// Takes all mounts of a service away, the later instances first.
-pub(crate) fn detach_all(dir: &Path, pool: &str, service: u32) {
-    let entries = Tables::lock(dir).and_then(|tables| tables.of_service(pool, service));
-    entries.unwrap_or_default().iter().rev().for_each(places::detach);
+/// Takes all mounts of a lane away, the later instances first. The tables stay locked meanwhile:
+/// the kernel gives a path and a device number to the next mount once they are free.
+pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
+    let Ok(tables) = Tables::lock(dir) else { return };
+    tables.of_lane(owner).unwrap_or_default().iter().rev().for_each(places::detach);
 }
 
-/// Takes all entries of a service out of its pool's table.
-pub(crate) fn forget(dir: &Path, pool: &str, service: u32) {
+/// Takes all entries of a lane out of its pool's table.
+pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
-    for entry in tables.of_service(pool, service).unwrap_or_default() {
-        let _ = tables.remove(pool, &entry.path);
+    for entry in tables.of_lane(owner).unwrap_or_default() {
+        let _ = tables.remove(&owner.pool, &entry.path);
     }
 }
 
@@ -300,6 +345,36 @@ mod tests {
         drop(tables);
         alive.remove_files();
         assert!(!dir.exists(), "the directory goes with its last file");
+    }
+
+    #[test]
+    fn a_lane_forgets_its_own_entries_and_none_of_the_next_lane_of_its_number() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let by = |path: &str, service, supervisor| Entry { supervisor, ..entry(path, service) };
+        let put = |entries: &[Entry]| {
+            let tables = Tables::lock(&dir).expect("lock");
+            entries.iter().for_each(|entry| tables.put("web", entry).expect("put"));
+        };
+        let all = || {
+            let mounts = Tables::lock(&dir).and_then(|tables| tables.all()).expect("all");
+            mounts.into_iter().map(|mount| mount.entry).collect::<Vec<_>>()
+        };
+        let old = [by("/m/old", 1, 10), by("/m/both", 1, 10), by("/m/other", 2, 11)];
+        let new = by("/m/both", 1, 12);
+        put(&old);
+        put(std::slice::from_ref(&new));
+        let owner = LaneOwner::of("web", &old[0]);
+        detach_all(&dir, &owner);
+        forget(&dir, &owner);
+        assert_eq!(all(), [new.clone(), old[2].clone()], "the next lane's entry stays");
+        forget(&dir, &LaneOwner { pool: "db".into(), ..LaneOwner::of("web", &new) });
+        assert_eq!(all().len(), 2, "another pool's");
+        let tables = Tables::lock(&dir).expect("lock");
+        assert_eq!(tables.clear_service("web", 1), Ok(true));
+        assert_eq!(tables.clear_service("web", 1), Ok(false));
+        drop(tables);
+        assert_eq!(all(), [old[2].clone()]);
     }
 
     #[test]
