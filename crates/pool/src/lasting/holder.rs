@@ -152,8 +152,8 @@ fn show((dir, pool): (&Path, &str), entry: &Entry, lane: &OwnedFd) -> Result<()>
         .map_err(|error| Failure::path(path, "mount the lane there", error))
 }
 
-/// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was killed, and
-/// the path is free for others.
+/// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was killed, so
+/// others may use the path.
 fn expect_own(tables: &Tables, pool: &str, entry: &Entry) -> Result<()> {
     let entries = tables.of_lane(&LaneOwner::of(pool, entry))?;
     match entries.iter().any(|own| own.path == entry.path) {
