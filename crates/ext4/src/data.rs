@@ -21,6 +21,7 @@ use polylane_vfs::fs::{Sink, Source};
 use crate::alloc::{Blocks, Claim};
 use crate::blockmap;
 use crate::cache::Seal;
+use crate::data_mode::DataMode;
 use crate::error::{Corrupt, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
@@ -29,7 +30,6 @@ use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::io::Sent;
 use crate::journal::Handle;
-use crate::mount::DataMode;
 use crate::promised;
 use crate::volume::Volume;
 

@@ -22,6 +22,7 @@ use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
 use crate::format::fast::{Change, Entry};
 use crate::format::inode::{self, BLOCK, CLASSIC_BYTES, RawInode};
+use crate::format::quota::Charge;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core, check, in_range};
 use crate::journal::Handle;
@@ -156,7 +157,8 @@ impl Replay<'_, '_> {
         let (map, dtime) = (whole[BLOCK].to_vec(), RawInode::from_bytes(&whole).dtime());
         whole[..CLASSIC_BYTES].copy_from_slice(&bytes[..CLASSIC_BYTES]);
         whole[CLASSIC_BYTES..bytes.len()].copy_from_slice(&bytes[CLASSIC_BYTES..]);
-        let mut core = Core { raw: RawInode::from_bytes(&whole), index: None };
+        let charged = Charge::default();
+        let mut core = Core { raw: RawInode::from_bytes(&whole), index: None, charged };
         let is_listed = volume.orphans.lock().has(ino);
         core.raw.set_dtime(if is_listed { dtime } else { 0 });
         check(&volume.geometry, None, ino, &core.raw)?;

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
-use polylane_base::{Gid, Ino, Time, Uid};
+use polylane_base::{Errno, Gid, Ino, Time, Uid};
 use polylane_vfs::fs::{Attr, Kind};
 use rustc_hash::FxHashMap;
 
@@ -16,6 +16,7 @@ use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
 use crate::format::inode::{InodeFlags, RawInode, Stamp};
+use crate::format::quota::Charge;
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::promised::Promised;
@@ -50,6 +51,8 @@ pub struct Core {
     pub raw: RawInode,
     /// Index of a directory's entries, built at the first use.
     pub index: Option<DirIndex>,
+    /// What quotas were charged for it.
+    pub charged: Charge,
 }
 
 impl Cell {
@@ -60,7 +63,7 @@ impl Cell {
             seed: inode_seed(file_system_seed, ino, raw.generation()),
             is_mapped: raw.mode() >> 12 == 8
                 && !raw.has_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA),
-            core: RwLock::new(Core { raw, index: None }),
+            core: RwLock::new(Core { raw, index: None, charged: Charge::default() }),
             changed_in: AtomicU64::new(0),
             data_changed_in: AtomicU64::new(0),
             chained: AtomicU64::new(0),
@@ -97,6 +100,21 @@ impl Cell {
 }
 
 impl Core {
+    /// The project of what is made in this directory.
+    pub fn project_within(&self) -> u32 {
+        if self.raw.has_flag(InodeFlags::PROJECT_INHERIT) { self.raw.project() } else { 0 }
+    }
+
+    /// Whether `core` may get a name in this directory.
+    ///
+    /// # Errors
+    /// `EXDEV`: all in this directory belongs to its project, and `core` to another.
+    pub fn check_project(&self, core: &Core) -> Result<()> {
+        let is_other = self.raw.has_flag(InodeFlags::PROJECT_INHERIT)
+            && self.raw.project() != core.raw.project();
+        if is_other { Err(Errno::EXDEV.into()) } else { Ok(()) }
+    }
+
     /// The state as the VFS wants it.
     pub fn attr(&self, ino: u32, block_bytes: u32) -> Attr {
         let raw = &self.raw;

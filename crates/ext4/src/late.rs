@@ -14,12 +14,12 @@ use polylane_vfs::fs::{Attr, Late};
 
 use crate::alloc::Claim;
 use crate::data::{self, RUN_BLOCKS_MAX, TREE_BLOCKS, map_credits};
+use crate::data_mode::DataMode;
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::inode::Stamp;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
-use crate::mount::DataMode;
 use crate::promised;
 use crate::vfs::number;
 use crate::volume::Volume;

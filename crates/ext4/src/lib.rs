@@ -14,11 +14,12 @@
 //! | [`extents`], [`blockmap`] | where a file's blocks are: ext4's way, and that of ext2 and ext3 |
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
-//! | `synced` | where the bytes of a write go: to their blocks or to the log |
+//! | `synced`, `data_mode` | where the bytes of a write go: to their blocks or to the log |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
 //! | `values` | values of attributes in inodes of their own |
+//! | `quota` | what users, groups and projects take |
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -36,6 +37,7 @@
 //!     promised │ inode shard
 //!       log                      who writes a transaction's body or checkpoints; kept across I/O
 //!         gate                   entered: a handle; shut: a transaction is being closed
+//!           a quota file           and its own cell
 //!           orphans
 //!             superblock │ group of the allocator, one at a time
 //!               block            a metadata block's bytes, one at a time
@@ -55,6 +57,7 @@ pub mod cache;
 mod changes;
 mod damage;
 pub mod data;
+mod data_mode;
 pub mod dir;
 pub mod error;
 pub mod extents;
@@ -71,6 +74,7 @@ pub mod mount;
 pub mod ops;
 pub mod orphan;
 pub mod promised;
+mod quota;
 pub mod recovery;
 pub mod rename;
 mod setattr;
@@ -81,5 +85,6 @@ mod vfs;
 pub mod volume;
 pub mod xattr;
 
+pub use data_mode::DataMode;
 pub use error::{Corrupt, Error, Result};
-pub use mount::{DataMode, Ext4, Options};
+pub use mount::{Ext4, Options};

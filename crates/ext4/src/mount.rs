@@ -11,6 +11,7 @@ use polylane_block::{BlockDevice, Error as DeviceError, Sector};
 use crate::alloc::Allocator;
 use crate::cache::BlockCache;
 use crate::changes::Changes;
+use crate::data_mode::DataMode;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::fast;
@@ -22,43 +23,11 @@ use crate::io::BlockIo;
 use crate::journal::{Form, Journal, Tuning};
 use crate::ops;
 use crate::orphan::{self, OrphanFile};
+use crate::quota::Quotas;
 use crate::recovery::{JournalMap, Recovered, forget, fresh_sequence, recover};
 use crate::space;
 use crate::volume::{Traits, Volume};
 use polylane_vfs::OpCtx;
-
-/// What is known of a new block's data when the block becomes a file's (Linux' `data=`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum DataMode {
-    /// It is there: nobody ever sees what the block held before.
-    #[default]
-    Ordered,
-    /// It is on its way. After a power cut the file may show what the block held before, wherever
-    /// nobody waited for an fsync.
-    Writeback,
-    /// It is in the journal: a write is there whole or not at all, as far as one transaction holds
-    /// it. Everything is written twice.
-    Data,
-}
-
-impl DataMode {
-    /// All of them.
-    pub const ALL: [DataMode; 3] = [DataMode::Ordered, DataMode::Writeback, DataMode::Data];
-
-    /// What Linux's `data=` calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            DataMode::Ordered => "ordered",
-            DataMode::Writeback => "writeback",
-            DataMode::Data => "data",
-        }
-    }
-
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<DataMode> {
-        DataMode::ALL.into_iter().find(|mode| mode.name() == name)
-    }
-}
 
 /// How to open an image.
 #[derive(Clone, Debug)]
@@ -149,6 +118,8 @@ impl Ext4 {
         }
         // All that may be refused is looked at before anything is written.
         let orphans = orphan::read(&volume, &volume.superblock.lock())?;
+        let quotas = Quotas::open(&volume, &volume.superblock.lock())?;
+        volume.accounts = quotas.map(|quotas| Box::new(quotas) as _);
         let mut fast_changes = Vec::new();
         volume.journal = Some(match replayed {
             Some(mut replayed) => {
@@ -338,6 +309,7 @@ fn assemble(
         traits: Traits::new(&superblock)?,
         discard: options.discard || superblock.wants_discard(),
         data: options.data,
+        accounts: None,
         inodes: InodeTable::default(),
         orphans: Mutex::default(),
         generation: AtomicU32::new(clock.now().nsec ^ clock.now().sec as u32),

@@ -113,14 +113,17 @@ fn dangling(error: Error) -> Error {
 /// A new node in the directory `above`, with the group that it has there.
 fn grouped<'n>(volume: &Volume, above: &Core, new: &NewNode<'n>) -> NewNode<'n> {
     let gid = if volume.traits.bsd_groups { Gid(above.raw.gid()) } else { new.gid };
-    NewNode { gid, ..*new }
+    let is_dir = new.kind == Kind::Dir;
+    let inherits = is_dir && above.raw.has_flag(InodeFlags::PROJECT_INHERIT);
+    let flag = if inherits { InodeFlags::PROJECT_INHERIT.bits() } else { 0 };
+    NewNode { gid, flags: new.flags | flag, ..*new }
 }
 
 /// Makes an inode with everything but a name.
 fn make_inode(
     volume: &Volume,
     handle: &Handle<'_>,
-    parent: u32,
+    (parent, project): (u32, u32),
     new: &NewNode<'_>,
     room: Room,
 ) -> Result<Arc<Cell>> {
@@ -134,6 +137,7 @@ fn make_inode(
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
     raw.set_uid(new.uid.0);
     raw.set_gid(new.gid.0);
+    raw.set_project(project);
     raw.set_flags(InodeFlags::from_bits_retain(new.flags));
     let is_short = new.kind == Kind::Symlink && new.target.len() < ROOT_BYTES;
     let has_blocks = matches!(new.kind, Kind::File | Kind::Dir | Kind::Symlink) && !is_short;
@@ -220,9 +224,11 @@ pub fn create(
     }
     let own = own_blocks(new);
     let acls = u64::from(new.acls.each().next().is_some());
+    let (project, new) = (above.project_within(), &grouped(volume, &above, new));
+    volume.enter(ctx, [new.uid.0, new.gid.0, project])?;
     let _promise = volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
-    let cell = make_inode(volume, &handle, dir, &grouped(volume, &above, new), room)?;
+    let cell = make_inode(volume, &handle, (dir, project), new, room)?;
     let mut core = cell.core.write();
     let kind = file_type(core.raw.mode());
     let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
@@ -343,10 +349,14 @@ pub fn create_unlinked(
     dir: u32,
     new: &NewNode<'_>,
 ) -> Result<Attr> {
-    let new = &grouped(volume, &volume.dir(dir)?.core.read(), new);
+    let parent = volume.dir(dir)?;
+    let above = parent.core.read();
+    let (project, new) = (above.project_within(), &grouped(volume, &above, new));
+    drop(above);
+    volume.enter(ctx, [new.uid.0, new.gid.0, project])?;
     let _promise = new.acls.each().next().map(|_| volume.promise_to(ctx, 1)).transpose()?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
-    let cell = make_inode(volume, &handle, dir, new, Room::Free)?;
+    let cell = make_inode(volume, &handle, (dir, project), new, Room::Free)?;
     let mut core = cell.core.write();
     if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, new) {
         return Err(give_up(volume, handle, &cell, &mut core, error)?);
@@ -363,8 +373,10 @@ pub(crate) fn make_whiteout(
     volume: &Volume,
     handle: &Handle<'_>,
     parent: u32,
+    above: &Core,
 ) -> Result<Arc<Cell>> {
-    let cell = make_inode(volume, handle, parent, &NewNode::WHITEOUT, Room::Free)?;
+    let place = (parent, above.project_within());
+    let cell = make_inode(volume, handle, place, &NewNode::WHITEOUT, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
     Ok(cell)
 }
@@ -388,6 +400,7 @@ pub fn link(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, dir: u32, name: &[u8]) -
     if u32::from(core.raw.links()) >= LINKS_MAX {
         return Err(Errno::EMLINK.into());
     }
+    above.check_project(&core)?;
     let _promise = volume.room_for_name(ctx, Room::Free, (&parent, &mut above), name, 0)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());

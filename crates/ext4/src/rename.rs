@@ -131,7 +131,11 @@ impl Move<'_> {
         existing: Option<(Arc<Cell>, Found)>,
     ) -> Result<Renamed> {
         let volume = self.volume;
+        if self.mode == RenameMode::Whiteout {
+            volume.enter(ctx, [0, 0, dirs.from().project_within()])?;
+        }
         let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
+        dirs.to().check_project(&core)?;
         let is_dir = core.raw.mode() >> 12 == 4;
         if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)
             && victim.raw.mode() >> 12 == 4
@@ -147,7 +151,7 @@ impl Move<'_> {
             None => volume.room_for_name(ctx, self.room, (self.target, dirs.to()), self.to, 0)?,
         };
         let handle = volume.start(ctx, RENAME_CREDITS)?;
-        let whiteout = self.whiteout(&handle)?;
+        let whiteout = self.whiteout(&handle, dirs.from())?;
         let kind = file_type(core.raw.mode());
         match &existing {
             Some((_, place)) => {
@@ -184,9 +188,9 @@ impl Move<'_> {
 
     /// The whiteout that this rename leaves, if it leaves one. Made first: what lacks an inode for
     /// it changes nothing.
-    fn whiteout(&self, handle: &Handle<'_>) -> Result<Option<Arc<Cell>>> {
+    fn whiteout(&self, handle: &Handle<'_>, above: &Core) -> Result<Option<Arc<Cell>>> {
         let wanted = self.mode == RenameMode::Whiteout;
-        wanted.then(|| make_whiteout(self.volume, handle, self.source.ino)).transpose()
+        wanted.then(|| make_whiteout(self.volume, handle, self.source.ino, above)).transpose()
     }
 
     /// Ends a rename whose new name found no room: everything is as it was.
@@ -231,6 +235,8 @@ impl Move<'_> {
         let volume = self.volume;
         let (mut core, second) = lock_both(cell, Some(other));
         let mut second = second.ok_or(Errno::EINVAL)?;
+        dirs.to().check_project(&core)?;
+        dirs.from().check_project(&second)?;
         let handle = volume.start(ctx, NAME_CREDITS)?;
         let (kind, other_kind) = (file_type(core.raw.mode()), file_type(second.raw.mode()));
         let from = dirs.from();

@@ -23,6 +23,10 @@ pub(crate) fn set(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, set: &SetAttr) -> 
         regular(&core)?;
         space::truncate(ctx, volume, &cell, &mut core, size)?;
     }
+    let owner = |new: Option<u32>, old: u32| new.unwrap_or(old);
+    let (uid, gid) = (set.uid.map(|uid| uid.0), set.gid.map(|gid| gid.0));
+    let ids = [owner(uid, core.raw.uid()), owner(gid, core.raw.gid()), core.raw.project()];
+    volume.enter(ctx, ids)?;
     apply(&mut core, set, volume.now(ctx));
     let handle = volume.start(ctx, INODE_CREDITS)?;
     volume.store(&handle, &cell, &mut core, false)?;

@@ -14,18 +14,44 @@ use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
 use crate::data::RUN_BLOCKS_MAX;
+use crate::data_mode::DataMode;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
 use crate::format::inode::{InodeFlags, RawInode};
+use crate::format::quota::Charge;
 use crate::format::superblock::{Compat, Geometry, Incompat, RoCompat, Superblock};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
-use crate::mount::DataMode;
 use crate::orphan::{self, Orphans};
 use polylane_vfs::OpCtx;
+
+/// Blocks that an operation changes in quota files: an entry of the former and one of the new owner
+/// in each.
+const ACCOUNT_CREDITS: usize = 6;
+
+/// Keeps what users, groups and projects take. Safe from all threads.
+pub trait Accounts: Send + Sync {
+    /// Makes the accounts that a new owner's user, group and project lack. Call without a handle.
+    ///
+    /// # Errors
+    /// `ENOSPC`, the device's, or damaged quota files.
+    fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()>;
+
+    /// Charges what an inode takes now, in the handle that stores it.
+    ///
+    /// # Errors
+    /// The device's, or damaged quota files.
+    fn settle(
+        &self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        cell: &Cell,
+        core: &mut Core,
+    ) -> Result<()>;
+}
 
 /// What the superblock says about names and new inodes. Constant while open.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +139,8 @@ pub struct Volume {
     pub data: DataMode,
     /// The superblock; counters in it are brought up to date at unmount.
     pub superblock: Mutex<Superblock>,
+    /// What users, groups and projects take, where the image keeps it.
+    pub accounts: Option<Box<dyn Accounts>>,
     /// Inodes in use.
     pub inodes: InodeTable,
     /// Inodes that a power cut must not leave as they are.
@@ -153,9 +181,20 @@ impl Volume {
     /// `EROFS` when open for reading only, [`Error::Stopped`] after a failure.
     pub fn start<'a>(&'a self, ctx: &OpCtx<'a>, credits: usize) -> Result<Handle<'a>> {
         match &self.journal {
+            Some(journal) if self.accounts.is_some() => {
+                journal.start(ctx, credits + ACCOUNT_CREDITS)
+            }
             Some(journal) => journal.start(ctx, credits),
             None => Err(Errno::EROFS.into()),
         }
+    }
+
+    /// Prepares for inodes of a user, a group and a project. Call without a handle.
+    ///
+    /// # Errors
+    /// `ENOSPC`, the device's, or damaged quota files.
+    pub fn enter(&self, ctx: &OpCtx<'_>, ids: [u32; 3]) -> Result<()> {
+        self.accounts.as_ref().map_or(Ok(()), |accounts| accounts.enter(ctx, self, ids))
     }
 
     /// The cell of `ino`, read from the inode table if need be. A free inode is `ESTALE`.
@@ -210,7 +249,9 @@ impl Volume {
         if raw.has_flag(InodeFlags::EA_INODE) && !may_hold_value {
             return Err(Corrupt::new(Structure::Inode, ino.into(), "holds an attribute").into());
         }
+        let charged = Charge::of(&raw, self.geometry.block_bytes);
         let cell = Cell::new(ino, self.seed, raw);
+        cell.core.write().charged = charged;
         if let Some(journal) = &self.journal {
             // What was changed before the inode was forgotten may not have committed yet.
             cell.note_change(journal.latest(&block), true);
@@ -258,6 +299,9 @@ impl Volume {
         }
         if let Some(next) = cell.next_orphan() {
             core.raw.set_dtime(next);
+        }
+        if let Some(accounts) = &self.accounts {
+            accounts.settle(self, handle, cell, core)?;
         }
         let bytes = core.raw.bytes();
         let mut table = handle.modify(&block);

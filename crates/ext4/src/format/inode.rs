@@ -76,6 +76,8 @@ bitflags::bitflags! {
         const EA_INODE = 0x20_0000;
         /// Data lies in the inode.
         const INLINE_DATA = 0x1000_0000;
+        /// What is made in the directory belongs to its project.
+        const PROJECT_INHERIT = 0x2000_0000;
         // What others mean is no affair of the format's: `polylane_vfs::flags`.
         const _ = !0;
     }
@@ -211,6 +213,18 @@ impl RawInode {
     fn stored_extra_isize(&self) -> Option<usize> {
         let later = record::get::<LaterRecord>(&self.bytes, CLASSIC_BYTES)?;
         Some(later.extra_isize.get().into())
+    }
+
+    /// The project (`i_projid`); 0 where the inode has no room for it.
+    pub fn project(&self) -> u32 {
+        self.later(size_of::<LaterRecord>()).map_or(0, |later| later.projid.get())
+    }
+
+    /// Stores the project, where there is room for it.
+    pub fn set_project(&mut self, project: u32) {
+        if let Some(later) = self.later_mut(size_of::<LaterRecord>()) {
+            later.projid.set(project);
+        }
     }
 
     /// `i_extra_isize`, clipped to what the inode has room for.

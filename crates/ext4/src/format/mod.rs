@@ -16,6 +16,7 @@ pub mod hash;
 pub mod htree;
 pub mod inode;
 pub mod journal;
+pub mod quota;
 pub mod superblock;
 pub mod xattr;
 

@@ -15,6 +15,7 @@ use self::record::{FirstError, LastError, SuperblockRecord};
 use super::GroupIndex;
 use super::checksum::crc;
 pub use super::features::{Compat, Incompat, RoCompat};
+use super::quota::QuotaKind;
 use crate::error::{Corrupt, Error, Result, Structure};
 
 /// Where it lies on the device, in bytes, and how long it is.
@@ -98,6 +99,8 @@ const RO_COMPAT_KNOWN: RoCompat = RoCompat::SPARSE_SUPER
     .union(RoCompat::DIR_NLINK)
     .union(RoCompat::EXTRA_ISIZE)
     .union(RoCompat::METADATA_CSUM)
+    .union(RoCompat::QUOTA)
+    .union(RoCompat::PROJECT)
     .union(RoCompat::ORPHAN_PRESENT);
 
 /// The superblock as it lies on disk, with its geometry decoded and validated once.
@@ -167,7 +170,36 @@ impl Superblock {
             (false, _) | (true, 1..) => {}
             (true, 0) => names.push("its journal is on another device".into()),
         }
+        names.extend(self.quota_reasons().map(String::from));
         names
+    }
+
+    /// What of quotas keeps the image from being written.
+    fn quota_reasons(&self) -> impl Iterator<Item = &'static str> {
+        let options = &self.raw.mount_opts;
+        let named = |option: &[u8]| options.windows(option.len()).any(|part| part == option);
+        let enforced = [b"usrquota", b"grpquota", b"prjquota"].into_iter().any(|name| named(name));
+        let enforced = enforced || named(b"usrjquota") || named(b"grpjquota");
+        let has_quota = self.has_ro_compat(RoCompat::QUOTA);
+        [
+            (enforced, "its mount options enforce quotas"),
+            (has_quota && self.has_incompat(Incompat::EA_INODE), "quota beside ea_inode"),
+            (has_quota && self.has_compat(Compat::FAST_COMMIT), "quota beside fast_commit"),
+        ]
+        .into_iter()
+        .filter_map(|(is, reason)| is.then_some(reason))
+    }
+
+    /// The inode that holds quotas of a kind, 0 for none (`s_usr_quota_inum` and others).
+    pub fn quota_inode(&self, kind: QuotaKind) -> u32 {
+        if !self.has_ro_compat(RoCompat::QUOTA) {
+            return 0;
+        }
+        match kind {
+            QuotaKind::User => self.raw.usr_quota_inum.get(),
+            QuotaKind::Group => self.raw.grp_quota_inum.get(),
+            QuotaKind::Project => self.raw.prj_quota_inum.get(),
+        }
     }
 
     /// `s_feature_compat`.

@@ -39,12 +39,13 @@ const FORMAT: &[&str] = &[
 ];
 
 /// Kinds of images that are tried: with the list of orphans, with the orphan file, as older mke2fs
-/// make them, and with block maps in place of extents.
-pub const FEATURES: [&str; 4] = [
+/// make them, with block maps in place of extents, and with quotas.
+pub const FEATURES: [&str; 5] = [
     "^orphan_file",
     "orphan_file,metadata_csum_seed",
     "^orphan_file,^metadata_csum,uninit_bg",
     "^orphan_file,^extent,^64bit",
+    "orphan_file,quota,project",
 ];
 
 const IMAGE_BYTES: usize = 16 << 20;

@@ -1,0 +1,326 @@
+//! What users, groups and projects take (`quota`, `project`), kept in the image's quota files.
+//!
+//! Every change of an inode's owner, project, blocks or existence comes to [`Volume::store`] in a
+//! handle; [`Accounts::settle`] compares it with what was charged and changes the entries in the
+//! same transaction. So the files are right in every state that a power cut leaves. Entries of ids
+//! that have none are made ahead by [`Accounts::enter`], in a handle of their own, and stay.
+//!
+//! Limits are not enforced: images that want that by themselves are open for reading only.
+//!
+//! # Locking
+//!
+//! `cell → handle → a quota file → that file's cell → block`. A quota file's cell is locked by
+//! nobody else.
+
+use polylane_base::sync::{Arc, Mutex};
+use polylane_vfs::OpCtx;
+use rustc_hash::FxHashMap;
+
+use crate::cache::{MetaBlock, Seal};
+use crate::error::{Corrupt, Result, Structure};
+use crate::extents::{self, Mapping};
+use crate::format::FileBlock;
+use crate::format::extent::Extent;
+use crate::format::quota::{self, BLOCK_BYTES, Charge, Head, Info, QuotaKind};
+use crate::format::superblock::Superblock;
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::volume::{Accounts, Volume};
+
+/// Blocks that a new entry changes, those for room included.
+const ENTER_CREDITS: usize = 40;
+/// Blocks that a new entry takes at most: its own, four levels, and of the file's map.
+const ENTER_BLOCKS: u64 = 10;
+
+/// The quota files of an image.
+pub struct Quotas {
+    files: Vec<QuotaFile>,
+    /// Inodes that are charged: the root, and those from here on which hold no quotas.
+    first_inode: u32,
+}
+
+struct QuotaFile {
+    kind: QuotaKind,
+    cell: Arc<Cell>,
+    /// Where the entry of each id is: a block and a place in it.
+    entries: Mutex<FxHashMap<u32, (u32, usize)>>,
+}
+
+/// A block of a quota file: of the file system's, which holds it, and where it begins there.
+struct Place {
+    block: Arc<MetaBlock>,
+    at: usize,
+}
+
+impl Place {
+    fn look<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
+        look(&self.block.read()[self.at..self.at + BLOCK_BYTES])
+    }
+
+    fn change<T>(&self, handle: &Handle<'_>, change: impl FnOnce(&mut [u8]) -> T) -> T {
+        change(&mut handle.modify(&self.block)[self.at..self.at + BLOCK_BYTES])
+    }
+}
+
+impl Quotas {
+    /// Of an image that is opened; `None`: it has none.
+    ///
+    /// # Errors
+    /// The device's, or damaged quota files.
+    pub fn open(volume: &Volume, superblock: &Superblock) -> Result<Option<Quotas>> {
+        let mut files = Vec::new();
+        for kind in QuotaKind::ALL {
+            let ino = superblock.quota_inode(kind);
+            if ino != 0 {
+                files.push(QuotaFile::open(volume, kind, ino)?);
+            }
+        }
+        let first_inode = superblock.first_inode();
+        Ok((!files.is_empty()).then_some(Quotas { files, first_inode }))
+    }
+
+    fn counts(&self, ino: u32) -> bool {
+        let holds = |file: &QuotaFile| file.cell.ino == ino;
+        (ino == 2 || ino >= self.first_inode) && !self.files.iter().any(holds)
+    }
+}
+
+impl Accounts for Quotas {
+    fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()> {
+        for file in &self.files {
+            let id = ids[file.kind as usize];
+            if !file.entries.lock().contains_key(&id) {
+                let _promise = volume.promise(ENTER_BLOCKS)?;
+                let handle = volume.start(ctx, ENTER_CREDITS)?;
+                file.enter(volume, &handle, id)?;
+                handle.complete();
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(
+        &self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        cell: &Cell,
+        core: &mut Core,
+    ) -> Result<()> {
+        let (old, new) = (core.charged, Charge::of(&core.raw, volume.geometry.block_bytes));
+        if old == new || !self.counts(cell.ino) {
+            return Ok(());
+        }
+        core.charged = new;
+        for file in &self.files {
+            let (from, to) = (old.ids[file.kind as usize], new.ids[file.kind as usize]);
+            if old.inodes > 0 && (from != to || new.inodes == 0) {
+                file.charge(volume, handle, from, (old.bytes, old.inodes), (0, 0))?;
+            }
+            if new.inodes > 0 {
+                let had = if old.inodes > 0 && from == to { (old.bytes, 1) } else { (0, 0) };
+                file.charge(volume, handle, to, had, (new.bytes, new.inodes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl QuotaFile {
+    fn open(volume: &Volume, kind: QuotaKind, ino: u32) -> Result<QuotaFile> {
+        let cell = volume.cell(ino)?;
+        let file = QuotaFile { kind, cell, entries: Mutex::default() };
+        let mut entries = FxHashMap::default();
+        file.read_tree(volume, quota::ROOT, 0, &mut entries)?;
+        *file.entries.lock() = entries;
+        Ok(file)
+    }
+
+    fn corrupt(&self, field: &'static str) -> crate::error::Error {
+        Corrupt::new(Structure::Inode, self.cell.ino.into(), field).into()
+    }
+
+    fn info(&self, volume: &Volume, core: &Core) -> Result<(Place, Info)> {
+        let place = self.place(volume, core, 0)?;
+        let info = place.look(|block| Info::decode(block, self.kind));
+        Ok((place, info.ok_or_else(|| self.corrupt("quota header"))?))
+    }
+
+    /// A block of the file.
+    fn place(&self, volume: &Volume, core: &Core, number: u32) -> Result<Place> {
+        let byte = u64::from(number) * BLOCK_BYTES as u64;
+        let block_bytes = volume.io.block_bytes() as u64;
+        let target = FileBlock((byte / block_bytes) as u32);
+        match extents::map(volume, &self.cell, core, target)? {
+            Mapping::Data(extent) if !extent.unwritten => {
+                let block = volume.cache.get(&volume.io, extent.start, Seal::None, |_| Ok(()))?;
+                Ok(Place { block, at: (byte % block_bytes) as usize })
+            }
+            _ => Err(self.corrupt("a hole among quotas")),
+        }
+    }
+
+    /// Notes where all entries below a node are.
+    fn read_tree(
+        &self,
+        volume: &Volume,
+        number: u32,
+        level: u32,
+        entries: &mut FxHashMap<u32, (u32, usize)>,
+    ) -> Result<()> {
+        let core = self.cell.core.read();
+        let (_, info) = self.info(volume, &core)?;
+        let mut nodes = vec![(number, level)];
+        let mut seen = rustc_hash::FxHashSet::default();
+        while let Some((number, level)) = nodes.pop() {
+            let place = self.place(volume, &core, number)?;
+            if level == quota::LEVELS {
+                place.look(|block| {
+                    entries.extend(quota::ids(block).map(|(id, index)| (id, (number, index))));
+                });
+                continue;
+            }
+            let below = place.look(|block| {
+                (0..BLOCK_BYTES).step_by(4).map(|at| quota::below(block, at)).collect::<Vec<_>>()
+            });
+            for number in below.into_iter().filter(|number| *number != 0) {
+                if number <= quota::ROOT || number >= info.blocks {
+                    return Err(self.corrupt("a block outside of quotas"));
+                }
+                if seen.insert(number) {
+                    nodes.push((number, level + 1));
+                } else if level + 1 < quota::LEVELS {
+                    return Err(self.corrupt("a node of quotas twice"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes what an id takes by the difference of two amounts of bytes and inodes. An id without
+    /// an entry is damage that e2fsck mends.
+    fn charge(
+        &self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        id: u32,
+        (old_bytes, old_inodes): (u64, u64),
+        (bytes, inodes): (u64, u64),
+    ) -> Result<()> {
+        let Some((number, index)) = self.entries.lock().get(&id).copied() else { return Ok(()) };
+        let place = self.place(volume, &self.cell.core.read(), number)?;
+        place.change(handle, |block| {
+            let (has_bytes, has_inodes) = quota::usage(block, index);
+            let less = (has_bytes.saturating_sub(old_bytes), has_inodes.saturating_sub(old_inodes));
+            let now = (less.0.saturating_add(bytes), less.1.saturating_add(inodes));
+            quota::set_usage(block, index, now);
+        });
+        Ok(())
+    }
+
+    /// Makes an entry, unless another thread did.
+    fn enter(&self, volume: &Volume, handle: &Handle<'_>, id: u32) -> Result<()> {
+        let mut entries = self.entries.lock();
+        if entries.contains_key(&id) {
+            return Ok(());
+        }
+        let mut core = self.cell.core.write();
+        let (head, mut info) = self.info(volume, &core)?;
+        let number = match info.free_entry {
+            0 => {
+                let number = self.new_block(volume, handle, &mut core, &mut info)?;
+                info.free_entry = number;
+                number
+            }
+            number => number,
+        };
+        let place = self.place(volume, &core, number)?;
+        let (index, full, next) = place
+            .change(handle, |block| {
+                let index = quota::unused(block);
+                let mut head = Head::decode(block);
+                head.count += 1;
+                let (full, next) = (usize::from(head.count) >= quota::ENTRIES, head.next);
+                if full {
+                    (head.next, head.before) = (0, 0);
+                }
+                head.encode(block);
+                index
+                    .inspect(|index| quota::begin(block, *index, id))
+                    .map(|index| (index, full, next))
+            })
+            .ok_or_else(|| self.corrupt("a full block of quotas with room"))?;
+        if full {
+            info.free_entry = next;
+            if next != 0 {
+                self.place(volume, &core, next)?.change(handle, |block| {
+                    Head { before: 0, ..Head::decode(block) }.encode(block);
+                });
+            }
+        }
+        self.name_block(volume, handle, (&mut core, &mut info), id, number)?;
+        head.change(handle, |block| info.encode(block));
+        volume.store(handle, &self.cell, &mut core, true)?;
+        entries.insert(id, (number, index));
+        Ok(())
+    }
+
+    /// Has the tree lead from `id` to a block of entries.
+    fn name_block(
+        &self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        (core, info): (&mut Core, &mut Info),
+        id: u32,
+        leaf: u32,
+    ) -> Result<()> {
+        let mut node = quota::ROOT;
+        for level in 0..quota::LEVELS {
+            let place = self.place(volume, core, node)?;
+            let slot = quota::slot(id, level);
+            let last = level == quota::LEVELS - 1;
+            let mut below = place.look(|block| quota::below(block, slot));
+            if last || below == 0 {
+                below = if last { leaf } else { self.new_block(volume, handle, core, info)? };
+                place.change(handle, |block| quota::set_below(block, slot, below));
+            }
+            node = below;
+        }
+        Ok(())
+    }
+
+    /// A block of zeros: one that is not used any more, or one more at the end of the file.
+    fn new_block(
+        &self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        core: &mut Core,
+        info: &mut Info,
+    ) -> Result<u32> {
+        if info.free_block != 0 {
+            let number = info.free_block;
+            let place = self.place(volume, core, number)?;
+            info.free_block = place.change(handle, |block| {
+                let next = Head::decode(block).next;
+                block.fill(0);
+                next
+            });
+            return Ok(number);
+        }
+        let number = info.blocks;
+        let end = (u64::from(number) + 1) * BLOCK_BYTES as u64;
+        let first = FileBlock(((end - 1) / volume.io.block_bytes() as u64) as u32);
+        if matches!(extents::map(volume, &self.cell, core, first)?, Mapping::Hole(_)) {
+            let start = volume.allocate(handle, core, volume.goal(self.cell.ino))?;
+            let extent = Extent { first, count: 1, start, unwritten: false };
+            extents::insert(volume, handle, &self.cell, core, extent)?;
+            core.add_blocks(1, volume.geometry.block_bytes);
+            let block = volume.cache.create(&volume.io, start, Seal::None);
+            drop(handle.modify(&block));
+        }
+        core.raw.set_size(core.raw.size().max(end));
+        info.blocks += 1;
+        let place = self.place(volume, core, number)?;
+        place.change(handle, |block| block.fill(0));
+        Ok(number)
+    }
+}
