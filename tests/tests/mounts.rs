@@ -302,6 +302,11 @@ fn a_mount_killed_at_any_moment_leaves_nothing_in_the_way() {
         let _ = running.kill();
         if let Some(pid) = supervisor.filter(|_| step % 2 == 0) {
             signal(pid as u32, "KILL");
+            // Until it is dead it serves: a mount that comes earlier is one more of the same lane.
+            until("the supervisor is dead", || {
+                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+            });
         }
         running.wait().expect("wait");
         succeeds(&["mount", text(&volume), text(&at)]);

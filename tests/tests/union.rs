@@ -1,6 +1,7 @@
 //! Lanes that are unions: `run --lower`.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 
@@ -102,4 +103,40 @@ fn what_can_be_no_layer_is_refused_in_one_line() {
     refused(full, "holds d beside");
     assert!(!low.join("upper").exists(), "nothing is made for what is refused");
     assert_eq!(fs::read_dir(dir.path().join("high")).expect("there").count(), 1);
+}
+
+/// A mark of another user's would show him what he may not read in the lowers.
+#[test]
+fn uppers_that_others_could_mark_are_refused() {
+    if unavailable("uppers_that_others_could_mark_are_refused") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let (upper, volume) = (dir.path().join("upper"), dir.path().join("upper.img"));
+    assert!(run(dir.path(), "--dir").script("true").output().status.success());
+    let mode = fs::metadata(&upper).expect("made").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    fs::File::create(&volume).and_then(|file| file.set_len(64 << 20)).expect("made");
+    let refused = |option: &str, path: &Path| {
+        let run = Run::new("").arg("--lower").arg(dir.path().join("low"));
+        let output = run.arg(option).arg(path).script("true").output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("over --lower"), "{said}");
+    };
+    for mode in [0o711, 0o750, 0o702] {
+        fs::set_permissions(&upper, fs::Permissions::from_mode(mode)).expect("chmod");
+        refused("--dir", &upper);
+    }
+    fs::set_permissions(&volume, fs::Permissions::from_mode(0o662)).expect("chmod");
+    refused("--volume", &volume);
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for (option, path) in [("--dir", &upper), ("--volume", &volume)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("chmod");
+        std::os::unix::fs::chown(path, Some(1000), None).expect("chown");
+        refused(option, path);
+    }
 }

@@ -92,7 +92,7 @@ pub fn get_slice<T: Record>(bytes: &[u8], at: usize, count: usize) -> Option<&[T
 /// `count` records from `at` on.
 ///
 /// # Panics
-/// As [`at`](self::at).
+/// As [`at`].
 #[track_caller]
 pub fn slice<T: Record>(bytes: &[u8], at: usize, count: usize) -> &[T] {
     get_slice(bytes, at, count).expect("the bytes hold the records")
@@ -101,7 +101,7 @@ pub fn slice<T: Record>(bytes: &[u8], at: usize, count: usize) -> &[T] {
 /// The same, to be written.
 ///
 /// # Panics
-/// As [`at`](self::at).
+/// As [`at`].
 #[track_caller]
 pub fn slice_mut<T: Record>(bytes: &mut [u8], at: usize, count: usize) -> &mut [T] {
     let found = bytes.get_mut(at..).map(|bytes| <[T]>::mut_from_prefix_with_elems(bytes, count));

@@ -400,7 +400,11 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             return Ok((Handed::default(), String::new(), Kept::default()));
         }
         Source::Dir(path) => {
-            let dir = lower::open_own(path)?;
+            let is_upper = !options.lowers.is_empty();
+            let dir = lower::open_own(path, is_upper)?;
+            if is_upper {
+                lower::check_upper(&dir, path, lower::REACHERS)?;
+            }
             let handed = Handed { dir: Some(dir), ..Handed::default() };
             return Ok((handed, Shown::new(path).to_string(), Kept::default()));
         }
@@ -413,6 +417,10 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let (stack, kept) = volume::open_or_create(&path, options.asked(), &options.cache, owner)?;
+    if !options.lowers.is_empty() {
+        let mut all = stack.files.iter();
+        all.try_for_each(|files| lower::check_upper(&files.plain, &path, lower::WRITERS))?;
+    }
     Ok((Handed::volume(stack)?, Shown::new(&path).to_string(), kept))
 }
 
