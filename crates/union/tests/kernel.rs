@@ -53,8 +53,17 @@ struct Mount(PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let done = Command::new("umount").arg(&self.0).status();
-        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
+        let umount = || Command::new("umount").arg(&self.0).output();
+        let mut done = umount();
+        // What another test starts has our descriptors until it is executed.
+        for _ in 0..100 {
+            if done.as_ref().is_ok_and(|done| done.status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            done = umount();
+        }
+        assert!(std::thread::panicking(), "{done:?}");
     }
 }
 
