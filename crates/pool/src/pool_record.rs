@@ -85,7 +85,12 @@ impl PoolRecord {
         options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = match options.open(&path) {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            // Another user's state directory holds no pool of this user's.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
+            {
+                return Ok(None);
+            }
             Err(error) => return Err(Failure::path(&path, "read the pool's record", error)),
         };
         let mut text = Vec::new();
