@@ -99,10 +99,12 @@ fn what_can_be_no_layer_is_refused_in_one_line() {
     refused(inside, "lie in each other");
     let twice = Run::new("--mem").arg("--lower").arg(&low).arg("--lower").arg(&low);
     refused(twice, "are one directory");
-    let full = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(dir.path().join("high"));
+    let high = dir.path().join("high");
+    fs::set_permissions(&high, fs::Permissions::from_mode(0o700)).expect("chmod");
+    let full = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(&high);
     refused(full, "holds d beside");
     assert!(!low.join("upper").exists(), "nothing is made for what is refused");
-    assert_eq!(fs::read_dir(dir.path().join("high")).expect("there").count(), 1);
+    assert_eq!(fs::read_dir(&high).expect("there").count(), 1);
 }
 
 /// A mark of another user's would show him what he may not read in the lowers.
@@ -117,10 +119,13 @@ fn uppers_that_others_could_mark_are_refused() {
     assert!(run(dir.path(), "--dir").script("true").output().status.success());
     let mode = fs::metadata(&upper).expect("made").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    fs::File::create(&volume).and_then(|file| file.set_len(64 << 20)).expect("made");
-    let refused = |option: &str, path: &Path| {
+    let over_low = |option: &str, path: &Path| {
         let run = Run::new("").arg("--lower").arg(dir.path().join("low"));
-        let output = run.arg(option).arg(path).script("true").output();
+        run.arg(option).arg(path).script("true").output()
+    };
+    assert!(over_low("--volume", &volume).status.success());
+    let refused = |option: &str, path: &Path| {
+        let output = over_low(option, path);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("over --lower"), "{said}");
