@@ -127,12 +127,6 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-/// Sends a signal by its name, such as KILL.
-pub fn signal(pid: u32, name: &str) {
-    let pid = pid.to_string();
-    let _ = Command::new("kill").args([&format!("-{name}"), &pid]).output();
-}
-
 /// The child of this name that a process has, or is going to have.
 pub fn child(parent: u32, name: &str) -> u32 {
     let end = Instant::now() + PATIENCE;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use polylane_tests::host::{Host, child, polylane, refused, signal, succeeds, text, until};
+use polylane_tests::host::{Host, child, polylane, refused, succeeds, text, until};
+use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, unavailable};
 
 #[test]
@@ -234,8 +235,8 @@ fn bad_paths_and_sources_are_one_line_and_leave_nothing() {
     host.assert_nothing_is_left();
 }
 
-/// Whoever of a lane is killed, the next command can use its path and its volume, and what was
-/// synced is there.
+/// When a process of a lane is killed, the next command can use its path and its volume, and what
+/// was synced is there.
 #[test]
 fn whatever_is_killed_the_next_command_goes_on() {
     if unavailable("whatever_is_killed_the_next_command_goes_on") {
@@ -252,14 +253,14 @@ fn whatever_is_killed_the_next_command_goes_on() {
         fs::File::open(&file).and_then(|file| file.sync_all()).expect("sync");
         let supervisor = host.supervisor();
         match *victim {
-            "supervisor" => signal(supervisor, "KILL"),
+            "supervisor" => signal_to(supervisor, "KILL"),
             "both" => {
                 let holder = child(supervisor, "polylane-hold");
-                signal(holder, "STOP");
-                signal(supervisor, "KILL");
-                signal(holder, "KILL");
+                signal_to(holder, "STOP");
+                signal_to(supervisor, "KILL");
+                signal_to(holder, "KILL");
             }
-            name => signal(child(supervisor, name), "KILL"),
+            name => signal_to(child(supervisor, name), "KILL"),
         }
         let survives = matches!(*victim, "polylane-svc" | "polylane-keep");
         if !survives {
@@ -301,7 +302,7 @@ fn a_mount_killed_at_any_moment_leaves_nothing_in_the_way() {
         let supervisor = host.mounts().first().and_then(|mount| mount["supervisor"].as_u64());
         let _ = running.kill();
         if let Some(pid) = supervisor.filter(|_| step % 2 == 0) {
-            signal(pid as u32, "KILL");
+            signal_to(pid as u32, "KILL");
             // Until it is dead it serves: a mount that comes earlier is one more of the same lane.
             until("the supervisor is dead", || {
                 let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

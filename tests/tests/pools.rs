@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use polylane_tests::host::{Host, polylane, refused, signal, succeeds, text, until};
+use polylane_tests::host::{Host, polylane, refused, succeeds, text, until};
+use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, unavailable};
 
 fn info(pool: &str) -> serde_json::Value {
@@ -225,7 +226,7 @@ fn bad_pools_are_one_line_and_leave_nothing() {
     let mut running = command.spawn().expect("polylane");
     until("it runs", || polylane(&["stats", "--pool", &pool]).status.success());
     assert!(refused(&["pool", "create", &pool]).1.contains("in use"));
-    signal(running.id(), "TERM");
+    signal_to(running.id(), "TERM");
     running.wait().expect("wait");
     succeeds(&["pool", "create", &pool]);
     assert!(refused(&["pool", "set", &pool]).1.contains("what to change"));

@@ -4,7 +4,7 @@ use clap::Args;
 use polylane_base::size::{BadSize, ByteSize};
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
-use polylane_pool::spec::JournalMode;
+use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_volume::cache::{Mode, StoreKind};
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::{PREFETCH_BYTES_MIN, Translation};
@@ -23,7 +23,7 @@ pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
 }
 
 /// The names of the modes of a lane's journal.
-pub(crate) fn journal_modes() -> clap::builder::PossibleValuesParser {
+fn journal_modes() -> clap::builder::PossibleValuesParser {
     JournalMode::ALL.map(JournalMode::name).into()
 }
 
@@ -32,8 +32,39 @@ pub(crate) fn media() -> clap::builder::PossibleValuesParser {
     MediumKind::ALL.map(MediumKind::name).into()
 }
 
+/// When a lane's changed data is written.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Args)]
+pub(crate) struct WriteBackArgs {
+    /// Most changed data that waits to be written; writers wait above it [default: a sixteenth of
+    /// the pool's memory]
+    #[arg(long, value_name = "SIZE")]
+    dirty_limit: Option<ByteSize>,
+    /// How long changes wait at most to be written, such as 500ms [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = microseconds)]
+    flush_interval: Option<u64>,
+    /// Where new data is before the metadata that shows it: on the volume (ordered), in the journal
+    /// (data), or on its way (writeback) [default: ordered]
+    #[arg(long, value_name = "MODE", value_parser = journal_modes())]
+    journal_mode: Option<String>,
+    /// Give what is freed back to the host at once, not only when fstrim asks
+    #[arg(long)]
+    discard: bool,
+}
+
+impl WriteBackArgs {
+    /// What a run is given.
+    pub(crate) fn options(&self) -> WriteBack {
+        WriteBack {
+            dirty_bytes_limit: self.dirty_limit.map(|size| size.0),
+            flush_interval_us: self.flush_interval,
+            journal_mode: self.journal_mode.as_deref().and_then(JournalMode::named),
+            discard: self.discard,
+        }
+    }
+}
+
 /// How a volume is cached and translated.
-#[derive(Clone, PartialEq, Eq, Debug, Args)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Args)]
 pub(crate) struct CacheArgs {
     /// Cache mode: none, writeback, writethrough, directsync or pdc
     #[arg(long = "cache", value_name = "MODE")]

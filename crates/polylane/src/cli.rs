@@ -12,7 +12,7 @@ use polylane_pool::kernel_fs::KernelFs;
 use polylane_volume::MediumKind;
 use polylane_volume::cpus::CpuList;
 
-use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};
+use crate::args::{CacheArgs, JsonArgs, WriteBackArgs, media, microseconds, policies};
 use crate::attach;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
@@ -127,20 +127,8 @@ pub(crate) struct RunArgs {
     pub(crate) weight: Option<u32>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
-    /// Most changed data that waits to be written; writers wait above it [default: a sixteenth of
-    /// the pool's memory]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) dirty_limit: Option<ByteSize>,
-    /// How long changes wait at most to be written, such as 500ms [default: 5s]
-    #[arg(long, value_name = "TIME", value_parser = microseconds)]
-    pub(crate) flush_interval: Option<u64>,
-    /// Where new data is before the metadata that shows it: on the volume (ordered), in the journal
-    /// (data), or on its way (writeback) [default: ordered]
-    #[arg(long, value_name = "MODE", value_parser = journal_modes())]
-    pub(crate) journal_mode: Option<String>,
-    /// Give what is freed back to the host at once, not only when fstrim asks
-    #[arg(long)]
-    pub(crate) discard: bool,
+    #[command(flatten)]
+    pub(crate) write_back: WriteBackArgs,
     /// How lanes on the volume's device share it [default: as others there do, else ledger]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     pub(crate) qos: Option<String>,

@@ -10,7 +10,6 @@ use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
-use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
@@ -77,12 +76,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         medium,
         weight: arguments.weight,
         cache: arguments.cache.options()?,
-        write_back: WriteBack {
-            dirty_bytes_limit: arguments.dirty_limit.map(|size| size.0),
-            flush_interval_us: arguments.flush_interval,
-            journal_mode: arguments.journal_mode.as_deref().and_then(JournalMode::named),
-            discard: arguments.discard,
-        },
+        write_back: arguments.write_back.options(),
         qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: arguments
             .kernel_fs

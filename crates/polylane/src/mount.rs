@@ -6,15 +6,14 @@ use std::path::PathBuf;
 use clap::Args;
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
-use polylane_pool::failure::{Result, say};
+use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lasting::{self, LaneSource, MountOptions, Mounted};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::share::Policy;
-use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_volume::MediumKind;
 use serde_json::Value;
 
-use crate::args::{CacheArgs, JsonArgs, journal_modes, media, microseconds, policies};
+use crate::args::{CacheArgs, JsonArgs, WriteBackArgs, media, policies};
 use crate::print::{columns, print, print_json};
 
 /// `polylane mount`.
@@ -60,18 +59,8 @@ pub(crate) struct MountArgs {
     weight: Option<u32>,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Most changed data that waits to be written; writers wait above it
-    #[arg(long, value_name = "SIZE", requires = "source")]
-    dirty_limit: Option<ByteSize>,
-    /// How long changes wait at most to be written, such as 500ms [default: 5s]
-    #[arg(long, value_name = "TIME", value_parser = microseconds, requires = "source")]
-    flush_interval: Option<u64>,
-    /// Whether new data is on the volume before the metadata that shows it [default: ordered]
-    #[arg(long, value_name = "MODE", value_parser = journal_modes(), requires = "source")]
-    journal_mode: Option<String>,
-    /// Give what is freed back to the host at once, not only when fstrim asks
-    #[arg(long, requires = "source")]
-    discard: bool,
+    #[command(flatten)]
+    write_back: WriteBackArgs,
     /// How lanes on the volume's device share it [default: as others there do, else ledger]
     #[arg(long, value_name = "POLICY", value_parser = policies(), requires = "source")]
     qos: Option<String>,
@@ -93,6 +82,11 @@ pub(crate) struct UmountArgs {
 /// Executes `polylane mount`; the exit status.
 pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let (Some(source), Some(path)) = (&arguments.source, &arguments.path) else {
+        // The others need a source by their own declaration.
+        let (cache, write_back) = (CacheArgs::default(), WriteBackArgs::default());
+        if arguments.cache != cache || arguments.write_back != write_back {
+            return Err(Failure::usage("mount: options of a lane go with SOURCE and PATH"));
+        }
         return list(arguments.json.json);
     };
     let source = LaneSource::parse(source)?.over(&arguments.lower)?;
@@ -124,12 +118,7 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         medium: arguments.medium.as_deref().and_then(MediumKind::named),
         weight: arguments.weight,
         cache: arguments.cache.options()?,
-        write_back: WriteBack {
-            dirty_bytes_limit: arguments.dirty_limit.map(|size| size.0),
-            flush_interval_us: arguments.flush_interval,
-            journal_mode: arguments.journal_mode.as_deref().and_then(JournalMode::named),
-            discard: arguments.discard,
-        },
+        write_back: arguments.write_back.options(),
         qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: None,
         preload: !arguments.no_preload,
@@ -168,4 +157,29 @@ pub(crate) fn umount(arguments: &UmountArgs) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        mount: MountArgs,
+    }
+
+    #[test]
+    fn options_of_a_lane_need_a_lane() {
+        for options in [&["--discard"][..], &["--cache", "none"], &["--flush-interval", "1s"]] {
+            let words = ["mount"].iter().chain(options);
+            let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(mount(line.mount).expect_err("refused").status, 2, "{options:?}");
+        }
+        for options in [&["--share"][..], &["--weight", "5"], &["--lower", "/"]] {
+            assert!(Line::try_parse_from(["mount"].iter().chain(options)).is_err(), "{options:?}");
+        }
+    }
 }

@@ -17,6 +17,12 @@ use crate::wait::wait_for;
 /// rule in a file system that does not answer, and waiting for it would hang its owner as well.
 const KILLED_TIME_MAX: Duration = Duration::from_secs(20);
 
+/// The numbers of all processes, as /proc has them now.
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// A running child. Dropped before it was waited for, it is killed and reaped.
 #[derive(Debug)]
 pub(crate) struct Process {

@@ -20,7 +20,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{Attr, Kind, NewNode, RenameMode};
 use zerocopy::FromBytes;
 use zerocopy::native_endian::{U32, U64};
 
@@ -132,11 +132,7 @@ fn number_of_entry(name: &[u8]) -> Option<Ino> {
 
 impl Upper {
     /// Looks a file up in the index.
-    pub(crate) fn indexed(
-        &self,
-        ctx: &OpCtx<'_>,
-        number: Ino,
-    ) -> Result<Option<(Held, polylane_vfs::fs::Attr)>> {
+    pub(crate) fn indexed(&self, ctx: &OpCtx<'_>, number: Ino) -> Result<Option<(Held, Attr)>> {
         self.index.lookup(ctx, &index_name(number))
     }
 

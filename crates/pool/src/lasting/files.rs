@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use super::places::{self, Seen};
+use crate::process;
 
 /// Descriptors of one process on one file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,9 +30,7 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
     let mut found = Vec::new();
     // Processes of one mount namespace see the same mounts.
     let mut seen: HashMap<std::path::PathBuf, Vec<Seen>> = HashMap::new();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    for pid in pids {
+    for pid in process::pids() {
         let dir = Path::new("/proc").join(pid.to_string());
         let Ok(namespace) = fs::read_link(dir.join("ns/mnt")) else { continue };
         let mounts = seen.entry(namespace).or_insert_with(|| {

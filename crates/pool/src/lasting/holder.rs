@@ -2,7 +2,7 @@
 //!
 //! It takes the place of a tenant's init (`init`), in the namespaces of the command that mounted:
 //! it makes the mount, shows it at its path, tells the library of mounts there, and takes it away.
-//! It is a process of its own because whoever looks at a lane may have to wait for its service,
+//! It is a process of its own because a process that looks at a lane may wait for its service,
 //! which the supervisor must not.
 //!
 //! | what happens | what it does |

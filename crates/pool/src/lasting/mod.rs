@@ -16,7 +16,7 @@
 //! | `umount` | and back to nothing |
 //! | `list` | what is mounted |
 //! | `pools` | pools that were made to last |
-//! | `files` | who has files open through which mount |
+//! | `files` | which processes have files open through which mount |
 //! | `info` | a pool with its services and their file-system tables |
 //! | `exec` | a command in a pool |
 //! | `env` | what gives a process or a container the fast way |

@@ -9,7 +9,7 @@
 //!    its device number into the entry, shows it at PATH, and marks the entry as one that serves.
 //! 4. The command is told, and ends.
 //!
-//! Until 2 a kill leaves an entry whose name nobody holds, which any later command removes. From 3
+//! Until 2 a kill leaves an entry whose name no process holds: any later command removes it. From 3
 //! on the keeper and the holder clear up after a supervisor that is killed.
 
 use std::ffi::OsStr;

@@ -15,6 +15,7 @@ use rustix::mount::UnmountFlags;
 
 use super::table::Entry;
 use crate::failure::{Failure, Result};
+use crate::process;
 use crate::skeleton::KERNELS;
 
 /// One line of mountinfo.
@@ -200,9 +201,7 @@ fn users(path: &[u8]) -> Vec<String> {
             .flat_map(|name| fs::read_dir(dir.join(name)).into_iter().flatten().flatten());
         own || links.any(|entry| read(entry.path()))
     };
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let using = numbers.filter(|pid| uses(&PathBuf::from(format!("/proc/{pid}"))));
+    let using = process::pids().filter(|pid| uses(&PathBuf::from(format!("/proc/{pid}"))));
     let shown = using.map(|pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         format!("{pid} ({})", name.trim())

@@ -17,6 +17,7 @@ use super::places;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
+use crate::process;
 
 /// How long another command may hold the lock. One that was stopped (Ctrl-Z) holds it for longer.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(10);
@@ -140,7 +141,7 @@ impl Tables {
         let mut dead = Vec::new();
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
-                // Of a lane that lives, an instance that somebody else unmounted, or that a killed
+                // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
                 if mount.entry.instance > 0 && !places::is_shown(&mount.entry) {
                     self.remove(&mount.pool, &mount.entry.path)?;
@@ -269,16 +270,20 @@ pub(crate) fn wait_for_service(lane: &str) {
 fn service_runs(lane: &str) -> bool {
     let name = format!("polylane-service[{lane}]\0");
     let own = fs::read_link("/proc/self/exe").ok();
-    let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.any(|entry| {
-        let line = fs::read(entry.path().join("cmdline"));
-        let begins = || own.is_some() && fs::read_link(entry.path().join("exe")).ok() == own;
+    process::pids().any(|pid| {
+        let line = fs::read(proc(pid, "cmdline"));
+        let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
         line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins())
     })
 }
 
+/// What /proc says of a process.
+fn proc(pid: u32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{file}"))
+}
+
 /// Waits as long as a volume is held by a process of a lane whose supervisor is dead: its service,
-/// or a child that was forked a moment before. Who else holds it is not waited for.
+/// or a child that was forked a moment before. Another holder is not waited for.
 pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
     let start = Instant::now();
     while start.elapsed() < ORPHAN_TIME_MAX {
@@ -292,7 +297,6 @@ pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
 
 /// Whether a process is of a lane, and no supervisor lives that started it: one holds a name.
 fn is_orphan(dir: &Path, holder: &Holder) -> bool {
-    let proc = |pid: u32, file: &str| PathBuf::from(format!("/proc/{pid}/{file}"));
     let comm = fs::read_to_string(proc(holder.pid, "comm")).unwrap_or_default();
     // A service is called as its program's link is, and nothing at all before, while it begins.
     let begins = holder.name.starts_with("polylane-service[") || holder.name.is_empty();

@@ -20,9 +20,9 @@ use crate::holders::Still;
 const SECTORS: u64 = 2048 + 3;
 
 /// No process serves volumes.
-struct Nobody;
+struct NoHolders;
 
-impl Holders for Nobody {
+impl Holders for NoHolders {
     fn freeze(&self, _: &Path) -> Result<Option<Box<dyn Still>>> {
         Ok(None)
     }
@@ -140,7 +140,7 @@ fn what_stays_is_the_same_whichever_snapshots_go() {
                     let at = rng.below(chain.snapshots.len() as u64) as usize;
                     let name = chain.snapshots[at].clone();
                     let before = chain.view(&name);
-                    let removed = whole::remove(&chain.at(&name), false, &Nobody);
+                    let removed = whole::remove(&chain.at(&name), false, &NoHolders);
                     if at == 0 {
                         let line = removed.expect_err("the newest").line;
                         assert!(line.contains("is the base of"), "{tell}: {line}");
@@ -171,9 +171,9 @@ fn what_stays_is_the_same_whichever_snapshots_go() {
         assert!(chain.view("v") == chain.model["v"], "seed {seed}: v");
         chain.assert_snapshots("at the end");
         let own = chain.at("v");
-        whole::remove(&own, false, &Nobody).expect("the volume");
+        whole::remove(&own, false, &NoHolders).expect("the volume");
         for name in &chain.snapshots {
-            whole::remove(&chain.at(name), false, &Nobody).expect("a snapshot");
+            whole::remove(&chain.at(name), false, &NoHolders).expect("a snapshot");
         }
         let left = fs::read_dir(chain.dir.path()).expect("list").count();
         assert_eq!(left, 0, "seed {seed}: left behind");
@@ -201,7 +201,7 @@ fn a_snapshot_that_others_need_is_refused_and_stays() {
         chain.snapshot(name);
     }
     let refused = |chain: &Chain, why: &str| {
-        let line = whole::remove(&chain.at("a"), false, &Nobody).expect_err(why).line;
+        let line = whole::remove(&chain.at("a"), false, &NoHolders).expect_err(why).line;
         assert!(line.contains(why), "{line}");
         assert!(!Sidecar::load(&chain.at("a")).expect("sidecar").removing);
         line
@@ -217,12 +217,12 @@ fn a_snapshot_that_others_need_is_refused_and_stays() {
     refused(&chain, "a: is the base of");
     let before = chain.view("clone");
     // The clone is on one that goes: it is not asked for.
-    whole::remove(&chain.at("b"), false, &Nobody).expect("between two others");
+    whole::remove(&chain.at("b"), false, &NoHolders).expect("between two others");
     chain.snapshots.retain(|name| name != "b");
     chain.assert_snapshots("without b");
     assert!(chain.view("clone") == before);
-    whole::remove(&chain.at("clone"), false, &Nobody).expect("the clone");
-    whole::remove(&chain.at("a"), false, &Nobody).expect("the oldest");
+    whole::remove(&chain.at("clone"), false, &NoHolders).expect("the clone");
+    whole::remove(&chain.at("a"), false, &NoHolders).expect("the oldest");
     chain.snapshots.retain(|name| name != "a");
     chain.assert_snapshots("without a");
     assert!(chain.view("v") == chain.model["v"]);
@@ -244,7 +244,7 @@ fn a_snapshot_that_is_half_gone_is_refused_by_all_but_who_removes_it() {
     let line = Stack::from_own(&chain.at("a"), own).expect_err("half gone").line;
     assert!(line.contains("its removal was cut short: 'polylane volume rm"), "{line}");
     assert!(chain.view("b") == chain.model["b"] && chain.view("v") == chain.model["v"]);
-    whole::remove(&chain.at("a"), false, &Nobody).expect("goes on");
+    whole::remove(&chain.at("a"), false, &NoHolders).expect("goes on");
     chain.snapshots.retain(|name| name != "a");
     chain.assert_snapshots("without a");
     assert_eq!(Sidecar::load(&chain.at("b")).expect("sidecar").overlays, []);
