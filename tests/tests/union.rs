@@ -98,13 +98,100 @@ fn what_can_be_no_layer_is_refused_in_one_line() {
     let inside = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(low.join("upper"));
     refused(inside, "lie in each other");
     let twice = Run::new("--mem").arg("--lower").arg(&low).arg("--lower").arg(&low);
-    refused(twice, "are one directory");
+    refused(twice, "are one layer");
     let high = dir.path().join("high");
     fs::set_permissions(&high, fs::Permissions::from_mode(0o700)).expect("chmod");
     let full = Run::new("").arg("--lower").arg(&low).arg("--dir").arg(&high);
     refused(full, "holds d beside");
     assert!(!low.join("upper").exists(), "nothing is made for what is refused");
     assert_eq!(fs::read_dir(&high).expect("there").count(), 1);
+}
+
+/// A volume with a file that has two names, and one that is older than a directory's.
+fn make_base(volume: &Path) {
+    let script = "cd /lane && mkdir d && echo base > d/base && head -c 1000000 /dev/zero > big && \
+                  ln big same && chmod 640 d/base && ln -s d/base link";
+    let run = Run::new("").arg("--volume").arg(volume).arg("--size").arg("64M");
+    assert_eq!(printed(&run.script(script).output()), "");
+}
+
+#[test]
+fn a_volume_is_a_lower_for_several_lanes_at_once() {
+    if unavailable("a_volume_is_a_lower_for_several_lanes_at_once") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let (base, upper, low) =
+        (dir.path().join("base.img"), dir.path().join("upper.img"), dir.path().join("low"));
+    make_base(&base);
+    let over = |script: String| {
+        let run = Run::new("").arg("--lower").arg(&base).arg("--lower").arg(&low);
+        run.arg("--volume").arg(&upper).script(&script).output()
+    };
+    let beside = dir.path().join("script");
+    let inner = format!(
+        "#!/bin/sh\n\"$POLYLANE_BIN\" run --mem --at /mnt --lower volume:{0} -- cat /mnt/d/base\n\
+         \"$POLYLANE_BIN\" run --at /mnt --volume {0} -- true 2>&1 | grep -c 'in use'\n",
+        base.display()
+    );
+    fs::write(&beside, inner).expect("written");
+    let program = polylane_tests::binary();
+    let script = format!(
+        "cd /lane && cat d/base d/old && stat -c %a d/base && echo more >> big && rm link && \
+         tail -c 5 same && POLYLANE_BIN={} sh {}",
+        program.display(),
+        beside.display()
+    );
+    assert_eq!(printed(&over(script)), "base\nold\n640\nmore\nbase\n1\n");
+    let script = "cd /lane && stat -c %s same && ls && cat d/old".to_string();
+    assert_eq!(printed(&over(script)), "1000005\nbig\nd\nsame\nold\n");
+    // It is as it was, and is a snapshot's equal.
+    let snapshot = dir.path().join("snap.img");
+    let copied = std::process::Command::new(&program)
+        .args(["volume", "snapshot"])
+        .args([&base, &snapshot])
+        .status();
+    assert!(copied.expect("started").success());
+    for lower in [&base, &snapshot] {
+        let run = Run::new("").arg("--lower").arg(lower);
+        let script = "cd /lane && stat -c %s big && readlink link && ! touch x 2>&1";
+        let said = printed(&run.script(script).output());
+        assert!(said.starts_with("1000000\nd/base\n") && said.contains("Read-only"), "{said}");
+    }
+}
+
+#[test]
+fn a_volume_that_can_be_no_lower_is_refused_in_one_line() {
+    if unavailable("a_volume_that_can_be_no_lower_is_refused_in_one_line") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let base = dir.path().join("base.img");
+    make_base(&base);
+    let refused = |run: Run, words: &str| {
+        let output = run.script("echo started").output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains(words), "{said}");
+    };
+    let over = |lower: &Path| Run::new("--mem").arg("--lower").arg(lower);
+    refused(Run::new("").arg("--lower").arg(&base).arg("--volume").arg(&base), "in use");
+    refused(over(&base).arg("--lower").arg(&base), "are one layer");
+    // Its journal is not replayed: other lanes read it.
+    let before = fs::read(&base).expect("read");
+    let mut dirty = before.clone();
+    dirty[1024 + 0x60] |= 4;
+    fs::write(&base, &dirty).expect("written");
+    refused(over(&base), "base.img: cannot be a lower: ");
+    assert_eq!(fs::read(&base).expect("read"), dirty);
+    fs::write(&base, &before).expect("written");
+    // Who writes to it could show himself what is under it.
+    fs::set_permissions(&base, fs::Permissions::from_mode(0o666)).expect("chmod");
+    refused(over(&base).arg("--lower").arg(dir.path().join("low")), "over --lower");
+    assert_eq!(printed(&over(&base).script("cat /lane/d/base").output()), "base\n");
 }
 
 /// A mark of another user's would show him what he may not read in the lowers.

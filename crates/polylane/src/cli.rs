@@ -84,11 +84,11 @@ pub(crate) struct RunArgs {
     /// Keep the lane's files in this directory of the host
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Directory of the host that is seen under the lane's own files and never changed; repeatable,
-    /// the uppermost first. The lane is read-only if neither --volume, --dir nor --mem says where
-    /// changes go
+    /// Layer that is seen under the lane's own files and never changed: a directory of the host
+    /// (DIR or dir:DIR), or a volume (FILE or volume:FILE); repeatable, the uppermost first. The
+    /// lane is read-only if neither --volume, --dir nor --mem says where changes go
     #[arg(long, value_name = "SOURCE", conflicts_with = "kernel_fs")]
-    pub(crate) lower: Vec<PathBuf>,
+    pub(crate) lower: Vec<OsString>,
     /// Keep the lane's files on a Ceph file system, in its directory PATH [default: as
     /// client.admin, in its root]
     #[arg(long, value_name = "[USER@]FSNAME[:PATH]", conflicts_with = "dir")]

@@ -7,6 +7,7 @@ use polylane_pool::ceph::CephOptions;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
+use polylane_pool::lower::LowerSource;
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
@@ -66,7 +67,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
     };
     Ok(RunOptions {
         source,
-        lowers: arguments.lower,
+        lowers: arguments.lower.iter().map(|text| LowerSource::parse(text)).collect(),
         at: arguments.at,
         root: arguments.root,
         pool: arguments.pool,

@@ -30,9 +30,10 @@ pub(crate) struct MountArgs {
     /// An empty directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// A directory under the lane's own files, which are an overlay; repeat it, the uppermost first
-    #[arg(long, value_name = "DIR", requires = "source")]
-    lower: Vec<PathBuf>,
+    /// A layer under the lane's own files, which is never changed: DIR, dir:DIR, or a volume, FILE
+    /// or volume:FILE; repeat it, the uppermost first
+    #[arg(long, value_name = "SOURCE", requires = "source")]
+    lower: Vec<OsString>,
     /// Pool of the lane [default: default]
     #[arg(long, value_name = "NAME", requires = "source")]
     pool: Option<String>,

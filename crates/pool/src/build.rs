@@ -20,7 +20,7 @@ use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
-use polylane_volume::disk::Disk;
+use polylane_volume::disk::{self, Disk};
 use polylane_volume::held::{Answer, Ask};
 use polylane_volume::pool_file::{self, Pinned};
 use polylane_volume::stack::Stack;
@@ -28,8 +28,9 @@ use polylane_volume::stack::Stack;
 use crate::ceph::CephFiles;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::lower::Lower;
 use crate::share;
-use crate::spec::{Backing, PoolSpec};
+use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
@@ -62,8 +63,8 @@ const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Handed {
     /// The directory of a `--dir` lane.
     pub(crate) dir: Option<OwnedFd>,
-    /// The directories under it, the uppermost first.
-    pub(crate) lowers: Vec<OwnedFd>,
+    /// The layers under it, the uppermost first.
+    pub(crate) lowers: Vec<Lower>,
     /// The files of the Ceph user of a `--ceph` lane.
     pub(crate) ceph: Option<CephFiles>,
     /// The file of a volume, and those of its bases.
@@ -83,7 +84,7 @@ impl Handed {
     /// The descriptors with the service's options for them.
     pub(crate) fn options(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
         let dir = self.dir.iter().map(|dir| ("--dir", dir.as_fd()));
-        let lowers = self.lowers.iter().map(|dir| ("--lower", dir.as_fd()));
+        let lowers = self.lowers.iter().flat_map(Lower::descriptors).map(|fd| ("--lower", fd));
         let names = ["--volume", "--volume-plain", "--volume-lock"].into_iter().cycle();
         let bypass = self.bypass.iter().flat_map(|(files, _)| {
             [("--bypass-disk", files.disk.as_fd()), ("--bypass-pool", files.pool.as_fd())]
@@ -118,6 +119,14 @@ pub(crate) enum Store {
     Volume(Vec<Files>, Option<Claim>),
 }
 
+/// What a layer under a lane is on, in its service.
+pub(crate) enum Below {
+    /// A host directory.
+    Host(HostDir),
+    /// The files of a volume.
+    Volume(Vec<Files>),
+}
+
 /// A lane with its doors open.
 pub(crate) struct Running {
     confined: Confined,
@@ -145,7 +154,7 @@ struct ServedFuse {
 pub(crate) fn start(
     spec: &PoolSpec,
     (fuse, socket): (OwnedFd, OwnedFd),
-    (store, lowers): (Store, Vec<HostDir>),
+    (store, lowers): (Store, Vec<Below>),
     confined: Confined,
     (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
     (guards_links, witness): (bool, Option<Arc<Asker>>),
@@ -162,8 +171,8 @@ pub(crate) fn start(
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
-    let (fs, disk) = libservice(spec, store, clock, handover.is_some())?;
-    let fs = over_lowers(spec, fs, lowers)?;
+    let (fs, disk) = libservice(spec, store, clock.clone(), handover.is_some())?;
+    let fs = over_lowers(spec, fs, lowers, clock)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -218,11 +227,10 @@ fn libservice(
         }
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = pool_file::parts(files, claim, bypass.as_deref())?;
-            let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
             let how = (*cache, translation.clone());
             let options = polylane_ext4::Options {
                 commit_interval: flush_interval(spec),
-                cache_blocks: usize::try_from(metadata_bytes / 4096).unwrap_or(usize::MAX),
+                cache_blocks: metadata_blocks(spec),
                 keep_nameless: goes_on,
                 data: spec.write_back.journal_mode.unwrap_or_default(),
                 discard: spec.write_back.discard,
@@ -239,20 +247,36 @@ fn libservice(
 fn over_lowers(
     spec: &PoolSpec,
     upper: Option<Own>,
-    lowers: Vec<HostDir>,
+    lowers: Vec<Below>,
+    clock: Arc<dyn Clock>,
 ) -> Result<Arc<dyn FileSystem>> {
     let upper = match upper {
         Some(fs) if lowers.is_empty() => return Ok(fs),
         upper => upper,
     };
     let mut layers = Vec::new();
-    for (label, lower) in spec.lowers.iter().zip(lowers) {
-        let layer = Layer::new(Arc::new(lower));
+    for (LowerSpec { label, .. }, lower) in spec.lowers.iter().zip(lowers) {
+        let fs: Own = match lower {
+            Below::Host(host) => Arc::new(host),
+            Below::Volume(files) => {
+                let cache_blocks = metadata_blocks(spec);
+                let options =
+                    polylane_ext4::Options { cache_blocks, ..polylane_ext4::Options::default() };
+                Arc::new(disk::open_lower(label, files, clock.clone(), &options)?)
+            }
+        };
+        let layer = Layer::new(fs);
         layers.push(layer.map_err(|error| Failure::because(label, "use it as a lower", error))?);
     }
     let union = Union::open(layers, upper.map(UpperOn::new));
     let union = union.map_err(|error| Failure::failed(format!("lane: {error}")))?;
     Ok(Arc::new(union))
+}
+
+/// Blocks of metadata that an ext4 keeps in memory.
+fn metadata_blocks(spec: &PoolSpec) -> usize {
+    let bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
+    usize::try_from(bytes / 4096).unwrap_or(usize::MAX)
 }
 
 /// How many commits of a volume's journal took which form.

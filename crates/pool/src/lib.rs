@@ -22,7 +22,7 @@ pub mod lasting;
 mod limits;
 mod link;
 pub mod live;
-mod lower;
+pub mod lower;
 mod mount_table;
 mod mounts;
 pub mod names;

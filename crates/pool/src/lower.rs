@@ -1,13 +1,18 @@
-//! Directories of the host in a lane, as descriptors: its own, and the lowers of a union.
+//! What is under a lane, as descriptors: its own directory, and the lowers of a union.
 
-use std::os::fd::OwnedFd;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_block::file::Files;
+use polylane_volume as volume;
 use rustix::fs::{Mode, OFlags};
 
 use crate::failure::{Failure, Result};
+use crate::spec::LowerSpec;
 
 /// Most lowers of a lane, as many as overlayfs takes.
 const LOWERS_MAX: usize = 500;
@@ -18,22 +23,102 @@ pub(crate) const WRITERS: u32 = 0o022;
 /// The bits of a directory's mode by which others reach what is in it, their own files among it.
 pub(crate) const REACHERS: u32 = 0o077;
 
-/// Opens the lowers as paths. Each must be a directory, and no two of them, nor one and `own`, the
-/// lane's own directory, may lie in each other.
-pub(crate) fn open(lowers: &[PathBuf], own: Option<&Path>) -> Result<Vec<OwnedFd>> {
+/// A layer under a lane's own files, by name. Nothing is opened yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LowerSource {
+    /// A directory of the host.
+    Dir(PathBuf),
+    /// The root of the ext4 on a volume.
+    Volume(PathBuf),
+}
+
+/// A layer under a lane's own files, as descriptors.
+#[derive(Debug)]
+pub(crate) enum Lower {
+    /// A directory, as a path.
+    Dir(OwnedFd),
+    /// The files of a volume, its own first, for reading.
+    Volume(Vec<Files>),
+}
+
+impl LowerSource {
+    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`, or a path. A
+    /// path that leads to a file or a device is a volume's.
+    pub fn parse(text: &OsStr) -> LowerSource {
+        let after = |kind: &str| text.as_bytes().strip_prefix(kind.as_bytes());
+        let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+        match (after("dir:"), after("volume:")) {
+            (Some(dir), _) => LowerSource::Dir(path(dir)),
+            (_, Some(file)) => LowerSource::Volume(path(file)),
+            _ if Path::new(text).metadata().is_ok_and(|found| !found.is_dir()) => {
+                LowerSource::Volume(text.into())
+            }
+            _ => LowerSource::Dir(text.into()),
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        let (LowerSource::Dir(path) | LowerSource::Volume(path)) = self;
+        path
+    }
+
+    /// The same by an absolute path without links.
+    pub(crate) fn canonical(&self) -> Result<LowerSource> {
+        let path = self.path();
+        if let LowerSource::Volume(_) = self {
+            // Links that lead through other users' directories are not followed.
+            volume::resolve(path)?;
+        }
+        let whole = path.canonicalize();
+        let whole = whole.map_err(|error| Failure::path(path, "use it as a lower", error))?;
+        Ok(match self {
+            LowerSource::Dir(_) => LowerSource::Dir(whole),
+            LowerSource::Volume(_) => LowerSource::Volume(whole),
+        })
+    }
+
+    /// As it is written on the command line, so that it is read back as the same.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let (kind, path) = match self {
+            LowerSource::Dir(path) => (&b""[..], path),
+            LowerSource::Volume(path) => (&b"volume:"[..], path),
+        };
+        [kind, path.as_os_str().as_bytes()].concat()
+    }
+}
+
+impl Lower {
+    /// Its descriptors: a directory's, or three for each file of a volume.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Lower::Dir(dir) => vec![dir.as_fd()],
+            Lower::Volume(files) => {
+                let each = files.iter().map(|Files { io, plain, lock }| [io, plain, lock]);
+                each.flatten().map(AsFd::as_fd).collect()
+            }
+        }
+    }
+}
+
+/// Opens the lowers, the uppermost first: directories as paths, volumes for reading, together with
+/// others who read them. No two of them, nor one and `own`, the lane's own directory, may lie in
+/// each other.
+pub(crate) fn open(lowers: &[LowerSource], own: Option<&Path>) -> Result<Vec<Lower>> {
     if lowers.len() > LOWERS_MAX {
         return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
     }
     let mut dirs = Vec::new();
     let mut opened = Vec::new();
-    for path in lowers {
-        let failed = |error: std::io::Error| Failure::path(path, "use it as a lower", error);
-        let whole = path.canonicalize().map_err(failed)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(&whole, flags, Mode::empty());
-        let dir = dir.map_err(|error| failed(error.into()))?;
-        opened.push(dir);
-        dirs.push((path.as_path(), whole));
+    for (at, lower) in lowers.iter().enumerate() {
+        let whole = lower.canonical()?;
+        let is_lowest = at + 1 == lowers.len();
+        opened.push(match &whole {
+            LowerSource::Dir(whole) => Lower::Dir(open_dir(lower.path(), whole)?),
+            LowerSource::Volume(whole) => Lower::Volume(open_volume(whole, is_lowest)?),
+        });
+        let (LowerSource::Dir(whole) | LowerSource::Volume(whole)) = whole;
+        dirs.push((lower.path(), whole));
     }
     if let Some(path) = own {
         // One that is yet to be made lies where its parent does.
@@ -43,6 +128,33 @@ pub(crate) fn open(lowers: &[PathBuf], own: Option<&Path>) -> Result<Vec<OwnedFd
     }
     refuse_overlaps(&dirs)?;
     Ok(opened)
+}
+
+/// What the service is told of the lowers.
+pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
+    let each = named.iter().zip(opened).map(|(named, lower)| LowerSpec {
+        label: Shown::new(named.path()).to_string(),
+        files: match lower {
+            Lower::Dir(_) => None,
+            Lower::Volume(files) => Some(files.len()),
+        },
+    });
+    each.collect()
+}
+
+fn open_dir(path: &Path, whole: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(whole, flags, Mode::empty())
+        .map_err(|error| Failure::path(path, "use it as a lower", error))
+}
+
+fn open_volume(path: &Path, is_lowest: bool) -> Result<Vec<Files>> {
+    let files = volume::open_lower(path)?;
+    // Its marks, too, show files of the lowers under it.
+    if !is_lowest {
+        files.iter().try_for_each(|files| check_upper(&files.plain, path, WRITERS))?;
+    }
+    Ok(files)
 }
 
 /// Opens the lane's own directory as a path, made if it is not there. `is_upper`: it is to be over
@@ -92,7 +204,7 @@ fn refuse_overlaps(dirs: &[(&Path, PathBuf)]) -> Result<()> {
         for (other_path, other) in &dirs[..at] {
             let (path, other_path) = (Shown::new(path), Shown::new(other_path));
             let what = match (whole == other, whole.starts_with(other), other.starts_with(whole)) {
-                (true, ..) => "are one directory",
+                (true, ..) => "are one layer",
                 (_, true, _) | (_, _, true) => "lie in each other",
                 _ => continue,
             };
@@ -112,6 +224,28 @@ mod tests {
         let dirs: Vec<_> =
             paths.iter().map(|path| (Path::new(path), PathBuf::from(path))).collect();
         refuse_overlaps(&dirs).err().map(|failure| failure.line)
+    }
+
+    #[test]
+    fn a_lower_is_read_back_as_it_is_shown() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let file = dir.path().join("dir:v");
+        std::fs::write(&file, "").expect("written");
+        let [as_dir, as_volume]: [fn(PathBuf) -> LowerSource; 2] =
+            [LowerSource::Dir, LowerSource::Volume];
+        for (text, expected) in [
+            ("dir:a", as_dir("a".into())),
+            ("dir:volume:a", as_dir("volume:a".into())),
+            ("volume:a:b", as_volume("a:b".into())),
+            ("/no/such:thing", as_dir("/no/such:thing".into())),
+            (file.to_str().expect("UTF-8"), as_volume(file.clone())),
+        ] {
+            assert_eq!(LowerSource::parse(OsStr::new(text)), expected, "{text}");
+        }
+        for lower in [as_dir(dir.path().into()), as_volume(file.clone())] {
+            let lower = lower.canonical().expect("there");
+            assert_eq!(LowerSource::parse(OsStr::from_bytes(&lower.text())), lower);
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::limits::{self, CallerLimits};
 use crate::link::Link;
+use crate::lower::{self, LowerSource};
 use crate::names::{self, PoolName};
 use crate::process::Process;
 use crate::relay::Relay;
@@ -41,7 +42,7 @@ use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
-use crate::{confine, lower, preload, root};
+use crate::{confine, preload, root};
 
 mod check;
 mod owner;
@@ -86,8 +87,8 @@ impl Source {
 pub struct RunOptions {
     /// The libservice under the lane.
     pub source: Source,
-    /// Directories of the host under it, read-only, the uppermost first.
-    pub lowers: Vec<PathBuf>,
+    /// Layers under it, read-only, the uppermost first.
+    pub lowers: Vec<LowerSource>,
     /// Mount path as COMMAND sees it; ignored with `root`.
     pub at: PathBuf,
     /// The lane is COMMAND's root file system.
@@ -223,6 +224,7 @@ pub(crate) fn serve(
     pin(&cpus)?;
     let mut spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
     spec.service_user = user.or(spec.service_user);
+    spec.lowers = lower::specs(&options.lowers, &handed.lowers);
     let fuse = rootless().is_none().then_some(device);
     let (init, link) = first(
         fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
@@ -494,7 +496,7 @@ fn specify(
     PoolSpec {
         name: name.as_str().to_string(),
         backing,
-        lowers: options.lowers.iter().map(|path| Shown::new(path).to_string()).collect(),
+        lowers: Vec::new(),
         mount_path: place.path().into_os_string().into_vec(),
         covered: covered.collect(),
         worker_cpus: cpus.worker_cpus(name.running_count(), GROUPS_MAX as usize),

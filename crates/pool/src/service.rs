@@ -18,16 +18,18 @@ use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
+use polylane_volume::held::files_of;
 use polylane_volume::log;
 use polylane_volume::pool_file;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::build::{self, Running, Store};
+use crate::build::{self, Below, Running, Store};
 use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
-use crate::spec::{Backing, PoolSpec};
+use crate::lower::Lower;
+use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::wait::wait_for;
 use crate::watchdog::BEAT_PERIOD;
 use crate::witness::Asker;
@@ -52,7 +54,8 @@ pub struct ServiceFds {
     pub witness: Option<RawFd>,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
-    /// The host directories below it, the uppermost first.
+    /// The layers below it, the uppermost first: each a host directory, or the files of a volume,
+    /// three descriptors for each. The specification says which.
     pub lowers: Vec<RawFd>,
     /// Configuration and keyring of the Ceph user, for `--ceph`.
     pub ceph: Option<(RawFd, Option<RawFd>)>,
@@ -108,7 +111,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
     log::name("service", &spec.name);
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
-    let lower_dirs = fds.lowers.into_iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
+    let lowers = fds.lowers.into_iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
+    let lowers = lowers_of(&spec, lowers)?;
     let mut volume = Vec::new();
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
@@ -149,7 +153,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
         _ if volume.is_empty() => Store::Memory,
         _ => Store::Volume(volume, claim),
     };
-    let lowers = open_lowers(&spec, &lower_dirs)?;
+    let (lowers, lower_dirs) = open_lowers(&spec, lowers)?;
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
@@ -181,19 +185,49 @@ fn prepare_client(spec: &PoolSpec, files: &CephFiles) -> Result<Prepared> {
 /// Descriptors that all lowers of a union keep when the process may have very many.
 const LOWER_DESCRIPTORS_MAX: u64 = 1 << 16;
 
-/// The lowers of a union, which share a quarter of the descriptors that the process may have. They
-/// open /proc, and must do so before nothing can be opened any more.
-fn open_lowers(spec: &PoolSpec, dirs: &[OwnedFd]) -> Result<Vec<HostDir>> {
-    let labels = spec.lowers.iter();
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(LOWER_DESCRIPTORS_MAX);
-    let each = limit.min(LOWER_DESCRIPTORS_MAX) as usize / 4 / dirs.len().max(1);
-    let opened = labels.zip(dirs).map(|(label, dir)| {
-        let dir = dir.try_clone().map_err(Errno::from);
-        let host = dir.and_then(|dir| HostDir::with_descriptors(dir, each));
-        host.map_err(|error| Failure::because(label, "open it as a lower", error))
-    });
-    opened.collect()
+/// The layers under the lane, of the descriptors that came for all of them.
+fn lowers_of(spec: &PoolSpec, fds: Vec<OwnedFd>) -> Result<Vec<Lower>> {
+    let mut fds = fds.into_iter();
+    let mut lowers = Vec::new();
+    for lower in &spec.lowers {
+        let mut its: Vec<OwnedFd> = fds.by_ref().take(lower.descriptor_count()).collect();
+        lowers.push(match (lower.files, its.pop()) {
+            (None, Some(dir)) => Lower::Dir(dir),
+            (Some(_), Some(last)) => {
+                its.push(last);
+                Lower::Volume(files_of(its))
+            }
+            (_, None) => {
+                let label = &lower.label;
+                return Err(Failure::failed(format!("{label}: it was not handed down")));
+            }
+        });
+    }
+    Ok(lowers)
 }
+
+/// The lowers of a union, whose directories share a quarter of the descriptors that the process may
+/// have, and these directories. They open /proc, and must do so before nothing can be opened any
+/// more.
+fn open_lowers(spec: &PoolSpec, lowers: Vec<Lower>) -> Result<(Vec<Below>, Vec<OwnedFd>)> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(LOWER_DESCRIPTORS_MAX);
+    let each = limit.min(LOWER_DESCRIPTORS_MAX) as usize / 4 / lowers.len().max(1);
+    let (mut opened, mut dirs) = (Vec::new(), Vec::new());
+    for (LowerSpec { label, .. }, lower) in spec.lowers.iter().zip(lowers) {
+        let failed = |error| Failure::because(label, "open it as a lower", error);
+        opened.push(match lower {
+            Lower::Volume(files) => Below::Volume(files),
+            Lower::Dir(dir) => {
+                let own = dir.try_clone().map_err(Errno::from);
+                dirs.push(dir);
+                let host = own.and_then(|dir| HostDir::with_descriptors(dir, each));
+                Below::Host(host.map_err(failed)?)
+            }
+        });
+    }
+    Ok((opened, dirs))
+}
+
 /// The client library caches file data in this part of the lane's cache.
 const CEPH_CACHE_PART: u64 = 2;
 

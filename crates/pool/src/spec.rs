@@ -116,6 +116,22 @@ mod mode {
     }
 }
 
+/// A layer under a lane's own files.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LowerSpec {
+    /// What messages call it.
+    pub label: String,
+    /// How many files its volume is in; `None`: it is a directory.
+    pub files: Option<usize>,
+}
+
+impl LowerSpec {
+    /// How many descriptors it comes with: a directory's, or three for each file.
+    pub(crate) fn descriptor_count(&self) -> usize {
+        self.files.map_or(1, |count| count.saturating_mul(3))
+    }
+}
+
 /// Everything a service process is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSpec {
@@ -123,9 +139,9 @@ pub struct PoolSpec {
     pub name: String,
     /// Where the files are.
     pub backing: Backing,
-    /// What messages call the lowers under them, the uppermost first.
+    /// The lowers under them, the uppermost first.
     #[serde(default)]
-    pub lowers: Vec<String>,
+    pub lowers: Vec<LowerSpec>,
     /// Mount path as COMMAND sees it.
     pub mount_path: Vec<u8>,
     /// Directories of the lane that other mounts cover, relative to its root.
@@ -201,7 +217,7 @@ mod tests {
         let spec = PoolSpec {
             name: "one".to_string(),
             backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
-            lowers: vec!["below".to_string()],
+            lowers: vec![LowerSpec { label: "below".to_string(), files: Some(2) }],
             mount_path: b"/lane \xff".to_vec(),
             covered: vec![b"proc".to_vec()],
             cpus: "0-1".parse().expect("cpus"),

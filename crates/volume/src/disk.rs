@@ -5,17 +5,38 @@ use std::time::Duration;
 
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
+use polylane_block::file::{Files, Way};
 use polylane_block::qos::governed::Governor;
 use polylane_ext4::{Ext4, Options};
 
-use super::cache::CacheSpec;
+use super::cache::{CacheSpec, Mode, StoreKind};
 use super::held::{Answer, Ask, Held};
 use super::pool_file::Parts;
+use super::stack::Stack;
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
 /// Why a volume is read only whose host had no room for its first change.
 const NO_ROOM: &str = "no space left under the volume: make room, and run again";
+
+/// The ext4 on a volume that is a layer under others, of its files for reading. The host's page
+/// cache keeps what is read, for all who read it.
+///
+/// # Errors
+/// Its journal has to be replayed, or it is damaged; the host's.
+pub fn open_lower(
+    name: &str,
+    files: Vec<Files>,
+    clock: Arc<dyn Clock>,
+    options: &Options,
+) -> Result<Ext4> {
+    let cache =
+        CacheSpec { mode: Mode::Writethrough, store: StoreKind::Host, ..CacheSpec::default() };
+    let device = Stack::below(files, Way::Calls, cache)?;
+    let device = device.ok_or_else(|| Failure::failed(format!("{name}: it has no files")))?;
+    Ext4::open(device, clock, options)
+        .map_err(|error| Failure::failed(format!("{name}: cannot be a lower: {error}")))
+}
 
 /// An open volume.
 pub struct Disk {

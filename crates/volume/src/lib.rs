@@ -97,7 +97,7 @@ pub use host::{absolute, failure, name_holders_by};
 pub use info::{Content, Info, info, list, open_to_look};
 pub use layers::{Fragmentation, Layer, map};
 pub use make::make;
-pub use open::{make_blank, open_or_create};
+pub use open::{make_blank, open_lower, open_or_create};
 pub use options::{Asked, CreateOptions, Kept, MediumKind, SetOptions};
 pub use places::{default_path, resolve, state_dir};
 pub use remove::remove;

@@ -36,6 +36,32 @@ pub(crate) fn open_to_read(path: &Path, sidecar: &Sidecar) -> Result<Files> {
     .map_err(|error| failure(path, error))
 }
 
+/// Opens a volume that is a layer under others, and the bases that it is on, its own file first:
+/// for reading, together with others who do. None may write it as long as they are open.
+///
+/// # Errors
+/// It is in use; it is a device, or one in a pool file; its removal was cut short; the host's.
+pub fn open_lower(path: &Path) -> Result<Vec<Files>> {
+    let sidecar = Sidecar::load(path)?;
+    if sidecar.bypass.is_some() {
+        return Err(Failure::failed(format!(
+            "{0}: lies in a pool file and cannot be a lower: make one that can with 'polylane volume \
+             import {0} NEW --medium file'",
+            path.display()
+        )));
+    }
+    let opened = match sidecar.snapshot {
+        true => image::open_snapshot(path),
+        false => image::open_shared(path),
+    };
+    let own = opened.map_err(|error| failure(path, error))?;
+    let stack = Stack::from_own(path, own)?;
+    if stack.is_raw() {
+        check_magic(path, &stack.files[0].plain)?;
+    }
+    Ok(stack.files)
+}
+
 /// Opens a volume alone, to be cached as `cache` says; makes it, formatted, when there is none.
 /// What its sidecar says of its use comes with it.
 pub fn open_or_create(

@@ -12,6 +12,7 @@ use polylane_base::size::ByteSize;
 
 use crate::ceph::{CephOptions, CephPlace};
 use crate::failure::{Failure, Result};
+use crate::lower::LowerSource;
 use crate::run::Source;
 
 /// What a mount is of.
@@ -21,8 +22,8 @@ pub struct LaneSource {
     pub(crate) source: Source,
     /// Bytes of a lane in RAM.
     pub(crate) size: Option<u64>,
-    /// Directories under it, the uppermost first; paths are absolute, without links.
-    pub(crate) lowers: Vec<PathBuf>,
+    /// Layers under it, the uppermost first; paths are absolute, without links.
+    pub(crate) lowers: Vec<LowerSource>,
 }
 
 /// Kinds of sources that a later version has.
@@ -74,15 +75,14 @@ impl LaneSource {
         LaneSource { source, size, lowers: Vec::new() }
     }
 
-    /// The same as the upper of a union over directories, the uppermost first.
+    /// The same as the upper of a union over layers, the uppermost first, as they are written on
+    /// the command line.
     ///
     /// # Errors
-    /// One line: a directory that is not there.
-    pub fn over(mut self, lowers: &[PathBuf]) -> Result<LaneSource> {
-        for path in lowers {
-            let found = path.canonicalize();
-            let found = found.map_err(|error| Failure::path(path, "use it as a lower", error))?;
-            self.lowers.push(found);
+    /// One line: a layer that is not there.
+    pub fn over(mut self, lowers: &[OsString]) -> Result<LaneSource> {
+        for lower in lowers {
+            self.lowers.push(LowerSource::parse(lower).canonical()?);
         }
         match self.source == Source::Lowers && self.lowers.is_empty() {
             true => Err(Failure::usage("none: only with --lower, which is then all there is")),
@@ -139,7 +139,7 @@ impl LaneSource {
         };
         for lower in &self.lowers {
             text.extend(b" --lower ");
-            text.extend(lower.as_os_str().as_bytes());
+            text.extend(lower.text());
         }
         text
     }
@@ -199,7 +199,8 @@ mod tests {
             std::fs::create_dir(dir).expect("made");
         }
         let over = |word: &str, lowers: &[PathBuf]| {
-            LaneSource::parse(OsStr::new(word)).and_then(|source| source.over(lowers))
+            let lowers: Vec<OsString> = lowers.iter().map(OsString::from).collect();
+            LaneSource::parse(OsStr::new(word)).and_then(|source| source.over(&lowers))
         };
         let text = over("mem", &[real.join("b/../a"), b.clone()]).expect("a source").text();
         let expected = format!("mem --lower {} --lower {}", a.display(), b.display());
