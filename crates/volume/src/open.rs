@@ -45,8 +45,8 @@ pub fn open_lower(path: &Path) -> Result<Vec<Files>> {
     let sidecar = Sidecar::load(path)?;
     if sidecar.bypass.is_some() {
         return Err(Failure::failed(format!(
-            "{0}: lies in a pool file and cannot be a lower: make one that can with 'polylane volume \
-             import {0} NEW --medium file'",
+            "{0}: lies in a pool file and cannot be a lower: make one that can with 'polylane \
+             volume import {0} NEW --medium file'",
             path.display()
         )));
     }
