@@ -132,6 +132,75 @@ fn programs_of_the_host_have_the_fast_way() {
     host.assert_nothing_is_left();
 }
 
+/// A service that was taken over can have the kernel detach `.polylane` and show what it likes
+/// there. Nothing that root's programs load is taken from it.
+#[test]
+fn the_library_is_not_taken_from_within_the_lane() {
+    let name = "the_library_is_not_taken_from_within_the_lane";
+    if unavailable(name) || lacks(name, &["umount", "mount"]) {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at) = (host.pool("apart"), host.dir("m"));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:64M", text(&at)]);
+    let run = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().expect(program);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let within = at.join(".polylane");
+    run("umount", &["-l", text(&within)]);
+    run("mount", &["-t", "tmpfs", "planted", text(&within)]);
+    fs::write(within.join("libpolylane.so"), "planted").expect("write");
+    let script = "printf '%s\\n' \"$LD_PRELOAD\" \"$POLYLANE_RUN\"; \
+        i=0; while [ $i -lt 50 ]; do echo $i >\"$POLYLANE_MOUNT/f$i\"; i=$((i+1)); done; \
+        grep -o '/.*libpolylane.so' /proc/self/maps | sort -u";
+    let said = succeeds(&["exec", "--pool", &pool, "--", "sh", "-euc", script]);
+    let lane = format!("/{pool}@1.lane/libpolylane.so");
+    assert!(said.lines().any(|line| line.ends_with(&lane)), "the fast way: {said}");
+    assert!(!said.contains("/.polylane"), "{said}");
+    let requests = || {
+        let stats = succeeds(&["stats", "--json", "--pool", &format!("{pool}@1")]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+        stats[0]["service"]["shared_memory"]["requests"].as_u64().expect("a number")
+    };
+    assert!(requests() >= 50, "by shared memory: {}", requests());
+    let lines = succeeds(&["env", text(&at)]);
+    assert!(lines.contains(&lane.replace("lib", "$LIB/lib")), "{lines}");
+    assert!(!lines.contains("/.polylane"), "{lines}");
+    let other = host.dir("run");
+    let said = succeeds(&["run", "--mem", "--at", text(&other), "--", "sh", "-c", script]);
+    assert!(said.contains(".lane/libpolylane.so") && !said.contains("/.polylane"), "{said}");
+    run("umount", &[text(&within)]);
+    succeeds(&["umount", text(&at)]);
+    succeeds(&["pool", "rm", &pool]);
+    host.assert_nothing_is_left();
+}
+
+/// A lane that covers the run-time directory has its run directory beside it; a second path of a
+/// lane has none.
+#[test]
+fn each_lane_has_one_run_directory_outside_of_it() {
+    let name = "each_lane_has_one_run_directory_outside_of_it";
+    if unavailable(name) {
+        return;
+    }
+    let script = "grep -o '/.*libpolylane.so' /proc/self/maps | sort -u; mkdir x";
+    let said = succeeds(&["run", "--mem", "--at", "/run", "--", "sh", "-euc", script]);
+    assert!(said.starts_with("/dev/shm/polylane-"), "{said}");
+    let host = Host::new();
+    let (at, other) = (host.dir("m"), host.dir("other"));
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let bind = Command::new("mount").args(["--bind", text(&at), text(&other)]).status();
+    assert!(bind.expect("mount").success());
+    let (_, line) = refused(&["env", text(&other)]);
+    assert!(line.contains(text(&at)), "another path of it: {line}");
+    assert!(Command::new("umount").arg(&other).status().expect("umount").success());
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
 #[test]
 fn a_read_only_mount_is_so_by_both_doors() {
     if unavailable("a_read_only_mount_is_so_by_both_doors") {

@@ -6,7 +6,7 @@ use clap::Args;
 use polylane_pool::failure::Result;
 use polylane_pool::lasting;
 
-use crate::print::{print, print_json};
+use crate::print::{print, print_bytes, print_json};
 
 /// `polylane env`.
 #[derive(Debug, Args)]
@@ -47,11 +47,11 @@ pub(crate) fn execute(arguments: &EnvArgs) -> Result<u8> {
     let lane = lasting::env(&arguments.path)?;
     let FormArgs { json, oci, cdi, docker, podman } = arguments.form;
     match () {
-        () if json => print_json(&lane.json())?,
-        () if oci => print_json(&lane.oci())?,
-        () if cdi => print_json(&lane.cdi())?,
+        () if json => print_json(&lane.json()?)?,
+        () if oci => print_json(&lane.oci()?)?,
+        () if cdi => print_json(&lane.cdi()?)?,
         () if docker || podman => print(&format!("{}\n", lane.container_arguments()?))?,
-        () => print(&lane.shell())?,
+        () => print_bytes(&lane.shell())?,
     }
     Ok(0)
 }

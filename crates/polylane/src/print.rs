@@ -7,7 +7,12 @@ use polylane_pool::failure::{Failure, Result};
 
 /// Prints to standard output. A reader that closed it (`| head`) has seen enough.
 pub(crate) fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints what may be no text, as paths.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
+    match std::io::stdout().write_all(bytes) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::because("standard output", "write to it", error))
         }

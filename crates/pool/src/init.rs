@@ -17,6 +17,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::{sched, scm, seccomp};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use rustix::process::{Signal, WaitOptions};
 
@@ -82,6 +83,8 @@ pub(crate) struct Plan {
     pub(crate) kernel_fs: Option<KernelFsMount>,
     /// The preload library, unless it is not wanted or not there.
     pub(crate) library: Option<PathBuf>,
+    /// Where the lane's run directory is mounted outside of the lane; `None`: nowhere.
+    pub(crate) run_dir: Option<PathBuf>,
     /// COMMAND and its arguments; not empty.
     pub(crate) command: Vec<OsString>,
     /// Working directory of COMMAND.
@@ -295,7 +298,7 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
             }
         }
     }
-    let mut watched = furnish(&lane, &plan.place.path(), &libraries)?;
+    let mut watched = furnish(&lane, &plan.place.path(), plan.run_dir.as_deref(), &libraries)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Some(table) = &mut watched {
         table.begin();
@@ -305,16 +308,20 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
         .map_err(|error| Failure::because("lane", "open its root", error))
 }
 
-/// Puts the run directory with the libraries into a lane that is mounted at `path`; the table of
-/// mounts where the library is to be told of it.
+/// Puts the run directory with the libraries into a lane that is mounted at `path`, and at
+/// `outside`, which the lane's service cannot change; the table of mounts where the library is to
+/// be told of it.
 pub(crate) fn furnish(
     lane: &LaneMounts,
     path: &Path,
+    outside: Option<&Path>,
     libraries: &[Library],
 ) -> Result<Option<MountTable>> {
     let Some(run_dir) = &lane.run_dir else { return Ok(None) };
     let failed = |error| Failure::because("lane", "mount its run directory", error);
-    mounts::attach(run_dir, &lane.lane, Path::new(RESERVED_DIR)).map_err(failed)?;
+    let within = path.join(RESERVED_DIR);
+    let first = outside.unwrap_or(&within);
+    mounts::attach_at(run_dir, first).map_err(failed)?;
     let mut watched = None;
     if !libraries.is_empty() {
         preload::make_folders(run_dir).map_err(failed)?;
@@ -325,18 +332,46 @@ pub(crate) fn furnish(
         skeleton::make_file(run_dir, place).map_err(failed)?;
         mounts::attach(library, run_dir, place).map_err(failed)?;
     }
-    make_read_only(path, &lane.lane).map_err(failed)?;
+    let label = [lane_label(&lane.lane).map_err(failed)?, path.as_os_str().as_bytes().to_vec()];
+    write_in(run_dir, LANE_FILE, &label.concat()).map_err(failed)?;
+    let shown: Vec<OwnedFd> =
+        outside.iter().map(|_| read_only(run_dir)).collect::<Result<_, _>>().map_err(failed)?;
+    let shown_within = read_only(run_dir).map_err(failed)?;
+    // This process goes on writing through the former mount.
+    rustix::mount::unmount(first, UnmountFlags::DETACH).map_err(failed)?;
+    for (mount, place) in shown.iter().zip(outside) {
+        mounts::attach_at(mount, place).map_err(failed)?;
+    }
+    mounts::attach(&shown_within, &lane.lane, Path::new(RESERVED_DIR)).map_err(failed)?;
     Ok(watched)
 }
 
-/// The run directory, already in the lane at `path`, as the tenant sees it: sockets and libraries
-/// to be used, nothing to be changed. This process goes on writing through the former mount.
-fn make_read_only(path: &Path, lane: &OwnedFd) -> rustix::io::Result<()> {
-    let name = Path::new(RESERVED_DIR);
-    let shown = mounts::copy_of(lane, name)?;
+/// Of the lane that a run directory belongs to: its device number, a newline, its mount path.
+pub(crate) const LANE_FILE: &str = "lane";
+
+fn lane_label(lane: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
+    let stat = rustix::fs::statx(lane, "", AtFlags::EMPTY_PATH, StatxFlags::empty())?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Ok(format!("{device}\n").into_bytes())
+}
+
+fn write_in(dir: &OwnedFd, name: &str, bytes: &[u8]) -> rustix::io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+    let file = rustix::fs::openat(dir, name, flags, mode)?;
+    rustix::fs::fchmod(&file, mode)?;
+    match rustix::io::write(&file, bytes)? {
+        count if count == bytes.len() => Ok(()),
+        _ => Err(rustix::io::Errno::NOSPC),
+    }
+}
+
+/// The run directory, which is mounted somewhere, as the tenant sees it: sockets and libraries to
+/// be used, nothing to be changed.
+fn read_only(run_dir: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let shown = mounts::copy_of(run_dir, Path::new("."))?;
     mounts::make_read_only(&shown)?;
-    rustix::mount::unmount(path.join(name), UnmountFlags::DETACH)?;
-    mounts::attach(&shown, lane, name)
+    Ok(shown)
 }
 
 /// A build of the library and a detached mount of its file.
@@ -401,13 +436,18 @@ fn execute(plan: &Plan) -> ! {
     let mount = plan.place.path();
     match &plan.library {
         Some(_) => {
-            let library = preload::for_linker(&mount.join(".polylane"));
+            let within = mount.join(RESERVED_DIR);
+            let library = preload::for_linker(plan.run_dir.as_deref().unwrap_or(&within));
             command.env("LD_PRELOAD", preload::list(&library));
             command.env("ASAN_OPTIONS", preload::asan_options());
         }
         None => preload::clean(&mut command),
     }
     command.env("POLYLANE_MOUNT", &mount);
+    match &plan.run_dir {
+        Some(dir) => command.env(preload::RUN_VARIABLE, preload::run_of(dir, &mount)),
+        None => command.env_remove(preload::RUN_VARIABLE),
+    };
     let error = command.exec();
     ns::exit_now(say_not_started(name, &error).into())
 }

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 use crate::failure::{Failure, Result};
 
@@ -27,6 +28,9 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// Most lanes of a pool that lasts, at a time.
 pub(crate) const LANES_MAX: u32 = 256;
+
+/// The run-time directory of root.
+const HOST_DIR: &str = "/run/polylane";
 
 /// A held name. Dropping it does not remove the files; see
 /// [`remove_files`](PoolName::remove_files).
@@ -42,7 +46,7 @@ pub(crate) struct PoolName {
 pub fn runtime_dir() -> PathBuf {
     let uid = rustix::process::geteuid();
     if uid.is_root() {
-        return PathBuf::from("/run/polylane");
+        return PathBuf::from(HOST_DIR);
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) if Path::new(&dir).is_absolute() => Path::new(&dir).join("polylane"),
@@ -151,14 +155,70 @@ impl PoolName {
         self.dir.join(format!("{}.log", self.name))
     }
 
+    /// Makes the directory that the lane's run directory is mounted on; see [`run_dir`].
+    ///
+    /// # Errors
+    /// One line when it cannot be made.
+    pub(crate) fn make_run_dir(&self, path: &Path) -> Result<()> {
+        path.parent().map_or(Ok(()), ensure_private_dir)?;
+        remove_run_dir(path);
+        match rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Failure::path(path, "make the lane's run directory", error)),
+        }
+    }
+
     /// Removes the run-time files of the pool, and their directory when it is empty then.
     pub(crate) fn remove_files(&self) {
+        for dir in [self.dir.clone(), dir_beside()] {
+            remove_run_dir(&dir.join(format!("{}.{RUN_DIR}", self.name)));
+            if dir != self.dir {
+                let _ = fs::remove_dir(&dir);
+            }
+        }
         let _ = fs::remove_file(self.stats_socket());
         let _ = fs::remove_file(self.control_socket());
         let _ = fs::remove_file(self.log_file());
         let _ = fs::remove_file(lock_path(&self.dir, &self.name));
         let _ = fs::remove_dir(&self.dir);
     }
+}
+
+/// Extension of the directories that lanes' run directories are mounted on.
+const RUN_DIR: &str = "lane";
+
+/// Where the run directory (socket, library) of the lane `name` at `mount` is mounted: outside of
+/// the lane, where its service can change nothing. It is in the run-time directory, or, where the
+/// lane covers that, beside it.
+///
+/// # Errors
+/// One line when the run-time directory cannot be made.
+pub(crate) fn run_dir(name: &str, mount: &Path) -> Result<PathBuf> {
+    let dir = runtime_dir();
+    ensure_private_dir(&dir)?;
+    let whole = dir.canonicalize().unwrap_or(dir);
+    let dir = if whole.starts_with(mount) { dir_beside() } else { whole };
+    Ok(dir.join(format!("{name}.{RUN_DIR}")))
+}
+
+/// Whether a path is one of [`run_dir`], of root's or of this user's.
+pub(crate) fn is_run_dir(path: &Path) -> bool {
+    let dirs = [PathBuf::from(HOST_DIR), runtime_dir(), dir_beside()];
+    let is_in = |dir: &PathBuf| dir.canonicalize().ok().as_deref() == path.parent();
+    path.extension().is_some_and(|extension| extension == RUN_DIR) && dirs.iter().any(is_in)
+}
+
+/// A directory for run directories alone, in memory, that no lane covers: `/dev` cannot be one's.
+fn dir_beside() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/polylane-{}", rustix::process::geteuid().as_raw()))
+}
+
+/// Takes away what is mounted on a lane's run directory in this mount namespace, and its mount
+/// point.
+fn remove_run_dir(path: &Path) {
+    let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    while rustix::mount::unmount(path, flags).is_ok() {}
+    let _ = fs::remove_dir(path);
 }
 
 fn lock_path(dir: &Path, name: &str) -> PathBuf {
@@ -169,10 +229,15 @@ fn in_use(name: &str) -> Failure {
     Failure::failed(format!("pool '{name}' is in use: choose another name or end the other run"))
 }
 
-/// Makes the directory, mode 0700, and refuses one that belongs to somebody else: in `/tmp` anybody
-/// could have made it first.
+/// Makes the directory and refuses one that belongs to somebody else: in `/tmp` anybody could have
+/// made it first. Others can neither read it nor open it, and so not lock it; in root's they reach
+/// lanes' run directories.
 pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
-    match rustix::fs::mkdir(dir, Mode::RWXU) {
+    let wanted = match rustix::process::geteuid().is_root() {
+        true => Mode::RWXU | Mode::XGRP | Mode::XOTH,
+        false => Mode::RWXU,
+    };
+    match rustix::fs::mkdir(dir, wanted) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(Failure::path(dir, "make the run-time directory", error)),
     }
@@ -180,7 +245,12 @@ pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
         Ok(stat)
             if stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o22 == 0 =>
         {
-            Ok(())
+            // Of another's making (a service manager), or of a former version's.
+            match stat.st_mode & 0o777 == wanted.as_raw_mode() {
+                true => Ok(()),
+                false => rustix::fs::chmod(dir, wanted)
+                    .map_err(|error| Failure::path(dir, "keep it from other users", error)),
+            }
         }
         Ok(_) => Err(Failure::failed(format!(
             "{}: not a private directory of this user: remove it or set XDG_RUNTIME_DIR",

@@ -59,10 +59,21 @@ pub fn find() -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
 }
 
+/// The variable that tells the library where the lane's run directory is, outside of the lane.
+pub(crate) const RUN_VARIABLE: &str = "POLYLANE_RUN";
+
+/// The value of [`RUN_VARIABLE`]: the directory, and the mount path that it belongs to.
+pub(crate) fn run_of(run_dir: &Path, mount: &Path) -> OsString {
+    let mut value = run_dir.as_os_str().to_os_string();
+    value.push(":");
+    value.push(mount);
+    value
+}
+
 /// Whether the dynamic linker can be told of a library below this path: it splits at blanks and
 /// colons, and knows no quoting.
-pub(crate) fn can_name(mount: &Path) -> bool {
-    !mount.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b'$'))
+pub(crate) fn can_name(dir: &Path) -> bool {
+    !dir.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b'$'))
 }
 
 /// Where the dynamic linker of the GNU C library finds libraries, as it puts it for `$LIB`, on the

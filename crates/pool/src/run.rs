@@ -171,7 +171,12 @@ fn run_with_service(
     place: Place,
     (cpus, caller): (CpuList, CallerLimits),
 ) -> Result<u8> {
-    let library = find_library(&options, &place);
+    let run_dir = match place {
+        Place::At(_) => Some(names::run_dir(owner.name(), &place.path())?),
+        // All that its programs load is the lane's.
+        Place::Root => None,
+    };
+    let library = find_library(&options, run_dir.as_deref());
     let rootless = rootless();
     let plan = Plan {
         place: place.clone(),
@@ -179,6 +184,7 @@ fn run_with_service(
         fuse: None,
         kernel_fs: None,
         library,
+        run_dir: run_dir.clone(),
         command: std::mem::take(&mut options.command),
         directory: working_directory(options.root),
         rights: Rights::default(),
@@ -189,7 +195,8 @@ fn run_with_service(
         start_init(Plan { fuse, rights, ..plan }, rootless.is_some())
     };
     // With the init go its namespaces, and with them the mount.
-    serve(options, owner, (&place, cpus), (first, AtEnd(Box::new(|| ()))))
+    let at_end = AtEnd(Box::new(|| ()));
+    serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, at_end))
 }
 
 /// Serves a lane until its first process has ended; its status. `first` starts that process, which
@@ -197,7 +204,7 @@ fn run_with_service(
 pub(crate) fn serve(
     mut options: RunOptions,
     owner: Owner,
-    (place, cpus): (&Place, CpuList),
+    (place, run_dir, cpus): (&Place, Option<&Path>, CpuList),
     (first, at_end): (impl FnOnce(Option<OwnedFd>, bool) -> Result<(Process, Link)>, AtEnd),
 ) -> Result<u8> {
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -219,6 +226,7 @@ pub(crate) fn serve(
         member.join()?;
     }
     let leftovers = Leftovers { name, groups: group_dirs };
+    run_dir.map_or(Ok(()), |path| leftovers.name.make_run_dir(path))?;
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
@@ -300,6 +308,7 @@ fn run_on_kernel_fs(
             fuse: None,
             kernel_fs: mounted,
             library: None,
+            run_dir: None,
             command: options.command,
             directory: working_directory(options.root),
             rights,
@@ -427,15 +436,14 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
 }
 
 /// The preload library, or a warning why the kernel path has to do.
-pub(crate) fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
+pub(crate) fn find_library(options: &RunOptions, run_dir: Option<&Path>) -> Option<PathBuf> {
     if !options.preload {
         return None;
     }
-    let mount = place.path();
-    if !preload::can_name(&mount) {
+    if let Some(dir) = run_dir.filter(|dir| !preload::can_name(dir)) {
         say(format_args!(
             "{}: the dynamic linker cannot preload from such a path: FUSE only",
-            mount.display()
+            Shown::new(dir)
         ));
         return None;
     }

@@ -42,6 +42,8 @@ pub struct Peer {
 /// A socket that listens at `path`. Anything that lies there already is an error (`EADDRINUSE`).
 pub fn listen(path: &Path, backlog: i32) -> Result<OwnedFd> {
     let socket = seqpacket(SocketFlags::CLOEXEC)?;
+    // The file that bind(2) makes has these rights, whatever the caller's mask.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(errno)?;
     with_address(path, |address| rustix::net::bind(&socket, address).map_err(errno))?;
     rustix::net::listen(&socket, backlog).map_err(errno)?;
     Ok(socket)

@@ -1,4 +1,4 @@
-//! Where the lane is: `POLYLANE_MOUNT`, read once in the constructor.
+//! Where the lane is: `POLYLANE_MOUNT` and `POLYLANE_RUN`, read once in the constructor.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
@@ -6,6 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The variable with the mount path.
 const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
+/// The variable with the lane's run directory, where it has one outside of the lane, a colon and
+/// the mount path that it belongs to: a program may be given another lane's mount path alone.
+const RUN_VARIABLE: &[u8] = b"POLYLANE_RUN=";
+/// The run directory within a lane that has none outside.
+const RUN_WITHIN: &[u8] = b".polylane";
 /// The variable with [`patience`].
 const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
 /// The variable that switches [`leases`] off (`0`) or has them asked for at once (`eager`).
@@ -22,13 +27,16 @@ static MOUNT: OnceLock<([u8; MOUNT_BYTES_MAX], usize)> = OnceLock::new();
 static MOUNT_LEN: AtomicUsize = AtomicUsize::new(OFF);
 const OFF: usize = usize::MAX;
 
-/// `LD_PRELOAD=...` and `POLYLANE_MOUNT=...` as this program was started with them.
-static ENVIRONMENT: [OnceLock<CString>; 2] = [const { OnceLock::new() }; 2];
+/// `LD_PRELOAD=...`, `POLYLANE_MOUNT=...` and `POLYLANE_RUN=...` as this program was started with
+/// them.
+static ENVIRONMENT: [OnceLock<CString>; 3] = [const { OnceLock::new() }; 3];
 
 /// Takes an entry of the environment, if it is one of ours. Called in the constructor.
 pub(crate) fn take(entry: &CStr) {
     let bytes = entry.to_bytes();
-    for (place, name) in [PRELOAD_VARIABLE, MOUNT_VARIABLE].into_iter().enumerate() {
+    for (place, name) in
+        [PRELOAD_VARIABLE, MOUNT_VARIABLE, RUN_VARIABLE].into_iter().enumerate()
+    {
         if bytes.starts_with(name) {
             ENVIRONMENT[place].get_or_init(|| entry.to_owned());
         }
@@ -93,11 +101,11 @@ pub(crate) const ASAN_ORDER: &[u8] = b"verify_asan_link_order";
 const ASAN_ENTRY: &CStr = c"ASAN_OPTIONS=verify_asan_link_order=0";
 
 /// The entries that every program run from here should have; `None` without a lane.
-pub(crate) fn environment() -> Option<[Option<&'static CStr>; 3]> {
+pub(crate) fn environment() -> Option<[Option<&'static CStr>; 4]> {
     mount()?;
-    let [preload, mount] = &ENVIRONMENT;
-    let preload = preload.get().map(CString::as_c_str);
-    Some([preload, mount.get().map(CString::as_c_str), preload.and(Some(ASAN_ENTRY))])
+    let [preload, mount, run] =
+        ENVIRONMENT.each_ref().map(|entry| entry.get().map(CString::as_c_str));
+    Some([preload, mount, run, preload.and(Some(ASAN_ENTRY))])
 }
 
 /// Takes the mount path, or leaves the library off when it is unfit: not absolute, or too long.
@@ -131,10 +139,51 @@ pub(crate) fn switch_off() {
 /// `path` under the mount, in `into`.
 pub(crate) fn under_mount<'a>(into: &'a mut [u8], path: &[u8]) -> Option<&'a [u8]> {
     let mount = mount()?;
-    let len = mount.len() + 1 + path.len();
-    let into = into.get_mut(..len)?;
-    into[..mount.len()].copy_from_slice(mount);
-    into[mount.len()] = b'/';
-    into[mount.len() + 1..].copy_from_slice(path);
+    join(into, mount, path)
+}
+
+/// A file of the lane's run directory, in `into`: of the directory outside of the lane that
+/// `POLYLANE_RUN` names, which no service can change, or else of that within it.
+pub(crate) fn in_run_dir<'a>(into: &'a mut [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let mount = mount()?;
+    let entry = ENVIRONMENT[2].get().and_then(|entry| entry.to_bytes().strip_prefix(RUN_VARIABLE));
+    match entry.and_then(|entry| run_dir_of(entry, mount)) {
+        Some(dir) => join(into, dir, name),
+        None => {
+            let mut within = [0; RUN_WITHIN.len() + 16];
+            under_mount(into, join(&mut within, RUN_WITHIN, name)?)
+        }
+    }
+}
+
+/// The directory in `DIR:MOUNT`, if it belongs to this mount path.
+fn run_dir_of<'a>(entry: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
+    let colon = entry.iter().position(|&byte| byte == b':')?;
+    let (dir, of) = (&entry[..colon], &entry[colon + 1..]);
+    let of = of.strip_suffix(b"/").unwrap_or(of);
+    (dir.starts_with(b"/") && of == mount).then_some(dir)
+}
+
+fn join<'a>(into: &'a mut [u8], dir: &[u8], name: &[u8]) -> Option<&'a [u8]> {
+    let into = into.get_mut(..dir.len() + 1 + name.len())?;
+    into[..dir.len()].copy_from_slice(dir);
+    into[dir.len()] = b'/';
+    into[dir.len() + 1..].copy_from_slice(name);
     Some(into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_directory_belongs_to_one_mount_path() {
+        let of = |entry: &'static str, mount: &str| run_dir_of(entry.as_bytes(), mount.as_bytes());
+        assert_eq!(of("/run/p/a.lane:/srv", "/srv"), Some(&b"/run/p/a.lane"[..]));
+        assert_eq!(of("/run/p/a.lane:/a:b", "/a:b"), Some(&b"/run/p/a.lane"[..]));
+        assert_eq!(of("/r:/", ""), Some(&b"/r"[..]), "a lane that is the root");
+        for other in ["/run/p/a.lane:/other", "/run/p/a.lane", "run:/srv", "", ":/srv"] {
+            assert_eq!(of(other, "/srv"), None, "{other}");
+        }
+    }
 }

@@ -351,7 +351,7 @@ fn seconds() -> i64 {
 impl Session {
     fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
-        let path = config::under_mount(&mut path, b".polylane/socket").ok_or(Errno::ENOENT)?;
+        let path = config::in_run_dir(&mut path, b"socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let socket = socket.into_raw_fd();
         let made = handshake::greet(key, socket)

@@ -29,7 +29,7 @@ static NOTICE: OnceLock<Notice> = OnceLock::new();
 pub(crate) fn find() -> bool {
     if NOTICE.get().is_none() {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
-        let path = config::under_mount(&mut path, b".polylane/mounts");
+        let path = config::in_run_dir(&mut path, b"mounts");
         let found = path.map(|path| Notice::open(Path::new(OsStr::from_bytes(path))));
         if let Some(Ok(notice)) = found {
             // Another thread may have been faster.

@@ -8,20 +8,22 @@
 //! | `cdi` | a file in /etc/cdi, after which containers ask for the device by its name |
 //! | `docker`, `podman` | arguments of `run` |
 //!
-//! A container gets the lane at the path that it has on the host. The library and the socket come
-//! with it, in `.polylane`, mounted read-only.
+//! A container gets the lane at the path that it has on the host, and beside it the lane's run
+//! directory with the library and the socket, read-only, at its path on the host. They are not
+//! taken from `.polylane` in the lane: a lane's service can have the kernel take a mount in its
+//! lane away, and show files of its own there.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
-use polylane_ipc::message::RESERVED_DIR;
 use serde_json::{Value, json};
 
-use super::places;
+use super::places::{self, Seen};
 use crate::failure::{Failure, Result};
-use crate::preload;
+use crate::init::LANE_FILE;
+use crate::{names, preload};
 
 /// The version of the container device interface that is written.
 const CDI_VERSION: &str = "0.5.0";
@@ -34,15 +36,18 @@ const CDI_KIND: &str = "polylane.io/lane";
 pub struct LaneEnv {
     /// Where the lane is mounted.
     mount: PathBuf,
+    /// The lane's run directory, which its service cannot change.
+    run_dir: PathBuf,
     /// What `LD_PRELOAD` is to be, for each dynamic linker to find the build for its C library;
-    /// `None`: there is no library in the lane, or linkers cannot be told of such a path.
+    /// `None`: there is no library in the run directory, or linkers cannot be told of such a path.
     library: Option<PathBuf>,
 }
 
 /// The fast way into the lane that PATH is in.
 ///
 /// # Errors
-/// One line: PATH is in no lane, or in a mount of one that has no fast way.
+/// One line: PATH is in no lane, or in a mount of one that has no fast way, or in a file system
+/// that another user calls a lane.
 pub fn env(path: &Path) -> Result<LaneEnv> {
     let path = places::find(path)?;
     let bytes = path.as_os_str().as_bytes();
@@ -54,119 +59,183 @@ pub fn env(path: &Path) -> Result<LaneEnv> {
         return Err(Failure::failed(format!("{shown}: in no lane: 'polylane mount' lists them")));
     };
     let mount = PathBuf::from(OsStr::from_bytes(&lane.place));
-    let within = mount.join(RESERVED_DIR);
-    if !places::is_mount(&all, &within) {
+    let shown = Shown::new(&mount);
+    let found = all.iter().rev().filter_map(run_dir_of).find(|(device, ..)| *device == lane.device);
+    let Some((_, first, run_dir)) = found else {
         return Err(Failure::failed(format!(
-            "{}: shares another mount's service, and is reached through FUSE: use that other path",
-            Shown::new(&mount)
+            "{shown}: not a lane that 'polylane' mounted on this host: 'polylane mount' lists them"
+        )));
+    };
+    if first != mount {
+        return Err(Failure::failed(format!(
+            "{shown}: shares another mount's service, and is reached through FUSE: use {}",
+            Shown::new(&first)
         )));
     }
-    let library = preload::for_linker(&within);
-    let is_there = within.join(preload::BUILDS[0].place).exists() && preload::can_name(&mount);
-    Ok(LaneEnv { mount, library: is_there.then_some(library) })
+    let library = preload::for_linker(&run_dir);
+    let is_there = run_dir.join(preload::BUILDS[0].place).exists() && preload::can_name(&run_dir);
+    Ok(LaneEnv { mount, run_dir, library: is_there.then_some(library) })
+}
+
+/// The lane that a mount is the run directory of: its device number, its mount path, and the run
+/// directory. A directory that others than root and this user can change has none.
+fn run_dir_of(seen: &Seen) -> Option<(u64, PathBuf, PathBuf)> {
+    let path = PathBuf::from(OsStr::from_bytes(&seen.place));
+    let dir = path.parent().filter(|_| seen.kind == "tmpfs" && names::is_run_dir(&path))?;
+    let stat = rustix::fs::lstat(dir).ok()?;
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    if !owners.contains(&stat.st_uid) || stat.st_mode & 0o22 != 0 {
+        return None;
+    }
+    let label = std::fs::read(path.join(LANE_FILE)).ok()?;
+    let end = label.iter().position(|&byte| byte == b'\n')?;
+    let device = std::str::from_utf8(&label[..end]).ok()?.parse().ok()?;
+    Some((device, PathBuf::from(OsStr::from_bytes(&label[end + 1..])), path))
 }
 
 impl LaneEnv {
-    /// The environment; empty where there is no library.
+    /// The environment of a program of this one's making; empty where there is no library.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        self.preloading(preload::list)
+    }
+
+    fn preloading(&self, list: impl Fn(&Path) -> OsString) -> Vec<(&'static str, OsString)> {
         let Some(library) = &self.library else { return Vec::new() };
         vec![
-            ("LD_PRELOAD", library.clone().into_os_string()),
+            ("LD_PRELOAD", list(library)),
             ("ASAN_OPTIONS", preload::asan_options()),
             ("POLYLANE_MOUNT", self.mount.clone().into_os_string()),
+            (preload::RUN_VARIABLE, preload::run_of(&self.run_dir, &self.mount)),
         ]
     }
 
-    fn assignments(&self) -> Vec<String> {
-        let text = |value: &OsString| value.to_string_lossy().into_owned();
-        self.variables().iter().map(|(name, value)| format!("{name}={}", text(value))).collect()
+    /// The environment of a container, which has none of the caller's variables.
+    fn of_container(&self) -> Result<Vec<(&'static str, String)>> {
+        let all = self.preloading(|library| library.as_os_str().to_os_string());
+        all.into_iter().map(|(name, value)| Ok((name, utf8(Path::new(&value))?))).collect()
     }
 
-    /// Lines for a shell.
-    pub fn shell(&self) -> String {
-        let text = |value: &OsString| quoted(&value.to_string_lossy());
-        let line = |(name, value): &(&str, OsString)| format!("export {name}={}\n", text(value));
-        self.variables().iter().map(line).collect()
+    fn assignments(&self) -> Result<Vec<String>> {
+        let all = self.of_container()?.into_iter();
+        Ok(all.map(|(name, value)| format!("{name}={value}")).collect())
+    }
+
+    /// Lines for a shell, in the bytes that the paths have.
+    pub fn shell(&self) -> Vec<u8> {
+        let line = |(name, value): &(&str, OsString)| {
+            [b"export ", name.as_bytes(), b"=", &quoted(value.as_bytes()), b"\n"].concat()
+        };
+        self.variables().iter().flat_map(line).collect()
     }
 
     /// For programs.
-    pub fn json(&self) -> Value {
-        let within = self.mount.join(RESERVED_DIR);
+    ///
+    /// # Errors
+    /// A path is not UTF-8, which JSON has no words for.
+    pub fn json(&self) -> Result<Value> {
         let build = |index: usize| {
-            let path = within.join(preload::BUILDS[index].place);
-            path.exists().then(|| path.to_string_lossy().into_owned())
+            let path = self.run_dir.join(preload::BUILDS[index].place);
+            path.exists().then(|| utf8(&path)).transpose()
         };
         let environment: serde_json::Map<String, Value> = self
-            .variables()
-            .iter()
-            .map(|(name, value)| ((*name).to_string(), json!(value.to_string_lossy())))
+            .of_container()?
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), json!(value)))
             .collect();
-        json!({
-            "mount": self.mount.to_string_lossy(),
-            "socket": within.join("socket").to_string_lossy(),
-            "library": { "glibc": build(0), "musl": build(1) },
+        Ok(json!({
+            "mount": utf8(&self.mount)?,
+            "run": utf8(&self.run_dir)?,
+            "socket": utf8(&self.run_dir.join("socket"))?,
+            "library": { "glibc": build(0)?, "musl": build(1)? },
             "environment": environment,
-        })
+        }))
     }
 
     /// What is added to the configuration of an OCI runtime.
-    pub fn oci(&self) -> Value {
-        let mount = self.mount.to_string_lossy();
-        json!({
-            "mounts": [{
-                "destination": mount,
-                "source": mount,
-                "type": "bind",
-                "options": ["rbind", "rslave", "nosuid", "nodev"],
-            }],
-            "process": { "env": self.assignments() },
-        })
+    ///
+    /// # Errors
+    /// As [`json`](LaneEnv::json).
+    pub fn oci(&self) -> Result<Value> {
+        let mount = |(path, options): (String, Vec<&str>)| {
+            json!({ "destination": path, "source": path, "type": "bind", "options": options })
+        };
+        let mounts: Vec<Value> = self.container_mounts()?.into_iter().map(mount).collect();
+        Ok(json!({ "mounts": mounts, "process": { "env": self.assignments()? } }))
     }
 
     /// A specification of the container device interface.
-    pub fn cdi(&self) -> Value {
-        let mount = self.mount.to_string_lossy();
-        json!({
+    ///
+    /// # Errors
+    /// As [`json`](LaneEnv::json).
+    pub fn cdi(&self) -> Result<Value> {
+        let mount = |(path, options): (String, Vec<&str>)| {
+            json!({ "hostPath": path, "containerPath": path, "options": options })
+        };
+        let mounts: Vec<Value> = self.container_mounts()?.into_iter().map(mount).collect();
+        Ok(json!({
             "cdiVersion": CDI_VERSION,
             "kind": CDI_KIND,
             "devices": [{
-                "name": device_name(&mount),
-                "containerEdits": {
-                    "env": self.assignments(),
-                    "mounts": [{
-                        "hostPath": mount,
-                        "containerPath": mount,
-                        "options": ["rbind", "rslave", "nosuid", "nodev"],
-                    }],
-                },
+                "name": device_name(&utf8(&self.mount)?),
+                "containerEdits": { "env": self.assignments()?, "mounts": mounts },
             }],
-        })
+        }))
+    }
+
+    /// What is mounted in a container, at its path on the host: the lane, and its run directory.
+    fn container_mounts(&self) -> Result<[(String, Vec<&'static str>); 2]> {
+        let lane = vec!["rbind", "rslave", "nosuid", "nodev"];
+        let run = vec!["rbind", "rslave", "ro", "nosuid", "nodev"];
+        Ok([(utf8(&self.mount)?, lane), (utf8(&self.run_dir)?, run)])
     }
 
     /// Arguments of `docker run` and `podman run`, quoted for a shell, on one line.
     ///
     /// # Errors
-    /// The path has a comma or a quote in it, which neither can be told.
+    /// The path has a comma or a quote in it, which neither can be told, or is not UTF-8.
     pub fn container_arguments(&self) -> Result<String> {
-        let mount = self.mount.to_string_lossy();
-        if mount.contains([',', '"', '\n']) {
-            return Err(Failure::failed(format!(
-                "{}: --mount of docker and podman takes no such path: use --oci",
-                Shown::new(&self.mount)
-            )));
+        let mut words = Vec::new();
+        for (path, options) in self.container_mounts()? {
+            if path.contains([',', '"', '\n']) {
+                return Err(Failure::failed(format!(
+                    "{}: --mount of docker and podman takes no such path: use --oci",
+                    Shown::new(&path)
+                )));
+            }
+            let read_only = if options.contains(&"ro") { ",readonly" } else { "" };
+            let bind =
+                format!("type=bind,source={path},target={path},bind-propagation=rslave{read_only}");
+            words.extend(["--mount".to_string(), quoted_text(&bind)]);
         }
-        let bind = format!("type=bind,source={mount},target={mount},bind-propagation=rslave");
-        let mut words = vec!["--mount".to_string(), quoted(&bind)];
-        for assignment in self.assignments() {
-            words.extend(["--env".to_string(), quoted(&assignment)]);
+        for assignment in self.assignments()? {
+            words.extend(["--env".to_string(), quoted_text(&assignment)]);
         }
         Ok(words.join(" "))
     }
 }
 
-/// A word that a shell reads as this text.
-fn quoted(text: &str) -> String {
+/// The text of a path.
+///
+/// # Errors
+/// One line when it has none.
+fn utf8(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_string).ok_or_else(|| {
+        Failure::failed(format!(
+            "{}: not UTF-8, so JSON and containers cannot be told of it: mount the lane at another \
+             path, or use the lines for a shell",
+            Shown::new(path)
+        ))
+    })
+}
+
+fn quoted_text(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// A word that a shell reads as this text.
+fn quoted(text: &[u8]) -> Vec<u8> {
+    let parts: Vec<&[u8]> = text.split(|&byte| byte == b'\'').collect();
+    [b"'", parts.join(&br"'\''"[..]).as_slice(), b"'"].concat()
 }
 
 /// A path as the name of a container device: letters, digits, `_`, `-`, `.`, `:`, with a letter or
@@ -184,30 +253,47 @@ fn device_name(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn lane(mount: &str) -> LaneEnv {
-        let mount = PathBuf::from(mount);
-        let library = preload::for_linker(&mount.join(RESERVED_DIR));
-        LaneEnv { library: Some(library), mount }
+    fn lane(mount: &[u8]) -> LaneEnv {
+        let mount = PathBuf::from(OsStr::from_bytes(mount));
+        let run_dir = PathBuf::from("/run/polylane/web@1.lane");
+        let library = preload::for_linker(&run_dir);
+        LaneEnv { library: Some(library), run_dir, mount }
     }
 
     #[test]
     fn shells_read_what_was_meant() {
-        let text = lane("/srv/it's").shell();
+        let text = String::from_utf8(lane(b"/srv/it's").shell()).expect("text");
         assert!(text.contains(r"export POLYLANE_MOUNT='/srv/it'\''s'"), "{text}");
-        assert!(text.contains("/.polylane/$LIB/libpolylane.so'"), "not expanded: {text}");
-        assert_eq!(LaneEnv { library: None, ..lane("/m") }.shell(), "");
+        assert!(text.contains("'/run/polylane/web@1.lane/$LIB/libpolylane.so"), "{text}");
+        assert_eq!(LaneEnv { library: None, ..lane(b"/m") }.shell(), b"");
     }
 
     #[test]
-    fn containers_get_the_lane_at_its_own_path() {
-        let lane = lane("/srv/web");
-        assert_eq!(lane.oci()["mounts"][0]["destination"], "/srv/web");
-        let env = lane.oci()["process"]["env"].to_string();
+    fn the_bytes_of_a_path_reach_a_shell_and_nothing_that_cannot_have_them() {
+        let lane = lane(b"/srv/\xffx");
+        let needle = b"POLYLANE_MOUNT='/srv/\xffx'\n";
+        assert!(lane.shell().windows(needle.len()).any(|part| part == needle));
+        assert!(lane.json().is_err() && lane.oci().is_err() && lane.cdi().is_err());
+        let line = lane.container_arguments().expect_err("not UTF-8").line;
+        assert!(line.contains("not UTF-8"), "{line}");
+    }
+
+    #[test]
+    fn containers_get_the_lane_and_its_run_directory_at_their_own_paths() {
+        let lane = lane(b"/srv/web");
+        let oci = lane.oci().expect("OCI");
+        assert_eq!(oci["mounts"][0]["destination"], "/srv/web");
+        assert_eq!(oci["mounts"][1]["source"], "/run/polylane/web@1.lane");
+        let options = oci["mounts"][1]["options"].to_string();
+        assert!(options.contains("\"ro\""), "{options}");
+        let env = oci["process"]["env"].to_string();
         assert!(env.contains("POLYLANE_MOUNT=/srv/web"), "{env}");
-        assert_eq!(lane.cdi()["devices"][0]["name"], "srv-web");
+        assert!(env.contains("POLYLANE_RUN=/run/polylane/web@1.lane:/srv/web"), "{env}");
+        assert_eq!(lane.cdi().expect("CDI")["devices"][0]["name"], "srv-web");
         let words = lane.container_arguments().expect("arguments");
         assert!(words.starts_with("--mount 'type=bind,source=/srv/web,target=/srv/web,"));
-        assert!(super::tests::lane("/a,b").container_arguments().is_err());
+        assert!(words.contains("readonly' --env "), "{words}");
+        assert!(super::tests::lane(b"/a,b").container_arguments().is_err());
     }
 
     #[test]

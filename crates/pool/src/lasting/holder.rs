@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) device: OwnedFd,
     /// The preload library, unless it is not wanted or not there.
     pub(crate) library: Option<PathBuf>,
+    /// Where the lane's run directory is mounted outside of the lane.
+    pub(crate) run_dir: PathBuf,
     /// What is not let through on the lane.
     pub(crate) attributes: MountAttrFlags,
     /// The run-time directory, the pool and the lane's entry in its table.
@@ -74,6 +76,7 @@ struct Held {
     pool: String,
     lane: String,
     entry: Entry,
+    run_dir: PathBuf,
     /// The mount's number.
     id: u64,
     /// What the library is told.
@@ -107,7 +110,7 @@ pub(crate) fn main(plan: Plan, link: &Link) -> ! {
 
 /// Makes the mount and shows it.
 fn begin(plan: Plan, link: &Link) -> Result<Held> {
-    let Plan { device, library, attributes, dir, pool, lane, mut entry, caller: _ } = plan;
+    let Plan { device, library, run_dir, attributes, dir, pool, lane, mut entry, caller: _ } = plan;
     init::expect(link, ToInit::Begin)?;
     // As fstab has it: by that mount(8) knows what is mounted already.
     let source = String::from_utf8_lossy(&entry.source).into_owned();
@@ -119,7 +122,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
     let libraries = init::pick_up_libraries(library.as_deref())?;
     show((&dir, &pool), &entry, &made.lane)?;
-    let shown = init::furnish(&made, &path, &libraries);
+    let shown = init::furnish(&made, &path, Some(&run_dir), &libraries);
     // None of these descriptors stays: that would keep the mounts busy.
     drop((made, libraries));
     if shown.is_err() {
@@ -138,7 +141,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     expect_own(&tables, &pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
-    Ok(Held { path, dir, pool, lane, entry, id, notice, changes })
+    Ok(Held { path, dir, pool, lane, entry, run_dir, id, notice, changes })
 }
 
 /// Puts the lane at its path, and its device number into its entry before: what finds the mount
@@ -226,16 +229,17 @@ impl Held {
         if !places::topmost(&self.entry.path).is_some_and(is_own) {
             return Err(Errno::EBUSY);
         }
-        let within = self.path.join(RESERVED_DIR);
+        let run_dirs = [self.run_dir.clone(), self.path.join(RESERVED_DIR)];
         // To be put back when something else keeps the lane.
-        let copy = mounts::copy_of(rustix::fs::CWD, &within).ok();
-        self.unmount_in_order(&within).inspect_err(|_| {
-            if let Some(copy) = copy {
+        let copies = run_dirs.each_ref().map(|dir| mounts::copy_of(rustix::fs::CWD, dir).ok());
+        self.unmount_in_order(&run_dirs).inspect_err(|_| {
+            for (dir, copy) in run_dirs.iter().zip(copies) {
+                let Some(copy) = copy else { continue };
                 let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-                while places::topmost(within.as_os_str().as_bytes()).is_some()
-                    && rustix::mount::unmount(&within, flags).is_ok()
+                while places::topmost(dir.as_os_str().as_bytes()).is_some()
+                    && rustix::mount::unmount(dir, flags).is_ok()
                 {}
-                let _ = mounts::attach_at(&copy, &within);
+                let _ = mounts::attach_at(&copy, dir);
             }
             if let Some(notice) = &mut self.notice {
                 notice.begin();
@@ -244,13 +248,15 @@ impl Held {
         })
     }
 
-    /// Unmounts the run directory with what is in it, then the lane; `EBUSY` when something is in
-    /// use.
-    fn unmount_in_order(&self, within: &Path) -> std::result::Result<(), Errno> {
+    /// Unmounts both mounts of the run directory with what is in them, then the lane; `EBUSY` when
+    /// something is in use.
+    fn unmount_in_order(&self, run_dirs: &[PathBuf]) -> std::result::Result<(), Errno> {
         let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        for seen in places::seen_below(within.as_os_str().as_bytes()).iter().rev() {
-            let place = Path::new(std::ffi::OsStr::from_bytes(&seen.place));
-            rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(errno)?;
+        for dir in run_dirs {
+            for seen in places::seen_below(dir.as_os_str().as_bytes()).iter().rev() {
+                let place = Path::new(std::ffi::OsStr::from_bytes(&seen.place));
+                rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(errno)?;
+            }
         }
         rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(errno)
     }

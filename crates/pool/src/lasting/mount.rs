@@ -360,12 +360,15 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.lane.suid);
     attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
-    let library = run::find_library(&options.lane, &place);
+    let run_dir = names::run_dir(name.as_str(), &options.path)?;
+    let library = run::find_library(&options.lane, Some(&run_dir));
+    let for_serve = run_dir.clone();
     let lane = name.as_str().to_string();
     let for_holder = pool.clone();
     let plan = |device| holder::Plan {
         device,
         library,
+        run_dir,
         attributes,
         dir,
         pool: for_holder,
@@ -380,7 +383,7 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     };
     // A holder that was killed has left them.
     let at_end = AtEnd(Box::new(move || detach_all(&names::runtime_dir(), &lane_owner)));
-    run::serve(options.lane, owner, (&place, cpus), (first, at_end))
+    run::serve(options.lane, owner, (&place, Some(&for_serve), cpus), (first, at_end))
 }
 
 fn start_holder(plan: holder::Plan) -> Result<(Process, Link)> {

@@ -40,11 +40,6 @@ impl Seen {
     }
 }
 
-/// Whether something is mounted at exactly this path.
-pub(crate) fn is_mount(all: &[Seen], path: &Path) -> bool {
-    all.iter().any(|seen| seen.place == path.as_os_str().as_bytes())
-}
-
 /// What this process sees mounted, in the order in which it was mounted.
 pub(crate) fn seen() -> Vec<Seen> {
     seen_by("self")
