@@ -34,9 +34,7 @@ static ENVIRONMENT: [OnceLock<CString>; 3] = [const { OnceLock::new() }; 3];
 /// Takes an entry of the environment, if it is one of ours. Called in the constructor.
 pub(crate) fn take(entry: &CStr) {
     let bytes = entry.to_bytes();
-    for (place, name) in
-        [PRELOAD_VARIABLE, MOUNT_VARIABLE, RUN_VARIABLE].into_iter().enumerate()
-    {
+    for (place, name) in [PRELOAD_VARIABLE, MOUNT_VARIABLE, RUN_VARIABLE].into_iter().enumerate() {
         if bytes.starts_with(name) {
             ENVIRONMENT[place].get_or_init(|| entry.to_owned());
         }

@@ -156,7 +156,7 @@ impl LaneEnv {
     /// # Errors
     /// As [`json`](LaneEnv::json).
     pub fn oci(&self) -> Result<Value> {
-        let mount = |(path, options): (String, Vec<&str>)| {
+        let mount = |(path, options): (String, Vec<&str>)| -> Value {
             json!({ "destination": path, "source": path, "type": "bind", "options": options })
         };
         let mounts: Vec<Value> = self.container_mounts()?.into_iter().map(mount).collect();
@@ -168,7 +168,7 @@ impl LaneEnv {
     /// # Errors
     /// As [`json`](LaneEnv::json).
     pub fn cdi(&self) -> Result<Value> {
-        let mount = |(path, options): (String, Vec<&str>)| {
+        let mount = |(path, options): (String, Vec<&str>)| -> Value {
             json!({ "hostPath": path, "containerPath": path, "options": options })
         };
         let mounts: Vec<Value> = self.container_mounts()?.into_iter().map(mount).collect();
