@@ -41,13 +41,15 @@ const SCHEDULED_ROOMS: [&str; 4] =
     ["crates/vfs/src/", "crates/front/src/", "crates/volume/src/", "crates/pool/src/"];
 
 /// Rooms with structures of a format, on disk or on a wire: they are records, not offsets.
-const RECORD_ROOMS: [&str; 6] = [
+const RECORD_ROOMS: [&str; 8] = [
     "crates/base/src/",
     "crates/block/src/",
     "crates/ext4/src/",
+    "crates/pool/src/",
     "crates/sys/src/",
     "crates/union/src/",
     "crates/vfs/src/",
+    "crates/volume/src/",
 ];
 
 /// Types that make a `static` a variable.

@@ -291,6 +291,7 @@ impl Supervisor {
         let others = [share, copier, control, keeper];
         fds.extend(others.map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
         fds.push(watched(self.relay.as_fd()));
+        let questions_at = fds.len();
         fds.extend(listener.fds().map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -312,7 +313,7 @@ impl Supervisor {
             control: control.is_some() && is(&fds[7]),
             keeper: keeper.is_some() && is(&fds[8]),
             said: is(&fds[9]),
-            questions: fds[10..].iter().any(is),
+            questions: fds[questions_at..].iter().any(is),
         })
     }
 

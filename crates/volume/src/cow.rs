@@ -24,6 +24,9 @@ use crate::sidecar::trailer::make_top;
 use crate::sidecar::{OverlayRef, Sidecar, known, locate};
 use crate::stack::Shape;
 
+/// Digits of a base's file name behind the name of its first volume.
+const BASE_DIGITS: usize = 8;
+
 /// Who exchanges the two names.
 pub trait Exchange {
     /// Gives the volume's file the name `base`, and `top`, which has that name, the volume's;
@@ -70,7 +73,7 @@ pub(crate) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
         true => (absolute(from)?, parent.id.clone()),
         false => {
             let mut name = from.file_name().unwrap_or_default().to_os_string();
-            name.push(format!(".base-{}", &Sidecar::fresh_id()?[..8]));
+            name.push(format!(".base-{}", &Sidecar::fresh_id()?[..BASE_DIGITS]));
             let base = from.with_file_name(name);
             let id = freeze(from, &shape, &base, true, by)?;
             (absolute(&base)?, id)

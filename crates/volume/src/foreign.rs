@@ -4,23 +4,34 @@
 //! not taken: images that go on in other files, and containers that nothing here opens. That no
 //! other file is read is seen to by the sandbox that converts them.
 
+mod headers;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use polylane_base::record;
+use zerocopy::{FromZeros, IntoBytes};
+
+use self::headers::{
+    GPT_OFFSET, GPT_SIGNATURE, GptStart, QCOW_VERSION_2, Qcow3Start, QcowIncompatible, QcowStart,
+    QedFeatures, QedStart, VDI_SIGNATURE, VHD_COOKIE, VHD_DIFFERENCING, VHD_FIXED, VdiStart,
+    VhdFooter, VmdkStart, XFS_MAGIC, XfsStart,
+};
 use super::progress::Progress;
 use super::sandbox::{Right, Sandbox};
 use super::tools;
 use crate::confine;
 use crate::failure::{Failure, Result};
+use crate::superblock::{START_BYTES, Superblock};
 
-/// How much of a start is looked at.
-const START_BYTES: usize = 2048;
+/// Bytes of the footers that are looked at.
+const FOOTER_BYTES: usize = size_of::<VhdFooter>();
 
-/// Bytes of a VHD's footer.
-const FOOTER_BYTES: usize = 512;
+/// Bytes of the sectors that formats count.
+const SECTOR_BYTES: u64 = 512;
 
 /// How much of a VMDK's embedded descriptor is looked at.
 const DESCRIPTOR_BYTES: usize = 64 << 10;
@@ -90,9 +101,6 @@ const STARTS: [(&[u8], Format); 9] = [
     (b"WithouFreSpacExt", Format::Parallels),
 ];
 
-/// The magic number of a VDI, and where it is.
-const VDI: (usize, [u8; 4]) = (0x40, 0xbeda_107f_u32.to_le_bytes());
-
 /// What begins with this is no disk.
 const CONTAINERS: [(usize, &[u8], &str); 15] = [
     (0, b"A polylane copy-on-write volume", "a copy-on-write volume without its sidecar"),
@@ -122,25 +130,25 @@ pub(crate) fn kind(path: &Path, file: &File) -> Result<Kind> {
     let mut start = [0; START_BYTES];
     let at_hand = length.min(START_BYTES as u64) as usize;
     file.read_exact_at(&mut start[..at_hand], 0).map_err(failed)?;
-    let mut end = [0; FOOTER_BYTES];
+    let mut end = VhdFooter::new_zeroed();
     if let Some(at) = length.checked_sub(FOOTER_BYTES as u64) {
-        file.read_exact_at(&mut end, at).map_err(failed)?;
+        file.read_exact_at(end.as_mut_bytes(), at).map_err(failed)?;
     }
     Ok(judge(&start, &end))
 }
 
-fn judge(start: &[u8; START_BYTES], end: &[u8; FOOTER_BYTES]) -> Kind {
+fn judge(start: &[u8; START_BYTES], end: &VhdFooter) -> Kind {
     if let Some((_, format)) = STARTS.iter().find(|(magic, _)| start.starts_with(magic)) {
         return Kind::Image(*format);
     }
-    if start[VDI.0..].starts_with(&VDI.1) {
+    if record::at::<VdiStart>(start, 0).signature == VDI_SIGNATURE {
         return Kind::Image(Format::Vdi);
     }
     let is = |(at, magic, _): &&(usize, &[u8], &str)| start[*at..].starts_with(magic);
     if let Some((_, _, what)) = CONTAINERS.iter().find(is) {
         return Kind::Container(what);
     }
-    if end.starts_with(b"koly\0\0\0\x04") {
+    if end.as_bytes().starts_with(b"koly\0\0\0\x04") {
         return Kind::Container("a DMG image");
     }
     match is_footer(end) {
@@ -160,33 +168,27 @@ pub(crate) fn promised(file: &File) -> Option<(&'static str, u64)> {
 }
 
 fn needs(start: &[u8; START_BYTES]) -> Option<(&'static str, u64)> {
-    let little = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| start[at + byte]));
-    let big = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| start[at + byte]));
-    /// Of ext4's superblock: sizes past 2^32 blocks are used.
-    const INCOMPAT_64BIT: u32 = 0x80;
-    if start[1024 + 0x38..].starts_with(&0xef53_u16.to_le_bytes()) {
-        let wide = little(1024 + 0x60) & INCOMPAT_64BIT != 0;
-        let high = if wide { u64::from(little(1024 + 0x150)) << 32 } else { 0 };
-        let blocks = high | u64::from(little(1024 + 4));
-        let bytes = 1024_u64.checked_shl(little(1024 + 0x18))?;
-        return Some(("ext4 file system", blocks.checked_mul(bytes)?));
+    if let Some(ext4) = Superblock::of(start) {
+        return Some(("ext4 file system", ext4.bytes()?));
     }
-    if start.starts_with(b"XFSB") {
-        let blocks = u64::from(big(8)) << 32 | u64::from(big(12));
-        return Some(("XFS file system", blocks.checked_mul(u64::from(big(4)))?));
+    let xfs = record::at::<XfsStart>(start, 0);
+    if xfs.magicnum == XFS_MAGIC {
+        let block_bytes = u64::from(xfs.blocksize.get());
+        return Some(("XFS file system", xfs.dblocks.get().checked_mul(block_bytes)?));
     }
-    if start[512..].starts_with(b"EFI PART") {
-        let last = u64::from(little(512 + 36)) << 32 | u64::from(little(512 + 32));
-        return Some(("partition table", last.checked_add(1)?.checked_mul(512)?));
+    let gpt = record::at::<GptStart>(start, GPT_OFFSET);
+    if gpt.signature == GPT_SIGNATURE {
+        let last = gpt.alternate_lba.get();
+        return Some(("partition table", last.checked_add(1)?.checked_mul(SECTOR_BYTES)?));
     }
     None
 }
 
 /// Whether these bytes are a VHD's footer: its sum is right.
-fn is_footer(bytes: &[u8; FOOTER_BYTES]) -> bool {
-    let sum = |range: &[u8]| range.iter().map(|byte| u32::from(*byte)).sum::<u32>();
-    let stored = u32::from_be_bytes([bytes[64], bytes[65], bytes[66], bytes[67]]);
-    bytes.starts_with(b"conectix") && stored == !(sum(&bytes[..64]) + sum(&bytes[68..]))
+fn is_footer(footer: &VhdFooter) -> bool {
+    let unsummed = VhdFooter { checksum: 0.into(), ..*footer };
+    let sum: u32 = unsummed.as_bytes().iter().map(|byte| u32::from(*byte)).sum();
+    footer.cookie == VHD_COOKIE && footer.checksum == !sum
 }
 
 /// Refuses an image that goes on in another file, or that was cut.
@@ -203,11 +205,11 @@ pub(crate) fn check(path: &Path, file: &File, format: Format) -> Result<()> {
     }
     if format == Format::Vpc {
         let length = file.metadata().map_or(0, |stat| stat.len());
-        let mut end = [0; FOOTER_BYTES];
+        let mut end = VhdFooter::new_zeroed();
         let at = length.checked_sub(FOOTER_BYTES as u64);
-        let read = at.is_some_and(|at| file.read_exact_at(&mut end, at).is_ok());
-        let size = u64::from_be_bytes(end[48..56].try_into().unwrap_or_default());
-        let is_fixed = end[60..64] == [0, 0, 0, 2];
+        let read = at.is_some_and(|at| file.read_exact_at(end.as_mut_bytes(), at).is_ok());
+        let is_fixed = end.disk_type == VHD_FIXED;
+        let size = end.current_size.get();
         if !read || !is_footer(&end) || (is_fixed && at.is_some_and(|at| size > at)) {
             return refused("that was cut: its end is missing");
         }
@@ -238,21 +240,33 @@ fn goes_on(file: &File, format: Format) -> Option<&'static str> {
     let mut start = [0; START_BYTES];
     let count = file.read_at(&mut start, 0).unwrap_or(0);
     let start = &start[..count];
-    let big = |at: usize| Some(u64::from_be_bytes(start.get(at..at + 8)?.try_into().ok()?));
-    let small = |at: usize| Some(u64::from_le_bytes(start.get(at..at + 8)?.try_into().ok()?));
+    // A header that the file is too short for names another file, as far as this can tell.
+    let qcow = record::get::<QcowStart>(start, 0);
     match format {
-        Format::Qcow | Format::Qcow2 if big(8) != Some(0) => Some("a backing file"),
-        Format::Qcow2 => {
-            let is_new = start.get(4..8) != Some(&[0, 0, 0, 2]);
-            (is_new && big(72).is_none_or(|features| features & 4 != 0)).then_some("a data file")
+        Format::Qcow | Format::Qcow2 if qcow.is_none_or(|qcow| qcow.backing_file_offset != 0) => {
+            Some("a backing file")
         }
-        Format::Qed => small(16).is_none_or(|features| features & 1 != 0).then_some("a base"),
+        Format::Qcow2 if qcow.is_some_and(|qcow| qcow.version == QCOW_VERSION_2) => None,
+        Format::Qcow2 => {
+            let features = record::get::<Qcow3Start>(start, 0).map(|header| {
+                QcowIncompatible::from_bits_retain(header.incompatible_features.get())
+            });
+            let is_split = features.is_none_or(|its| its.contains(QcowIncompatible::EXTERNAL_DATA));
+            is_split.then_some("a data file")
+        }
+        Format::Qed => {
+            let features = record::get::<QedStart>(start, 0)
+                .map(|header| QedFeatures::from_bits_retain(header.features.get()));
+            let is_based = features.is_none_or(|its| its.contains(QedFeatures::BACKING_FILE));
+            is_based.then_some("a base")
+        }
         Format::Vpc => {
-            let is_differencing = start.get(60..64) == Some(&[0, 0, 0, 4]);
-            is_differencing.then_some("a parent")
+            let copy = record::get::<VhdFooter>(start, 0)?;
+            (copy.disk_type == VHD_DIFFERENCING).then_some("a parent")
         }
         Format::Vmdk => {
-            let at = small(28)?.checked_mul(512)?;
+            let header = record::get::<VmdkStart>(start, 0)?;
+            let at = header.descriptor_offset.get().checked_mul(SECTOR_BYTES)?;
             let mut text = vec![0; DESCRIPTOR_BYTES];
             let count = file.read_at(&mut text, at).unwrap_or(0);
             let text = String::from_utf8_lossy(&text[..count]).to_lowercase();
@@ -359,9 +373,9 @@ mod tests {
     use super::*;
 
     fn kind_of(start: &[u8], end: &[u8]) -> Kind {
-        let (mut first, mut last) = ([0; START_BYTES], [0; FOOTER_BYTES]);
+        let (mut first, mut last) = ([0; START_BYTES], VhdFooter::new_zeroed());
         first[..start.len()].copy_from_slice(start);
-        last[..end.len()].copy_from_slice(end);
+        last.as_mut_bytes()[..end.len()].copy_from_slice(end);
         judge(&first, &last)
     }
 
@@ -375,9 +389,9 @@ mod tests {
             start.extend(magic);
             assert_eq!(kind_of(&start, b""), Kind::Container(what));
         }
-        let mut vdi = vec![0; VDI.0];
-        vdi.extend(VDI.1);
-        assert_eq!(kind_of(&vdi, b""), Kind::Image(Format::Vdi));
+        let vdi = VdiStart { text: [0; 64], signature: VDI_SIGNATURE.into() };
+        assert_eq!(kind_of(vdi.as_bytes(), b""), Kind::Image(Format::Vdi));
+        assert_eq!(vdi.signature.as_bytes(), b"\x7f\x10\xda\xbe");
         assert_eq!(kind_of(b"", b"koly\0\0\0\x04"), Kind::Container("a DMG image"));
         // A guest's own last sector is no footer unless its sum is right.
         assert_eq!(kind_of(b"", b"conectix"), Kind::Raw);

@@ -1,7 +1,7 @@
 //! What is to be known about a volume, without changing it.
 
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use polylane_block::image;
@@ -20,15 +20,7 @@ use super::trust;
 use crate::failure::{Failure, Result, say};
 use crate::path_text;
 use crate::sidecar::trailer;
-
-/// Where ext4's superblock is, and what is read of it.
-const SUPERBLOCK_OFFSET: u64 = 1024;
-const SUPERBLOCK_BYTES: usize = 0x100;
-const MAGIC: u16 = 0xef53;
-/// `s_state`: an error was found.
-const STATE_ERROR: u16 = 2;
-/// `s_feature_incompat`: the journal needs replay.
-const INCOMPAT_RECOVER: u32 = 4;
+use crate::superblock::{START_BYTES, Superblock};
 
 /// The file system on a volume, by a glance at its superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -135,7 +127,7 @@ pub fn info(named: &Path) -> Result<Info> {
         reserved_bytes: sum(|extent| extent.unwritten),
         extent_count: extents.as_ref().map(|found| found.len() as u64),
         content: match &glance {
-            Some(glance) => judge(Superblock::of(&glance.start[SUPERBLOCK_OFFSET as usize..])),
+            Some(glance) => judge(Superblock::of(&glance.start)),
             None => content_below(path, &file, &sidecar),
         },
         used_by: holder.map(|holder| holder_text(path, holder.as_ref())),
@@ -222,7 +214,7 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
     for _ in 0..=DEPTH_MAX {
         let Some((overlay, _)) = trailer::reference(&file, &sidecar) else { return content(&file) };
         if let Some(start) = trailer::first_block(&file) {
-            return judge(Superblock::read(&file, start));
+            return judge(superblock(&file, start));
         }
         let owner = trust::owner_of(&file);
         let below = stack::open_base((&path, &sidecar, owner), &overlay);
@@ -233,45 +225,26 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
     Content::None
 }
 
-/// How much of a volume's start tells what is on it.
-pub(crate) const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
-
 /// What is on an open volume that is raw.
 pub(crate) fn content(file: &fs::File) -> Content {
-    judge(Superblock::read(file, 0))
+    judge(superblock(file, 0))
+}
+
+/// The superblock of a disk that begins at byte `start` of a file that can be read.
+fn superblock(file: &fs::File, start: u64) -> Option<Superblock> {
+    Superblock::read(file, start).ok().flatten()
 }
 
 fn judge(found: Option<Superblock>) -> Content {
     match found {
         None => Content::None,
-        Some(superblock) if superblock.state & STATE_ERROR != 0 => Content::Ext4Errors,
-        Some(superblock) if superblock.incompat & INCOMPAT_RECOVER != 0 => Content::Ext4NeedsReplay,
+        Some(superblock) if superblock.has_errors() => Content::Ext4Errors,
+        Some(superblock) if superblock.needs_replay() => Content::Ext4NeedsReplay,
         Some(_) => Content::Ext4Clean,
     }
 }
 
 /// Whether the journal of an ext4 must be replayed, whatever else is wrong with it.
 pub(crate) fn needs_replay(file: &fs::File) -> bool {
-    Superblock::read(file, 0).is_some_and(|superblock| superblock.incompat & INCOMPAT_RECOVER != 0)
-}
-
-/// What a glance at an ext4's superblock is for.
-struct Superblock {
-    state: u16,
-    incompat: u32,
-}
-
-impl Superblock {
-    /// That of a disk that begins at byte `start` of the file.
-    fn read(file: &fs::File, start: u64) -> Option<Superblock> {
-        let mut bytes = [0; SUPERBLOCK_BYTES];
-        file.read_exact_at(&mut bytes, start + SUPERBLOCK_OFFSET).ok()?;
-        Superblock::of(&bytes)
-    }
-
-    fn of(bytes: &[u8]) -> Option<Superblock> {
-        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
-        (half(0x38) == MAGIC).then(|| Superblock { state: half(0x3a), incompat: word(0x60) })
-    }
+    superblock(file, 0).is_some_and(|superblock| superblock.needs_replay())
 }

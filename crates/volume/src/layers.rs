@@ -12,6 +12,7 @@ use super::sidecar::{Sidecar, trailer};
 use super::stack::{self, DEPTH_MAX};
 use super::{bypass, info, trust};
 use crate::failure::{Failure, Result};
+use crate::superblock::START_BYTES;
 
 /// One file of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,7 +75,7 @@ pub fn map(path: &Path) -> Result<Vec<Layer>> {
     let mut path = resolve(path)?;
     let mut sidecar = Sidecar::load(&path)?;
     if let Some(its) = &sidecar.bypass {
-        let extents = bypass::glance(&path, its, info::START_BYTES)?.extents;
+        let extents = bypass::glance(&path, its, START_BYTES)?.extents;
         return Ok(vec![Layer { file: path, is_base: false, extents }]);
     }
     let mut layers = Vec::new();

@@ -81,6 +81,7 @@ mod sandbox;
 pub mod sidecar;
 mod space;
 pub mod stack;
+mod superblock;
 pub mod tools;
 mod transfer;
 pub mod translation;

@@ -1,5 +1,7 @@
 //! Opening a volume's file, or making it first.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -15,10 +17,7 @@ use crate::make::{SIZE_DEFAULT, draft, introduce, make_bypass, refuse_host_cache
 use crate::options::{Asked, Kept, MediumKind, SetOptions};
 use crate::sidecar::{Sidecar, refuse_snapshot};
 use crate::stack::Stack;
-
-/// Where ext4's magic number is, and what it is.
-const MAGIC_OFFSET: u64 = 1024 + 0x38;
-const MAGIC: [u8; 2] = 0xef53u16.to_le_bytes();
+use crate::superblock::Superblock;
 
 /// Opens a volume that is only going to be read, so that nobody changes it meanwhile: alone; what
 /// never changes, or may not be written by this user or on this host, together with others who
@@ -111,7 +110,7 @@ fn create(path: &Path, asked: Asked, cache: &SetOptions, owner: (u32, u32)) -> R
 pub fn make_blank(path: &Path, asked: Asked) -> Result<bool> {
     let size = asked.size.unwrap_or(SIZE_DEFAULT);
     match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
             match asked.medium.unwrap_or_default() {
                 MediumKind::File => introduce(draft(path, size, None)?, path, &Sidecar::new()?)?,
                 MediumKind::Bypass => make_bypass(path, size, None, Sidecar::new()?)?,
@@ -159,12 +158,12 @@ fn check_size(path: &Path, size: u64, asked: Option<u64>) -> Result<()> {
 }
 
 fn check_magic(path: &Path, file: &OwnedFd) -> Result<()> {
-    let mut magic = [0; 2];
-    let read = rustix::io::pread(file, &mut magic, MAGIC_OFFSET)
-        .map_err(|error| Failure::path(path, "read it", error))?;
-    match read == magic.len() && magic == MAGIC {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
+    let failed = |error| Failure::path(path, "read it", error);
+    let file = File::from(file.try_clone().map_err(failed)?);
+    match Superblock::read(&file, 0) {
+        Ok(Some(_)) => Ok(()),
+        Err(error) if error.kind() != ErrorKind::UnexpectedEof => Err(failed(error)),
+        _ => Err(Failure::failed(format!(
             "{}: holds no ext4 file system: format it with mke2fs, or remove it to have it made",
             path.display()
         ))),

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -14,6 +13,7 @@ use super::program::program;
 use super::progress::Progress;
 use super::sandbox::{Right, Sandbox};
 use crate::failure::{Failure, Result};
+use crate::superblock::Superblock;
 
 /// e2fsck: nothing was wrong ...
 pub(crate) const FSCK_CLEAN: i32 = 0;
@@ -155,15 +155,10 @@ pub(crate) fn fsck_failure(output: &Output) -> Option<String> {
 /// What resize2fs says that the ext4 in `file` needs at least, in bytes; `None` when it failed for
 /// another reason.
 pub(crate) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
-    /// Where the superblock has the binary logarithm of the block size in KiB.
-    const LOG_BLOCK_KIB_AT: u64 = 1024 + 24;
     let said = String::from_utf8_lossy(&output.stderr);
     let (_, number) = said.split_once("smaller than minimum (")?;
     let blocks: u64 = number.split(')').next()?.parse().ok()?;
-    let mut log = [0; 4];
-    file.read_exact_at(&mut log, LOG_BLOCK_KIB_AT).ok()?;
-    let block_bytes = 1024u64.checked_shl(u32::from_le_bytes(log)).filter(|bytes| *bytes > 0)?;
-    blocks.checked_mul(block_bytes)
+    blocks.checked_mul(Superblock::read(file, 0).ok()??.block_bytes()?)
 }
 
 /// Makes an ext4 file system in `file`, which is going to be `name`; its root directory belongs to

@@ -11,7 +11,8 @@ use zerocopy::little_endian::U32;
 
 pub use self::geometry::Geometry;
 use self::geometry::wide;
-use self::record::{FirstError, LastError, SuperblockRecord};
+pub use self::record::SuperblockRecord;
+use self::record::{FirstError, LastError};
 use super::GroupIndex;
 use super::checksum::crc;
 pub use super::features::{Compat, Incompat, RoCompat};
@@ -23,7 +24,8 @@ pub const OFFSET: u64 = 1024;
 /// Bytes of a superblock.
 pub const BYTES: usize = 1024;
 
-const MAGIC: u16 = 0xef53;
+/// `s_magic`.
+pub const MAGIC: u16 = 0xef53;
 /// Largest blocks, by the binary logarithm of their KiB: ours ...
 const LOG_BLOCK_MAX: u32 = 2;
 /// ... and Linux'.

@@ -6,18 +6,6 @@
 //! addressing, as Polytropon's table); the longest prefix of a path is found by looking for each of
 //! its ancestors.
 //!
-//! | bytes of a slot | field |
-//! |---|---|
-//! | 0 | state: 0 empty, 1 removed, 2 used |
-//! | 4 | flags: 1 read-only, 2 starting |
-//! | 8 | hash of the path (FNV-1a, 64 bits) |
-//! | 16, 20 | service, instance |
-//! | 24, 28 | how often mounted, process of the supervisor |
-//! | 32 | device number of the mount, 0 as long as it starts |
-//! | 40, 42 | bytes of the path, bytes of the source |
-//! | 48 | hash of everything else in the slot |
-//! | 56 | path, source |
-//!
 //! # Invariants
 //!
 //! - The caller holds the lock of all tables ([`Tables`](super::tables::Tables)).
@@ -27,8 +15,13 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use polylane_base::record;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::failure::{Failure, Result};
 
@@ -38,26 +31,60 @@ const SLOTS: u64 = 256;
 /// Mounts of a pool: what keeps probing short.
 pub(crate) const MOUNTS_MAX: usize = 192;
 
-/// Bytes of a slot: a page.
-const SLOT_BYTES: usize = 4096;
+record! {
+    /// A slot: a page.
+    struct SlotRecord: 4096 {
+        0x00 state: U32,
+        /// [`SlotFlags`].
+        0x04 flags: U32,
+        /// Of the path: FNV-1a, 64 bits.
+        0x08 hash: U64,
+        /// The number of its service in the pool.
+        0x10 service: U32,
+        /// The number of the instance in its service.
+        0x14 instance: U32,
+        /// How often it is mounted.
+        0x18 count: U32,
+        /// The supervisor's process.
+        0x1c supervisor: U32,
+        /// Device number of the mount; 0 as long as it starts.
+        0x20 device: U64,
+        0x28 path_len: U16,
+        0x2a source_len: U16,
+        0x2c unused: U32,
+        /// FNV-1a of the slot in which this field is 0.
+        0x30 sum: U64,
+        /// Path, source.
+        0x38 names: [u8; 4040],
+    }
+}
 
-/// Where the path begins in a slot.
-const PATH_AT: usize = 56;
-
-/// Where the slot's own hash is.
-const SUM_AT: usize = 48;
+/// Bytes of a slot.
+const SLOT_BYTES: usize = size_of::<SlotRecord>();
 
 /// Most bytes of path and source together.
-pub(crate) const NAMES_BYTES_MAX: usize = SLOT_BYTES - PATH_AT;
+pub(crate) const NAMES_BYTES_MAX: usize = SLOT_BYTES - offset_of!(SlotRecord, names);
 
 /// The header: what the file is, in which version.
 const MAGIC: &[u8] = b"polylane mount table 1\n";
 
+/// `state` of a slot that no mount has had.
+const EMPTY: u32 = 0;
+/// `state` of a slot whose mount is gone.
 const REMOVED: u32 = 1;
+/// `state` of a slot with a mount.
 const USED: u32 = 2;
 
-const READ_ONLY: u32 = 1;
-const STARTING: u32 = 2;
+bitflags::bitflags! {
+    /// `flags` of a slot.
+    struct SlotFlags: u32 {
+        /// Nothing can be changed through the mount.
+        const READ_ONLY = 1;
+        /// The mount does not serve yet.
+        const STARTING = 2;
+        const _ = !0;
+    }
+}
 
 /// One mount of a pool.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -83,54 +110,50 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn to_slot(&self) -> [u8; SLOT_BYTES] {
-        let mut slot = [0; SLOT_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| slot[at..at + bytes.len()].copy_from_slice(bytes);
-        let flags = u32::from(self.read_only) * READ_ONLY + u32::from(self.starting) * STARTING;
-        put(0, &USED.to_le_bytes());
-        put(4, &flags.to_le_bytes());
-        put(8, &hash(&self.path).to_le_bytes());
-        for (at, value) in
-            [(16, self.service), (20, self.instance), (24, self.count), (28, self.supervisor)]
-        {
-            put(at, &value.to_le_bytes());
-        }
-        put(32, &self.device.to_le_bytes());
-        let lengths = [self.path.len(), self.source.len()];
-        for (at, length) in [40, 42].into_iter().zip(lengths) {
-            put(at, &u16::try_from(length).unwrap_or(u16::MAX).to_le_bytes());
-        }
-        put(PATH_AT, &self.path);
-        put(PATH_AT + self.path.len(), &self.source);
-        let sum = hash(&slot);
-        slot[SUM_AT..SUM_AT + 8].copy_from_slice(&sum.to_le_bytes());
+    fn to_slot(&self) -> SlotRecord {
+        let mut flags = SlotFlags::empty();
+        flags.set(SlotFlags::READ_ONLY, self.read_only);
+        flags.set(SlotFlags::STARTING, self.starting);
+        let len = |name: &[u8]| U16::new(u16::try_from(name.len()).unwrap_or(u16::MAX));
+        let mut slot = SlotRecord {
+            state: USED.into(),
+            flags: flags.bits().into(),
+            hash: hash(&self.path).into(),
+            service: self.service.into(),
+            instance: self.instance.into(),
+            count: self.count.into(),
+            supervisor: self.supervisor.into(),
+            device: self.device.into(),
+            path_len: len(&self.path),
+            source_len: len(&self.source),
+            ..SlotRecord::new_zeroed()
+        };
+        let (path, source) = slot.names.split_at_mut(self.path.len());
+        path.copy_from_slice(&self.path);
+        source[..self.source.len()].copy_from_slice(&self.source);
+        slot.sum = hash(slot.as_bytes()).into();
         slot
     }
 
     /// `None`: nothing that this module wrote.
-    fn from_slot(slot: &[u8; SLOT_BYTES]) -> Option<Entry> {
-        let word = |at: usize| {
-            let bytes = slot.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-            bytes.map_or(0, u32::from_le_bytes)
-        };
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let mut unsummed = *slot;
-        unsummed[SUM_AT..SUM_AT + 8].fill(0);
-        if word(0) != USED || hash(&unsummed) != long(SUM_AT) {
+    fn from_slot(slot: &SlotRecord) -> Option<Entry> {
+        let unsummed = SlotRecord { sum: 0.into(), ..*slot };
+        if slot.state != USED || slot.sum != hash(unsummed.as_bytes()) {
             return None;
         }
-        let path_end = PATH_AT + (word(40) & 0xffff) as usize;
-        let source_end = path_end + (word(40) >> 16) as usize;
+        let flags = SlotFlags::from_bits_retain(slot.flags.get());
+        let path_end = usize::from(slot.path_len.get());
+        let source_end = path_end + usize::from(slot.source_len.get());
         Some(Entry {
-            path: slot.get(PATH_AT..path_end)?.to_vec(),
-            source: slot.get(path_end..source_end)?.to_vec(),
-            service: word(16),
-            instance: word(20),
-            count: word(24),
-            supervisor: word(28),
-            device: long(32),
-            read_only: word(4) & READ_ONLY != 0,
-            starting: word(4) & STARTING != 0,
+            path: slot.names.get(..path_end)?.to_vec(),
+            source: slot.names.get(path_end..source_end)?.to_vec(),
+            service: slot.service.get(),
+            instance: slot.instance.get(),
+            count: slot.count.get(),
+            supervisor: slot.supervisor.get(),
+            device: slot.device.get(),
+            read_only: flags.contains(SlotFlags::READ_ONLY),
+            starting: flags.contains(SlotFlags::STARTING),
         })
     }
 }
@@ -263,8 +286,7 @@ impl Table {
     pub(crate) fn remove(&self, path: &[u8]) -> Result<()> {
         let is_it = |slot: &Slot| matches!(slot, Slot::Used(entry) if entry.path == path);
         if let Some((index, _)) = self.probe(path).find(|(_, slot)| is_it(slot)) {
-            let mut slot = [0; SLOT_BYTES];
-            slot[..4].copy_from_slice(&REMOVED.to_le_bytes());
+            let slot = SlotRecord { state: REMOVED.into(), ..SlotRecord::new_zeroed() };
             self.write(index, &slot)?;
         }
         if self.entries().is_empty() {
@@ -299,26 +321,24 @@ impl Table {
 
     fn read(&self, index: u64) -> Slot {
         let at = index * SLOT_BYTES as u64;
-        let mut slot = [0; SLOT_BYTES];
         // Past the end of the file, and in its holes, all slots are empty.
-        let state = match self.file.read_exact_at(&mut slot[..4], at) {
-            Ok(()) => u32::from_le_bytes([slot[0], slot[1], slot[2], slot[3]]),
-            Err(_) => return Slot::Empty,
-        };
-        if state == 0 {
-            return Slot::Empty;
+        let mut state = U32::new(EMPTY);
+        match self.file.read_exact_at(state.as_mut_bytes(), at) {
+            Ok(()) if state != EMPTY => {}
+            _ => return Slot::Empty,
         }
-        let whole = state == USED && self.file.read_exact_at(&mut slot, at).is_ok();
+        let mut slot = SlotRecord::new_zeroed();
+        let whole = state == USED && self.file.read_exact_at(slot.as_mut_bytes(), at).is_ok();
         match Entry::from_slot(&slot).filter(|_| whole) {
             Some(entry) => Slot::Used(entry),
             None => Slot::Removed,
         }
     }
 
-    fn write(&self, index: u64, slot: &[u8; SLOT_BYTES]) -> Result<()> {
+    fn write(&self, index: u64, slot: &SlotRecord) -> Result<()> {
         let at = index * SLOT_BYTES as u64;
         self.file
-            .write_all_at(slot, at)
+            .write_all_at(slot.as_bytes(), at)
             .map_err(|error| Failure::path(&self.path, "write the mount table", error))
     }
 }

@@ -133,6 +133,8 @@ impl Wanted {
                 return Some(format!("{least_name} {least}: is more than {most_name} {most}"));
             }
         }
+        // The first of them only the ledger plans for.
+        const PLANNED: usize = 3;
         let named = [
             (some(self.latency_target_us), "--latency"),
             (some(self.iops_min), "--min-iops"),
@@ -141,10 +143,10 @@ impl Wanted {
             (some(self.bw_max), "--max-bandwidth"),
             (self.weight.map(u64::from), "--weight"),
         ];
-        // Only the ledger plans for minima and latencies; without a policy there is no lane.
+        // Without a policy there is no lane.
         let in_vain = match policy {
             Policy::Ledger => &[][..],
-            Policy::Static | Policy::Wdt | Policy::WdtSharedLock => &named[..3],
+            Policy::Static | Policy::Wdt | Policy::WdtSharedLock => &named[..PLANNED],
             Policy::None => &named[..],
         };
         let (_, name) = in_vain.iter().find(|(value, _)| value.is_some())?;

@@ -5,13 +5,6 @@
 //! | 0 .. | [`polylane_block::overlay`]: label, data, map, head |
 //! | the last 4096 | trailer |
 //!
-//! | of the trailer | field |
-//! |---|---|
-//! | 0–15 | magic |
-//! | 16–47 | nonce, 32 hexadecimal digits |
-//! | 48–55 | sectors of the device (u64, little-endian) |
-//! | 56–59 | format (u32): 0 for the first, whose head is empty and which has no label; 2 |
-//!
 //! The label, at the start of the file, is text for people and the superblock of an ext4 with a
 //! feature that does not exist. So e2fsck, mount and their like, which would go to work on blocks
 //! of the middle of a disk, refuse the file; without a superblock e2fsck looks for a copy of one,
@@ -22,9 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use polylane_base::record;
 use polylane_block::device::Sector;
 use polylane_block::overlay::{Format, Layout};
+use polylane_ext4::format::superblock::{MAGIC as MAGIC_EXT4, State, SuperblockRecord};
 use rustix::fs::{SeekFrom, seek};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::{OverlayRef, Sidecar, path_of};
 use crate::failure::{Failure, Result};
@@ -32,16 +29,38 @@ use crate::host::SECTOR_BYTES;
 
 const MAGIC: [u8; 16] = *b"polylane-overlay";
 const NONCE_BYTES: usize = 32;
-/// Bytes of the trailer.
-pub(crate) const TRAILER_BYTES: usize = 4096;
 
-/// Bytes of the label.
-const LABEL_BYTES: usize = 4096;
+record! {
+    /// The last bytes of the file.
+    struct TrailerRecord: 4096 {
+        0x00 magic: [u8; 16],
+        /// 32 hexadecimal digits.
+        0x10 nonce: [u8; 32],
+        /// Of the device.
+        0x30 sectors: U64,
+        /// 0 for the first, whose head is empty and which has no label; 2.
+        0x38 format: U32,
+        0x3c unused: [u8; 4036],
+    }
+
+    /// The first bytes of the file.
+    struct Label: 4096 {
+        0x000 text: [u8; 1024],
+        0x400 superblock: SuperblockRecord,
+        0x800 unused: [u8; 2048],
+    }
+}
+
+/// Bytes of the trailer.
+pub(crate) const TRAILER_BYTES: usize = size_of::<TrailerRecord>();
 
 /// What it begins with.
 const LABEL_TEXT: &str = "A polylane copy-on-write volume: this file holds what was written since \
                           a copy, and is no disk by itself.\n'polylane volume resize VOLUME SIZE' \
                           makes it one, 'polylane volume export' a file that is one.\n";
+
+/// The name of its superblock's file system.
+const LABEL_NAME: &[u8] = b"polylane-copy";
 
 /// Which base the file is on, and the size of the device; `None` for a raw file.
 pub(crate) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
@@ -69,15 +88,12 @@ pub(crate) fn format_of(file: impl AsFd) -> Format {
 
 fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
     let trailer = Trailer::read(file)?;
-    trailer.is_right().then_some((trailer.nonce, trailer.sectors))
+    trailer.is_right().then_some((trailer.record.nonce, trailer.record.sectors.get()))
 }
 
 /// What stands where a copy-on-write volume has its trailer.
 struct Trailer {
-    magic: [u8; MAGIC.len()],
-    nonce: [u8; NONCE_BYTES],
-    sectors: u64,
-    format: u32,
+    record: TrailerRecord,
     /// Where the file ends.
     end: u64,
 }
@@ -86,25 +102,20 @@ impl Trailer {
     fn read(file: impl AsFd) -> Option<Trailer> {
         let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
         let end = file.metadata().ok()?.len();
-        let mut bytes = [0; TRAILER_BYTES];
-        file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
-        Some(Trailer {
-            magic: bytes[..16].try_into().ok()?,
-            nonce: bytes[16..16 + NONCE_BYTES].try_into().ok()?,
-            sectors: u64::from_le_bytes(bytes[48..56].try_into().ok()?),
-            format: u32::from_le_bytes(bytes[56..60].try_into().ok()?),
-            end,
-        })
+        let mut record = TrailerRecord::new_zeroed();
+        let at = end.checked_sub(TRAILER_BYTES as u64)?;
+        file.read_exact_at(record.as_mut_bytes(), at).ok()?;
+        Some(Trailer { record, end })
     }
 
     /// Where things are in the file.
     fn layout(&self) -> Option<Layout> {
-        let format = match self.format {
+        let format = match self.record.format.get() {
             0 => Format::V1,
             2 => Format::V2,
             _ => return None,
         };
-        Layout::new(format, self.sectors)
+        Layout::new(format, self.record.sectors.get())
     }
 
     fn fits(&self) -> bool {
@@ -114,13 +125,13 @@ impl Trailer {
     }
 
     fn is_right(&self) -> bool {
-        self.magic == MAGIC && self.fits()
+        self.record.magic == MAGIC && self.fits()
     }
 
     /// Whether two of its three parts are right: then it was one, and the file is no raw volume.
     fn was_one(&self, sidecar: &Sidecar) -> bool {
-        let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.nonce;
-        let parts = [self.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
+        let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.record.nonce;
+        let parts = [self.record.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
         parts.into_iter().filter(|right| *right).count() >= 2
     }
 }
@@ -198,43 +209,38 @@ pub(crate) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Resul
     let sectors = size / SECTOR_BYTES;
     let layout = Layout::new(Format::V2, sectors).ok_or_else(bad)?;
     let end = layout.total() * SECTOR_BYTES;
-    let mut trailer = [0; TRAILER_BYTES];
-    trailer[..16].copy_from_slice(&MAGIC);
-    trailer[16..16 + NONCE_BYTES].copy_from_slice(nonce.as_bytes().get(..32).ok_or_else(bad)?);
-    trailer[48..56].copy_from_slice(&sectors.to_le_bytes());
-    trailer[56..60].copy_from_slice(&2u32.to_le_bytes());
+    let trailer = TrailerRecord {
+        magic: MAGIC,
+        nonce: *nonce.as_bytes().first_chunk().ok_or_else(bad)?,
+        sectors: sectors.into(),
+        format: 2.into(),
+        ..TrailerRecord::new_zeroed()
+    };
     let file = File::from(file.try_clone()?);
     file.set_len(end + TRAILER_BYTES as u64)?;
     let label = label();
-    let room = (layout.head * SECTOR_BYTES).min(LABEL_BYTES as u64) as usize;
-    file.write_all_at(&label[..room], 0)?;
-    file.write_all_at(&trailer, end)
+    let room = (layout.head * SECTOR_BYTES).min(size_of::<Label>() as u64) as usize;
+    file.write_all_at(&label.as_bytes()[..room], 0)?;
+    file.write_all_at(trailer.as_bytes(), end)
 }
 
-/// Text, and at byte 1024 a superblock that nothing supports.
-fn label() -> [u8; LABEL_BYTES] {
+/// Text, and a superblock that nothing supports.
+fn label() -> Label {
     /// A feature that no ext4 has, and without which one must not be touched.
     const FEATURE_UNKNOWN: u32 = 1 << 31;
-    let mut label = [0; LABEL_BYTES];
-    label[..LABEL_TEXT.len()].copy_from_slice(LABEL_TEXT.as_bytes());
-    let mut put = |at: usize, bytes: &[u8]| {
-        label[1024 + at..1024 + at + bytes.len()].copy_from_slice(bytes);
-    };
+    let mut label = Label::new_zeroed();
+    label.text[..LABEL_TEXT.len()].copy_from_slice(LABEL_TEXT.as_bytes());
+    let its = &mut label.superblock;
     // Inodes, blocks, and both in a group: enough for tools that look at these before features.
-    for at in [0x00, 0x04, 0x20, 0x24, 0x28] {
-        put(at, &8192u32.to_le_bytes());
-    }
+    let count = U32::new(8192);
+    (its.inodes_count, its.blocks_count_lo) = (count, count);
+    (its.blocks_per_group, its.clusters_per_group, its.inodes_per_group) = (count, count, count);
     // The size of a block: 4096.
-    put(0x18, &2u32.to_le_bytes());
-    put(0x1c, &2u32.to_le_bytes());
-    put(0x38, &0xef53u16.to_le_bytes());
-    put(0x3a, &1u16.to_le_bytes());
-    // Revision, first inode, size of an inode.
-    put(0x4c, &1u32.to_le_bytes());
-    put(0x54, &11u32.to_le_bytes());
-    put(0x58, &256u16.to_le_bytes());
-    put(0x60, &FEATURE_UNKNOWN.to_le_bytes());
-    put(0x78, b"polylane-copy");
+    (its.log_block_size, its.log_cluster_size) = (2.into(), 2.into());
+    (its.magic, its.state) = (MAGIC_EXT4.into(), State::VALID.bits().into());
+    (its.rev_level, its.first_ino, its.inode_size) = (1.into(), 11.into(), 256.into());
+    its.feature_incompat = FEATURE_UNKNOWN.into();
+    its.volume_name[..LABEL_NAME.len()].copy_from_slice(LABEL_NAME);
     label
 }
 

@@ -4,7 +4,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 polylane_base::record! {
     /// `struct ext4_super_block`.
-    pub(crate) struct SuperblockRecord: 1024 {
+    #[expect(missing_docs, reason = "the fields have the kernel's names")]
+    pub struct SuperblockRecord: 1024 {
         0x000 inodes_count: U32,
         0x004 blocks_count_lo: U32,
         0x008 r_blocks_count_lo: U32,
@@ -103,7 +104,7 @@ polylane_base::record! {
     }
 
     /// Its fields `s_first_error_…` that lie together.
-    pub(crate) struct FirstError: 52 {
+    pub struct FirstError: 52 {
         0x00 time: U32,
         0x04 ino: U32,
         0x08 block: U64,
@@ -112,7 +113,7 @@ polylane_base::record! {
     }
 
     /// Its fields `s_last_error_…` that lie together, in another order.
-    pub(crate) struct LastError: 52 {
+    pub struct LastError: 52 {
         0x00 time: U32,
         0x04 ino: U32,
         0x08 line: U32,
