@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::handshake::invalid;
 use super::protocol::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Greeting, INIT_MAGIC, InfoExport, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, info, opt, rep,
+    Greeting, Handshake, INIT_MAGIC, InfoExport, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader,
+    OptionReply, info, opt, rep,
 };
 
 /// How long a server may take over one step: it may be one that is still to be started.
@@ -49,10 +49,9 @@ pub fn connect(path: &Path) -> io::Result<Connection> {
 /// Size and flags of the export.
 fn negotiate(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
     let greeting = Greeting::read_from_io(&mut *stream)?;
-    let flags = greeting.flags.get();
-    let known = FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES;
+    let flags = Handshake::from_bits_truncate(greeting.flags.get());
     let magic = greeting.magic == INIT_MAGIC && greeting.option_magic == OPTION_MAGIC;
-    if !magic || flags & FLAG_FIXED_NEWSTYLE == 0 {
+    if !magic || !flags.contains(Handshake::FIXED_NEWSTYLE) {
         return Err(invalid());
     }
     // No name, and no more told than has to be.
@@ -62,7 +61,7 @@ fn negotiate(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
         option: opt::GO.into(),
         length: (go.len() as u32).into(),
     };
-    let flags = U32::from(u32::from(flags & known));
+    let flags = U32::new(flags.bits().into());
     stream.write_all(&[flags.as_bytes(), header.as_bytes(), &go].concat())?;
     let mut export = None;
     loop {

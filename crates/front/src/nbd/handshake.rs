@@ -2,15 +2,16 @@
 
 use std::io::{self, Read, Write};
 
+use polylane_base::record::Record;
 use polylane_block::device::SECTOR_BYTES;
-use zerocopy::network_endian::U32;
+use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Export;
 use super::protocol::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_PREFERRED, Exported, FLAG_FIXED_NEWSTYLE,
-    FLAG_NO_ZEROES, Greeting, INIT_MAGIC, InfoBlockSize, InfoExport, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, TRANSFER_BYTES_MAX, flag, info, opt, rep,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_PREFERRED, Exported, Greeting, Handshake,
+    INIT_MAGIC, InfoBlockSize, InfoExport, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader,
+    OptionReply, TRANSFER_BYTES_MAX, Transmission, info, opt, rep,
 };
 
 /// Longest data of an option. A longer one ends the connection.
@@ -49,19 +50,18 @@ pub(super) fn negotiate(
     let greeting = Greeting {
         magic: INIT_MAGIC.into(),
         option_magic: OPTION_MAGIC.into(),
-        flags: (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).into(),
+        flags: Handshake::all().bits().into(),
     };
     stream.write_all(greeting.as_bytes())?;
     let flags = U32::read_from_io(&mut *stream)?.get();
-    let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
-    if flags & !known != 0 || flags & u32::from(FLAG_FIXED_NEWSTYLE) == 0 {
-        return Err(invalid());
-    }
+    let flags = u16::try_from(flags).ok().and_then(Handshake::from_bits);
+    let flags = flags.filter(|flags| flags.contains(Handshake::FIXED_NEWSTYLE));
+    let flags = flags.ok_or_else(invalid)?;
     let mut talk = Talk {
         stream,
         export,
         agreed: Agreed::default(),
-        no_zeroes: flags & u32::from(FLAG_NO_ZEROES) != 0,
+        no_zeroes: flags.contains(Handshake::NO_ZEROES),
     };
     for _ in 0..OPTIONS_MAX {
         match talk.option()? {
@@ -132,15 +132,16 @@ impl<S: Read + Write> Talk<'_, S> {
     fn exported(&self) -> Exported {
         let device = &self.export.device;
         let size = device.sector_count().saturating_mul(SECTOR_BYTES as u64);
-        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN;
+        let mut flags = Transmission::HAS_FLAGS
+            | Transmission::SEND_FLUSH
+            | Transmission::SEND_FUA
+            | Transmission::CAN_MULTI_CONN;
         flags |= match device.read_only() {
-            true => flag::READ_ONLY,
-            false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES,
+            true => Transmission::READ_ONLY,
+            false => Transmission::SEND_TRIM | Transmission::SEND_WRITE_ZEROES,
         };
-        if self.agreed.structured {
-            flags |= flag::SEND_DF;
-        }
-        Exported { size: size.into(), flags: flags.into() }
+        flags.set(Transmission::SEND_DF, self.agreed.structured);
+        Exported { size: size.into(), flags: flags.bits().into() }
     }
 
     /// The oldest option: it has no error reply, so a wrong name ends the connection.
@@ -161,7 +162,7 @@ impl<S: Read + Write> Talk<'_, S> {
             return self.reply(opt::LIST, rep::ERR_INVALID, &[]);
         }
         let name = self.export.name.as_bytes();
-        let mut entry = (name.len() as u32).to_be_bytes().to_vec();
+        let mut entry = U32::new(name.len() as u32).as_bytes().to_vec();
         entry.extend_from_slice(name);
         self.reply(opt::LIST, rep::SERVER, &entry)?;
         self.reply(opt::LIST, rep::ACK, &[])
@@ -170,8 +171,8 @@ impl<S: Read + Write> Talk<'_, S> {
     fn go(&mut self, option: u32, data: &[u8]) -> io::Result<After> {
         let mut data = Data(data);
         let parsed = data.string().and_then(|name| {
-            let count = data.u16()?;
-            let wanted: Option<Vec<u16>> = (0..count).map(|_| data.u16()).collect();
+            let count = data.record::<U16>()?.get();
+            let wanted: Option<Vec<U16>> = (0..count).map(|_| data.record().copied()).collect();
             Some((name, wanted?)).filter(|_| data.0.is_empty())
         });
         let Some((name, wanted)) = parsed else {
@@ -182,8 +183,8 @@ impl<S: Read + Write> Talk<'_, S> {
         }
         let export = InfoExport { kind: info::EXPORT.into(), exported: self.exported() };
         self.reply(option, rep::INFO, export.as_bytes())?;
-        if wanted.contains(&info::NAME) {
-            let mut bytes = info::NAME.to_be_bytes().to_vec();
+        if wanted.iter().any(|kind| *kind == info::NAME) {
+            let mut bytes = U16::new(info::NAME).as_bytes().to_vec();
             bytes.extend_from_slice(self.export.name.as_bytes());
             self.reply(option, rep::INFO, &bytes)?;
         }
@@ -201,7 +202,7 @@ impl<S: Read + Write> Talk<'_, S> {
     fn contexts(&mut self, option: u32, data: &[u8]) -> io::Result<After> {
         let mut data = Data(data);
         let parsed = data.string().and_then(|name| {
-            let count = data.u32()?;
+            let count = data.record::<U32>()?.get();
             let mut queries = Vec::new();
             for _ in 0..count {
                 queries.push(data.string()?);
@@ -222,7 +223,7 @@ impl<S: Read + Write> Talk<'_, S> {
         if all || queries.contains(&BASE_ALLOCATION.as_bytes()) {
             self.agreed.allocation |= set;
             let id = if set { BASE_ALLOCATION_ID } else { 0 };
-            let mut bytes = id.to_be_bytes().to_vec();
+            let mut bytes = U32::new(id).as_bytes().to_vec();
             bytes.extend_from_slice(BASE_ALLOCATION.as_bytes());
             self.reply(option, rep::META_CONTEXT, &bytes)?;
         }
@@ -234,21 +235,15 @@ impl<S: Read + Write> Talk<'_, S> {
 struct Data<'a>(&'a [u8]);
 
 impl<'a> Data<'a> {
-    fn u16(&mut self) -> Option<u16> {
-        let (head, rest) = self.0.split_first_chunk()?;
+    fn record<T: Record>(&mut self) -> Option<&'a T> {
+        let (head, rest) = T::ref_from_prefix(self.0).ok()?;
         self.0 = rest;
-        Some(u16::from_be_bytes(*head))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        let (head, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u32::from_be_bytes(*head))
+        Some(head)
     }
 
     /// A string with its length before it.
     fn string(&mut self) -> Option<&'a [u8]> {
-        let length = self.u32()? as usize;
+        let length = self.record::<U32>()?.get() as usize;
         let (head, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(head)

@@ -2,45 +2,152 @@
 //! wire are big-endian. Nothing in this file decides anything.
 
 use zerocopy::network_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Declares what is sent as it stands, and how many bytes that is.
-macro_rules! on_the_wire {
-    ($($(#[$doc:meta])* $name:ident, $bytes:literal { $($field:ident: $kind:ty),* $(,)? })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-        #[repr(C)]
-        pub(super) struct $name {
-            $(pub(super) $field: $kind,)*
-        }
+polylane_base::record! {
+    /// The server's first words.
+    pub(super) struct Greeting: 18 {
+        0x00 magic: U64,
+        0x08 option_magic: U64,
+        0x10 flags: U16,
+    }
 
-        const _: () = assert!(size_of::<$name>() == $bytes);
-    )*};
+    /// What an option begins with; `length` bytes follow.
+    pub(super) struct OptionHeader: 16 {
+        0x00 magic: U64,
+        0x08 option: U32,
+        0x0c length: U32,
+    }
+
+    /// What the answer to an option begins with; `length` bytes follow.
+    pub(super) struct OptionReply: 20 {
+        0x00 magic: U64,
+        0x08 option: U32,
+        0x0c kind: U32,
+        0x10 length: U32,
+    }
+
+    /// Size and transmission flags of an export.
+    pub(super) struct Exported: 10 {
+        0x00 size: U64,
+        0x08 flags: U16,
+    }
+
+    /// `NBD_INFO_EXPORT`.
+    pub(super) struct InfoExport: 12 {
+        0x00 kind: U16,
+        0x02 exported: Exported,
+    }
+
+    /// `NBD_INFO_BLOCK_SIZE`.
+    pub(super) struct InfoBlockSize: 14 {
+        0x00 kind: U16,
+        0x02 least: U32,
+        0x06 preferred: U32,
+        0x0a most: U32,
+    }
+
+    /// `struct nbd_request`.
+    pub(super) struct Request: 28 {
+        0x00 magic: U32,
+        0x04 flags: U16,
+        0x06 kind: U16,
+        0x08 cookie: U64,
+        0x10 offset: U64,
+        0x18 length: U32,
+    }
+
+    /// A simple reply; data follow.
+    pub(super) struct SimpleReply: 16 {
+        0x00 magic: U32,
+        0x04 error: U32,
+        0x08 cookie: U64,
+    }
+
+    /// A chunk of a structured reply; `length` bytes follow.
+    pub(super) struct Chunk: 20 {
+        0x00 magic: U32,
+        0x04 flags: U16,
+        0x06 kind: U16,
+        0x08 cookie: U64,
+        0x10 length: U32,
+    }
+
+    /// The payload of an error chunk without a message.
+    pub(super) struct ChunkError: 6 {
+        0x00 error: U32,
+        0x04 message_length: U16,
+    }
+
+    /// A range in the payload of a status chunk.
+    pub(super) struct Extent: 8 {
+        0x00 length: U32,
+        0x04 state: U32,
+    }
 }
 
-on_the_wire! {
-    /// The server's first words.
-    Greeting, 18 { magic: U64, option_magic: U64, flags: U16 }
-    /// What an option begins with; `length` bytes follow.
-    OptionHeader, 16 { magic: U64, option: U32, length: U32 }
-    /// What the answer to an option begins with; `length` bytes follow.
-    OptionReply, 20 { magic: U64, option: U32, kind: U32, length: U32 }
-    /// Size and transmission flags of an export.
-    Exported, 10 { size: U64, flags: U16 }
-    /// `NBD_INFO_EXPORT`.
-    InfoExport, 12 { kind: U16, exported: Exported }
-    /// `NBD_INFO_BLOCK_SIZE`.
-    InfoBlockSize, 14 { kind: U16, least: U32, preferred: U32, most: U32 }
-    /// `struct nbd_request`.
-    Request, 28 { magic: U32, flags: U16, kind: U16, cookie: U64, offset: U64, length: U32 }
-    /// A simple reply; data follow.
-    SimpleReply, 16 { magic: U32, error: U32, cookie: U64 }
-    /// A chunk of a structured reply; `length` bytes follow.
-    Chunk, 20 { magic: U32, flags: U16, kind: U16, cookie: U64, length: U32 }
-    /// The payload of an error chunk without a message.
-    ChunkError, 6 { error: U32, message_length: U16 }
-    /// A range in the payload of a status chunk.
-    Extent, 8 { length: U32, state: U32 }
+bitflags::bitflags! {
+    /// Handshake flags of both sides, `NBD_FLAG_*`. The client's are 32 bits, of which these are
+    /// the lower half.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct Handshake: u16 {
+        /// Options are answered.
+        const FIXED_NEWSTYLE = 1 << 0;
+        /// No 124 zeros after `OPT_EXPORT_NAME`.
+        const NO_ZEROES = 1 << 1;
+    }
+
+    /// Transmission flags, `NBD_FLAG_*`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct Transmission: u16 {
+        /// These are flags.
+        const HAS_FLAGS = 1 << 0;
+        /// Writes are refused.
+        const READ_ONLY = 1 << 1;
+        /// `CMD_FLUSH` is served.
+        const SEND_FLUSH = 1 << 2;
+        /// [`CommandFlags::FUA`] is.
+        const SEND_FUA = 1 << 3;
+        /// `CMD_TRIM` is.
+        const SEND_TRIM = 1 << 5;
+        /// `CMD_WRITE_ZEROES` is.
+        const SEND_WRITE_ZEROES = 1 << 6;
+        /// [`CommandFlags::DF`] is.
+        const SEND_DF = 1 << 7;
+        /// What one connection has flushed holds for all.
+        const CAN_MULTI_CONN = 1 << 8;
+        // Servers may have others.
+        const _ = !0;
+    }
+
+    /// Command flags, `NBD_CMD_FLAG_*`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct CommandFlags: u16 {
+        /// Answered once it is durable.
+        const FUA = 1 << 0;
+        /// The range keeps its space.
+        const NO_HOLE = 1 << 1;
+        /// Answered by one chunk.
+        const DF = 1 << 2;
+        /// The first extent is enough.
+        const REQ_ONE = 1 << 3;
+        // What clients may send; it is refused.
+        const _ = !0;
+    }
+
+    /// Flags of a structured reply's chunk, `NBD_REPLY_FLAG_*`.
+    pub(super) struct ChunkFlags: u16 {
+        /// The last one.
+        const DONE = 1 << 0;
+    }
+
+    /// States of `base:allocation`, `NBD_STATE_*`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct ExtentState: u32 {
+        /// It takes no space.
+        const HOLE = 1 << 0;
+        /// It reads as zeros.
+        const ZERO = 1 << 1;
+    }
 }
 
 /// The greeting's first word, `NBDMAGIC`.
@@ -55,11 +162,6 @@ pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub(super) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// A structured reply chunk's first word.
 pub(super) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
-
-/// Handshake flags of both sides: options are answered.
-pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
-/// Handshake flags of both sides: no 124 zeros after `OPT_EXPORT_NAME`.
-pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
 
 /// `NBD_OPT_*`
 pub(super) mod opt {
@@ -93,18 +195,6 @@ pub(super) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags, `NBD_FLAG_*`.
-pub(super) mod flag {
-    pub(crate) const HAS_FLAGS: u16 = 1 << 0;
-    pub(crate) const READ_ONLY: u16 = 1 << 1;
-    pub(crate) const SEND_FLUSH: u16 = 1 << 2;
-    pub(crate) const SEND_FUA: u16 = 1 << 3;
-    pub(crate) const SEND_TRIM: u16 = 1 << 5;
-    pub(crate) const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    pub(crate) const SEND_DF: u16 = 1 << 7;
-    pub(crate) const CAN_MULTI_CONN: u16 = 1 << 8;
-}
-
 /// `NBD_CMD_*`
 pub(super) mod cmd {
     pub(crate) const READ: u16 = 0;
@@ -115,17 +205,6 @@ pub(super) mod cmd {
     pub(crate) const WRITE_ZEROES: u16 = 6;
     pub(crate) const BLOCK_STATUS: u16 = 7;
 }
-
-/// Command flags, `NBD_CMD_FLAG_*`.
-pub(super) mod cmd_flag {
-    pub(crate) const FUA: u16 = 1 << 0;
-    pub(crate) const NO_HOLE: u16 = 1 << 1;
-    pub(crate) const DF: u16 = 1 << 2;
-    pub(crate) const REQ_ONE: u16 = 1 << 3;
-}
-
-/// Structured replies: the last chunk of one.
-pub(super) const REPLY_FLAG_DONE: u16 = 1 << 0;
 
 /// `NBD_REPLY_TYPE_*`
 pub(super) mod reply_type {
@@ -138,8 +217,6 @@ pub(super) mod reply_type {
 /// The one metadata context, and its number on this server.
 pub(super) const BASE_ALLOCATION: &str = "base:allocation";
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
-/// `base:allocation`: takes no space, and reads as zeros.
-pub(super) const STATE_HOLE_ZERO: u32 = 0b11;
 
 /// Errors on the wire: Linux's numbers, a few of them.
 pub(super) mod error {

@@ -13,9 +13,10 @@ use polylane_block::Error;
 use polylane_sys::buffer::Buffer;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::IntoBytes;
+use zerocopy::network_endian::{U32, U64};
 
 use super::protocol::{
-    BASE_ALLOCATION_ID, Chunk, ChunkError, Extent, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC,
+    BASE_ALLOCATION_ID, Chunk, ChunkError, ChunkFlags, Extent, ExtentState, SIMPLE_REPLY_MAGIC,
     STRUCTURED_REPLY_MAGIC, SimpleReply, error, reply_type,
 };
 
@@ -68,8 +69,8 @@ impl Outbox {
     pub(super) fn data(&mut self, structured: bool, cookie: u64, offset: u64, data: Buffer) {
         match structured {
             true => {
-                let offset = offset.to_be_bytes();
-                self.chunk(reply_type::OFFSET_DATA, cookie, &offset, data.len());
+                let offset = U64::new(offset);
+                self.chunk(reply_type::OFFSET_DATA, cookie, offset.as_bytes(), data.len());
             }
             false => self.simple(0, cookie),
         }
@@ -77,10 +78,10 @@ impl Outbox {
     }
 
     /// Lengths and states of a range.
-    pub(super) fn status(&mut self, cookie: u64, extents: &[(u32, u32)]) {
-        let mut payload = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+    pub(super) fn status(&mut self, cookie: u64, extents: &[(u32, ExtentState)]) {
+        let mut payload = U32::new(BASE_ALLOCATION_ID).as_bytes().to_vec();
         for (length, state) in extents {
-            let extent = Extent { length: (*length).into(), state: (*state).into() };
+            let extent = Extent { length: (*length).into(), state: state.bits().into() };
             payload.extend_from_slice(extent.as_bytes());
         }
         self.chunk(reply_type::BLOCK_STATUS, cookie, &payload, 0);
@@ -96,7 +97,7 @@ impl Outbox {
     fn chunk(&mut self, kind: u16, cookie: u64, payload: &[u8], more: usize) {
         let chunk = Chunk {
             magic: STRUCTURED_REPLY_MAGIC.into(),
-            flags: REPLY_FLAG_DONE.into(),
+            flags: ChunkFlags::DONE.bits().into(),
             kind: kind.into(),
             cookie: cookie.into(),
             length: ((payload.len() + more) as u32).into(),

@@ -5,7 +5,7 @@ use polylane_block::device::SECTOR_BYTES;
 
 use zerocopy::FromBytes;
 
-use super::protocol::{REQUEST_MAGIC, Request, TRANSFER_BYTES_MAX, cmd, cmd_flag, error};
+use super::protocol::{CommandFlags, REQUEST_MAGIC, Request, TRANSFER_BYTES_MAX, cmd, error};
 
 /// Bytes of a request's header.
 pub(super) const HEADER_BYTES: usize = size_of::<Request>();
@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: usize = size_of::<Request>();
 /// A request as it came, in numbers of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
-    pub(super) flags: u16,
+    pub(super) flags: CommandFlags,
     pub(super) kind: u16,
     pub(super) cookie: u64,
     pub(super) offset: u64,
@@ -37,7 +37,7 @@ impl Header {
     pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
         let request = Request::read_from_bytes(bytes).ok()?;
         (request.magic == REQUEST_MAGIC).then_some(Header {
-            flags: request.flags.get(),
+            flags: CommandFlags::from_bits_retain(request.flags.get()),
             kind: request.kind.get(),
             cookie: request.cookie.get(),
             offset: request.offset.get(),
@@ -81,26 +81,25 @@ impl Header {
 
     /// `None`: there is no such command, or not with these flags.
     fn command(&self, status: bool) -> Option<Command> {
-        let has = |flag| self.flags & flag != 0;
-        let fua = has(cmd_flag::FUA);
+        let fua = self.flags.contains(CommandFlags::FUA);
         // Clients may set FUA on anything once the server offers it.
         let (command, known) = match self.kind {
-            cmd::READ => (Command::Read, cmd_flag::FUA | cmd_flag::DF),
-            cmd::WRITE => (Command::Write { fua }, cmd_flag::FUA),
+            cmd::READ => (Command::Read, CommandFlags::FUA | CommandFlags::DF),
+            cmd::WRITE => (Command::Write { fua }, CommandFlags::FUA),
             cmd::DISC => (Command::Disconnect, self.flags),
-            cmd::FLUSH => (Command::Flush, cmd_flag::FUA),
-            cmd::TRIM => (Command::Trim { fua }, cmd_flag::FUA),
+            cmd::FLUSH => (Command::Flush, CommandFlags::FUA),
+            cmd::TRIM => (Command::Trim { fua }, CommandFlags::FUA),
             cmd::WRITE_ZEROES => {
-                let unmap = !has(cmd_flag::NO_HOLE);
-                (Command::Zero { fua, unmap }, cmd_flag::FUA | cmd_flag::NO_HOLE)
+                let unmap = !self.flags.contains(CommandFlags::NO_HOLE);
+                (Command::Zero { fua, unmap }, CommandFlags::FUA | CommandFlags::NO_HOLE)
             }
             cmd::BLOCK_STATUS if status => {
-                let one = has(cmd_flag::REQ_ONE);
-                (Command::Status { one }, cmd_flag::FUA | cmd_flag::REQ_ONE)
+                let one = self.flags.contains(CommandFlags::REQ_ONE);
+                (Command::Status { one }, CommandFlags::FUA | CommandFlags::REQ_ONE)
             }
             _ => return None,
         };
-        (self.flags & !known == 0).then_some(command)
+        known.contains(self.flags).then_some(command)
     }
 }
 
@@ -110,6 +109,7 @@ mod tests {
     use polylane_block::ram::RamDevice;
 
     fn header(kind: u16, flags: u16, offset: u64, length: u32) -> Header {
+        let flags = CommandFlags::from_bits_retain(flags);
         Header { flags, kind, cookie: 7, offset, length }
     }
 

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, recv};
 
 use super::handshake::Agreed;
-use super::protocol::STATE_HOLE_ZERO;
+use super::protocol::ExtentState;
 use super::reply::{Outbox, number};
 use super::request::{Command, HEADER_BYTES, Header};
 use crate::export::Bell;
@@ -296,13 +296,16 @@ impl Session<'_> {
 
     /// What of a range takes space. The device sees every write that was answered before.
     fn status(&mut self, header: Header, one: bool) {
-        let mut extents: Vec<(u32, u32)> = Vec::new();
+        let mut extents: Vec<(u32, ExtentState)> = Vec::new();
         let mut sector = header.offset / SECTOR_BYTES as u64;
         let end = sector + u64::from(header.length) / SECTOR_BYTES as u64;
         while sector < end {
             let (allocation, count) = self.device.allocation(Sector(sector), end - sector);
             let count = count.clamp(1, end - sector);
-            let state = if allocation == Allocation::Hole { STATE_HOLE_ZERO } else { 0 };
+            let state = match allocation == Allocation::Hole {
+                true => ExtentState::HOLE | ExtentState::ZERO,
+                false => ExtentState::empty(),
+            };
             // At most the length of the request, which is 32 bits.
             let bytes = (count * SECTOR_BYTES as u64) as u32;
             let room = extents.is_empty() || !(one || extents.len() == EXTENTS_MAX);

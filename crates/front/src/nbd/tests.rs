@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use polylane_base::rng::Rng;
 use polylane_block::ram::RamDevice;
 
-use super::protocol::{cmd, opt, rep};
+use super::protocol::{Transmission, cmd, opt, rep};
 use super::*;
 
 const SIZE: u64 = 1 << 20;
@@ -186,8 +186,8 @@ fn the_kernels_client_gets_size_and_flags_and_ends_the_server() {
     let connections = [(); 2].map(|()| client::connect(&path).expect("connect"));
     for connection in &connections {
         assert_eq!(connection.size_bytes, SIZE);
-        let wanted = protocol::flag::SEND_FLUSH | protocol::flag::SEND_FUA;
-        assert_eq!(connection.flags & wanted, wanted);
+        let wanted = Transmission::SEND_FLUSH | Transmission::SEND_FUA;
+        assert!(Transmission::from_bits_retain(connection.flags).contains(wanted));
     }
     let ended = |limit_ms: i64| {
         let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: limit_ms * 1_000_000 };
