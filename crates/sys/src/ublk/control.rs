@@ -334,7 +334,8 @@ impl<F: AsFd> Control<F> {
         bytes[..command.len()].copy_from_slice(command);
         let entry = opcode::UringCmd80::new(Fd(self.0.as_fd().as_raw_fd()), op).cmd(bytes).build();
         // SAFETY: the memory that the command points to, if any, is borrowed by `with`, which sets
-        // no limit: it is not returned from before the command is over.
+        // no limit. Without one this returns only when the command is over, or when the kernel has
+        // not taken it out of the ring, which ends here: then it never begins.
         let pushed = unsafe { ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "an empty ring has room");
         let begin = Instant::now();
@@ -353,11 +354,11 @@ impl<F: AsFd> Control<F> {
                     error => Err(Errno(-error)),
                 };
             }
-            match waited {
-                Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME)) => {
-                    return Err(error.into());
-                }
-                _ => {}
+            let Err(error) = waited else { continue };
+            let must_wait = limit.is_none() && ring.submission().is_empty();
+            let goes_on = matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME));
+            if !goes_on && !must_wait {
+                return Err(error.into());
             }
         }
     }
