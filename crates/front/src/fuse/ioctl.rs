@@ -114,8 +114,7 @@ fn trim(call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     let given = vfs.trim(&call.ctx(&call.caller()), len_min)?;
-    let out = &mut call.out.zeros(HEAD_BYTES).0;
-    [start, given, len_min].iter().for_each(|word| out.extend_from_slice(&word.to_ne_bytes()));
+    call.out.zeros(HEAD_BYTES).u64(start).u64(given).u64(len_min);
     Ok(())
 }
 
@@ -129,7 +128,7 @@ fn flagged(call: &Call<'_>) -> Result<Node> {
 
 fn tell_flags(call: &mut Call<'_>) -> Result<()> {
     let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
-    call.out.zeros(HEAD_BYTES).0.extend_from_slice(&flags.to_ne_bytes());
+    call.out.zeros(HEAD_BYTES).u32(flags);
     Ok(())
 }
 

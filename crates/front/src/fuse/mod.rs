@@ -34,6 +34,7 @@ mod locks;
 mod names;
 mod ops;
 pub(crate) mod protocol;
+pub(crate) mod records;
 pub(crate) mod reply;
 pub(crate) mod request;
 mod restore;

@@ -3,6 +3,8 @@
 //! Only what is used here, under the kernel's names without their `FUSE_` prefix. All integers are
 //! in host byte order. Nothing in this file decides anything.
 
+use super::records::{Dirent, EntryOut, InHeader, OutHeader};
+
 /// Major version; there has been no other since 2005.
 pub const MAJOR: u32 = 7;
 /// The newest minor version known here.
@@ -12,15 +14,13 @@ pub const MINOR: u32 = 45;
 pub const MINOR_MIN: u32 = 36;
 
 /// Bytes of `struct fuse_in_header`.
-pub const IN_HEADER_BYTES: usize = 40;
+pub const IN_HEADER_BYTES: usize = size_of::<InHeader>();
 /// Bytes of `struct fuse_out_header`.
-pub const OUT_HEADER_BYTES: usize = 16;
-/// Bytes of `struct fuse_attr`.
-pub const ATTR_BYTES: usize = 88;
+pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
 /// Bytes of `struct fuse_entry_out`.
-pub const ENTRY_BYTES: usize = 40 + ATTR_BYTES;
+pub const ENTRY_BYTES: usize = size_of::<EntryOut>();
 /// Bytes of `struct fuse_dirent` before the name.
-pub const DIRENT_BYTES: usize = 24;
+pub const DIRENT_BYTES: usize = size_of::<Dirent>();
 
 macro_rules! opcodes {
     ($($name:ident = $value:literal),* $(,)?) => {

@@ -3,11 +3,18 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use polylane_base::record::Record;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{Attr, Kind, Sink, StatFs};
+use zerocopy::native_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::protocol::{ENTRY_BYTES, OUT_HEADER_BYTES, STATX_MASK, notify};
+use super::records::{
+    AttrOut, AttrRecord, Dirent, EntryOut, InvalEntry, InvalInode, OpenOut, OutHeader, StatfsOut,
+    Statx, StatxOut, Store, SxTime,
+};
 use crate::lane::notifier::{Kernel, Range};
 
 /// A growing reply body.
@@ -15,16 +22,20 @@ use crate::lane::notifier::{Kernel, Range};
 pub struct Body(pub Vec<u8>);
 
 impl Body {
+    /// Appends a structure.
+    pub(super) fn record(&mut self, record: &impl Record) -> &mut Self {
+        self.0.extend_from_slice(record.as_bytes());
+        self
+    }
+
     /// Appends four bytes.
     pub fn u32(&mut self, value: u32) -> &mut Self {
-        self.0.extend_from_slice(&value.to_ne_bytes());
-        self
+        self.record(&U32::new(value))
     }
 
     /// Appends eight bytes.
     pub fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend_from_slice(&value.to_ne_bytes());
-        self
+        self.record(&U64::new(value))
     }
 
     /// Appends `count` zero bytes.
@@ -33,28 +44,27 @@ impl Body {
         self
     }
 
-    /// `struct fuse_attr`.
-    pub fn attr(&mut self, attr: &Attr) -> &mut Self {
-        let times = [attr.atime, attr.mtime, attr.ctime];
-        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks);
-        times.iter().for_each(|time| {
-            self.u64(time.sec as u64);
-        });
-        times.iter().for_each(|time| {
-            self.u32(time.nsec);
-        });
-        self.u32(attr.mode()).u32(attr.nlink).u32(attr.uid.0).u32(attr.gid.0);
-        self.u32(encode_device(attr.rdev)).u32(attr.blksize).u32(0)
-    }
-
     /// `struct fuse_attr_out`, good for `seconds`.
     pub fn attr_out(&mut self, attr: &Attr, seconds: u64) -> &mut Self {
-        self.u64(seconds).u32(0).u32(0).attr(attr)
+        self.record(&AttrOut {
+            attr_valid: seconds.into(),
+            attr_valid_nsec: 0.into(),
+            dummy: 0.into(),
+            attr: attr_record(attr),
+        })
     }
 
     /// `struct fuse_entry_out`, good for `seconds`.
     pub fn entry(&mut self, node_id: u64, generation: u64, attr: &Attr, seconds: u64) -> &mut Self {
-        self.u64(node_id).u64(generation).u64(seconds).u64(seconds).u32(0).u32(0).attr(attr)
+        self.record(&EntryOut {
+            nodeid: node_id.into(),
+            generation: generation.into(),
+            entry_valid: seconds.into(),
+            attr_valid: seconds.into(),
+            entry_valid_nsec: 0.into(),
+            attr_valid_nsec: 0.into(),
+            attr: attr_record(attr),
+        })
     }
 
     /// An entry of READDIRPLUS that makes the kernel know no inode.
@@ -64,14 +74,19 @@ impl Body {
 
     /// `struct fuse_dirent` with its name, padded to eight bytes.
     pub fn dirent(&mut self, ino: u64, next: u64, kind: Kind, name: &[u8]) -> &mut Self {
-        self.u64(ino).u64(next).u32(name.len() as u32).u32(kind as u32);
+        self.record(&Dirent {
+            ino: ino.into(),
+            off: next.into(),
+            namelen: (name.len() as u32).into(),
+            kind: (kind as u32).into(),
+        });
         self.0.extend_from_slice(name);
         self.zeros(name.len().next_multiple_of(8) - name.len())
     }
 
     /// `struct fuse_open_out`.
     pub fn open(&mut self, fh: u64, flags: u32) -> &mut Self {
-        self.u64(fh).u32(flags).u32(0)
+        self.record(&OpenOut { fh: fh.into(), open_flags: flags.into(), backing_id: 0.into() })
     }
 
     /// `struct fuse_write_out` and everything else that is one 32-bit count.
@@ -81,25 +96,69 @@ impl Body {
 
     /// `struct fuse_statfs_out`.
     pub fn statfs(&mut self, st: &StatFs) -> &mut Self {
-        self.u64(st.blocks).u64(st.bfree).u64(st.bavail).u64(st.files).u64(st.ffree);
-        self.u32(st.bsize).u32(st.namelen).u32(st.bsize).zeros(28)
+        self.record(&StatfsOut {
+            blocks: st.blocks.into(),
+            bfree: st.bfree.into(),
+            bavail: st.bavail.into(),
+            files: st.files.into(),
+            ffree: st.ffree.into(),
+            bsize: st.bsize.into(),
+            namelen: st.namelen.into(),
+            frsize: st.bsize.into(),
+            ..StatfsOut::new_zeroed()
+        })
     }
 
     /// `struct fuse_statx_out`; `known`: the attributes that are known of every file, of which
     /// Linux (6.18) tells nobody.
     pub fn statx(&mut self, attr: &Attr, known: u32) -> &mut Self {
-        let attributes = u64::from(attr.flags & known);
-        self.zeros(32).u32(STATX_MASK).u32(attr.blksize).u64(attributes);
-        self.u32(attr.nlink).u32(attr.uid.0).u32(attr.gid.0).u32(attr.mode());
-        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks).u64(known.into());
-        self.statx_time(attr.atime).statx_time(attr.btime);
-        self.statx_time(attr.ctime).statx_time(attr.mtime);
-        self.u32(major(attr.rdev)).u32(minor(attr.rdev)).zeros(8 + 14 * 8)
+        let stat = Statx {
+            mask: STATX_MASK.into(),
+            blksize: attr.blksize.into(),
+            attributes: u64::from(attr.flags & known).into(),
+            nlink: attr.nlink.into(),
+            uid: attr.uid.0.into(),
+            gid: attr.gid.0.into(),
+            mode: (attr.mode() as u16).into(),
+            ino: attr.ino.0.into(),
+            size: attr.size.into(),
+            blocks: attr.blocks.into(),
+            attributes_mask: u64::from(known).into(),
+            atime: statx_time(attr.atime),
+            btime: statx_time(attr.btime),
+            ctime: statx_time(attr.ctime),
+            mtime: statx_time(attr.mtime),
+            rdev_major: major(attr.rdev).into(),
+            rdev_minor: minor(attr.rdev).into(),
+            ..Statx::new_zeroed()
+        };
+        self.record(&StatxOut { stat, ..StatxOut::new_zeroed() })
     }
+}
 
-    fn statx_time(&mut self, time: Time) -> &mut Self {
-        self.u64(time.sec as u64).u32(time.nsec).u32(0)
+fn attr_record(attr: &Attr) -> AttrRecord {
+    AttrRecord {
+        ino: attr.ino.0.into(),
+        size: attr.size.into(),
+        blocks: attr.blocks.into(),
+        atime: attr.atime.sec.into(),
+        mtime: attr.mtime.sec.into(),
+        ctime: attr.ctime.sec.into(),
+        atimensec: attr.atime.nsec.into(),
+        mtimensec: attr.mtime.nsec.into(),
+        ctimensec: attr.ctime.nsec.into(),
+        mode: attr.mode().into(),
+        nlink: attr.nlink.into(),
+        uid: attr.uid.0.into(),
+        gid: attr.gid.0.into(),
+        rdev: encode_device(attr.rdev).into(),
+        blksize: attr.blksize.into(),
+        flags: 0.into(),
     }
+}
+
+fn statx_time(time: Time) -> SxTime {
+    SxTime { tv_sec: time.sec.into(), tv_nsec: time.nsec.into(), reserved: 0.into() }
 }
 
 /// A body takes what is read in the order it comes, without filling itself with zeros first.
@@ -170,17 +229,19 @@ impl Device {
 
     /// Tells the kernel to write back and drop pages. Blocks until it did.
     pub(crate) fn invalidate(&self, node_id: u64, range: Range) {
-        let mut body = Body::default();
         // A length of 0 means to the end; an offset below 0 would mean attributes only.
         let offset = range.offset.min(i64::MAX as u64);
-        body.u64(node_id).u64(offset).u64(range.len.min(i64::MAX as u64 - offset));
-        let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[&body.0]);
+        let len = range.len.min(i64::MAX as u64 - offset);
+        let body = InvalInode { ino: node_id.into(), off: offset.into(), len: len.into() };
+        let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[body.as_bytes()]);
     }
 
     /// Tells the kernel to drop a name. Blocks while somebody holds the directory.
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
         let mut body = Body::default();
-        body.u64(dir_id).u32(name.len() as u32).u32(0).0.extend_from_slice(name);
+        let namelen = (name.len() as u32).into();
+        body.record(&InvalEntry { parent: dir_id.into(), namelen, flags: 0.into() });
+        body.0.extend_from_slice(name);
         body.0.push(0);
         let _unknown_to_kernel = self.send(notify::INVAL_ENTRY, 0, &[&body.0]);
     }
@@ -192,12 +253,10 @@ impl Device {
 
     fn send(&self, error: i32, unique: u64, parts: &[&[u8]]) -> rustix::io::Result<()> {
         let length = OUT_HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
-        let mut header = [0; OUT_HEADER_BYTES];
-        header[0..4].copy_from_slice(&(length as u32).to_ne_bytes());
-        header[4..8].copy_from_slice(&error.to_ne_bytes());
-        header[8..16].copy_from_slice(&unique.to_ne_bytes());
+        let header =
+            OutHeader { len: (length as u32).into(), error: error.into(), unique: unique.into() };
         let body = parts.first().copied().unwrap_or_default();
-        rustix::io::writev(self, &[IoSlice::new(&header), IoSlice::new(body)]).map(drop)
+        rustix::io::writev(self, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]).map(drop)
     }
 }
 
@@ -207,7 +266,9 @@ impl Kernel for Device {
     fn grow(&self, node_id: u64, size: u64, last: u8) {
         let Some(offset) = size.checked_sub(1) else { return };
         let mut body = Body::default();
-        body.u64(node_id).u64(offset).u32(1).u32(0).0.push(last);
+        let (nodeid, padding) = (node_id.into(), 0.into());
+        body.record(&Store { nodeid, offset: offset.into(), size: 1.into(), padding });
+        body.0.push(last);
         let _unknown_to_kernel = self.send(notify::STORE, 0, &[&body.0]);
         self.invalidate(node_id, Range { offset, len: 1 });
     }

@@ -4,9 +4,12 @@
 //! [`Reader`], which cannot leave the message, and whatever does not fit is `EIO` to the one who
 //! asked.
 
+use polylane_base::record::{self, Record};
 use polylane_base::{Errno, Gid, Result};
+use zerocopy::native_endian::{U32, U64};
 
 use super::protocol::{EXT_GROUPS, IN_HEADER_BYTES, fattr, opcode};
+use super::records::{ExtHeader, InHeader, Lk, Setattr, Transfer};
 
 /// A cursor that cannot leave its bytes.
 #[derive(Clone, Copy, Debug)]
@@ -20,18 +23,21 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    /// The structure that is next.
+    pub(super) fn record<T: Record>(&mut self) -> Result<&'a T> {
+        let (head, tail) = T::ref_from_prefix(self.0).map_err(|_| Errno::EIO)?;
+        self.0 = tail;
+        Ok(head)
+    }
+
     /// The next four bytes.
     pub fn u32(&mut self) -> Result<u32> {
-        let (head, tail) = self.0.split_first_chunk().ok_or(Errno::EIO)?;
-        self.0 = tail;
-        Ok(u32::from_ne_bytes(*head))
+        Ok(self.record::<U32>()?.get())
     }
 
     /// The next eight bytes.
     pub fn u64(&mut self) -> Result<u64> {
-        let (head, tail) = self.0.split_first_chunk().ok_or(Errno::EIO)?;
-        self.0 = tail;
-        Ok(u64::from_ne_bytes(*head))
+        Ok(self.record::<U64>()?.get())
     }
 
     /// A string up to its NUL, which must be there.
@@ -82,20 +88,17 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// Takes a message apart. `None` when not even a reply could be addressed.
     pub fn parse(message: &'a [u8]) -> Option<Request<'a>> {
-        let mut reader = Reader(message.get(..IN_HEADER_BYTES)?);
-        let length = reader.u32().ok()? as usize;
+        let raw = record::get::<InHeader>(message, 0)?;
         let header = Header {
-            opcode: reader.u32().ok()?,
-            unique: reader.u64().ok()?,
-            node_id: reader.u64().ok()?,
-            uid: reader.u32().ok()?,
-            gid: reader.u32().ok()?,
-            pid: reader.u32().ok()?,
+            opcode: raw.opcode.get(),
+            unique: raw.unique.get(),
+            node_id: raw.nodeid.get(),
+            uid: raw.uid.get(),
+            gid: raw.gid.get(),
+            pid: raw.pid.get(),
         };
-        // The extension length is 16 bits in units of 8 bytes; 16 bits of padding follow.
-        let extension_units = reader.u32().ok()?.to_ne_bytes();
-        let extension_bytes =
-            usize::from(u16::from_ne_bytes([extension_units[0], extension_units[1]])) * 8;
+        let length = raw.len.get() as usize;
+        let extension_bytes = usize::from(raw.total_extlen.get()) * 8;
         let body = message.get(IN_HEADER_BYTES..)?;
         let args_bytes = body.len().checked_sub(extension_bytes)?;
         let (args, extensions) = body.split_at_checked(args_bytes)?;
@@ -111,13 +114,14 @@ impl<'a> Request<'a> {
         let mut rest = self.extensions;
         while !rest.0.is_empty() {
             let start = rest;
-            let (size, kind) = (rest.u32()? as usize, rest.u32()?);
-            let mut body = Reader(start.0.get(8..size).ok_or(Errno::EIO)?);
-            if kind == EXT_GROUPS {
+            let header = rest.record::<ExtHeader>()?;
+            let size = header.size.get() as usize;
+            let body = start.0.get(size_of::<ExtHeader>()..size).ok_or(Errno::EIO)?;
+            if header.kind == EXT_GROUPS {
+                let mut body = Reader(body);
                 let count = body.u32()? as usize;
-                let bytes = body.bytes(count.checked_mul(4).ok_or(Errno::EIO)?)?;
-                let (ids, _) = bytes.as_chunks();
-                return Ok(ids.iter().map(|id| Gid(u32::from_ne_bytes(*id))).collect());
+                let ids = record::get_slice::<U32>(body.0, 0, count).ok_or(Errno::EIO)?;
+                return Ok(ids.iter().map(|id| Gid(id.get())).collect());
             }
             rest = Reader(start.0.get(size.next_multiple_of(8)..).unwrap_or_default());
         }
@@ -149,16 +153,17 @@ pub struct SetattrIn {
 impl SetattrIn {
     /// Reads the structure.
     pub fn read(args: &mut Reader<'_>) -> Result<SetattrIn> {
-        let valid = args.u32()?;
-        args.u32()?;
-        let (fh, size, _lock_owner) = (args.u64()?, args.u64()?, args.u64()?);
-        let (atime, mtime, _ctime) = (args.u64()?, args.u64()?, args.u64()?);
-        let (atime_nsec, mtime_nsec, _ctime_nsec) = (args.u32()?, args.u32()?, args.u32()?);
-        let mode = args.u32()?;
-        args.u32()?;
-        let (uid, gid) = (args.u32()?, args.u32()?);
-        let (atime, mtime) = ((atime, atime_nsec), (mtime, mtime_nsec));
-        Ok(SetattrIn { valid, fh, size, atime, mtime, mode, uid, gid })
+        let raw = args.record::<Setattr>()?;
+        Ok(SetattrIn {
+            valid: raw.valid.get(),
+            fh: raw.fh.get(),
+            size: raw.size.get(),
+            atime: (raw.atime.get(), raw.atimensec.get()),
+            mtime: (raw.mtime.get(), raw.mtimensec.get()),
+            mode: raw.mode.get(),
+            uid: raw.uid.get(),
+            gid: raw.gid.get(),
+        })
     }
 
     /// Whether nothing but the size changes, through an open handle: ftruncate(2).
@@ -188,12 +193,14 @@ pub struct TransferIn {
 impl TransferIn {
     /// Reads the structure.
     pub fn read(args: &mut Reader<'_>) -> Result<TransferIn> {
-        let (fh, offset) = (args.u64()?, args.u64()?);
-        let (size, transfer_flags) = (args.u32()?, args.u32()?);
-        let _lock_owner = args.u64()?;
-        let flags = args.u32()? as i32;
-        args.u32()?;
-        Ok(TransferIn { fh, offset, size, transfer_flags, flags })
+        let raw = args.record::<Transfer>()?;
+        Ok(TransferIn {
+            fh: raw.fh.get(),
+            offset: raw.offset.get(),
+            size: raw.size.get(),
+            transfer_flags: raw.transfer_flags.get(),
+            flags: raw.flags.get() as i32,
+        })
     }
 }
 
@@ -219,10 +226,16 @@ pub struct LockIn {
 impl LockIn {
     /// Reads the structure.
     pub fn read(args: &mut Reader<'_>) -> Result<LockIn> {
-        let (fh, owner, start, end) = (args.u64()?, args.u64()?, args.u64()?, args.u64()?);
-        let (kind, pid, flags) = (args.u32()?, args.u32()?, args.u32()?);
-        args.u32()?;
-        Ok(LockIn { fh, owner, start, end, kind, pid, flags })
+        let raw = args.record::<Lk>()?;
+        Ok(LockIn {
+            fh: raw.fh.get(),
+            owner: raw.owner.get(),
+            start: raw.start.get(),
+            end: raw.end.get(),
+            kind: raw.kind.get(),
+            pid: raw.pid.get(),
+            flags: raw.lk_flags.get(),
+        })
     }
 }
 

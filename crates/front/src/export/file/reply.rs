@@ -56,7 +56,10 @@ pub(super) fn statfs(out: &mut Body, size: u64) {
 mod tests {
     use super::*;
     use crate::export::file::{FILE, ROOT};
-    use crate::fuse::protocol::{ATTR_BYTES, ENTRY_BYTES};
+    use crate::fuse::protocol::ENTRY_BYTES;
+    use crate::fuse::records::AttrRecord;
+
+    const ATTR_BYTES: usize = size_of::<AttrRecord>();
 
     #[test]
     fn replies_have_the_kernels_sizes() {

@@ -3,8 +3,8 @@
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
-use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, record};
 use polylane_block::device::SECTOR_BYTES;
 use polylane_block::{BlockDevice, Completion, Op, Sector};
 use polylane_sys::buffer::Buffer;
@@ -14,6 +14,7 @@ use super::{FILE, FileOptions, ROOT, reply};
 use crate::export::Bell;
 use crate::export::work::{Job, LARGE_BYTES, Work};
 use crate::fuse::protocol::{IN_HEADER_BYTES, fattr, opcode};
+use crate::fuse::records::{InHeader, Transfer};
 use crate::fuse::reply::{Body, Device};
 use crate::fuse::request::{Request, SetattrIn, TransferIn, wants_reply};
 
@@ -22,7 +23,7 @@ pub(super) const TRANSFER_BYTES_MAX: u32 = LARGE_BYTES as u32;
 
 /// What comes before the data of a WRITE: the header and `struct fuse_write_in`. Read into memory
 /// of its own, it leaves the data aligned.
-const HEAD_BYTES: usize = IN_HEADER_BYTES + 40;
+const HEAD_BYTES: usize = IN_HEADER_BYTES + size_of::<Transfer>();
 
 /// Writes up to this size are copied out of the receiving buffer; with a larger one that buffer
 /// goes down itself.
@@ -150,9 +151,10 @@ impl Session {
     /// Serves the message of `count` bytes that was read.
     fn serve(&mut self, count: usize) {
         let (head, rest) = (count.min(HEAD_BYTES), count.saturating_sub(HEAD_BYTES));
-        let code = self.head[4..8].try_into().map_or(0, u32::from_ne_bytes);
+        let header = record::at::<InHeader>(&self.head, 0);
+        let code = header.opcode.get();
         if let Some(in_flight) = &self.options.in_flight {
-            in_flight.read(self.head[8..16].try_into().map_or(0, u64::from_ne_bytes));
+            in_flight.read(header.unique.get());
         }
         if code == opcode::WRITE && rest > 0 {
             return self.write(rest);
@@ -234,8 +236,9 @@ impl Session {
     fn write(&mut self, rest: usize) {
         // With the length that it has without its data, the head is a request of its own.
         let mut head = self.head;
-        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        head[..4].copy_from_slice(&(HEAD_BYTES as u32).to_ne_bytes());
+        let header = record::at_mut::<InHeader>(&mut head, 0);
+        let length = std::mem::replace(&mut header.len, (HEAD_BYTES as u32).into());
+        let length = length.get() as usize;
         let Some(request) = Request::parse(&head) else { return };
         let unique = request.header.unique;
         let mut args = request.args;
