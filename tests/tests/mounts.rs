@@ -186,7 +186,7 @@ fn each_lane_has_one_run_directory_outside_of_it() {
     if unavailable(name) {
         return;
     }
-    let script = "grep -o '/.*libpolylane.so' /proc/self/maps | sort -u; mkdir x";
+    let script = "grep -o '/.*libpolylane.so' /proc/self/maps | sort -u";
     let said = succeeds(&["run", "--mem", "--at", "/run", "--", "sh", "-euc", script]);
     assert!(said.starts_with("/dev/shm/polylane-"), "{said}");
     let host = Host::new();
@@ -198,6 +198,73 @@ fn each_lane_has_one_run_directory_outside_of_it() {
     assert!(line.contains(text(&at)), "another path of it: {line}");
     assert!(Command::new("umount").arg(&other).status().expect("umount").success());
     succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+/// The directories above a lane get other names: its mount is found by its number, and nothing else
+/// is unmounted.
+#[test]
+fn a_lane_whose_parents_were_renamed_is_unmounted_and_nothing_else_is() {
+    if unavailable("a_lane_whose_parents_were_renamed_is_unmounted_and_nothing_else_is") {
+        return;
+    }
+    let host = Host::new();
+    let up = host.dir("up");
+    fs::create_dir(up.join("m")).expect("mkdir");
+    let at = up.join("m");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    fs::write(at.join("file"), "kept").expect("write");
+    let moved = host.path("moved");
+    fs::rename(&up, &moved).expect("rename");
+    // Another lane where it was, in the way of the old path.
+    fs::create_dir_all(&at).expect("mkdir");
+    let (_, line) = refused(&["mount", "mem:64M", text(&at)]);
+    assert!(line.contains(text(&moved)), "says where it is: {line}");
+    let tmpfs = Command::new("mount").args(["-t", "tmpfs", "other", text(&at)]).status();
+    assert!(tmpfs.expect("mount").success());
+    fs::write(at.join("other"), "stays").expect("write");
+    succeeds(&["umount", text(&moved.join("m"))]);
+    assert_eq!(fs::read_to_string(at.join("other")).expect("read"), "stays");
+    assert!(!moved.join("m/file").exists(), "the lane is gone");
+    assert!(Command::new("umount").arg(&at).status().expect("umount").success());
+    host.assert_nothing_is_left();
+}
+
+/// One service that does not answer keeps no command for other lanes waiting.
+#[test]
+fn a_stopped_service_holds_up_no_other_lane() {
+    if unavailable("a_stopped_service_holds_up_no_other_lane") {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at, shared) = (host.pool("stopped"), host.dir("m"), host.dir("s"));
+    let other = host.dir("other");
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:64M", text(&at)]);
+    succeeds(&["mount", "--pool", &pool, "--share", "mem:64M", text(&shared)]);
+    let supervisor = host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
+    let service = child(supervisor, "polylane-svc");
+    signal_to(service, "STOP");
+    // Each of these waits for the service.
+    let mut stuck: Vec<_> = [["umount", text(&shared)], ["umount", text(&at)]]
+        .iter()
+        .map(|words| {
+            let mut command = Command::new(binary());
+            command.args(words).stdout(Stdio::null()).stderr(Stdio::null());
+            command.spawn().expect("polylane")
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let start = std::time::Instant::now();
+    succeeds(&["mount", "mem:32M", text(&other)]);
+    succeeds(&["umount", text(&other)]);
+    let took = start.elapsed();
+    signal_to(service, "CONT");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    stuck.iter_mut().for_each(|child| drop(child.wait()));
+    for path in [&shared, &at] {
+        let _ = polylane(&["umount", text(path)]);
+    }
     host.assert_nothing_is_left();
 }
 

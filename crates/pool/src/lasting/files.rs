@@ -61,7 +61,7 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
 }
 
 /// The mount in a descriptor's `fdinfo`.
-fn mount_of(text: &str) -> Option<u64> {
+pub(crate) fn mount_of(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
 }
 

@@ -24,13 +24,16 @@ use polylane_base::shown::Shown;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use super::places;
+use super::point::{self, Point};
 use super::table::Entry;
 use super::tables::{self, LaneOwner, Tables};
+use super::timely;
+use super::umount::{LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::failure::{FAILED, Failure, Result};
 use crate::init;
 use crate::link::{FromInit, Link, ToInit};
@@ -55,6 +58,8 @@ pub(crate) struct Plan {
     pub(crate) library: Option<PathBuf>,
     /// Where the lane's run directory is mounted outside of the lane.
     pub(crate) run_dir: PathBuf,
+    /// The directory that the lane is mounted on.
+    pub(crate) point: Point,
     /// What is not let through on the lane.
     pub(crate) attributes: MountAttrFlags,
     /// The run-time directory, the pool and the lane's entry in its table.
@@ -71,7 +76,6 @@ pub(crate) struct Plan {
 
 /// The mount, once it is at its path.
 struct Held {
-    path: PathBuf,
     dir: PathBuf,
     pool: String,
     lane: String,
@@ -88,7 +92,7 @@ struct Held {
 /// Runs the holder to its end.
 pub(crate) fn main(plan: Plan, link: &Link) -> ! {
     let _ = rustix::thread::set_name(c"polylane-hold");
-    let kept = [link.as_fd(), plan.device.as_fd(), plan.caller.as_fd()];
+    let kept = [link.as_fd(), plan.device.as_fd(), plan.caller.as_fd(), plan.point.as_fd()];
     let _ = ns::keep_only(&kept);
     let caller = plan.caller.as_fd().try_clone_to_owned().map(Link::from_fd);
     let status = match begin(plan, link) {
@@ -110,7 +114,7 @@ pub(crate) fn main(plan: Plan, link: &Link) -> ! {
 
 /// Makes the mount and shows it.
 fn begin(plan: Plan, link: &Link) -> Result<Held> {
-    let Plan { device, library, run_dir, attributes, dir, pool, lane, mut entry, caller: _ } = plan;
+    let Plan { device, library, run_dir, point, attributes, dir, pool, lane, mut entry, .. } = plan;
     init::expect(link, ToInit::Begin)?;
     // As fstab has it: by that mount(8) knows what is mounted already.
     let source = String::from_utf8_lossy(&entry.source).into_owned();
@@ -119,9 +123,11 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let stat =
         rustix::fs::statx(&made.lane, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(failed)?;
     entry.device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    entry.mount = point::mount_id(&made.lane).and_then(|id| id.try_into().ok()).unwrap_or(0);
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
     let libraries = init::pick_up_libraries(library.as_deref())?;
-    show((&dir, &pool), &entry, &made.lane)?;
+    show((&dir, &pool), &entry, &made.lane, &point)?;
+    drop(point);
     let shown = init::furnish(&made, &path, Some(&run_dir), &libraries);
     // None of these descriptors stays: that would keep the mounts busy.
     drop((made, libraries));
@@ -134,25 +140,23 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     }
     let changes = File::open("/proc/self/mountinfo")
         .map_err(|error| Failure::because("mounts", "watch them", error))?;
-    let gone = || Failure::failed(format!("{}: was unmounted at once", path.display()));
-    let id = places::topmost(&entry.path).ok_or_else(gone)?.id;
+    let gone = || Failure::failed(format!("{}: was unmounted at once", Shown::new(&path)));
+    let id = places::mount_of(&entry).ok_or_else(gone)?.id;
     entry.starting = false;
     let tables = Tables::lock(&dir)?;
     expect_own(&tables, &pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
-    Ok(Held { path, dir, pool, lane, entry, run_dir, id, notice, changes })
+    Ok(Held { dir, pool, lane, entry, run_dir, id, notice, changes })
 }
 
 /// Puts the lane at its path, and its device number into its entry before: what finds the mount
 /// there must find it in the table. A command that clears a dead lane up sees both or neither.
-fn show((dir, pool): (&Path, &str), entry: &Entry, lane: &OwnedFd) -> Result<()> {
+fn show((dir, pool): (&Path, &str), entry: &Entry, lane: &OwnedFd, point: &Point) -> Result<()> {
     let tables = Tables::lock(dir)?;
     expect_own(&tables, pool, entry)?;
     tables.put(pool, entry)?;
-    let path = Path::new(std::ffi::OsStr::from_bytes(&entry.path));
-    mounts::attach_at(lane, path)
-        .map_err(|error| Failure::path(path, "mount the lane there", error))
+    point.mount(lane)
 }
 
 /// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was killed, so
@@ -207,32 +211,28 @@ fn hold(mut held: Held, link: &Link) -> u8 {
 impl Held {
     /// Whether the mount is somewhere in this namespace.
     fn is_there(&self) -> bool {
-        places::seen().iter().any(|seen| seen.id == self.id)
+        self.own().is_some()
     }
 
     /// Makes everything durable and takes the mount away.
     fn unmount(&mut self, lazy: bool, link: &Link) -> std::result::Result<(), Errno> {
         let _ = link.send(&FromInit::Alone, &[]);
-        let synced = self.sync();
-        // From here on no command counts on the mount.
-        let tables = Tables::lock(&self.dir);
+        let Some(own) = self.own() else { return Ok(()) };
+        let limit = if lazy { LAZY_SYNC_TIME_MAX } else { SYNC_TIME_MAX };
+        let synced = timely::sync(Path::new(std::ffi::OsStr::from_bytes(&own.place)), limit);
         if lazy {
+            // From here on no command counts on the mount.
+            let _tables = Tables::lock(&self.dir);
             places::detach(&self.entry);
             return Ok(());
         }
         synced?;
-        let now = tables.as_ref().ok().and_then(|tables| tables.find(&self.entry.path).ok()?);
-        if now.is_some_and(|now| now.entry.count > 1) {
-            return Err(Errno::EBUSY);
-        }
-        let is_own = |seen: places::Seen| seen.id == self.id;
-        if !places::topmost(&self.entry.path).is_some_and(is_own) {
-            return Err(Errno::EBUSY);
-        }
-        let run_dirs = [self.run_dir.clone(), self.path.join(RESERVED_DIR)];
+        let within = Path::new(std::ffi::OsStr::from_bytes(&own.place)).join(RESERVED_DIR);
+        let run_dirs = [self.run_dir.clone(), within];
         // To be put back when something else keeps the lane.
         let copies = run_dirs.each_ref().map(|dir| mounts::copy_of(rustix::fs::CWD, dir).ok());
-        self.unmount_in_order(&run_dirs).inspect_err(|_| {
+        let done = unmount_all(&run_dirs).and_then(|()| self.unmount_lane());
+        done.inspect_err(|_| {
             for (dir, copy) in run_dirs.iter().zip(copies) {
                 let Some(copy) = copy else { continue };
                 let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
@@ -248,25 +248,21 @@ impl Held {
         })
     }
 
-    /// Unmounts both mounts of the run directory with what is in them, then the lane; `EBUSY` when
-    /// something is in use.
-    fn unmount_in_order(&self, run_dirs: &[PathBuf]) -> std::result::Result<(), Errno> {
-        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        for dir in run_dirs {
-            for seen in places::seen_below(dir.as_os_str().as_bytes()).iter().rev() {
-                let place = Path::new(std::ffi::OsStr::from_bytes(&seen.place));
-                rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map_err(errno)?;
-            }
-        }
-        rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(errno)
+    /// The mount, wherever it is in this namespace.
+    fn own(&self) -> Option<places::Seen> {
+        places::seen().into_iter().find(|seen| seen.id == self.id)
     }
 
-    /// Has the kernel send what it still holds of mapped files, and the service write it.
-    fn sync(&self) -> std::result::Result<(), Errno> {
-        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(errno)?;
-        rustix::fs::syncfs(&root).map_err(errno)
+    /// Unmounts the lane itself, unless another command counts on it. Nothing is asked of its
+    /// service as long as the tables are locked.
+    fn unmount_lane(&self) -> std::result::Result<(), Errno> {
+        let tables = Tables::lock(&self.dir);
+        let now = tables.as_ref().ok().and_then(|tables| tables.find(&self.entry.path).ok()?);
+        if now.is_some_and(|now| now.entry.count > 1) {
+            return Err(Errno::EBUSY);
+        }
+        let own = self.own().ok_or(Errno::EBUSY)?;
+        point::unmount(&own, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))
     }
 
     /// The supervisor was killed: the mount has no service any more, or will have none.
@@ -277,4 +273,16 @@ impl Held {
         tables::forget(&self.dir, &owner);
         FAILED
     }
+}
+
+/// Unmounts both mounts of the run directory with what is in them; `EBUSY` when something is in
+/// use.
+fn unmount_all(run_dirs: &[PathBuf]) -> std::result::Result<(), Errno> {
+    for dir in run_dirs {
+        for seen in places::seen_below(dir.as_os_str().as_bytes()).iter().rev() {
+            point::unmount(seen, UnmountFlags::empty())
+                .map_err(|error| Errno(error.raw_os_error()))?;
+        }
+    }
+    Ok(())
 }

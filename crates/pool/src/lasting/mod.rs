@@ -10,6 +10,8 @@
 //! | `table` | the mount table of a pool |
 //! | `tables` | all tables, under one lock |
 //! | `places` | what is mounted where, in this mount namespace |
+//! | `point` | a mount point, looked up once |
+//! | `timely` | requests to a service, for a limited time |
 //! | `holder` | the first process of a lane, which holds its mount |
 //! | `mount` | from a SOURCE and a PATH to a lane that serves |
 //! | `share` | one more path for a service |
@@ -29,11 +31,13 @@ mod info;
 mod list;
 mod mount;
 mod places;
+mod point;
 mod pools;
 mod share;
 mod source;
 mod table;
 mod tables;
+mod timely;
 mod umount;
 
 pub use env::{LaneEnv, env};

@@ -30,6 +30,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::holder::{self, FromLane};
 use super::places;
+use super::point::Point;
 use super::share::{self, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
@@ -140,6 +141,7 @@ struct Reservation {
     record: Option<PoolRecord>,
     name: PoolName,
     entry: Entry,
+    point: Point,
     log: File,
 }
 
@@ -148,24 +150,38 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
     let dir = names::runtime_dir();
     let start = Instant::now();
     loop {
+        // Before the lock: it may be in another lane, whose service may be stopped.
+        let point = Point::open(&options.path);
         let tables = Tables::lock(&dir)?;
         let mut cleared = tables.clear_dead()?;
         let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
-            places::check_free(&options.path)?;
+            // A dead lane was there until a moment ago.
+            let point = match point {
+                Err(_) if !cleared.is_empty() => Point::open(&options.path),
+                point => point,
+            }?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
             let (source, path) = (options.source.text(), options.path.as_path());
             let wanted = Wanted { source: &source, path, read_only: options.read_only };
             if options.share
                 && let Some(base) = share::base(&tables, pool, &wanted)?
             {
-                share::attach(&tables, pool, &base, &wanted)?;
+                share::attach(&tables, pool, &base, &wanted, &point)?;
                 return Ok(Reserved::Served(Mounted::Shared));
             }
-            let new = Reservation::make(&tables, dir, options, &mut cleared)?;
+            let new = Reservation::make(&tables, dir, options, point, &mut cleared)?;
             return Ok(Reserved::New(Box::new(new), cleared));
         };
         refuse_other(options, &there)?;
-        if !there.entry.starting && places::is_shown(&there.entry) {
+        let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
+        if let Some(place) = now {
+            if place != there.entry.path {
+                return Err(Failure::failed(format!(
+                    "{}: the lane that was mounted there is at {} now: umount it first",
+                    Shown::new(&options.path),
+                    Shown::new(OsStr::from_bytes(&place))
+                )));
+            }
             let count = there.entry.count + 1;
             tables.put(&there.pool, &Entry { count, ..there.entry })?;
             return Ok(Reserved::Served(Mounted::Again(count)));
@@ -217,6 +233,7 @@ impl Reservation {
         tables: &Tables,
         dir: PathBuf,
         options: &MountOptions,
+        point: Point,
         cleared: &mut Vec<String>,
     ) -> Result<Reservation> {
         let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
@@ -248,7 +265,7 @@ impl Reservation {
             Ok((entry, log))
         })();
         match made {
-            Ok((entry, log)) => Ok(Reservation { dir, pool, record, name, entry, log }),
+            Ok((entry, log)) => Ok(Reservation { dir, pool, record, name, entry, point, log }),
             Err(failure) => {
                 let _ = tables.remove(&pool, options.path.as_os_str().as_bytes());
                 name.remove_files();
@@ -346,7 +363,7 @@ fn leave_surroundings(log: &File) -> Result<()> {
 
 /// Serves the lane until it is unmounted; the exit status.
 fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> Result<u8> {
-    let Reservation { dir, pool, record, name, entry, log: _ } = new;
+    let Reservation { dir, pool, record, name, entry, point, log: _ } = new;
     log::name("polylane", name.as_str());
     let lane_owner = LaneOwner::of(&pool, &entry);
     // Before the volume is opened: they may hold it.
@@ -369,6 +386,7 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
         device,
         library,
         run_dir,
+        point,
         attributes,
         dir,
         pool: for_holder,

@@ -4,7 +4,7 @@
 //! Nothing here looks *at* a lane's root: on a lane whose service is dead that is an error, and on
 //! one whose service hangs it does not end.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 use rustix::mount::UnmountFlags;
 
+use super::point;
 use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::process;
-use crate::skeleton::KERNELS;
 
 /// One line of mountinfo.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -96,10 +96,24 @@ pub(crate) fn seen_below(path: &[u8]) -> Vec<Seen> {
     all
 }
 
-/// Whether the mount of an entry is at its path, as its supervisor sees it.
-pub(crate) fn is_shown(entry: &Entry) -> bool {
-    let seen = seen_by(&entry.supervisor.to_string());
-    seen.iter().any(|seen| seen.place == entry.path && seen.device == entry.device)
+/// Where the mount of an entry is, as its supervisor sees it: at its path, or where the directories
+/// above it were renamed to.
+pub(crate) fn now_at(entry: &Entry) -> Option<Vec<u8>> {
+    own_of(entry, seen_by(&entry.supervisor.to_string())).map(|seen| seen.place)
+}
+
+/// The mount of an entry among others: by its number where that is one of its device, as it is in
+/// the mount namespace in which it was made, else by its path.
+fn own_of(entry: &Entry, mut all: Vec<Seen>) -> Option<Seen> {
+    all.retain(|seen| seen.device == entry.device && seen.kind.starts_with("fuse"));
+    let by_number = all.iter().position(|seen| seen.id == u64::from(entry.mount));
+    let found = by_number.or_else(|| all.iter().rposition(|seen| seen.place == entry.path))?;
+    Some(all.swap_remove(found))
+}
+
+/// The mount of an entry, as this process sees it.
+pub(crate) fn mount_of(entry: &Entry) -> Option<Seen> {
+    own_of(entry, seen())
 }
 
 /// The uppermost mount at exactly this path.
@@ -129,46 +143,9 @@ pub(crate) fn find(word: &Path) -> Result<PathBuf> {
     Ok(parent.join(name))
 }
 
-/// Refuses a path that cannot become a mount path.
-///
-/// # Errors
-/// One line: it is the kernel's, not there, a link, no directory, a mount's, or not empty.
-pub(crate) fn check_free(path: &Path) -> Result<()> {
-    let shown = Shown::new(path);
-    let refuse = |why: &str| Err(Failure::failed(format!("{shown}: {why}")));
-    if let Some(dir) = KERNELS.iter().find(|dir| path.starts_with(dir)) {
-        return Err(Failure::usage(format!("{shown}: {dir} is the kernel's: choose another path")));
-    }
-    if let Some(mount) = topmost(path.as_os_str().as_bytes()) {
-        let kind = mount.kind;
-        return refuse(&format!("a mount point already ({kind}): unmount that, or choose another"));
-    }
-    let stat = fs::symlink_metadata(path)
-        .map_err(|error| Failure::path(path, "use it as mount path", error))?;
-    if stat.is_symlink() {
-        return refuse("a symbolic link: write the directory that it leads to");
-    }
-    if !stat.is_dir() {
-        return refuse("not a directory: a lane is mounted on an empty one");
-    }
-    let mut entries =
-        fs::read_dir(path).map_err(|error| Failure::path(path, "use it as mount path", error))?;
-    match entries.next() {
-        None => Ok(()),
-        Some(_) => refuse("not empty: a lane is mounted on an empty directory"),
-    }
-}
-
 /// Takes the mount of this entry away, in use or not. Other mounts at its path stay.
 pub(crate) fn detach(entry: &Entry) {
-    let path = PathBuf::from(OsString::from_vec(entry.path.clone()));
-    let is_its = |seen: &Seen| seen.device == entry.device && seen.kind.starts_with("fuse");
-    while topmost(&entry.path).is_some_and(|seen| is_its(&seen)) {
-        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-        if rustix::mount::unmount(&path, flags).is_err() {
-            break;
-        }
-    }
+    while mount_of(entry).is_some_and(|seen| point::unmount(&seen, UnmountFlags::DETACH).is_ok()) {}
 }
 
 /// Why a mount stays, and what uses it.
@@ -237,23 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_mount_path_is_refused() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let real = dir.path().canonicalize().expect("canonical");
-        fs::create_dir(real.join("empty")).expect("mkdir");
-        fs::create_dir(real.join("full")).expect("mkdir");
-        fs::write(real.join("full/file"), "").expect("write");
-        std::os::unix::fs::symlink("empty", real.join("link")).expect("symlink");
-        assert_eq!(check_free(&real.join("empty")), Ok(()));
-        for (path, word) in
-            [("full", "not empty"), ("full/file", "not a directory"), ("link", "symbolic link")]
-        {
-            let line = check_free(&real.join(path)).expect_err(path).line;
-            assert!(line.contains(word), "{line}");
-        }
-        assert!(check_free(&real.join("absent")).is_err());
-        for path in ["/proc", "/sys/fs", "/dev/shm"] {
-            assert_eq!(check_free(Path::new(path)).expect_err(path).status, 2);
-        }
+    fn a_mount_is_known_by_its_number_and_device_and_elsewhere_by_its_path() {
+        let seen = |id, device, place: &str| {
+            let (kind, options) = ("fuse.polylane".to_string(), String::new());
+            Seen { id, device, place: place.into(), kind, options }
+        };
+        let path = b"/up/m".to_vec();
+        let entry = Entry { path, device: 41, mount: 7, ..Entry::default() };
+        let own = |all| own_of(&entry, all).map(|seen| seen.id);
+        let renamed = || vec![seen(6, 40, "/up/m"), seen(7, 41, "/old/m"), seen(9, 41, "/other")];
+        assert_eq!(own(renamed()), Some(7), "its parent has another name");
+        assert_eq!(own(vec![seen(7, 40, "/up/m")]), None, "the number is another mount's by now");
+        assert_eq!(own(vec![seen(8, 41, "/x"), seen(9, 41, "/up/m")]), Some(9), "elsewhere");
     }
 }

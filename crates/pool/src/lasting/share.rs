@@ -9,10 +9,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use polylane_base::shown::Shown;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree};
 
 use super::places;
+use super::point::{self, Point};
 use super::table::Entry;
 use super::tables::{Mount, Tables};
 use crate::failure::{Failure, Result};
@@ -60,19 +61,26 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
 ///
 /// # Errors
 /// One line; nothing is left behind.
-pub(crate) fn attach(tables: &Tables, pool: &str, base: &Entry, wanted: &Wanted<'_>) -> Result<()> {
+pub(crate) fn attach(
+    tables: &Tables,
+    pool: &str,
+    base: &Entry,
+    wanted: &Wanted<'_>,
+    point: &Point,
+) -> Result<()> {
     let from = Path::new(OsStr::from_bytes(&base.path));
     let failed = |error| Failure::path(wanted.path, "share the lane there", error);
-    if places::topmost(&base.path).is_none_or(|seen| seen.device != base.device) {
+    let root = places::mount_of(base).and_then(|seen| point::open_root(&seen).ok());
+    let Some(root) = root else {
         let from = Shown::new(from);
         return Err(Failure::failed(format!(
             "{from}: is covered, or not mounted here: not shared"
         )));
-    }
+    };
     let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    let mount = open_tree(CWD, from, flags).map_err(failed)?;
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let mount = open_tree(&root, "", flags).map_err(failed)?;
     if wanted.read_only {
         mounts::make_read_only(&mount).map_err(failed)?;
     }
@@ -80,32 +88,26 @@ pub(crate) fn attach(tables: &Tables, pool: &str, base: &Entry, wanted: &Wanted<
     let last = instances.iter().map(|entry| entry.instance).max().unwrap_or(0);
     let path = wanted.path.as_os_str().as_bytes().to_vec();
     let (instance, read_only) = (last + 1, wanted.read_only);
-    let entry = Entry { path, instance, read_only, count: 1, ..base.clone() };
+    let number = point::mount_id(&mount).and_then(|id| id.try_into().ok()).unwrap_or(0);
+    let entry = Entry { path, instance, read_only, count: 1, mount: number, ..base.clone() };
     tables.put(pool, &entry)?;
-    mounts::attach_at(&mount, wanted.path).map_err(|error| {
-        let _ = tables.remove(pool, &entry.path);
-        failed(error)
-    })
+    point.mount(&mount).inspect_err(|_| drop(tables.remove(pool, &entry.path)))
 }
 
-/// Takes an instance other than a service's first away; what was changed through it is durable.
+/// Takes an instance other than a service's first away, through which everything was made durable.
 ///
 /// # Errors
-/// One line: it is in use, or not everything could be written back.
+/// One line: it is in use, or something covers it.
 pub(crate) fn detach(tables: &Tables, mount: &Mount, lazy: bool) -> Result<()> {
-    let path = Path::new(OsStr::from_bytes(&mount.entry.path));
-    let failed = |error: rustix::io::Errno| {
+    let failed = |error: Errno| {
         let why = polylane_base::Errno(error.raw_os_error());
         places::not_unmounted(&mount.entry, &why)
     };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let synced = rustix::fs::open(path, flags, Mode::empty())
-        .and_then(|root| rustix::fs::syncfs(&root).map(|()| drop(root)));
     match lazy {
         true => places::detach(&mount.entry),
         false => {
-            synced.map_err(failed)?;
-            rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(failed)?;
+            let seen = places::mount_of(&mount.entry).ok_or_else(|| failed(Errno::NOENT))?;
+            point::unmount(&seen, UnmountFlags::empty()).map_err(failed)?;
         }
     }
     tables.remove(&mount.pool, &mount.entry.path)

@@ -51,7 +51,8 @@ record! {
         0x20 device: U64,
         0x28 path_len: U16,
         0x2a source_len: U16,
-        0x2c unused: U32,
+        /// Number of the mount in the mount namespace in which it was made.
+        0x2c mount: U32,
         /// FNV-1a of the slot in which this field is 0.
         0x30 sum: U64,
         /// Path, source.
@@ -103,6 +104,8 @@ pub(crate) struct Entry {
     pub(crate) supervisor: u32,
     /// Device number of the mount; 0 as long as it starts.
     pub(crate) device: u64,
+    /// Number of the mount in the mount namespace in which it was made; 0: not known.
+    pub(crate) mount: u32,
     /// Nothing can be changed through it.
     pub(crate) read_only: bool,
     /// It does not serve yet.
@@ -124,6 +127,7 @@ impl Entry {
             count: self.count.into(),
             supervisor: self.supervisor.into(),
             device: self.device.into(),
+            mount: self.mount.into(),
             path_len: len(&self.path),
             source_len: len(&self.source),
             ..SlotRecord::new_zeroed()
@@ -152,6 +156,7 @@ impl Entry {
             count: slot.count.get(),
             supervisor: slot.supervisor.get(),
             device: slot.device.get(),
+            mount: slot.mount.get(),
             read_only: flags.contains(SlotFlags::READ_ONLY),
             starting: flags.contains(SlotFlags::STARTING),
         })

@@ -143,7 +143,7 @@ impl Tables {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
-                if mount.entry.instance > 0 && !places::is_shown(&mount.entry) {
+                if mount.entry.instance > 0 && places::now_at(&mount.entry).is_none() {
                     self.remove(&mount.pool, &mount.entry.path)?;
                 }
                 continue;

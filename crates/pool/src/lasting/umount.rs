@@ -13,12 +13,19 @@ use super::places;
 use super::share;
 use super::table::Entry;
 use super::tables::{Mount, Tables, wait_for_service};
+use super::timely;
 use crate::failure::{Failure, Result};
 use crate::wait::wait_for;
 use crate::{cgroup, names, upgrade};
 
 /// How long a supervisor may take to end once everything is durable.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long a service may take to make everything durable.
+pub(crate) const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// As long as that where the mount goes away in any case.
+pub(crate) const LAZY_SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Takes one mount of PATH away; how often it is still mounted. With `lazy` also one that is in
 /// use, whose users get errors once the lane has ended.
@@ -28,12 +35,22 @@ const END_TIME_MAX: Duration = Duration::from_secs(60);
 pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     let path = places::find(path)?;
     let dir = names::runtime_dir();
-    let tables = Tables::lock(&dir)?;
+    let mut tables = Tables::lock(&dir)?;
     let dead = tables.clear_dead()?;
-    let bytes = path.as_os_str().as_bytes();
-    let Some(mount) = tables.find(bytes)? else {
+    let Some(mut mount) = find(&tables, &path)? else {
+        drop(tables);
         return no_lane(&path, &dead);
     };
+    if mount.entry.instance > 0 && mount.entry.count == 1 {
+        // Without the lock, which others must not wait for as long as for this service.
+        drop(tables);
+        sync(&mount, &path, lazy)?;
+        tables = Tables::lock(&dir)?;
+        mount = match find(&tables, &path)? {
+            Some(mount) => mount,
+            None => return Ok(0),
+        };
+    }
     let instances = tables.of_service(&mount.pool, mount.entry.service)?;
     if mount.entry.count > 1 {
         let count = mount.entry.count - 1;
@@ -54,6 +71,30 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     drop(tables);
     end(&mount, lazy)?;
     Ok(0)
+}
+
+/// The mount at `path`: by the table, or, where directories above it were renamed, by its number.
+fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
+    let bytes = path.as_os_str().as_bytes();
+    let named = tables.find(bytes)?;
+    let moved = |entry: &Entry| {
+        // One that is in another mount namespace has no other name here.
+        places::mount_of(entry).is_some_and(|seen| seen.place != entry.path)
+    };
+    if named.as_ref().is_some_and(|mount| !moved(&mount.entry)) {
+        return Ok(named);
+    }
+    let is_here = |mount: &Mount| places::mount_of(&mount.entry).is_some_and(|s| s.place == bytes);
+    Ok(tables.all()?.into_iter().find(is_here))
+}
+
+/// Makes durable what was changed through a mount; with `lazy` it goes away all the same.
+fn sync(mount: &Mount, path: &Path, lazy: bool) -> Result<()> {
+    let limit = if lazy { LAZY_SYNC_TIME_MAX } else { SYNC_TIME_MAX };
+    match timely::sync(path, limit) {
+        Err(errno) if !lazy => Err(places::not_unmounted(&mount.entry, &errno)),
+        _ => Ok(()),
+    }
 }
 
 /// The answer for a path that no living lane has: one whose supervisor was killed is gone now.

@@ -15,6 +15,7 @@ fn entry(path: &str, number: u32) -> Entry {
         count: 1 + number % 2,
         supervisor: number,
         device: u64::from(number) << 33,
+        mount: number << 3,
         read_only: number.is_multiple_of(2),
         starting: number.is_multiple_of(5),
     }

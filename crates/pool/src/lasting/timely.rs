@@ -1,0 +1,114 @@
+//! Work that may wait for a lane's service: in a process of its own, for a limited time.
+//!
+//! A service that was stopped or taken over may never answer, and the kernel does not let go of a
+//! process that waits for a request which the service has read. So the caller does not wait itself.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use polylane_base::Errno;
+use polylane_base::sync::thread;
+use polylane_sys::ns::{self, Fork, Namespaces};
+use rustix::fs::{Mode, OFlags};
+
+use crate::link::Link;
+use crate::process::Process;
+use crate::wait::wait_for;
+
+/// Does `work`, which uses none of the caller's descriptors. A caller with threads cannot fork;
+/// there a thread does it, which ends with the caller at the latest.
+///
+/// # Errors
+/// What `work` says; `ETIMEDOUT`: it takes longer than `limit`.
+fn within(
+    limit: Duration,
+    work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
+) -> Result<(), Errno> {
+    // By a message, since the caller may ignore its children's ends.
+    let (own, other) = Link::pair()?;
+    match ns::fork(Namespaces::default()) {
+        Err(_) => in_a_thread(limit, work),
+        Ok(Fork::Child) => {
+            let status = alone(&other).and_then(|()| work());
+            let status = status.err().map_or(0, rustix::io::Errno::raw_os_error);
+            let _ = other.send(&status, &[]);
+            ns::exit_now(0)
+        }
+        Ok(Fork::Parent(child)) => {
+            drop(other);
+            let mut process = Process::new(child);
+            if !wait_for(own.as_fd(), limit) {
+                process.kill();
+                process.release();
+                return Err(Errno(libc::ETIMEDOUT));
+            }
+            let _ = process.wait();
+            match own.receive::<i32>() {
+                Ok(Some((0, _))) => Ok(()),
+                Ok(Some((errno, _))) => Err(Errno(errno)),
+                _ => Err(Errno(libc::EIO)),
+            }
+        }
+    }
+}
+
+fn in_a_thread(
+    limit: Duration,
+    work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
+) -> Result<(), Errno> {
+    let (done, end) = mpsc::channel();
+    thread::spawn(move || done.send(work()));
+    match end.recv_timeout(limit) {
+        Ok(done) => done.map_err(|error| Errno(error.raw_os_error())),
+        Err(_) => Err(Errno(libc::ETIMEDOUT)),
+    }
+}
+
+/// Lets go of the caller's files: others wait for the end of its output.
+fn alone(link: &Link) -> rustix::io::Result<()> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    drop(null);
+    ns::keep_only(&[link.as_fd()]).map_err(|_| rustix::io::Errno::IO)
+}
+
+/// Has the kernel send what it still holds of the mapped files of the lane at `path`, and its
+/// service write everything.
+///
+/// # Errors
+/// As [`within`].
+pub(crate) fn sync(path: &Path, limit: Duration) -> Result<(), Errno> {
+    let path = path.to_path_buf();
+    within(limit, move || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&path, flags, Mode::empty())?;
+        rustix::fs::syncfs(&root)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn work_is_done_fails_or_takes_too_long() {
+        let long = Duration::from_secs(20);
+        assert_eq!(within(long, || Ok(())), Ok(()));
+        assert_eq!(within(long, || Err(rustix::io::Errno::NOSPC)), Err(Errno(libc::ENOSPC)));
+        let start = Instant::now();
+        let stuck = || {
+            loop {
+                std::thread::sleep(Duration::from_secs(60));
+            }
+        };
+        let done = within(Duration::from_millis(20), stuck);
+        assert_eq!(done, Err(Errno(libc::ETIMEDOUT)));
+        assert!(start.elapsed() < long);
+    }
+}
