@@ -44,7 +44,7 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
         let mut counts: HashMap<u64, u64> = HashMap::new();
         for entry in fs::read_dir(dir.join("fdinfo")).into_iter().flatten().flatten() {
             let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            if let Some(mount) = mount_of(&text) {
+            if let Some(mount) = places::mount_in(&text) {
                 *counts.entry(mount).or_default() += 1;
             }
         }
@@ -60,19 +60,14 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
     found
 }
 
-/// The mount in a descriptor's `fdinfo`.
-pub(crate) fn mount_of(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn own_files_are_found_by_their_mount() {
-        assert_eq!(mount_of("pos:\t0\nflags:\t0100000\nmnt_id:\t27\nino:\t5\n"), Some(27));
-        assert_eq!(mount_of("pos:\t0\nmnt_id:\tx\n"), None);
+        assert_eq!(places::mount_in("pos:\t0\nflags:\t0100000\nmnt_id:\t27\nino:\t5\n"), Some(27));
+        assert_eq!(places::mount_in("pos:\t0\nmnt_id:\tx\n"), None);
         let dir = tempfile::tempdir().expect("tempdir");
         let files: Vec<_> = (0..3)
             .map(|n| fs::File::create(dir.path().join(n.to_string())).expect("file"))

@@ -223,7 +223,7 @@ impl Held {
         if lazy {
             // From here on no command counts on the mount.
             let _tables = Tables::lock(&self.dir);
-            places::detach(&self.entry);
+            point::detach(&self.entry);
             return Ok(());
         }
         synced?;

@@ -11,9 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
-use rustix::mount::UnmountFlags;
 
-use super::point;
 use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::process;
@@ -86,6 +84,11 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     path
 }
 
+/// The mount in a descriptor's `fdinfo`.
+pub(crate) fn mount_in(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+}
+
 /// The mounts at `path` or below.
 pub(crate) fn seen_below(path: &[u8]) -> Vec<Seen> {
     let is_below = |place: &[u8]| {
@@ -141,11 +144,6 @@ pub(crate) fn find(word: &Path) -> Result<PathBuf> {
     };
     let parent = parent.canonicalize().map_err(|error| Failure::path(word, "find it", error))?;
     Ok(parent.join(name))
-}
-
-/// Takes the mount of this entry away, in use or not. Other mounts at its path stay.
-pub(crate) fn detach(entry: &Entry) {
-    while mount_of(entry).is_some_and(|seen| point::unmount(&seen, UnmountFlags::DETACH).is_ok()) {}
 }
 
 /// Why a mount stays, and what uses it.

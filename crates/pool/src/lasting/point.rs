@@ -14,8 +14,8 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
-use super::files;
 use super::places::{self, Seen};
+use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::skeleton::KERNELS;
 
@@ -104,7 +104,7 @@ impl AsFd for Point {
 /// The number of the mount that a descriptor leads through.
 pub(crate) fn mount_id(fd: &OwnedFd) -> Option<u64> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    files::mount_of(&info)
+    places::mount_in(&info)
 }
 
 /// The root of a mount, without a request to its file system, and its mount point as a path that
@@ -148,6 +148,12 @@ pub(crate) fn unmount(seen: &Seen, flags: UnmountFlags) -> rustix::io::Result<()
     drop(root);
     let place = self_fd(&parent).join(OsStr::from_bytes(&name));
     rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW)
+}
+
+/// Takes the mount of this entry away, in use or not. Other mounts at its path stay.
+pub(crate) fn detach(entry: &Entry) {
+    while places::mount_of(entry).is_some_and(|seen| unmount(&seen, UnmountFlags::DETACH).is_ok()) {
+    }
 }
 
 /// Opens an absolute path with no link on it.

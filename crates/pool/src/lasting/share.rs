@@ -104,7 +104,7 @@ pub(crate) fn detach(tables: &Tables, mount: &Mount, lazy: bool) -> Result<()> {
         places::not_unmounted(&mount.entry, &why)
     };
     match lazy {
-        true => places::detach(&mount.entry),
+        true => point::detach(&mount.entry),
         false => {
             let seen = places::mount_of(&mount.entry).ok_or_else(|| failed(Errno::NOENT))?;
             point::unmount(&seen, UnmountFlags::empty()).map_err(failed)?;

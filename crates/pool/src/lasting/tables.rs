@@ -14,6 +14,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::places;
+use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
@@ -148,7 +149,7 @@ impl Tables {
                 }
                 continue;
             };
-            places::detach(&mount.entry);
+            point::detach(&mount.entry);
             self.remove(&mount.pool, &mount.entry.path)?;
             if let Some(name) = left {
                 name.remove_files();
@@ -208,7 +209,7 @@ impl Tables {
     pub(crate) fn clear_service(&self, pool: &str, service: u32) -> Result<bool> {
         let left = self.of_service(pool, service)?;
         for entry in left.iter().rev() {
-            places::detach(entry);
+            point::detach(entry);
             self.remove(pool, &entry.path)?;
         }
         Ok(!left.is_empty())
@@ -245,7 +246,7 @@ impl Drop for Tables {
 /// the kernel gives a path and a device number to the next mount once they are free.
 pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
-    tables.of_lane(owner).unwrap_or_default().iter().rev().for_each(places::detach);
+    tables.of_lane(owner).unwrap_or_default().iter().rev().for_each(point::detach);
 }
 
 /// Takes all entries of a lane out of its pool's table.
