@@ -46,6 +46,43 @@ fn indices(code: &[char]) -> Vec<(usize, String)> {
     found
 }
 
+/// Integer types that flags of a format have.
+const FLAG_TYPES: [&str; 4] = ["u8", "u16", "u32", "u64"];
+
+/// Where `code`, whose comments and literals are blank, has two or more constants of one integer
+/// type in a row that are single bits: flags without a type of their own.
+pub fn untyped_flags(code: &[char]) -> Vec<(usize, String)> {
+    let text: String = code.iter().collect();
+    let (mut found, mut at) = (Vec::new(), 0);
+    let mut former: Option<(usize, &str)> = None;
+    for line in text.split_inclusive('\n') {
+        let bit = single_bit(line);
+        if let (Some((first, kind)), Some(same)) = (former, bit)
+            && kind == same
+            && found.last().is_none_or(|(known, _)| *known != first)
+        {
+            found.push((first, format!("constants of {kind} that are single bits")));
+        }
+        if !line.trim().is_empty() {
+            // The first of a row stands for it.
+            former = bit.map(|kind| former.filter(|(_, same)| *same == kind).unwrap_or((at, kind)));
+        }
+        at += line.chars().count();
+    }
+    found
+}
+
+/// The type of the constant that a line declares, where it is a single bit by its spelling.
+fn single_bit(line: &str) -> Option<&str> {
+    let (declared, value) = line.split_once('=')?;
+    let (name, kind) = declared.split_once(':')?;
+    let is_const = name.split_whitespace().any(|word| word == "const");
+    let digits = value.trim().strip_suffix(';')?.strip_prefix("1 << ")?;
+    let kind = kind.trim();
+    let is_bit = digits.parse::<u32>().is_ok() && FLAG_TYPES.contains(&kind);
+    (is_const && is_bit).then_some(kind)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +98,31 @@ mod tests {
         assert_eq!(found("bytes[4..8].copy_from_slice(&x)"), ["[4..8]"]);
         assert_eq!(found("be(&raw[..0x3fc]); raw[0x1e]; &f()[2..]; b[at..at + 4]").len(), 4);
         assert_eq!(found("into(&number.to_be_bytes())"), ["to_be_bytes"]);
+    }
+
+    fn flags(source: &str) -> usize {
+        untyped_flags(&blank(source)).len()
+    }
+
+    #[test]
+    fn bits_in_a_row_without_a_type_are_flags() {
+        let two = "/// a\nconst A: u32 = 1 << 0;\n/// b\n\npub(super) const B: u32 = 1 << 31;\n";
+        assert_eq!(flags(two), 1);
+        assert_eq!(flags(&two.repeat(2)), 1, "one row is one finding");
+        assert_eq!(flags(&format!("{two}fn f() {{}}\n{two}")), 2);
+    }
+
+    #[test]
+    fn sizes_typed_flags_and_single_bits_are_none() {
+        for fine in [
+            "const A: u32 = 1 << 0;\nconst B: u64 = 1 << 1;\n",
+            "const A: u32 = 1 << 0;\nfn f() {}\nconst B: u32 = 1 << 1;\n",
+            "const A_BYTES: usize = 1 << 20;\nconst B_BYTES: usize = 1 << 21;\n",
+            "bitflags! { struct A: u32 {\nconst A = 1 << 0;\nconst B = 1 << 1;\n} }",
+            "const A: u32 = 1 << 0; // 1\nconst B: u32 = 2;\n",
+        ] {
+            assert_eq!(flags(fine), 0, "{fine}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::lexer::{blank, functions, line_of, without_tests, words};
-use crate::records::raw_access;
+use crate::records::{raw_access, untyped_flags};
 
 const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 600;
@@ -41,12 +41,24 @@ const SCHEDULED_ROOMS: [&str; 4] =
     ["crates/vfs/src/", "crates/front/src/", "crates/volume/src/", "crates/pool/src/"];
 
 /// Rooms with structures of a format, on disk or on a wire: they are records, not offsets.
-const RECORD_ROOMS: [&str; 8] = [
+const RECORD_ROOMS: [&str; 10] = [
     "crates/base/src/",
     "crates/block/src/",
+    "crates/client/src/",
     "crates/ext4/src/",
+    "crates/front/src/",
     "crates/pool/src/",
     "crates/sys/src/",
+    "crates/union/src/",
+    "crates/vfs/src/",
+    "crates/volume/src/",
+];
+
+/// Rooms whose flags are types.
+const FLAG_ROOMS: [&str; 6] = [
+    "crates/base/src/",
+    "crates/ext4/src/",
+    "crates/pool/src/",
     "crates/union/src/",
     "crates/vfs/src/",
     "crates/volume/src/",
@@ -323,6 +335,11 @@ fn raw_records(source: &Source) -> Vec<Finding> {
         );
         found.push(source.finding("record", line_of(&source.product, at), &message));
     }
+    let flags = if source.is_in(&FLAG_ROOMS) { untyped_flags(&source.product) } else { Vec::new() };
+    for (at, what) in flags {
+        let message = format!("{what}: flags are types of bitflags, or an enum where they exclude");
+        found.push(source.finding("flags", line_of(&source.product, at), &message));
+    }
     found
 }
 
@@ -420,6 +437,8 @@ mod tests {
         assert_eq!(rules(VFS, "//! x\nconst A: &str = \"/root/x\";\n"), ["machine-path"]);
         let raw = "//! x\nfn f(b: &[u8]) -> u8 { b[0x1e] }\n";
         assert_eq!(rules("crates/ext4/src/x.rs", raw), ["record"]);
+        let flags = "//! x\nconst A: u32 = 1 << 0;\nconst B: u32 = 1 << 1;\n";
+        assert_eq!(rules("crates/ext4/src/x.rs", flags), ["flags"]);
     }
 
     #[test]

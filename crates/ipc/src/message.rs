@@ -7,8 +7,10 @@
 //!
 //! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
 
+mod entry;
 mod set_what;
 
+pub use self::entry::{ENTRY_HEAD_BYTES, EntryHead};
 pub use self::set_what::SetWhat;
 
 /// Version of the whole wire format: a number made of the sources that define it. Client and
@@ -16,6 +18,7 @@ pub use self::set_what::SetWhat;
 pub const VERSION: u32 = {
     let hash = 0x811c_9dc5;
     let hash = fnv1a(hash, include_bytes!("message.rs"));
+    let hash = fnv1a(hash, include_bytes!("message/entry.rs"));
     let hash = fnv1a(hash, include_bytes!("message/set_what.rs"));
     let hash = fnv1a(hash, include_bytes!("layout.rs"));
     let hash = fnv1a(hash, include_bytes!("stream.rs"));
@@ -212,9 +215,6 @@ pub const ENDED_LEASES: u64 = 4;
 pub const REPLACED_DIR: u64 = 2;
 /// In replies of [`Op::OpenDir`], [`Op::Readdir`]: these were the last entries.
 pub const LISTED: u64 = 1;
-/// Bytes of a `linux_dirent64` entry before its name: inode, position, length, type.
-pub const ENTRY_HEAD_BYTES: usize = 19;
-
 /// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
 pub const SHOW: u32 = 1;

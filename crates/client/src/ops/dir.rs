@@ -22,9 +22,11 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use polylane_base::Errno;
 use polylane_base::sync::{Mutex, MutexGuard};
-use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
+use polylane_base::{Errno, record};
+use polylane_ipc::message::{
+    DIR_ROOT, ENTRY_HEAD_BYTES, EntryHead, LISTED, Message, Op, PATH_BYTES_MAX,
+};
 use rustix::fs::{SeekFrom, seek};
 
 use super::state::State;
@@ -84,15 +86,11 @@ pub(crate) struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// The record at the start of `bytes`; `None`: it is none.
     fn parse(bytes: &'a [u8]) -> Option<Entry<'a>> {
-        let (ino, rest) = bytes.split_first_chunk()?;
-        let (next, rest) = rest.split_first_chunk()?;
-        let (len, rest) = rest.split_first_chunk()?;
-        let len = u16::from_ne_bytes(*len);
-        let (kind, name) =
-            rest.get(..usize::from(len).checked_sub(ENTRY_HEAD_BYTES - 1)?)?.split_first()?;
+        let head = record::get::<EntryHead>(bytes, 0)?;
+        let (ino, next, len) = (head.ino.get(), head.next.get().cast_signed(), head.len.get());
+        let name = bytes.get(ENTRY_HEAD_BYTES..usize::from(len))?;
         let end = name.iter().position(|&byte| byte == 0)?;
-        let (ino, next) = (u64::from_ne_bytes(*ino), i64::from_ne_bytes(*next));
-        Some(Entry { ino, next, len, kind: *kind, name: &name[..end] })
+        Some(Entry { ino, next, len, kind: head.kind, name: &name[..end] })
     }
 
     /// All from the start of `bytes` on.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{Message, Op};
+use zerocopy::little_endian::U64;
 
 use super::state::{self, State};
 use crate::fd::file::STATUS_FLAGS;
@@ -161,10 +162,9 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     let errno = real::errno();
     let ticket = real::identify(fd);
     real::set_errno(errno);
-    let ticket = u128::from_le_bytes(ticket.ok_or(Detour::Kernel)?);
+    let ticket: [U64; 2] = zerocopy::transmute!(ticket.ok_or(Detour::Kernel)?);
     let mut message = Message::new(Op::Redeem);
-    message.arg[0] = ticket as u64;
-    message.arg[1] = (ticket >> 64) as u64;
+    (message.arg[0], message.arg[1]) = (ticket[0].get(), ticket[1].get());
     let reply = call::plain(session, message).map_err(|_| Detour::Kernel)?;
     let former = session::of(file.session.load(Ordering::Relaxed)).filter(|one| one.is_own());
     if let Some(held) = former.and_then(|former| view::keep_locks(former, file)) {

@@ -10,6 +10,7 @@ use polylane_base::Errno;
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
+use zerocopy::little_endian::U64;
 
 use super::lock_range::{self, Range};
 use super::lock_wait;
@@ -103,14 +104,14 @@ impl OneShotSession {
         let errno = real::errno();
         let ticket = real::identify(fd);
         real::set_errno(errno);
-        let ticket = u128::from_le_bytes(ticket.ok_or(UNHEARD)?);
+        let ticket: [U64; 2] = zerocopy::transmute!(ticket.ok_or(UNHEARD)?);
         let session = thread::slow(|| state.get().sessions.aside()).map_err(|_| UNHEARD)?;
         let mailbox = session.channel.claim();
         let mut session =
             OneShotSession { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };
         session.mailbox = mailbox.ok_or(UNHEARD)?;
         let mut message = Message::new(Op::Redeem);
-        (message.arg[0], message.arg[1]) = (ticket as u64, (ticket >> 64) as u64);
+        (message.arg[0], message.arg[1]) = (ticket[0].get(), ticket[1].get());
         session.handle = session.ask(&message).map_err(|_| UNHEARD)?.handle;
         Ok(session)
     }

@@ -19,6 +19,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use polylane_ipc::message::{EXPOSED_MAX, Message, Op, SLOT_DIR};
 use rustix::fs::{SeekFrom, seek};
+use zerocopy::little_endian::U64;
 
 use super::file;
 use super::state::State;
@@ -40,8 +41,8 @@ pub(crate) const BATCH: usize = EXPOSED_MAX;
 pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
     let Some((session, handle)) = to_expose(state, file)? else { return Ok(()) };
     let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
-    let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
-    thread::slow(|| take_place(state, file, &ticket.to_le_bytes()))
+    let ticket: [u8; 16] = zerocopy::transmute!([U64::new(name[0]), U64::new(name[1])]);
+    thread::slow(|| take_place(state, file, &ticket))
 }
 
 /// As [`settle`], of at most [`BATCH`] files, with one request for all of them; tells `each` what
@@ -51,14 +52,14 @@ pub(crate) fn settle_all<'a>(
     files: impl Iterator<Item = &'a Pin> + Clone,
     mut each: impl FnMut(&Pin, Outcome<()>),
 ) {
-    let (mut handles, mut tickets) = ([[0; 8]; BATCH], [[0; 16]; BATCH]);
+    let (mut handles, mut tickets) = ([U64::ZERO; BATCH], [[0; 16]; BATCH]);
     let (mut asked, mut count) = (None, 0);
     for (file, place) in files.clone().zip(&mut handles) {
         // Handles of another session than that of the first one mean nothing to it.
         if let Ok(Some((session, handle))) = to_expose(state, file)
             && std::ptr::eq(*asked.get_or_insert(session), session)
         {
-            *place = handle.to_le_bytes();
+            place.set(handle);
         }
         count += 1;
     }
@@ -144,11 +145,13 @@ fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<(
 
 /// Opens the own node of a ticket's file. Where no number is free, the library's spare ones go.
 fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
-    let prefix = SLOT_DIR.as_bytes();
-    let mut name = [0; SLOT_DIR.len() + 3 + 32];
-    name[..prefix.len()].copy_from_slice(prefix);
-    name[prefix.len()..prefix.len() + 3].copy_from_slice(b"/x-");
-    for (two, byte) in name[prefix.len() + 3..].chunks_exact_mut(2).zip(ticket) {
+    const INFIX: &[u8] = b"/x-";
+    let mut name = [0; SLOT_DIR.len() + INFIX.len() + 32];
+    let (dir, rest) = name.split_at_mut(SLOT_DIR.len());
+    let (infix, digits) = rest.split_at_mut(INFIX.len());
+    dir.copy_from_slice(SLOT_DIR.as_bytes());
+    infix.copy_from_slice(INFIX);
+    for (two, byte) in digits.chunks_exact_mut(2).zip(ticket) {
         let digit = |value: u8| b"0123456789abcdef"[usize::from(value & 15)];
         two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
     }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{IS_MARK, Reply, Status, WireAttr};
+use zerocopy::little_endian::U64;
 
 use crate::fd::at::At;
 use crate::kernel::config;
@@ -134,7 +135,7 @@ pub(crate) fn words(path: &[u8]) -> impl Iterator<Item = u64> {
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
     let last = (!rest.is_empty()).then_some(last);
-    whole.iter().copied().chain(last).map(u64::from_le_bytes)
+    whole.iter().copied().chain(last).map(|word| U64::from_bytes(word).get())
 }
 
 /// The sum of a mark's counts now; `None`: the service shows none, or is dead.

@@ -7,6 +7,8 @@ use polylane_base::Errno;
 use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 use crate::kernel::outcome::{Detour, Outcome, make_room};
 use crate::session::{Alive, Mailbox, Mark, Session};
@@ -159,11 +161,11 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
 /// that has none.
 pub(crate) fn expose_all(
     session: &'static Session,
-    handles: &[[u8; 8]],
+    handles: &[U64],
     tickets: &mut [[u8; 16]],
 ) -> Outcome<()> {
     let mailbox = session.mailbox()?;
-    let handles = handles.as_flattened();
+    let handles = handles.as_bytes();
     session.channel.payload_put(mailbox.index, 0, handles);
     let message = Message { length: handles.len() as u64, ..Message::new(Op::ExposeAll) };
     let watch = Alive(session);

@@ -39,6 +39,7 @@ use polylane_ipc::layout::MAILBOXES_MAX;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
+use zerocopy::IntoBytes;
 
 pub(crate) use self::alive::Alive;
 pub(crate) use self::mailbox::Mailbox;
@@ -229,12 +230,11 @@ impl Sessions {
         if known != 0 {
             return Ok(known);
         }
-        let mut bytes = [0; 8];
-        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-            Ok(8) => {}
-            _ => return Err(Errno::EIO),
+        let (mut new, flags) = (0_u64, rustix::rand::GetRandomFlags::empty());
+        if rustix::rand::getrandom(new.as_mut_bytes(), flags) != Ok(size_of::<u64>()) {
+            return Err(Errno::EIO);
         }
-        let (new, order) = (u64::from_le_bytes(bytes).max(1), Ordering::Relaxed);
+        let (new, order) = (new.max(1), Ordering::Relaxed);
         Ok(self.key.compare_exchange(0, new, order, order).map_or_else(|first| first, |_| new))
     }
 

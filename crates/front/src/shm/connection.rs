@@ -4,11 +4,13 @@
 //!
 //! - Who the client is was fixed when it connected; nothing it says later changes it.
 
+use polylane_base::record;
 use polylane_base::sync::Arc;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::handover::{Answered, RequestId, Turn};
 use polylane_vfs::{Cred, OpCtx, Origin};
+use zerocopy::little_endian::U64;
 
 use super::process::Process;
 use super::stats::Stats;
@@ -57,22 +59,26 @@ impl Connection {
     }
 }
 
+polylane_base::record! {
+    /// A reply as a service leaves it to the next one.
+    pub(super) struct AnswerRecord: 16 {
+        0x00 count: U64,
+        /// The first one.
+        0x08 value: U64,
+    }
+}
+
 /// A reply as it is recorded: its count, and its first value.
-pub(super) fn to_answer(reply: &Reply) -> [u8; 16] {
+pub(super) fn to_answer(reply: &Reply) -> AnswerRecord {
     let count = if let Status::Done(count) = reply.status { count } else { 0 };
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&count.to_le_bytes());
-    bytes[8..].copy_from_slice(&reply.value[0].to_le_bytes());
-    bytes
+    AnswerRecord { count: count.into(), value: reply.value[0].into() }
 }
 
 /// What [`to_answer`] recorded.
 pub(super) fn from_answer(bytes: &[u8]) -> Reply {
-    let word = |at: usize| {
-        let word = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-        word.map_or(0, u64::from_le_bytes)
-    };
-    let mut reply = Reply::new(Status::Done(word(0)));
-    reply.value[0] = word(8);
+    let (count, value) = record::get::<AnswerRecord>(bytes, 0)
+        .map_or((0, 0), |answer| (answer.count.get(), answer.value.get()));
+    let mut reply = Reply::new(Status::Done(count));
+    reply.value[0] = value;
     reply
 }

@@ -8,6 +8,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_vfs::handover::Answered;
+use zerocopy::IntoBytes;
 
 use super::connection::{from_answer, to_answer};
 use super::helpers::Helpers;
@@ -149,7 +150,7 @@ fn attempt(
         (_, Status::Done(_)) if turn.is_begun() && message.op == Op::Open => {
             Some(turn.found_again())
         }
-        (_, Status::Done(_)) if turn.is_begun() => Some(turn.done(&to_answer(reply))),
+        (_, Status::Done(_)) if turn.is_begun() => Some(turn.done(to_answer(reply).as_bytes())),
         _ => None,
     };
     (next, answered)

@@ -13,6 +13,7 @@ use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_ipc::message::{self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SetWhat};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
+use zerocopy::little_endian::U64;
 
 pub use self::brings::Brings;
 pub use self::shows::{HowToWrite, ShowRead};
@@ -526,8 +527,7 @@ impl<'a> Checker<'a> {
     }
 
     fn ticket(&self) -> [u8; 16] {
-        let words = u128::from(self.message.arg[0]) | u128::from(self.message.arg[1]) << 64;
-        words.to_le_bytes()
+        zerocopy::transmute!([0, 1].map(|at| U64::new(self.message.arg[at])))
     }
 
     fn copy_range(&self) -> Result<FileRequest<'a>> {

@@ -12,13 +12,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::IoSliceMut;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
 use vhost::vhost_user::BackendReqHandler;
+use zerocopy::native_endian::U32;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::Shared;
 use super::locked::Locked;
 
 /// `VHOST_USER_SET_BACKEND_REQ_FD`.
 const SET_CHANNEL: u32 = 21;
-const HEADER_BYTES: usize = 12;
+
+polylane_base::record! {
+    /// What each message of the protocol begins with; `size` bytes follow.
+    struct MessageHeader: 12 {
+        0x00 request: U32,
+        0x04 flags: U32,
+        0x08 size: U32,
+    }
+}
 
 /// A frontend that says nothing for so long has started what it wanted to. Before that, QEMU would
 /// not heed a message of ours.
@@ -95,17 +105,16 @@ fn serve(stream: &UnixStream, listener: &UnixListener, shared: &Arc<Shared>) {
 /// keeps the line to itself and has no message for a changed configuration. What is only looked at
 /// is received again, its descriptors too.
 fn take_channel(stream: &UnixStream, handler: &Locked) {
-    let mut header = [0; HEADER_BYTES];
-    let seen = recv(stream, &mut header, RecvFlags::PEEK);
-    let [c0, c1, c2, c3, ..] = header;
-    let code = u32::from_le_bytes([c0, c1, c2, c3]);
-    if !seen.is_ok_and(|(_, count)| count == HEADER_BYTES) || code != SET_CHANNEL {
+    let mut header = MessageHeader::new_zeroed();
+    let seen = recv(stream, header.as_mut_bytes(), RecvFlags::PEEK);
+    let is_whole = seen.is_ok_and(|(_, count)| count == size_of::<MessageHeader>());
+    if !is_whole || header.request != SET_CHANNEL {
         return;
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
-    let mut data = [IoSliceMut::new(&mut header)];
+    let mut data = [IoSliceMut::new(header.as_mut_bytes())];
     if recvmsg(stream, &mut data, &mut control, flags).is_err() {
         return;
     }

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use zerocopy::little_endian::U64;
+
 /// Bytes of the longest path of a leased directory.
 pub(super) const PATH_BYTES_MAX: usize = 8 * PATH_WORDS;
 const PATH_WORDS: usize = 16;
@@ -52,7 +54,7 @@ impl Held {
 fn word_of(bytes: &[u8]) -> u64 {
     let mut whole = [0; 8];
     whole[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(whole)
+    U64::from_bytes(whole).get()
 }
 
 #[cfg(test)]

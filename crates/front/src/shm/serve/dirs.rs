@@ -2,9 +2,10 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_ipc::message::{ENTRY_HEAD_BYTES, LISTED, Reply};
+use polylane_ipc::message::{ENTRY_HEAD_BYTES, EntryHead, LISTED, Reply};
 use polylane_vfs::fs::DirEntry;
 use polylane_vfs::{Kind, Look, OpenFile};
+use zerocopy::IntoBytes;
 
 use super::{Answer, Call, Failure, done};
 use crate::lane::is_virtual;
@@ -49,7 +50,9 @@ impl Call<'_> {
         self.session.connection.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
         let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];
-        reply.value[..3].copy_from_slice(&told);
+        for (value, told) in reply.value.iter_mut().zip(told) {
+            *value = told;
+        }
         Ok(reply)
     }
 
@@ -88,11 +91,14 @@ impl Call<'_> {
 fn put_record(record: &mut Vec<u8>, entry: &DirEntry<'_>) {
     let size = (ENTRY_HEAD_BYTES + entry.name.len() + 1).next_multiple_of(8);
     record.clear();
-    record.extend(entry.ino.0.to_ne_bytes());
-    record.extend(entry.next.to_ne_bytes());
-    // A name is at most 255 bytes long.
-    record.extend((size as u16).to_ne_bytes());
-    record.push(entry.kind as u8);
+    let head = EntryHead {
+        ino: entry.ino.0.into(),
+        next: entry.next.into(),
+        // A name is at most 255 bytes long.
+        len: (size as u16).into(),
+        kind: entry.kind as u8,
+    };
+    record.extend(head.as_bytes());
     record.extend(entry.name);
     record.resize(size, 0);
 }

@@ -8,6 +8,9 @@ use polylane_ipc::message::{EXPOSED_MAX, NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
 use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
@@ -110,8 +113,9 @@ impl Call<'_> {
     /// Lets an open file rest, as long as its mark holds.
     fn let_rest(&self, handle: Handle, file: &OpenFile, mark: Mark, reply: &mut Reply) {
         if let Some((view, number)) = self.session.rights().let_park(handle, file) {
-            reply.value[2..4].copy_from_slice(&lookup::values(Some(mark))[..2]);
-            (reply.value[4], reply.value[5]) = (number, u64::from(view) + 1);
+            let [places, sum, ..] = lookup::values(Some(mark));
+            let [_, _, values @ .., _, _] = &mut reply.value;
+            *values = [places, sum, number, u64::from(view) + 1];
         }
     }
 
@@ -130,7 +134,7 @@ impl Call<'_> {
             brought.is_some()
         };
         let Some(opened) = self.session.rights().show_opened(handle, file, bring) else { return };
-        reply.value[..2].copy_from_slice(&[u64::from(opened.view) + 1, opened.sequence.into()]);
+        (reply.value[0], reply.value[1]) = (u64::from(opened.view) + 1, opened.sequence.into());
         if let Some(count) = brought {
             self.stats.read(count);
             reply.status = done(count).status;
@@ -381,22 +385,21 @@ impl Call<'_> {
         }
         // Others may reach the file past the session from now on.
         self.session.rights().revoke();
-        let word = u128::from_le_bytes(self.ticket_of(file)?);
+        let words: [U64; 2] = zerocopy::transmute!(self.ticket_of(file)?);
         let mut reply = done(0);
-        reply.value[0] = word as u64;
-        reply.value[1] = (word >> 64) as u64;
+        (reply.value[0], reply.value[1]) = (words[0].get(), words[1].get());
         Ok(reply)
     }
 
     /// As [`Call::expose`], of the `count` handles in the payload, which is within bounds.
     pub(super) fn expose_all(&mut self, count: usize) -> Answer {
-        let (mut handles, mut tickets) = ([[0; 8]; EXPOSED_MAX], [[0; 16]; EXPOSED_MAX]);
+        let (mut handles, mut tickets) = ([U64::ZERO; EXPOSED_MAX], [[0; 16]; EXPOSED_MAX]);
         let (handles, tickets) = (&mut handles[..count], &mut tickets[..count]);
         let channel = &self.session.connection.channel;
-        channel.payload_get(self.mailbox, 0, handles.as_flattened_mut());
+        channel.payload_get(self.mailbox, 0, handles.as_mut_bytes());
         self.session.rights().revoke();
         for (handle, ticket) in handles.iter().zip(tickets.iter_mut()) {
-            let handle = Handle::from_wire(u64::from_le_bytes(*handle));
+            let handle = Handle::from_wire(handle.get());
             let found = self.session.files.file(handle).and_then(|file| self.ticket_of(file));
             // What has been closed meanwhile needs none.
             *ticket = found.unwrap_or_default();

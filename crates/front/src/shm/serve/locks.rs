@@ -140,7 +140,10 @@ impl Call<'_> {
         }
         match found {
             None => reply.value[0] = libc::F_UNLCK as u64,
-            Some(found) => reply.value[..4].copy_from_slice(&describe(&found, args.family)),
+            Some(found) => {
+                let told = describe(&found, args.family);
+                reply.value.iter_mut().zip(told).for_each(|(value, told)| *value = told);
+            }
         }
         Ok(reply)
     }
