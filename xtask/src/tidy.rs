@@ -41,12 +41,13 @@ const SCHEDULED_ROOMS: [&str; 4] =
     ["crates/vfs/src/", "crates/front/src/", "crates/volume/src/", "crates/pool/src/"];
 
 /// Rooms with structures of a format, on disk or on a wire: they are records, not offsets.
-const RECORD_ROOMS: [&str; 10] = [
+const RECORD_ROOMS: [&str; 11] = [
     "crates/base/src/",
     "crates/block/src/",
     "crates/client/src/",
     "crates/ext4/src/",
     "crates/front/src/",
+    "crates/ipc/src/",
     "crates/pool/src/",
     "crates/sys/src/",
     "crates/union/src/",

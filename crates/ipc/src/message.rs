@@ -453,7 +453,7 @@ impl Reply {
     pub fn to_words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         words[..VALUES].copy_from_slice(&self.head());
-        words[VALUES..VALUES + 8].copy_from_slice(&self.value);
+        words[VALUES..][..VALUE_WORDS].copy_from_slice(&self.value);
         if let Some(attr) = &self.attr {
             words[ATTR..].copy_from_slice(&[0; WORDS - ATTR]);
             words[ATTR..ATTR + WireAttr::WORDS].copy_from_slice(&attr.to_words());
@@ -467,9 +467,9 @@ impl Reply {
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         let mut reply = Self::from_head([words[0], words[1], words[2]])?;
         match low(words[0]) & !TAG_MASK {
-            HAS_VALUES => reply.value.copy_from_slice(&words[VALUES..VALUES + 8]),
+            HAS_VALUES => reply.value.copy_from_slice(&words[VALUES..][..VALUE_WORDS]),
             HAS_ATTR => {
-                reply.value[..2].copy_from_slice(&words[VALUES..ATTR]);
+                reply.value[..ATTR - VALUES].copy_from_slice(&words[VALUES..ATTR]);
                 reply.attr = Some(WireAttr::from_words(&words[ATTR..]));
             }
             _ => {}
@@ -496,7 +496,7 @@ impl Reply {
     pub fn words_used(first: u64) -> usize {
         match low(first) & !TAG_MASK {
             HAS_ATTR => ATTR + WireAttr::WORDS,
-            HAS_VALUES => VALUES + 8,
+            HAS_VALUES => VALUES + VALUE_WORDS,
             _ => REPLY_HEAD_WORDS,
         }
     }
@@ -513,6 +513,8 @@ const HAS_ATTR: u32 = 0x200;
 
 /// First word of `value`.
 const VALUES: usize = REPLY_HEAD_WORDS;
+/// Words of `value`.
+const VALUE_WORDS: usize = 8;
 /// First word of `attr`, which lies over `value[2..]`.
 const ATTR: usize = VALUES + 2;
 

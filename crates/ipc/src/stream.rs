@@ -31,6 +31,8 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use polylane_base::{Errno, Result};
+use zerocopy::native_endian::{I64, U16, U32, U64};
+use zerocopy::{IntoBytes, little_endian};
 
 use crate::memory::{Memory, Word32, Word64};
 
@@ -44,6 +46,8 @@ pub const WRITE_BYTES_MAX: usize = DATA_BYTES / 8;
 pub const ENTRY_WORDS: usize = 16;
 /// Longest name in an entry. Longer ones take the ordinary way.
 pub const NAME_BYTES_MAX: usize = 40;
+/// Words of a name.
+const NAME_WORDS: usize = NAME_BYTES_MAX / 8;
 /// Leases that one session may have at a time.
 pub const LEASES_MAX: u8 = 4;
 
@@ -137,7 +141,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShortName {
     len: u8,
-    words: [u64; NAME_BYTES_MAX / 8],
+    words: [u64; NAME_WORDS],
 }
 
 impl ShortName {
@@ -147,24 +151,24 @@ impl ShortName {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return None;
         }
-        let mut words = [0; NAME_BYTES_MAX / 8];
+        let mut words = [0; NAME_WORDS];
         for (word, bytes) in words.iter_mut().zip(name.chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
-            *word = u64::from_le_bytes(whole);
+            *word = little_endian::U64::from_bytes(whole).get();
         }
         Some(ShortName { len: name.len() as u8, words })
     }
 
     /// Its length and its bytes, in words.
     #[inline]
-    pub fn to_words(&self) -> (u8, [u64; NAME_BYTES_MAX / 8]) {
+    pub fn to_words(&self) -> (u8, [u64; NAME_WORDS]) {
         (self.len, self.words)
     }
 
     /// The name of these words, as [`ShortName::to_words`] gave them.
     #[inline]
-    pub fn from_words(len: u8, words: [u64; NAME_BYTES_MAX / 8]) -> ShortName {
+    pub fn from_words(len: u8, words: [u64; NAME_WORDS]) -> ShortName {
         ShortName { len: len.min(NAME_BYTES_MAX as u8), words }
     }
 
@@ -172,7 +176,7 @@ impl ShortName {
     pub fn to_bytes(&self) -> ([u8; NAME_BYTES_MAX], usize) {
         let mut bytes = [0; NAME_BYTES_MAX];
         for (bytes, word) in bytes.chunks_mut(8).zip(self.words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+            bytes.copy_from_slice(little_endian::U64::new(word).as_bytes());
         }
         (bytes, self.len as usize)
     }
@@ -223,66 +227,93 @@ pub struct Entry {
     pub name2: ShortName,
 }
 
+polylane_base::record! {
+    /// An entry as it lies in its words.
+    struct EntryRecord: 128 {
+        0x00 change: u8,
+        0x01 lease: u8,
+        0x02 name_len: u8,
+        0x03 name2_len: u8,
+        0x04 perm: U16,
+        0x06 umask: U16,
+        0x08 slot: U32,
+        0x0c flags: U32,
+        0x10 handle: U64,
+        0x18 time: I64,
+        0x20 born: I64,
+        /// `Set`: the access time; `Write`: place and length of the bytes (32 bits each), offset in
+        /// the file; of others the name.
+        0x28 detail: [U64; NAME_WORDS],
+        0x50 name2: [U64; NAME_WORDS],
+        /// The lowest bit: the variant of the entry before.
+        0x78 former: U64,
+    }
+}
+
 impl Entry {
     fn to_words(self, former: bool) -> [u64; ENTRY_WORDS] {
-        let mut words = [0; ENTRY_WORDS];
-        words[0] = self.change as u64
-            | u64::from(self.lease) << 8
-            | u64::from(self.name.len) << 16
-            | u64::from(self.name2.len) << 24
-            | u64::from(self.perm) << 32
-            | u64::from(self.umask) << 48;
-        words[1] = u64::from(self.slot) | u64::from(self.flags) << 32;
-        words[2] = self.handle;
-        words[3] = self.time.cast_unsigned();
-        words[4] = self.born.cast_unsigned();
+        let mut record = EntryRecord {
+            change: self.change as u8,
+            lease: self.lease,
+            name_len: self.name.len,
+            name2_len: self.name2.len,
+            perm: self.perm.into(),
+            umask: self.umask.into(),
+            slot: self.slot.into(),
+            flags: self.flags.into(),
+            handle: self.handle.into(),
+            time: self.time.into(),
+            born: self.born.into(),
+            detail: self.name.words.map(U64::new),
+            name2: self.name2.words.map(U64::new),
+            former: u64::from(former).into(),
+        };
+        let [first, second, ..] = &mut record.detail;
         match self.change {
-            Change::Set => words[5] = self.atime.cast_unsigned(),
+            Change::Set => first.set(self.atime.cast_unsigned()),
             Change::Write => {
-                words[5] = u64::from(self.at) | u64::from(self.len) << 32;
-                words[6] = self.offset;
+                first.set(u64::from(self.at) | u64::from(self.len) << 32);
+                second.set(self.offset);
             }
-            _ => words[5..10].copy_from_slice(&self.name.words),
+            _ => {}
         }
-        words[10..15].copy_from_slice(&self.name2.words);
-        words[15] = u64::from(former);
-        words
+        zerocopy::transmute!(record)
     }
 
     /// The entry, and the variant of the one before it. `None` when it is none.
     fn from_words(words: &[u64; ENTRY_WORDS]) -> (Option<Entry>, bool) {
-        let byte = |at: u32| (words[0] >> at) as u8;
-        let name = |len: u8, from: usize| {
-            let mut name = [0; NAME_BYTES_MAX / 8];
-            name.copy_from_slice(&words[from..from + NAME_BYTES_MAX / 8]);
-            (len as usize <= NAME_BYTES_MAX).then_some(ShortName { len, words: name })
+        let record: EntryRecord = zerocopy::transmute!(*words);
+        let name = |len: u8, words: [U64; NAME_WORDS]| {
+            let words = words.map(U64::get);
+            (len as usize <= NAME_BYTES_MAX).then_some(ShortName { len, words })
         };
         let entry = || {
-            let change = Change::from_number(byte(0))?;
+            let change = Change::from_number(record.change)?;
             let (is_set, is_write) = (change == Change::Set, change == Change::Write);
+            let [first, second, ..] = record.detail.map(U64::get);
             let of_write = |word: u64| if is_write { word } else { 0 };
             Some(Entry {
                 change,
-                lease: byte(8),
-                perm: (words[0] >> 32) as u16,
-                umask: (words[0] >> 48) as u16,
-                slot: words[1] as u32,
-                flags: (words[1] >> 32) as u32,
-                handle: words[2],
-                time: words[3].cast_signed(),
-                born: words[4].cast_signed(),
-                atime: if is_set { words[5].cast_signed() } else { 0 },
-                at: of_write(words[5]) as u32,
-                len: (of_write(words[5]) >> 32) as u32,
-                offset: of_write(words[6]),
+                lease: record.lease,
+                perm: record.perm.get(),
+                umask: record.umask.get(),
+                slot: record.slot.get(),
+                flags: record.flags.get(),
+                handle: record.handle.get(),
+                time: record.time.get(),
+                born: record.born.get(),
+                atime: if is_set { first.cast_signed() } else { 0 },
+                at: of_write(first) as u32,
+                len: (of_write(first) >> 32) as u32,
+                offset: of_write(second),
                 name: match is_set || is_write {
                     true => ShortName::default(),
-                    false => name(byte(16), 5)?,
+                    false => name(record.name_len, record.detail)?,
                 },
-                name2: name(byte(24), 10)?,
+                name2: name(record.name2_len, record.name2)?,
             })
         };
-        (entry(), words[15] & 1 != 0)
+        (entry(), record.former.get() & 1 != 0)
     }
 }
 
