@@ -9,7 +9,7 @@
 //! The sizes are those of a quick run; `cargo xtask campaign attach` runs the tests that are
 //! ignored, which do the same at length.
 //!
-//! A mount on a device that nobody serves cannot be waited for: whatever takes too long here ends
+//! A mount on a device without a server cannot be waited for: whatever takes too long here ends
 //! with the keeper and the engine killed, which lets go of everything that waits for them.
 
 use std::fs;
@@ -95,7 +95,7 @@ impl Place {
 }
 
 impl Place {
-    /// Ends whoever serves the device: all that waits for it gets an error.
+    /// Ends the process that serves the device: all that waits for it gets an error.
     fn cut_off(&self) {
         let list = fs::read_dir(self.dir.path().join("polylane/attachments"));
         for entry in list.into_iter().flatten().flatten() {
@@ -372,7 +372,7 @@ fn attachments_are_listed_held_and_told_apart() {
     let again = place.polylane(&["attach", &volume, "--via", "nbd", "--socket", &socket]);
     assert_eq!(again.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&again.stderr).contains("in use"));
-    // Whoever is refused learns what to do about it.
+    // The refusal says what to do about it.
     let refused = place.polylane(&["volume", "rm", &volume]);
     let line = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(line.contains(&format!("in use by its attachment {socket}")), "{line}");

@@ -31,7 +31,7 @@ while True:
 const SQLITE_LOOK: &str = "cd /lane; sqlite3 db \
     'PRAGMA integrity_check; SELECT count(*), max(n) FROM t' | tr '|' ' '";
 
-/// Kills supervisor and service at once; whoever is left ends with them.
+/// Kills supervisor and service at once; other processes of the run end with them.
 fn cut_off(mut run: Running) {
     let service = run.service();
     run.signal("KILL");
@@ -39,7 +39,7 @@ fn cut_off(mut run: Running) {
     run.child.wait().expect("killed");
 }
 
-/// The words of a look at the volume, once nobody has it any more.
+/// The words of a look at the volume, once no process has it any more.
 fn look(volume: &Path, script: &str) -> Vec<String> {
     let begun = Instant::now();
     loop {

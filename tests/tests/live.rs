@@ -162,7 +162,7 @@ fn copies_under_a_writer(pool: &str, dir: &Path) {
     }
     good(&polylane(&["volume", "check", &at("v")]));
     assert!(records(&volume) >= last);
-    // What was written to a clone is nobody else's.
+    // What was written to a clone is in no other volume.
     let script = "echo mine > /lane/mine";
     good(&Run::new("--volume").arg(dir.join("c1")).script(script).output());
     assert_copy(dir, "s1", 1);

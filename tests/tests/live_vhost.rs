@@ -45,7 +45,7 @@ impl Place {
         good(&output(self.command(words), STEP_TIME_MAX, &format!("{words:?}")));
     }
 
-    /// The number in each block of a volume that nobody uses.
+    /// The number in each block of a volume that is not in use.
     fn numbers(&self, volume: &str) -> Vec<u64> {
         self.polylane(&["volume", "export", volume, "raw"]);
         let raw = self.dir.join("raw");

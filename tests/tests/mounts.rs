@@ -18,7 +18,7 @@ fn a_lane_outlives_its_command_and_is_counted() {
     }
     let host = Host::new();
     let at = host.dir("m");
-    // `output` waits until nobody has the pipes any more: no process of the lane keeps them.
+    // `output` waits until no process has the pipes any more: no process of the lane keeps them.
     succeeds(&["mount", "mem:64M", text(&at)]);
     fs::write(at.join("file"), "kept").expect("write");
     let mounts = host.mounts();

@@ -329,7 +329,7 @@ fn a_lane_that_lies_is_held_to_its_share_by_the_kernel() {
     }
     let script = "for i in 1 2 3 4; do (while :; do dd if=/dev/zero of=/lane/f$i bs=64k count=16 \
         conv=notrunc,fsync 2>/dev/null || sleep 0.05; done) & done; wait";
-    // Of one alone nobody would say that it wants more than it gets.
+    // One lane alone never counts as one that wants more than it gets.
     let honest = [(); 2].map(|()| Writer::with(dir.path(), "--qos ledger --weight 100", script));
     let liar = Writer::start(dir.path(), "--qos ledger --weight 100");
     let stats = liar.until("its group", |stats| stats["share"]["watched"] == true);

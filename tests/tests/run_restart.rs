@@ -274,7 +274,7 @@ assert not refused(lambda fd: fcntl.lockf(fd, exclusive)), "the lock outlives a 
 os.write(1, b"exact\n")  # in one call: two of these run, and share the pipe
 "#;
 
-/// Ends a run that takes too long, so that whoever reads from it comes to an end.
+/// Ends a run that takes too long, so that readers of its output come to an end.
 struct Limit(Arc<AtomicBool>);
 
 impl Limit {

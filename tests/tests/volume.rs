@@ -256,7 +256,7 @@ fn copies_on_any_host_are_made_in_a_moment_and_small() {
     assert_eq!((user.line(), user.line()), ("f".to_string(), "g".to_string()));
     assert_eq!(user.end().code(), Some(0));
     assert_eq!(run(&at("v"), "ls /lane"), "f\n");
-    // The base is everybody's, and nobody's to change.
+    // The base serves all copies, and none of them changes it.
     let base = field(dir, "v", "base").as_str().expect("a base").to_string();
     assert_eq!(field(dir, "c", "base"), base.as_str());
     assert!(refused(dir, &format!("rm {base}"), 1).contains("is the base of"));
@@ -514,7 +514,7 @@ fn check_settles_as_a_mount_does_and_says_so_unless_it_only_looks() {
     let name = "check_settles_as_a_mount_does_and_says_so_unless_it_only_looks";
     let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
     let (dir, path) = (dir.path(), dir.path().join("v"));
-    // A removed file that is still open, in a journal that nobody has replayed.
+    // A removed file that is still open, in a journal that was not replayed.
     let script = "exec 3>/lane/f; head -c 3M /dev/zero >&3; rm /lane/f; sync /lane; echo up; \
                   while :; do sleep 1; done";
     let mut user = Run::new("--size 64M --volume").arg(&path).script(script).start();

@@ -65,7 +65,7 @@ fn limits_of_static_are_parts_of_the_device() {
         for (parts, rate) in before.iter().zip(rates) {
             assert_parts(parts, rate / 10, &weights);
         }
-        // A lane that is made heavier has no less, and nobody else has more.
+        // A lane that is made heavier has no less, and no other has more.
         let lane = rng.below(weights.len() as u64) as usize;
         weights[lane] += rng.below(10_000) as u32;
         let after = limits(&fixed(rates, &weights), weights.len());

@@ -269,7 +269,7 @@ fn weak_line_is_read_torn() {
     model(|| torn(Strength::NoAcquireRelease, usize::MAX));
 }
 
-/// A coordinator that dies at any point leaves a line that is whole, or that nobody reads.
+/// A coordinator that dies at any point leaves a line that is whole, or that no lane reads.
 #[test]
 fn a_coordinator_may_die_at_any_point() {
     // The sequence, two words of the line, the sequence.

@@ -92,7 +92,7 @@ impl World {
         self.tenants.push(tenant);
     }
 
-    /// Lanes come, go, and change their weight; at times nobody coordinates.
+    /// Lanes come, go, and change their weight; at times there is no coordinator.
     fn change(&mut self, now: Nanos) {
         match self.rng.below(40) {
             0..4 if self.tenants.len() < 8 => self.join(now),

@@ -46,7 +46,7 @@ fn two_volumes_share_nothing() {
     let other = volume(&dir.path().join("other"), 4 * MIB, Way::Ring);
     let mut stuck = one.clone().channel();
     if one.totals().ring {
-        // Nobody polls it: its requests stay where they are.
+        // No thread polls it: its requests stay where they are.
         assert_eq!(fill(&mut *stuck), 64);
     }
     let waiter = Waiter::new(other.clone());

@@ -71,7 +71,7 @@ fn what_cannot_be_written_is_read_only_and_says_why() {
     }
 }
 
-/// Whoever is refused is told why, and who can help.
+/// A refusal says why, and who can help.
 #[test]
 fn what_is_not_written_and_must_be_replayed_is_refused_and_says_so() {
     if !common::have_tools() {

@@ -185,7 +185,7 @@ fn what_is_written_over_checkpointed_data_is_read() {
     let file = bench.create("file");
     for value in 1..8 {
         bench.synced(file, 0, &[value; 9000], false);
-        // Whoever asks where it lies has it written there.
+        // A question where it lies has it written there.
         bench.fs.pieces(&OpCtx::service(), file, 0, 9000, &mut |_| true).expect("told");
         bench.placed(file, 4096, &[value + 100; 4096]);
         let bytes = bench.read("file");

@@ -34,7 +34,7 @@ struct Walk<'a> {
     known: BTreeMap<&'static str, Known>,
     /// Directories that were judged.
     judged: usize,
-    /// What was done so far, for whoever reads of a failure.
+    /// What was done so far: a failure shows it.
     story: Vec<String>,
 }
 

@@ -3,20 +3,31 @@
 
 use crate::kernel::real;
 
-/// Capabilities that decide over files. Root has all of them, and nobody else has any: so the
-/// service takes it, which knows users and groups alone.
-const OVER_FILES: u64 = CHOWN | DAC_OVERRIDE | FOWNER | FSETID;
-const CHOWN: u64 = 1;
-const DAC_OVERRIDE: u64 = 1 << 1;
-const DAC_READ_SEARCH: u64 = 1 << 2;
-const FOWNER: u64 = 1 << 3;
-const FSETID: u64 = 1 << 4;
+bitflags::bitflags! {
+    /// `CAP_*`, as a set of capabilities has them.
+    struct Capabilities: u64 {
+        const CHOWN = 1 << 0;
+        const DAC_OVERRIDE = 1 << 1;
+        const DAC_READ_SEARCH = 1 << 2;
+        const FOWNER = 1 << 3;
+        const FSETID = 1 << 4;
+        const _ = !0;
+    }
+}
+
+/// Capabilities that decide over files. The service, which knows users and groups alone, takes it
+/// that root has all of them and other users have none.
+const OVER_FILES: Capabilities = Capabilities::CHOWN
+    .union(Capabilities::DAC_OVERRIDE)
+    .union(Capabilities::FOWNER)
+    .union(Capabilities::FSETID);
 
 /// Whether the calling thread may on files what its user may.
 pub(crate) fn is_what_it_seems() -> bool {
-    match (real::capabilities(), rustix::process::geteuid().is_root()) {
-        (Some(has), true) => has & OVER_FILES == OVER_FILES,
-        (Some(has), false) => has & (OVER_FILES | DAC_READ_SEARCH) == 0,
+    let has = real::capabilities().map(Capabilities::from_bits_retain);
+    match (has, rustix::process::geteuid().is_root()) {
+        (Some(has), true) => has.contains(OVER_FILES),
+        (Some(has), false) => !has.intersects(OVER_FILES.union(Capabilities::DAC_READ_SEARCH)),
         (None, _) => false,
     }
 }

@@ -110,7 +110,7 @@ impl Limit {
     }
 }
 
-/// Item `at` of a list in an order that spreads: whoever ends early has seen something of all.
+/// Item `at` of a list in an order that spreads: a run that ends early has seen some of all.
 fn spread<T>(list: &[T], at: usize) -> &T {
     &list[at * 7919 % list.len()]
 }
@@ -322,7 +322,7 @@ fn a_recovery_that_is_cut_is_done_again() {
     }
 }
 
-/// Whoever reads that a list was done may rely on it.
+/// A list that is said to be done was done.
 #[test]
 fn a_list_that_was_cut_says_so() {
     let mut list = Limit::list(5);

@@ -4,29 +4,43 @@ use std::mem::offset_of;
 
 use polylane_block::BlockDevice;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{Immutable, IntoBytes};
 
-/// `VIRTIO_F_VERSION_1`.
-pub(super) const VERSION_1: u64 = 1 << 32;
-/// `VIRTIO_F_INDIRECT_DESC`.
-const INDIRECT_DESC: u64 = 1 << 28;
-/// `VIRTIO_F_EVENT_IDX`.
-pub(super) const EVENT_IDX: u64 = 1 << 29;
-/// `VHOST_USER_F_PROTOCOL_FEATURES`.
-pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
-const SIZE_MAX: u64 = 1 << 1;
-const SEG_MAX: u64 = 1 << 2;
-const READ_ONLY: u64 = 1 << 5;
-const BLK_SIZE: u64 = 1 << 6;
-/// `VIRTIO_BLK_F_FLUSH`.
-pub(super) const FLUSH: u64 = 1 << 9;
-const TOPOLOGY: u64 = 1 << 10;
-/// `VIRTIO_BLK_F_CONFIG_WCE`.
-pub(super) const CONFIG_WCE: u64 = 1 << 11;
-const MULTI_QUEUE: u64 = 1 << 12;
-const DISCARD: u64 = 1 << 13;
-const WRITE_ZEROES: u64 = 1 << 14;
+bitflags::bitflags! {
+    /// Features of a device and of the protocol, `VIRTIO_BLK_F_*` where nothing else is said.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct Features: u64 {
+        /// Data segments have a largest size.
+        const SIZE_MAX = 1 << 1;
+        /// A request has a largest number of them.
+        const SEG_MAX = 1 << 2;
+        /// Writes are refused.
+        const READ_ONLY = 1 << 5;
+        /// The size of a block is told.
+        const BLK_SIZE = 1 << 6;
+        /// Flushes are served.
+        const FLUSH = 1 << 9;
+        /// Good sizes of requests are told.
+        const TOPOLOGY = 1 << 10;
+        /// The write cache can be switched off.
+        const CONFIG_WCE = 1 << 11;
+        /// There are several queues.
+        const MULTI_QUEUE = 1 << 12;
+        /// Discards are served.
+        const DISCARD = 1 << 13;
+        /// Writes of zeros are.
+        const WRITE_ZEROES = 1 << 14;
+        /// `VIRTIO_F_INDIRECT_DESC`.
+        const INDIRECT_DESC = 1 << 28;
+        /// `VIRTIO_F_EVENT_IDX`.
+        const EVENT_IDX = 1 << 29;
+        /// `VHOST_USER_F_PROTOCOL_FEATURES`.
+        const PROTOCOL_FEATURES = 1 << 30;
+        /// `VIRTIO_F_VERSION_1`.
+        const VERSION_1 = 1 << 32;
+    }
+}
 
 /// Bytes of data in one request, at most.
 pub(super) const REQUEST_BYTES_MAX: u32 = 4 << 20;
@@ -41,48 +55,46 @@ pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 /// The physical block is 2^3 logical ones.
 const PHYSICAL_BLOCK_EXPONENT: u8 = 3;
 
-/// `struct virtio_blk_config`, as far as it has a meaning here.
-#[derive(IntoBytes, Immutable)]
-#[repr(C)]
-struct Space {
-    /// Sectors.
-    capacity: U64,
-    size_max: U32,
-    seg_max: U32,
-    /// Cylinders, heads and sectors: none.
-    geometry: [u8; 4],
-    blk_size: U32,
-    physical_block_exp: u8,
-    alignment_offset: u8,
-    /// The smallest good and the best size of a request, in logical blocks.
-    min_io_size: U16,
-    opt_io_size: U32,
-    writeback: u8,
-    unused: u8,
-    num_queues: U16,
-    max_discard_sectors: U32,
-    max_discard_seg: U32,
-    discard_sector_alignment: U32,
-    max_write_zeroes_sectors: U32,
-    max_write_zeroes_seg: U32,
-    write_zeroes_may_unmap: u8,
-    padding: [u8; 3],
+polylane_base::record! {
+    /// `struct virtio_blk_config`, as far as it has a meaning here.
+    struct Space: 60 {
+        /// Sectors.
+        0x00 capacity: U64,
+        0x08 size_max: U32,
+        0x0c seg_max: U32,
+        /// Cylinders, heads and sectors: none.
+        0x10 geometry: [u8; 4],
+        0x14 blk_size: U32,
+        0x18 physical_block_exp: u8,
+        0x19 alignment_offset: u8,
+        /// The smallest good and the best size of a request, in logical blocks.
+        0x1a min_io_size: U16,
+        0x1c opt_io_size: U32,
+        0x20 writeback: u8,
+        0x21 unused: u8,
+        0x22 num_queues: U16,
+        0x24 max_discard_sectors: U32,
+        0x28 max_discard_seg: U32,
+        0x2c discard_sector_alignment: U32,
+        0x30 max_write_zeroes_sectors: U32,
+        0x34 max_write_zeroes_seg: U32,
+        0x38 write_zeroes_may_unmap: u8,
+        0x39 padding: [u8; 3],
+    }
 }
-
-const _: () = assert!(size_of::<Space>() == 60 && offset_of!(Space, num_queues) == 34);
 
 /// Where the write cache's switch is in the configuration space.
 pub(super) const WRITEBACK_OFFSET: u32 = offset_of!(Space, writeback) as u32;
-const _: () = assert!(WRITEBACK_OFFSET == 32);
 /// Bytes that may be read: the rest is zero, whatever later versions put there.
 const SPACE_BYTES_MAX: usize = 256;
 
 /// What the device offers.
-pub(super) fn features(device: &dyn BlockDevice) -> u64 {
-    let common = VERSION_1 | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
-    let block = SIZE_MAX | SEG_MAX | BLK_SIZE | TOPOLOGY | FLUSH | CONFIG_WCE | MULTI_QUEUE;
-    let change = if device.read_only() { READ_ONLY } else { DISCARD | WRITE_ZEROES };
-    common | block | change
+pub(super) fn features(device: &dyn BlockDevice) -> Features {
+    let change = Features::DISCARD | Features::WRITE_ZEROES;
+    match device.read_only() {
+        true => Features::all() - change,
+        false => Features::all() - Features::READ_ONLY,
+    }
 }
 
 /// What the server offers beside.

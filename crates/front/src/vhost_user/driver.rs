@@ -27,14 +27,21 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use zerocopy::IntoBytes;
 
 use super::chain::Descriptor;
+use super::config::Features;
 use super::request::{Header, Range};
 
-/// `VIRTIO_F_EVENT_IDX`.
-const EVENT_IDX: u64 = 1 << 29;
-/// `VIRTIO_F_VERSION_1`, flush and protocol features.
-const NEEDED: u64 = 1 << 32 | 1 << 30;
-/// Everything that a block driver takes: flush, switch of the write cache, discard, write zeroes.
-const WANTED: u64 = NEEDED | EVENT_IDX | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
+const EVENT_IDX: u64 = Features::EVENT_IDX.bits();
+/// Without these there is no talking.
+const NEEDED: u64 = Features::VERSION_1.union(Features::PROTOCOL_FEATURES).bits();
+/// Everything that a block driver takes.
+const WANTED: u64 = NEEDED
+    | EVENT_IDX
+    | Features::FLUSH
+        .union(Features::CONFIG_WCE)
+        .union(Features::MULTI_QUEUE)
+        .union(Features::DISCARD)
+        .union(Features::WRITE_ZEROES)
+        .bits();
 
 const SLOT_HEADER_BYTES: usize = 512;
 const STATUS_OFFSET: usize = 16;

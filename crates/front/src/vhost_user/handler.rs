@@ -24,7 +24,7 @@ use vhost::vhost_user::{
 use virtio_queue::{Queue, QueueT};
 
 use super::Export;
-use super::config;
+use super::config::{self, Features};
 use super::inflight::{self, Inflight};
 use super::memory::{Memory, REGIONS_MAX};
 use super::ring::{Call, Setup, Worker};
@@ -64,7 +64,7 @@ impl Ring {
 /// One frontend's device.
 pub(super) struct Handler {
     export: Export,
-    features: u64,
+    features: Features,
     memory: Memory,
     rings: Vec<Ring>,
     /// What the guest set the switch of its write cache to.
@@ -98,7 +98,7 @@ impl Handler {
         let rings = (0..export.queues).map(|_| Ring::default()).collect();
         Handler {
             export,
-            features: 0,
+            features: Features::empty(),
             memory: Memory::default(),
             rings,
             writeback: true,
@@ -151,13 +151,13 @@ impl Handler {
         self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
-    fn has(&self, feature: u64) -> bool {
-        self.features & feature != 0
+    fn has(&self, feature: Features) -> bool {
+        self.features.contains(feature)
     }
 
     /// Starts a ring that has everything it needs.
     fn start(&mut self, index: u32) -> Result<()> {
-        let enabled = !self.has(config::PROTOCOL_FEATURES);
+        let enabled = !self.has(Features::PROTOCOL_FEATURES);
         let ring = self.ring(index)?;
         let ready = ring.worker.is_none() && ring.size > 0 && (ring.enabled || enabled);
         let (Some(addresses), Some(kick), true) = (ring.addresses, &ring.kick, ready) else {
@@ -175,7 +175,7 @@ impl Handler {
         queue.try_set_used_ring_address(used).map_err(other)?;
         let available = self.memory.guest_address(available)?;
         queue.try_set_avail_ring_address(available).map_err(other)?;
-        queue.set_event_idx(self.has(config::EVENT_IDX));
+        queue.set_event_idx(self.has(Features::EVENT_IDX));
         queue.set_ready(true);
         if !queue.is_valid(&memory) {
             return Err(Error::InvalidParam);
@@ -213,8 +213,8 @@ impl Handler {
     /// durable itself. What was written while the cache was on becomes durable before the guest may
     /// believe so.
     fn settle_cache(&mut self) -> Result<()> {
-        let switched_off = self.has(config::CONFIG_WCE) && !self.writeback;
-        let durable = !self.has(config::FLUSH) || switched_off;
+        let switched_off = self.has(Features::CONFIG_WCE) && !self.writeback;
+        let durable = !self.has(Features::FLUSH) || switched_off;
         if let Some(inflight) = &self.inflight {
             inflight.keep_switched_off(!self.writeback);
         }
@@ -230,7 +230,7 @@ impl Handler {
         for ring in &mut self.rings {
             *ring = Ring { call: ring.call.clone(), ..Ring::default() };
         }
-        (self.features, self.writeback) = (0, true);
+        (self.features, self.writeback) = (Features::empty(), true);
     }
 }
 
@@ -256,14 +256,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(config::features(&*self.export.device))
+        Ok(config::features(&*self.export.device).bits())
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !config::features(&*self.export.device) != 0 {
-            return Err(Error::InvalidParam);
-        }
-        self.features = features;
+        let offered = config::features(&*self.export.device);
+        let features = Features::from_bits(features).filter(|wanted| offered.contains(*wanted));
+        self.features = features.ok_or(Error::InvalidParam)?;
         self.settle_cache()
     }
 
@@ -386,7 +385,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         bytes: &[u8],
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
-        match (offset, bytes, self.has(config::CONFIG_WCE)) {
+        match (offset, bytes, self.has(Features::CONFIG_WCE)) {
             (config::WRITEBACK_OFFSET, [writeback @ (0 | 1)], true) => {
                 self.writeback = *writeback == 1;
                 self.settle_cache()
