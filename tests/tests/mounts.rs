@@ -173,7 +173,14 @@ fn the_library_is_not_taken_from_within_the_lane() {
     let said = succeeds(&["run", "--mem", "--at", text(&other), "--", "sh", "-c", script]);
     assert!(said.contains(".lane/libpolylane.so") && !said.contains("/.polylane"), "{said}");
     run("umount", &[text(&within)]);
-    succeeds(&["umount", text(&at)]);
+    // Every user of the host reaches it: one that stays there keeps no lane mounted.
+    let run_dir = Path::new("/run/polylane").join(format!("{pool}@1.lane"));
+    let mut stays = Command::new("sleep").arg("60").current_dir(&run_dir).spawn().expect("sleep");
+    let said = polylane(&["umount", text(&at)]);
+    let _ = stays.kill();
+    stays.wait().expect("wait");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(!run_dir.exists(), "it goes with the lane");
     succeeds(&["pool", "rm", &pool]);
     host.assert_nothing_is_left();
 }

@@ -338,7 +338,7 @@ fn a_lane_that_lies_is_held_to_its_share_by_the_kernel() {
     let own = fs::read_to_string(format!("/proc/{service}/cgroup")).expect("its groups");
     let own = own.lines().find_map(|line| line.split_once(":blkio:/")).expect("a group").1;
     let group = Path::new(BLKIO).join(own);
-    assert!(own.ends_with("-io"), "{own}");
+    assert!(own.ends_with("@io"), "{own}");
 
     let rate = |time: u64| {
         let (begin, before) = (Instant::now(), reads_of(&group, &device));

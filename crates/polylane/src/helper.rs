@@ -27,6 +27,9 @@ const WITH_VALUE: [&str; 11] = [
 /// Those that have none.
 const FLAGS: [&str; 5] = ["ro", "suid", "share", "no-preload", "discard"];
 
+/// What keeps users from something that no lane keeps them from: refused, also of a sloppy mount.
+const KEEPS_FROM: [&str; 4] = ["noexec", "nosymfollow", "sync", "dirsync"];
+
 /// Options of mount(8) that are a lane's way anyway, or mean nothing to one.
 const IGNORED: [&str; 20] = [
     "rw",
@@ -85,7 +88,7 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
     for option in options {
         match translated(option) {
             Some(words) => arguments.extend(words.into_iter().map(OsString::from)),
-            None if sloppy => {}
+            None if sloppy && !KEEPS_FROM.contains(&option) => {}
             None => return Err(format!("-o {option}: no option of a lane")),
         }
     }
@@ -170,6 +173,15 @@ mod tests {
                 "pool" => assert!(translated.is_ok_and(|line| line.contains("--pool="))),
                 _ => assert!(translated.is_err_and(|line| line.contains(option)), "{option}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_sloppy_mount_gives_up_nothing_that_keeps_users_from_something() {
+        let of = |option: &str| translate_line(&format!("mount.polylane a b -s -o {option}"));
+        assert_eq!(of("odd"), Some(Ok("polylane mount -- a b".to_string())));
+        for option in KEEPS_FROM {
+            assert!(of(option).expect("a helper's name").is_err(), "{option}");
         }
     }
 }

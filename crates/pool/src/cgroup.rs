@@ -28,7 +28,7 @@ const SHARES_PER_100: u64 = 1024;
 
 /// systemd's own hierarchy of version 1, and the group for what outlives a session.
 const SYSTEMD: &str = "name=systemd";
-const SESSION_GROUP: &str = "polylane-lanes";
+const SESSION_GROUP: &str = "polylane@lanes";
 
 /// What a pool that lasts has a group for, wherever the kernel has it.
 const POOL_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "net_cls"];
@@ -211,7 +211,7 @@ fn io_dir_on(host: &Host, name: &str) -> Option<PathBuf> {
         Some(dir) => dir.to_path_buf(),
         None => host.v2_parent(&["io"])?.dir,
     };
-    bound::usable(&parent).then(|| parent.join(format!("polylane-{name}-io")))
+    bound::usable(&parent).then(|| parent.join(format!("polylane-{name}@io")))
 }
 
 /// The version-1 and version-2 controllers of this host that a pool could use now: for `doctor`.
@@ -631,7 +631,7 @@ nonsense
         assert_eq!(plan.watch_io_on(&host, "p"), None, "nobody hands io down");
         fs::write(control, "memory io").expect("write");
         let slice = dir.path().join("slice");
-        assert_eq!(plan.watch_io_on(&host, "p"), Some(slice.join("polylane-p-io")));
+        assert_eq!(plan.watch_io_on(&host, "p"), Some(slice.join("polylane-p@io")));
         // Beside limits of version 2 the pool's group is parted.
         let limits = Limits { memory: Some(64 << 20), ..Limits::default() };
         let mut plan = plan_on(&host, "p", &limits);
@@ -653,7 +653,7 @@ nonsense
         host.v1 = vec![("blkio".to_string(), blkio.clone())];
         assert_eq!(plan.watch_io_on(&host, "p"), None, "it cannot throttle");
         fs::write(blkio.join("blkio.throttle.read_iops_device"), "").expect("write");
-        assert_eq!(plan.watch_io_on(&host, "p"), Some(blkio.join("polylane-p-io")));
+        assert_eq!(plan.watch_io_on(&host, "p"), Some(blkio.join("polylane-p@io")));
     }
 
     /// A process that moves from one group of version 2 to another leaves the first one's limits.

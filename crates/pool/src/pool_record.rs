@@ -19,9 +19,10 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use polylane_base::shown::Shown;
 use polylane_volume::cpus::CpuList;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,11 @@ const USERS_FIRST: u32 = 0x7080_0000;
 
 /// How many there are: as many as pools.
 const USERS: u32 = 1 << 16;
+
+/// Whether a user is one that pools are given.
+pub(crate) fn is_pools_user(user: u32) -> bool {
+    (USERS_FIRST..USERS_FIRST + USERS).contains(&user)
+}
 
 /// A pool that lasts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -93,6 +99,14 @@ impl PoolRecord {
             }
             Err(error) => return Err(Failure::path(&path, "read the pool's record", error)),
         };
+        // What another user wrote names no user for services to run as.
+        let owner = file.metadata().map_err(|error| Failure::path(&path, "read it", error))?;
+        if ![0, rustix::process::geteuid().as_raw()].contains(&owner.uid()) {
+            return Err(Failure::failed(format!(
+                "{}: another user's file: remove it, then create the pool again",
+                Shown::new(&path)
+            )));
+        }
         let mut text = Vec::new();
         file.take(BYTES_MAX)
             .read_to_end(&mut text)
@@ -106,7 +120,7 @@ impl PoolRecord {
         let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
         let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
         let Stored { version, memory, pids, weight, dirty_limit, user, .. } = stored;
-        match version == VERSION {
+        match version == VERSION && user.is_none_or(is_pools_user) {
             true => {
                 let name = name.to_string();
                 Ok(Some(PoolRecord { name, memory, cpus, pids, weight, dirty_limit, user }))

@@ -65,6 +65,11 @@ pub(crate) fn own_user() -> Option<u32> {
     is_root.then(|| USERS_FIRST + std::process::id() % USERS)
 }
 
+/// Whether a user is one that [`own_user`] gives out.
+pub(crate) fn is_services_user(user: u32) -> bool {
+    (USERS_FIRST..USERS_FIRST + USERS).contains(&user)
+}
+
 /// Which layers are in force, for `polylane stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Confined {

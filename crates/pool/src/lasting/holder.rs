@@ -80,7 +80,6 @@ struct Held {
     pool: String,
     lane: String,
     entry: Entry,
-    run_dir: PathBuf,
     /// The mount's number.
     id: u64,
     /// What the library is told.
@@ -147,7 +146,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     expect_own(&tables, &pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
-    Ok(Held { dir, pool, lane, entry, run_dir, id, notice, changes })
+    Ok(Held { dir, pool, lane, entry, id, notice, changes })
 }
 
 /// Puts the lane at its path, and its device number into its entry before: what finds the mount
@@ -228,18 +227,17 @@ impl Held {
         }
         synced?;
         let within = Path::new(std::ffi::OsStr::from_bytes(&own.place)).join(RESERVED_DIR);
-        let run_dirs = [self.run_dir.clone(), within];
-        // To be put back when something else keeps the lane.
-        let copies = run_dirs.each_ref().map(|dir| mounts::copy_of(rustix::fs::CWD, dir).ok());
-        let done = unmount_all(&run_dirs).and_then(|()| self.unmount_lane());
+        // To be put back when something else keeps the lane. The run directory's other mount, which
+        // every user of the host reaches, keeps nothing: it goes with the lane's files.
+        let copy = mounts::copy_of(rustix::fs::CWD, &within).ok();
+        let done = unmount_all(&within).and_then(|()| self.unmount_lane());
         done.inspect_err(|_| {
-            for (dir, copy) in run_dirs.iter().zip(copies) {
-                let Some(copy) = copy else { continue };
+            if let Some(copy) = copy {
                 let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-                while places::topmost(dir.as_os_str().as_bytes()).is_some()
-                    && rustix::mount::unmount(dir, flags).is_ok()
+                while places::topmost(within.as_os_str().as_bytes()).is_some()
+                    && rustix::mount::unmount(&within, flags).is_ok()
                 {}
-                let _ = mounts::attach_at(&copy, dir);
+                let _ = mounts::attach_at(&copy, &within);
             }
             if let Some(notice) = &mut self.notice {
                 notice.begin();
@@ -275,14 +273,10 @@ impl Held {
     }
 }
 
-/// Unmounts both mounts of the run directory with what is in them; `EBUSY` when something is in
-/// use.
-fn unmount_all(run_dirs: &[PathBuf]) -> std::result::Result<(), Errno> {
-    for dir in run_dirs {
-        for seen in places::seen_below(dir.as_os_str().as_bytes()).iter().rev() {
-            point::unmount(seen, UnmountFlags::empty())
-                .map_err(|error| Errno(error.raw_os_error()))?;
-        }
+/// Unmounts the run directory within the lane with what is in it; `EBUSY` when something is in use.
+fn unmount_all(within: &Path) -> std::result::Result<(), Errno> {
+    for seen in places::seen_below(within.as_os_str().as_bytes()).iter().rev() {
+        point::unmount(seen, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
     }
     Ok(())
 }

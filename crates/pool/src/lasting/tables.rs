@@ -1,7 +1,8 @@
 //! The mount tables of all of a user's pools, under one lock.
 //!
 //! A mount path is unique over all pools, so they are looked at together. The lock is an flock(2)
-//! of the run-time directory, held for the length of a few file operations.
+//! of a file in the run-time directory, held for the length of a few file operations. Others cannot
+//! open the file, and so not lock it; the directory may have been open to them once.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -18,7 +19,10 @@ use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
-use crate::process;
+use crate::{confine, pool_record, process};
+
+/// The file whose lock is that of all tables. No pool has such a name.
+const LOCK_FILE: &str = ".tables";
 
 /// How long another command may hold the lock. One that was stopped (Ctrl-Z) holds it for longer.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(10);
@@ -82,15 +86,16 @@ impl Tables {
         let failed = |error: Errno| Failure::path(dir, "lock the mount tables", error);
         while start.elapsed() < LOCK_TIME_MAX {
             ensure_private_dir(dir)?;
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let lock = match rustix::fs::open(dir, flags, Mode::empty()) {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let path = dir.join(LOCK_FILE);
+            let lock = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(lock) => lock,
                 // The last holder of a name removed it.
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(failed(error)),
             };
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_still(dir, &lock) => {
+                Ok(()) if is_still(&path, &lock) => {
                     return Ok(Tables { dir: dir.to_path_buf(), _lock: lock });
                 }
                 Ok(()) => {}
@@ -236,8 +241,10 @@ impl Tables {
 }
 
 impl Drop for Tables {
-    /// The directory goes with its last file, as for names.
+    /// The lock's file goes before it is unlocked, and the directory with its last file, as for
+    /// names.
     fn drop(&mut self) {
+        let _ = fs::remove_file(self.dir.join(LOCK_FILE));
         let _ = fs::remove_dir(&self.dir);
     }
 }
@@ -267,15 +274,37 @@ pub(crate) fn wait_for_service(lane: &str) {
 }
 
 /// Whether a process calls itself this lane's service, or is a process of this program that is not
-/// called anything yet: one that executes it just now, which holds the lane's name no more.
+/// called anything yet: one that executes it just now, which holds the lane's name no more. Others
+/// may call their processes so: only a user that services run as is believed, and no tenant.
 fn service_runs(lane: &str) -> bool {
     let name = format!("polylane-service[{lane}]\0");
     let own = fs::read_link("/proc/self/exe").ok();
-    process::pids().any(|pid| {
+    process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
         let line = fs::read(proc(pid, "cmdline"));
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
         line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins())
     })
+}
+
+/// Whether a process is of a user that services run as, in this process's pid namespace, which no
+/// tenant's process is in.
+fn may_be_service(pid: u32) -> bool {
+    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    let is_near = namespace(&proc(pid, "")) == namespace(Path::new("/proc/self"));
+    let status = fs::read_to_string(proc(pid, "status")).unwrap_or_default();
+    is_near && real_user(&status).is_some_and(is_service_user)
+}
+
+/// The real user of a process, by its `status`: that of its files in /proc may be root.
+fn real_user(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().next()?.parse().ok()
+}
+
+fn is_service_user(user: u32) -> bool {
+    user == rustix::process::geteuid().as_raw()
+        || confine::is_services_user(user)
+        || pool_record::is_pools_user(user)
 }
 
 /// What /proc says of a process.
@@ -383,10 +412,27 @@ mod tests {
     }
 
     #[test]
+    fn another_users_process_is_no_service_whatever_it_is_called() {
+        let of = |uid: &str| real_user(&format!("Name:\tx\nUid:\t{uid}\t0\t0\t0\nGid:\t1\n"));
+        let own = rustix::process::geteuid().as_raw();
+        for (user, believed) in
+            [(own, true), (0x7000_0001, true), (0x7080_0002, true), (own + 12345, false)]
+        {
+            assert_eq!(of(&user.to_string()).map(is_service_user), Some(believed), "{user}");
+        }
+        assert_eq!(real_user("Name:\tx\n"), None);
+        assert!(may_be_service(std::process::id()));
+        assert!(!may_be_service(u32::MAX), "no process at all");
+    }
+
+    #[test]
     fn one_command_at_a_time_holds_the_tables() {
         let dir = tempfile::tempdir().expect("tempdir");
         let dir = dir.path().join("run");
         let held = Tables::lock(&dir).expect("lock");
+        // Another user who had the directory open once.
+        let opened = fs::File::open(&dir).expect("open");
+        rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).expect("flock");
         let waiting = {
             let dir = dir.clone();
             std::thread::spawn(move || Tables::lock(&dir).map(drop))
