@@ -161,6 +161,54 @@ fn a_volume_is_a_lower_for_several_lanes_at_once() {
     }
 }
 
+/// `polylane volume solidify`, as it says what it did, or why not.
+fn solidify(upper: &Path, lowers: &[&Path]) -> (bool, String) {
+    let mut command = std::process::Command::new(polylane_tests::binary());
+    command.args(["volume", "solidify"]).arg(upper);
+    for lower in lowers {
+        command.arg("--lower").arg(lower);
+    }
+    let output = command.output().expect("started");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn an_upper_is_made_whole_with_its_lane_in_use_or_not() {
+    if unavailable("an_upper_is_made_whole_with_its_lane_in_use_or_not") {
+        return;
+    }
+    for option in ["--dir", "--volume"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        lowers(dir.path());
+        let (low, high, upper) =
+            (dir.path().join("low"), dir.path().join("high"), dir.path().join("upper"));
+        let script = "cd /lane && echo more >> big && chmod 600 d/old";
+        assert_eq!(printed(&run(dir.path(), option).script(script).output()), "");
+        let (done, said) = solidify(&upper, &[]);
+        assert!(!done && said.contains("no lane is on it: say"), "{said}");
+        let (done, said) = solidify(&upper, &[&high, &low]);
+        assert!(done && said.ends_with("upper: 2 files made whole\n"), "{said}");
+        let (done, said) = solidify(&upper, &[&high, &low]);
+        assert!(done && said.ends_with("upper: 0 files made whole\n"), "{said}");
+        // In use, with a writer.
+        let script = "cd /lane && chmod 640 d/both && echo go && read line && cat d/both";
+        let (mut lane, mut input) = run(dir.path(), option).script(script).start_with_input();
+        assert_eq!(lane.line(), "go");
+        let (done, said) = solidify(&upper, &[]);
+        assert!(done && said.ends_with("upper: 1 file made whole\n"), "{said}");
+        std::io::Write::write_all(&mut input, b"\n").expect("written");
+        assert_eq!(lane.line(), "high");
+        assert!(lane.end().success());
+        // Nothing of its files is in the lowers any more.
+        if option == "--dir" {
+            let bytes = fs::read(upper.join("upper/big")).expect("there");
+            assert_eq!(bytes.len(), (8 << 20) + 5);
+            assert!(bytes[..8 << 20].iter().all(|&byte| byte == b'x'));
+        }
+    }
+}
+
 #[test]
 fn a_volume_that_can_be_no_lower_is_refused_in_one_line() {
     if unavailable("a_volume_that_can_be_no_lower_is_refused_in_one_line") {

@@ -9,6 +9,7 @@ use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::ceph::CephPlace;
 use polylane_pool::kernel_fs::KernelFs;
+use polylane_pool::run::AT_DEFAULT;
 use polylane_volume::MediumKind;
 use polylane_volume::cpus::CpuList;
 
@@ -100,7 +101,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", requires = "ceph", value_parser = microseconds)]
     pub(crate) timeout: Option<u64>,
     /// Mount path seen by COMMAND
-    #[arg(long, value_name = "PATH", default_value = "/lane", conflicts_with = "root")]
+    #[arg(long, value_name = "PATH", default_value = AT_DEFAULT, conflicts_with = "root")]
     pub(crate) at: PathBuf,
     /// The lane is COMMAND's root file system
     #[arg(long)]
@@ -202,6 +203,15 @@ pub(crate) enum VolumeCommand {
         weight: Option<u32>,
         #[command(flatten)]
         cache: CacheArgs,
+    },
+    /// Copy up all data that an upper's files still have in its lowers, so that it is whole without
+    /// them, for overlayfs, too. Its lane may be in use. Cut off, it goes on when it is run again
+    Solidify {
+        /// The file of the volume, or the directory, that is the upper
+        upper: PathBuf,
+        /// Its lowers, as of 'run'; needed where no lane is on it
+        #[arg(long, value_name = "SOURCE")]
+        lower: Vec<OsString>,
     },
     /// Keep a volume's present state; blocks are shared where the host can
     Snapshot {

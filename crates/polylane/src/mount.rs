@@ -107,25 +107,17 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
 /// What a run of such a lane would be given.
 fn lane(arguments: MountArgs) -> Result<RunOptions> {
     Ok(RunOptions {
-        // The mount's own source and path stand for these.
-        source: Source::Mem,
-        at: PathBuf::new(),
-        lowers: Vec::new(),
-        root: false,
         pool: arguments.pool,
-        cpus: None,
-        memory: None,
         size: arguments.size.map(|size| size.0),
         medium: arguments.medium.as_deref().and_then(MediumKind::named),
         weight: arguments.weight,
         cache: arguments.cache.options()?,
         write_back: arguments.write_back.options(),
         qos: arguments.qos.as_deref().and_then(Policy::named),
-        kernel_fs: None,
         preload: !arguments.no_preload,
         suid: arguments.suid,
-        privileged: false,
-        command: Vec::new(),
+        // The mount's own source and path stand for these.
+        ..RunOptions::new(Source::Mem, Vec::new())
     })
 }
 

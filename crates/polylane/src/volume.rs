@@ -1,5 +1,6 @@
 //! `polylane volume`.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -8,6 +9,8 @@ use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::live::PoolsAndAttachments;
+use polylane_pool::lower::LowerSource;
+use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::share::WEIGHTS;
 use polylane_volume::path_text;
 use polylane_volume::translation::Translation;
@@ -63,6 +66,7 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Resize { volume, size } => {
             volume::resize(&volume, size.0, &PoolsAndAttachments)?;
         }
+        VolumeCommand::Solidify { upper, lower } => return solidify(&upper, &lower),
         VolumeCommand::Snapshot { volume, to } => {
             volume::duplicate(&volume, &to, Copy::Snapshot, &PoolsAndAttachments)?;
         }
@@ -88,6 +92,30 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Map { volume, json, .. } => print_map(&volume, json.json)?,
     }
     Ok(0)
+}
+
+/// Makes an upper whole in its lane, or in one that is there as long as that takes; the status.
+fn solidify(upper: &Path, lowers: &[OsString]) -> Result<u8> {
+    if let Some(files) = polylane_pool::solidify::solidify(upper)? {
+        let plural = if files == 1 { "file" } else { "files" };
+        print(&format!("{}: {files} {plural} made whole\n", Shown::new(upper)))?;
+        return Ok(0);
+    }
+    if lowers.is_empty() {
+        return Err(Failure::usage(format!(
+            "{}: no lane is on it: say what it is over with --lower",
+            Shown::new(upper)
+        )));
+    }
+    let whole = upper.canonicalize().map_err(|error| Failure::path(upper, "find it", error))?;
+    let mut command = ["/proc/self/exe", "volume", "solidify"].map(OsString::from).to_vec();
+    command.push(whole.into());
+    let source = match upper.is_dir() {
+        true => Source::Dir(upper.to_path_buf()),
+        false => Source::Volume(Some(upper.to_path_buf())),
+    };
+    let lowers = lowers.iter().map(|text| LowerSource::parse(text)).collect();
+    run::run(RunOptions { lowers, preload: false, ..RunOptions::new(source, command) })
 }
 
 fn check(volume: &Path, repair: bool, look: bool) -> Result<()> {

@@ -28,10 +28,11 @@ use polylane_volume::stack::Stack;
 use crate::ceph::CephFiles;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::link::Link;
 use crate::lower::Lower;
-use crate::share;
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
+use crate::{share, solidify};
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -134,6 +135,8 @@ pub(crate) struct Running {
     lane: Arc<Lane>,
     server: shm::Server,
     disk: Option<Disk>,
+    /// The files, of a lane over lowers.
+    union: Option<Arc<Union>>,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
     fuse: ServedFuse,
@@ -172,7 +175,7 @@ pub(crate) fn start(
         covered: spec.covered.clone(),
     };
     let (fs, disk) = libservice(spec, store, clock.clone(), handover.is_some())?;
-    let fs = over_lowers(spec, fs, lowers, clock)?;
+    let (fs, union) = over_lowers(spec, fs, lowers, clock)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -196,7 +199,7 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { confined, vfs, lane, server, disk, share_link: None, fuse })
+    Ok(Running { confined, vfs, lane, server, disk, union, share_link: None, fuse })
 }
 
 /// Files that are the lane's own.
@@ -243,15 +246,15 @@ fn libservice(
     }
 }
 
-/// The lane's files: what it has of its own, over its lowers if it has any.
+/// The lane's files: what it has of its own, over its lowers if it has any, as a union.
 fn over_lowers(
     spec: &PoolSpec,
     upper: Option<Own>,
     lowers: Vec<Below>,
     clock: Arc<dyn Clock>,
-) -> Result<Arc<dyn FileSystem>> {
+) -> Result<(Own, Option<Arc<Union>>)> {
     let upper = match upper {
-        Some(fs) if lowers.is_empty() => return Ok(fs),
+        Some(fs) if lowers.is_empty() => return Ok((fs, None)),
         upper => upper,
     };
     let mut layers = Vec::new();
@@ -269,8 +272,8 @@ fn over_lowers(
         layers.push(layer.map_err(|error| Failure::because(label, "use it as a lower", error))?);
     }
     let union = Union::open(layers, upper.map(UpperOn::new));
-    let union = union.map_err(|error| Failure::failed(format!("lane: {error}")))?;
-    Ok(Arc::new(union))
+    let union = Arc::new(union.map_err(|error| Failure::failed(format!("lane: {error}")))?);
+    Ok((union.clone(), Some(union)))
 }
 
 /// Blocks of metadata that an ext4 keeps in memory.
@@ -378,6 +381,7 @@ impl Running {
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);
         drop(self.vfs);
+        drop(self.union);
         let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
         synced.and(closed).err().map(|errno: Errno| errno.0)
     }
@@ -393,6 +397,11 @@ impl Running {
             vfs.sync(&OpCtx::service())
                 .map_err(|error| Failure::because("lane", "write everything back", error))
         })
+    }
+
+    /// Makes the files of the upper whole; says so on `control` when they are.
+    pub(crate) fn solidify(&self, control: &Link) {
+        solidify::start(self.union.clone(), control);
     }
 
     /// How long the lane's volume may stand still from now on; `None` when it does not.

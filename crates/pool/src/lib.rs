@@ -38,6 +38,7 @@ pub mod set;
 pub mod share;
 mod signals;
 mod skeleton;
+pub mod solidify;
 pub mod spec;
 pub mod stats;
 mod supervise;

@@ -55,6 +55,8 @@ pub(crate) enum ToService {
     Share,
     /// Do this for a copy of the lane's volume, answer `Copied`.
     Copy(Ask),
+    /// Make the files of the upper whole, answer `Solid` when they are.
+    Solidify,
 }
 
 /// What the service answers.
@@ -71,6 +73,8 @@ pub(crate) enum FromService {
     Stats(serde_json::Value),
     /// What was asked for a copy is done, or why not.
     Copied(Answer),
+    /// How many files of the upper were made whole, or why not all of them are.
+    Solid(std::result::Result<u64, String>),
     /// The end of a shutdown: the errno of the flush, if it failed.
     Flushed(Option<i32>),
 }

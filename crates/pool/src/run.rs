@@ -38,6 +38,7 @@ use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
+use crate::solidify::Solidifying;
 use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
 use crate::user_namespace::rootless;
@@ -57,6 +58,9 @@ const POOL_DEFAULT: &str = "default";
 
 /// One inode for so many bytes of a lane in RAM, as tmpfs counts them (one per page of memory).
 const BYTES_PER_INODE: u64 = 4096;
+
+/// Mount path of a lane.
+pub const AT_DEFAULT: &str = "/lane";
 
 /// Fewest inodes of a lane in RAM.
 const INODES_MIN: u64 = 1024;
@@ -124,6 +128,30 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
+    /// A run of COMMAND on `source` at `/lane`, and nothing else that is asked for.
+    pub fn new(source: Source, command: Vec<OsString>) -> RunOptions {
+        RunOptions {
+            source,
+            lowers: Vec::new(),
+            at: PathBuf::from(AT_DEFAULT),
+            root: false,
+            pool: None,
+            cpus: None,
+            memory: None,
+            size: None,
+            medium: None,
+            weight: None,
+            cache: SetOptions::default(),
+            write_back: WriteBack::default(),
+            qos: None,
+            kernel_fs: None,
+            preload: true,
+            suid: false,
+            privileged: false,
+            command,
+        }
+    }
+
     fn asked(&self) -> volume::Asked {
         volume::Asked { size: self.size, medium: self.medium }
     }
@@ -257,6 +285,7 @@ pub(crate) fn serve(
         member,
         restarts: vec![],
         copies: Copies::default(),
+        solidifying: Solidifying::default(),
         unmounting: None,
         at_end,
     };

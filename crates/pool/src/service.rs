@@ -300,6 +300,7 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
         match control.receive::<ToService>() {
             Ok(Some((ToService::Stats, _))) => asked = true,
             Ok(Some((ToService::Share, fds))) => running.share(fds),
+            Ok(Some((ToService::Solidify, _))) => running.solidify(control),
             Ok(Some((ToService::Copy(ask), fds))) => {
                 let answer = FromService::Copied(running.answer(ask, fds));
                 let _ = control.send(&answer, &[]);

@@ -24,6 +24,7 @@ use crate::process::{self, Ended, Process};
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::signals::pass_signals;
+use crate::solidify::Solidifying;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::{Listener, RUNNING};
 use crate::upgrade::Control;
@@ -78,6 +79,8 @@ pub(crate) struct Supervisor {
     pub(crate) restarts: Vec<Instant>,
     /// Somebody copies its volume.
     pub(crate) copies: Copies,
+    /// A command waits for its upper to be whole.
+    pub(crate) solidifying: Solidifying,
     /// What each service leaves to the next.
     pub(crate) handover: OwnedFd,
     pub(crate) watchdog: Watchdog,
@@ -205,6 +208,7 @@ impl Supervisor {
             }
             if ready.service {
                 self.copies.server_ended();
+                self.solidifying.service_ended();
                 self.replace(doors, service)?;
                 listener.ask_again(&service.link);
                 continue;
@@ -248,6 +252,7 @@ impl Supervisor {
             Ok(Some((FromService::Stats(stats), _))) => {
                 listener.answer(&self.describe(stats, service.process.pid()));
             }
+            Ok(Some((FromService::Solid(outcome), _))) => self.solidifying.answered(outcome),
             Ok(Some((FromService::Copied(answer), _))) => {
                 let stuck = self.copies.answered(answer, &service.copier());
                 if stuck {
@@ -261,11 +266,14 @@ impl Supervisor {
 
     /// Hears commands that connected.
     fn hear_questions(&mut self, service: &Service, listener: &mut Listener) {
-        let (stats, copiers) = listener.hear();
-        if stats {
+        let heard = listener.hear();
+        if heard.stats {
             let _ = service.link.send(&ToService::Stats, &[]);
         }
-        for (copier, wish, target) in copiers {
+        for (client, target) in heard.solidifiers {
+            self.solidifying.begin(client, target, (&self.handed, &service.link));
+        }
+        for (copier, wish, target) in heard.copiers {
             self.copies.begin(copier, (wish, target), &self.handed, &service.copier());
         }
     }

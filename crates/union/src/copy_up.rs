@@ -26,7 +26,7 @@ impl Act<'_> {
         match node.upper() {
             Some(upper) => Ok(upper),
             None => {
-                let _alone = self.changing.write();
+                let _alone = self.alone();
                 self.copy_up(node, None)
             }
         }

@@ -30,6 +30,9 @@ pub(crate) const SMALL: u64 = 64 << 10;
 /// Bytes that are copied at a time.
 const CHUNK: u64 = 256 << 10;
 
+/// Bytes of a file that are made its own while its writers wait.
+const STEP: u64 = 1 << 20;
+
 /// A part of a request's sink.
 struct Shifted<'a> {
     sink: &'a mut dyn Sink,
@@ -193,18 +196,30 @@ impl Act<'_> {
         source: &mut dyn Source,
     ) -> Result<usize> {
         let upper = self.written(node)?;
-        let Some(below) = self.begin(node, &upper)? else {
+        let _filling = node.filling_if_partial();
+        self.write_blocks(node, &upper, offset, source)
+    }
+
+    /// The same with `filling` of a file that is not whole.
+    fn write_blocks(
+        &self,
+        node: &Node,
+        upper: &Held,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let Some(below) = self.begin(node, upper)? else {
             return upper.fs().write(self.ctx, upper.ino(), offset, source);
         };
         let len = source.len();
         let end = offset.checked_add(len as u64).ok_or(Errno::EFBIG)?;
         let size = upper.attr(self.ctx)?.size;
-        let below = self.before_growth(node, &upper, below, end > size)?;
+        let below = self.before_growth(node, upper, below, end > size)?;
         let granule = self.upper()?.granule;
         let start = offset - offset % granule;
         let data = node.data().ok_or(Errno::EIO)?;
         let is_hole = |at: u64| -> Result<bool> {
-            Ok(at < below.bound && !self.run(&upper, below, at, at + 1)?.0)
+            Ok(at < below.bound && !self.run(upper, below, at, at + 1)?.0)
         };
         let mut head = Vec::new();
         if start < offset && is_hole(start)? {
@@ -286,11 +301,27 @@ impl Act<'_> {
         self.set_below(node, upper, None).map(|_| ())
     }
 
-    /// Makes a file whole that nothing was written to.
-    pub(crate) fn complete_keeping_times(&self, node: &Node, upper: &Held) -> Result<()> {
-        let before = upper.attr(self.ctx)?;
-        self.complete(node, upper)?;
-        self.upper()?.restore_times(self.ctx, upper, &before)
+    /// Makes a file whole that others may read and write meanwhile; it is [`STEP`] bytes at a time
+    /// that they wait. Its times stay. False: it is whole already.
+    pub(crate) fn complete_in_steps(&self, node: &Node) -> Result<bool> {
+        let mut at = 0u64;
+        loop {
+            let _filling = node.filling();
+            let (upper, below) = (node.upper(), node.state().below);
+            let Some((upper, below)) = upper.zip(below) else { return Ok(at > 0) };
+            let before = upper.attr(self.ctx)?;
+            let end = at.saturating_add(STEP);
+            let is_last = end >= below.bound;
+            match is_last {
+                true => self.complete(node, &upper)?,
+                false => self.fill(node, &upper, below, (at, end))?,
+            }
+            self.upper()?.restore_times(self.ctx, &upper, &before)?;
+            if is_last {
+                return Ok(true);
+            }
+            at = end;
+        }
     }
 
     /// A change of size, with what else is set.
@@ -298,10 +329,11 @@ impl Act<'_> {
         let upper = match node.upper() {
             Some(upper) => upper,
             None => {
-                let _alone = self.changing.write();
+                let _alone = self.alone();
                 self.copy_up(node, Some(size))?
             }
         };
+        let _filling = node.filling_if_partial();
         let now = upper.attr(self.ctx)?.size;
         let Some(below) = node.state().below.filter(|_| size != now) else {
             return upper.fs().setattr(self.ctx, upper.ino(), set).map(|_| ());
@@ -331,6 +363,7 @@ impl Act<'_> {
         (offset, len): (u64, u64),
     ) -> Result<()> {
         let upper = self.written(node)?;
+        let _filling = node.filling_if_partial();
         let forward = |offset, len| upper.fs().fallocate(self.ctx, upper.ino(), mode, offset, len);
         let Some(below) = self.begin(node, &upper)? else {
             return forward(offset, len).map(|_| ());
@@ -360,7 +393,7 @@ impl Act<'_> {
 
     /// Makes a range below the bound read as zeros: its whole blocks unwritten where the upper
     /// tells them from holes, else everything written.
-    fn zero(&self, node: &Arc<Node>, upper: &Held, (from, to): (u64, u64)) -> Result<()> {
+    fn zero(&self, node: &Node, upper: &Held, (from, to): (u64, u64)) -> Result<()> {
         let granule = self.upper()?.granule;
         let first = from.next_multiple_of(granule);
         let last = to - to % granule;
@@ -378,7 +411,7 @@ impl Act<'_> {
             let mut at = from;
             while at < to {
                 let len = (to - at).min(CHUNK) as usize;
-                if self.write(node, at, &mut &zeros[..len])? < len {
+                if self.write_blocks(node, upper, at, &mut &zeros[..len])? < len {
                     return Err(Errno::ENOSPC);
                 }
                 at += len as u64;

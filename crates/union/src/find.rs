@@ -17,7 +17,7 @@ use polylane_vfs::fs::{Attr, Kind};
 use crate::Act;
 use crate::layer::{Held, Layer};
 use crate::marks::{BLOCKS, Mark, Record};
-use crate::node::{Below, Lower, Node, Parts, Place, State};
+use crate::node::{Below, By, Lower, Node, Parts, Place, State};
 use crate::upper::CANARY;
 
 /// What a name leads to.
@@ -390,10 +390,21 @@ impl Act<'_> {
         }
     }
 
-    /// The node of what was found as `name` in `dir`.
+    /// The node of what was found as `name` in `dir`, for the VFS.
     pub(crate) fn node(&self, dir: &Arc<Node>, name: &[u8], found: Found) -> Result<Arc<Node>> {
+        self.node_for(By::Vfs, dir, name, found)
+    }
+
+    /// The node of what was found as `name` in `dir`.
+    pub(crate) fn node_for(
+        &self,
+        by: By,
+        dir: &Arc<Node>,
+        name: &[u8],
+        found: Found,
+    ) -> Result<Arc<Node>> {
         if let Some((held, _)) = &found.upper
-            && let Some(node) = self.table.of_upper(held.ino())
+            && let Some(node) = self.table.of_upper(held.ino(), by)
         {
             return Ok(node);
         }
@@ -422,7 +433,7 @@ impl Act<'_> {
                 ..State::default()
             },
         };
-        if let Some(node) = self.table.enter(parts((ino, generation))) {
+        if let Some(node) = self.table.enter(parts((ino, generation)), by) {
             return Ok(node);
         }
         // Two inodes that were one in the lower: a hard link that was broken by a copy-up.
@@ -431,7 +442,7 @@ impl Act<'_> {
             let index = self.rank(lower.index);
             Some((self.table.other_number(index, lower.held.ino()), generation))
         });
-        other.and_then(|other| self.table.enter(parts(other))).ok_or(Errno::ESTALE)
+        other.and_then(|other| self.table.enter(parts(other), by)).ok_or(Errno::ESTALE)
     }
 }
 

@@ -32,7 +32,9 @@
 //! # Locking
 //!
 //! `changing → state of a node, the table (leaves) → layers`. Changes of names and copy-ups have
-//! `changing` alone, lookups and listings share it. Reads and writes of data do not take it.
+//! `changing` alone, lookups and listings share it. Reads and writes of data do not take it. What
+//! changes data of a file that is not whole has the node's `filling`; it is never taken under
+//! `changing`, nor the reverse.
 #![forbid(unsafe_code)]
 
 mod copy_up;
@@ -53,7 +55,8 @@ mod upper;
 
 use std::ops::Deref;
 
-use polylane_base::sync::{Arc, RwLock};
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::{Arc, RwLock, RwLockWriteGuard};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
@@ -63,7 +66,8 @@ use polylane_vfs::fs::{
 
 pub use error::OpenError;
 pub use layer::Layer;
-use node::{Lower, Node, Parts, State, Table};
+use node::{By, Lower, Node, Parts, State, Table};
+pub use solidify::Solid;
 pub use upper::UpperOn;
 use upper::{Canary, Upper};
 
@@ -74,6 +78,8 @@ pub struct Union {
     table: Arc<Table>,
     root: Arc<Node>,
     changing: RwLock<()>,
+    /// Changes of names and copy-ups so far.
+    changes: AtomicU64,
     character: Character,
 }
 
@@ -138,14 +144,29 @@ impl Union {
                 ..State::default()
             },
         };
-        let root = table.enter(parts).ok_or(failed(Errno::EIO))?;
+        let root = table.enter(parts, By::Vfs).ok_or(failed(Errno::EIO))?;
         let character = character(&lowers, upper.as_ref());
-        Ok(Union { lowers, upper, table, root, changing: RwLock::new(()), character })
+        Ok(Union {
+            lowers,
+            upper,
+            table,
+            root,
+            changing: RwLock::new(()),
+            changes: AtomicU64::new(0),
+            character,
+        })
     }
 
     /// The upper; `EROFS` without one.
     pub(crate) fn upper(&self) -> Result<&Upper> {
         self.upper.as_ref().ok_or(Errno::EROFS)
+    }
+
+    /// Changes names, or copies up, alone.
+    pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        let guard = self.changing.write();
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        guard
     }
 
     fn act<'a>(&'a self, ctx: &'a OpCtx<'a>) -> Act<'a> {
@@ -194,31 +215,31 @@ impl FileSystem for Union {
 
     fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let dir = self.table.get(dir)?;
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).create(&dir, name, new)
     }
 
     fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.table.get(dir)?.dir()?;
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).create_unlinked(new)
     }
 
     fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         let (node, dir) = (self.table.get(ino)?, self.table.get(dir)?);
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).link(&node, &dir, name)
     }
 
     fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).unlink(&dir, name)
     }
 
     fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let dir = self.table.get(dir)?;
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).rmdir(&dir, name)
     }
 
@@ -232,7 +253,7 @@ impl FileSystem for Union {
         mode: RenameMode,
     ) -> Result<Renamed> {
         let (from_dir, to_dir) = (self.table.get(from_dir)?, self.table.get(to_dir)?);
-        let _alone = self.changing.write();
+        let _alone = self.alone();
         self.act(ctx).rename((&from_dir, from), (&to_dir, to), mode)
     }
 

@@ -28,7 +28,7 @@ use crate::Act;
 use crate::error::OpenError;
 use crate::layer::Held;
 use crate::marks::Mark;
-use crate::node::{Node, Table};
+use crate::node::{By, Node, Table};
 use crate::upper::{Upper, made_dir};
 
 polylane_base::record! {
@@ -181,12 +181,12 @@ impl Upper {
 
     /// No file of the index has a name in the lowers alone: its entries go, and overlayfs may mount
     /// the upper again.
-    fn clear_index(&self, ctx: &OpCtx<'_>, table: &Table) -> Result<()> {
+    pub(crate) fn clear_index(&self, ctx: &OpCtx<'_>, table: &Table) -> Result<()> {
         for name in self.names(ctx, &self.index)? {
             let Some((held, _)) = self.index.lookup(ctx, &name)? else { continue };
             self.fs().unlink(ctx, self.index.ino(), &name)?;
             self.remove_mark(ctx, held.ino(), Mark::Nlink)?;
-            if let Some(node) = table.of_upper(held.ino()) {
+            if let Some(node) = table.of_upper(held.ino(), By::Walk) {
                 node.state().uncovered = None;
             }
         }
@@ -235,20 +235,19 @@ impl Upper {
 }
 
 impl Act<'_> {
-    /// Gives each file of the index all its names in the upper. No file may be changed meanwhile.
-    /// Cut off, it goes on when it is called again.
+    /// Gives each file of the index all its names in the upper, but for names that are moved
+    /// meanwhile. Cut off, it goes on when it is called again.
     pub(crate) fn cover_all(&self) -> Result<()> {
         let upper = self.upper()?;
         if upper.names(self.ctx, &upper.index)?.is_empty() {
-            return upper.clear_index(self.ctx, &self.table);
+            return Ok(());
         }
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
             let _alone = self.changing.write();
             self.cover_names(&dir, &mut left)?;
         }
-        let _alone = self.changing.write();
-        upper.clear_index(self.ctx, &self.table)
+        Ok(())
     }
 
     /// Covers the names of one directory; the directories in it are `left` to be done.
@@ -263,7 +262,7 @@ impl Act<'_> {
             if is_dir && found.lowers.is_empty() || !is_dir && found.upper.is_none() {
                 continue;
             }
-            let node = self.node(dir, &name, found)?;
+            let node = self.node_for(By::Walk, dir, &name, found)?;
             match is_dir {
                 true => left.push(node),
                 false => self.cover(&node, dir, &name)?,

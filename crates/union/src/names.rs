@@ -8,7 +8,7 @@ use crate::Act;
 use crate::find::{self, Entry};
 use crate::layer::Held;
 use crate::marks::Mark;
-use crate::node::{Node, Parts, Place, State};
+use crate::node::{By, Node, Parts, Place, State};
 
 /// What the upper has where a new name is wanted.
 pub(crate) enum Gap {
@@ -80,7 +80,7 @@ impl Act<'_> {
         let upper = self.upper()?;
         let attr = upper.fs().create_unlinked(self.ctx, upper.root.ino(), new)?;
         let held = upper.layer.adopt(attr.ino);
-        let node = self.table.enter(Parts {
+        let parts = Parts {
             ino: attr.ino,
             generation: attr.generation,
             kind: attr.kind,
@@ -88,8 +88,9 @@ impl Act<'_> {
             data: None,
             lower_path: Box::default(),
             state: State { upper: Some(held), ..State::default() },
-        });
-        self.attr(&*node.ok_or(Errno::ESTALE)?)
+        };
+        let node = self.table.enter(parts, By::Vfs).ok_or(Errno::ESTALE)?;
+        self.attr(&*node)
     }
 
     /// `FileSystem::link`.

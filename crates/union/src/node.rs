@@ -91,7 +91,17 @@ pub(crate) struct Node {
     /// The path in the lowers from the root, with `/` before each name, that leads to `lowers`.
     pub(crate) lower_path: Box<[u8]>,
     state: Mutex<State>,
+    filling: Mutex<()>,
     table: Arc<Table>,
+}
+
+/// On whose behalf a node is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// The VFS, which holds it from then on.
+    Vfs,
+    /// A walk through the upper, which holds it no longer than the walk needs it.
+    Walk,
 }
 
 /// What a new node is made of.
@@ -109,6 +119,17 @@ impl Node {
     /// Its state, locked: a leaf.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Held by what changes the data, or the times, of a file that is not whole.
+    pub(crate) fn filling(&self) -> MutexGuard<'_, ()> {
+        self.filling.lock()
+    }
+
+    /// [`Node::filling`] of a file that is not whole. A whole one stays whole.
+    pub(crate) fn filling_if_partial(&self) -> Option<MutexGuard<'_, ()>> {
+        let is_partial = self.state().below.is_some();
+        is_partial.then(|| self.filling())
     }
 
     /// Its inode in the upper.
@@ -131,7 +152,8 @@ impl Parts {
     fn into_node(self, table: Arc<Table>) -> Arc<Node> {
         let Parts { ino, generation, kind, lowers, data, lower_path, state } = self;
         let state = Mutex::new(state);
-        Arc::new(Node { ino, generation, kind, lowers, data, lower_path, state, table })
+        let filling = Mutex::new(());
+        Arc::new(Node { ino, generation, kind, lowers, data, lower_path, state, filling, table })
     }
 }
 
@@ -175,11 +197,13 @@ impl Table {
         maps.nodes.get(&ino).and_then(|entry| entry.held.clone()).ok_or(Errno::ESTALE)
     }
 
-    /// The live node of an inode of the upper; from here on the VFS holds it.
-    pub(crate) fn of_upper(&self, upper: Ino) -> Option<Arc<Node>> {
+    /// The live node of an inode of the upper.
+    pub(crate) fn of_upper(&self, upper: Ino, by: By) -> Option<Arc<Node>> {
         let mut maps = self.maps.lock();
         let node = maps.uppers.get(&upper)?.upgrade()?;
-        maps.nodes.entry(node.ino).or_default().held = Some(node.clone());
+        if by == By::Vfs {
+            maps.nodes.entry(node.ino).or_default().held = Some(node.clone());
+        }
         Some(node)
     }
 
@@ -200,9 +224,8 @@ impl Table {
         *large.entry((from_lowest, ino)).or_insert(next)
     }
 
-    /// The node of what was found, entered if it is new; from here on the VFS holds it. `None`:
-    /// another node has its number.
-    pub(crate) fn enter(self: &Arc<Self>, parts: Parts) -> Option<Arc<Node>> {
+    /// The node of what was found, entered if it is new. `None`: another node has its number.
+    pub(crate) fn enter(self: &Arc<Self>, parts: Parts, by: By) -> Option<Arc<Node>> {
         let upper = parts.state.upper.as_ref().map(Held::ino);
         let ino = parts.ino;
         let node = parts.into_node(self.clone());
@@ -229,7 +252,9 @@ impl Table {
             }
         };
         if let Some(node) = &entered {
-            let entry = Entry { node: Arc::downgrade(node), held: Some(node.clone()) };
+            let was_held = maps.nodes.get(&node.ino).and_then(|entry| entry.held.clone());
+            let held = if by == By::Vfs { Some(node.clone()) } else { was_held };
+            let entry = Entry { node: Arc::downgrade(node), held };
             former = maps.nodes.insert(node.ino, entry);
         }
         drop(maps);

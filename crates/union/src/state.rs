@@ -52,6 +52,8 @@ impl Act<'_> {
             Some(size) => self.truncate(node, size, set)?,
             None => {
                 let upper = self.copied_up(node)?;
+                // Its times may be about to be given back.
+                let _filling = node.filling_if_partial();
                 upper.fs().setattr(self.ctx, upper.ino(), set)?;
             }
         }

@@ -9,7 +9,7 @@ use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
-use polylane_union::{Layer, OpenError, Union, UpperOn};
+use polylane_union::{Layer, OpenError, Solid, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, XattrMode};
 use std::process::Command;
@@ -171,6 +171,68 @@ fn random_changes_are_as_of_plain_bytes() {
     }
 }
 
+/// One actor writes, cuts, punches and renames; another makes everything whole again and again.
+#[test]
+fn files_are_made_whole_while_they_are_changed() {
+    for (seed, (name, upper)) in uppers().into_iter().enumerate() {
+        let low = memfs();
+        let mut rng = Rng::new(seed as u64);
+        let mut bytes: Vec<Vec<u8>> = (0..4).map(|at| pattern(3 << 20, at)).collect();
+        for (at, bytes) in bytes.iter().enumerate() {
+            Tree(&*low).file(&format!("f{at}"), bytes);
+        }
+        let fs = union(&[&low], Some(&upper));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs.solidify().expect("room");
+                }
+            });
+            for step in 0..150 {
+                let at = rng.below(4) as usize;
+                let path = format!("f{at}");
+                let ino = Tree(&*fs).ino(&path);
+                change(&fs, ino, &mut bytes[at], &mut rng);
+                if step % 10 == 0 {
+                    Tree(&*fs).rename(&path, "g").expect("renamed");
+                    Tree(&*fs).rename("g", &path).expect("renamed back");
+                }
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let last = fs.solidify().expect("room");
+        assert!(!last.is_partial, "{name}: no name changes any more");
+        drop(fs);
+        for (at, bytes) in bytes.iter().enumerate() {
+            let own = Tree(&*upper);
+            let got = own.read(own.ino(&format!("upper/f{at}")));
+            let differs = got.iter().zip(bytes).position(|(a, b)| a != b);
+            assert_eq!((got.len(), differs), (bytes.len(), None), "{name}, file {at}");
+        }
+        assert_eq!(Tree(&*upper).find("upper/.polylane-blocks"), Err(Errno::ENOENT), "{name}");
+    }
+}
+
+/// A walk that makes files whole holds none of them: what the VFS forgets is gone.
+#[test]
+fn files_that_were_made_whole_keep_their_times_and_numbers() {
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", &pattern(300_000, 9));
+    let fs = union(&[&low], Some(&upper));
+    let ino = Tree(&*fs).ino("f");
+    Tree(&*fs).chmod(ino, 0o600);
+    let before = Tree(&*fs).find("f").expect("there");
+    assert_eq!(fs.solidify(), Ok(Solid { files: 1, is_partial: false }));
+    assert_eq!(fs.solidify(), Ok(Solid::default()));
+    let after = Tree(&*fs).find("f").expect("there");
+    assert_eq!((after.ino, after.mtime, after.ctime), (before.ino, before.mtime, before.ctime));
+    fs.forget(ino);
+    assert_eq!(fs.getattr(&OpCtx::service(), ino).err(), Some(Errno::ESTALE));
+    assert_eq!(fs.solidify(), Ok(Solid::default()));
+    assert_eq!(fs.getattr(&OpCtx::service(), ino).err(), Some(Errno::ESTALE), "not held by a walk");
+}
+
 #[test]
 fn a_file_that_was_opened_before_sees_what_is_written() {
     let (low, upper) = (memfs(), memfs());
@@ -244,7 +306,7 @@ fn an_upper_that_lost_its_marks_is_refused() {
         .setxattr(&OpCtx::service(), canary, b"trusted.overlay.polylane", b"", XattrMode::Any)
         .expect("kept");
     let fs = union(&[&low], Some(&upper));
-    assert_eq!(fs.solidify(), Ok(1));
+    assert_eq!(fs.solidify(), Ok(Solid { files: 1, is_partial: false }));
     assert_eq!(own.find("upper/.polylane-blocks"), Err(Errno::ENOENT));
 }
 

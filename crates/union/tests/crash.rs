@@ -137,3 +137,59 @@ fn a_cut_leaves_the_old_tree_or_the_new_one() {
     }
     assert!(cuts > 200, "{cuts} cuts only");
 }
+
+#[test]
+fn what_is_made_whole_is_so_after_a_cut_and_a_second_try() {
+    let low = lower();
+    let Some(base) = prepared(&low) else { return };
+    let tear = Tear { unit_bytes: 512, whole: Some(1024..2048) };
+    let options = SimOptions { record: true, ..SimOptions::default() };
+    let disk = SimDisk::new(base, SimOptions::default());
+    let fs = open(&disk);
+    let upper: Fs = fs.clone();
+    let before = {
+        let union = union(&[&low], Some(&upper));
+        let tree = Tree(&*union);
+        tree.write(tree.ino("big"), 81_921, b"changed");
+        tree.chmod(tree.ino("d/one"), 0o640);
+        tree.chmod(tree.ino("d/small"), 0o640);
+        tree.whole()
+    };
+    drop(upper);
+    fs.close().expect("closes");
+    let base = disk.image();
+    let disk = SimDisk::new(base.clone(), options);
+    let fs = open(&disk);
+    let upper: Fs = fs.clone();
+    let union_now = union(&[&low], Some(&upper));
+    assert_eq!(union_now.solidify().expect("room").files, 3);
+    union_now.sync(&OpCtx::service()).expect("syncs");
+    drop((union_now, upper));
+    fs.close().expect("closes");
+    let events = disk.events();
+    let (mut crash, mut rng, mut cuts) = (Crash::new(&base, &events), Rng::new(2), 0);
+    while let Some(is_new) = crash.advance() {
+        if !is_new {
+            continue;
+        }
+        for fates in crash.choices(&mut rng, 1, 1) {
+            let image = crash.image(&tear, |write| fates[write]);
+            let upper: Fs = open(&SimDisk::new(image, SimOptions::default()));
+            let after = union(&[&low], Some(&upper));
+            let at = crash.position();
+            assert!(Tree(&*after).whole() == before, "cut behind event {at}");
+            assert!(!after.solidify().expect("goes on").is_partial, "cut behind event {at}");
+            drop(after);
+            let own = Tree(&*upper).whole();
+            for (path, what) in before.iter().filter(|(_, what)| what.0 == Kind::File) {
+                let copied = own.get(&format!("/upper{path}"));
+                assert!(copied.is_none_or(|own| own == what), "{path}, cut behind event {at}");
+            }
+            for path in ["/upper/big", "/upper/d/one", "/upper/d/two", "/upper/d/small"] {
+                assert!(own.contains_key(path), "{path}, cut behind event {at}");
+            }
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 20, "{cuts} cuts only");
+}

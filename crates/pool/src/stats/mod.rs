@@ -39,8 +39,22 @@ pub(crate) enum Question {
     Stats,
     /// This volume is going to be copied: what follows is [`copying`](crate::copying)'s.
     Copy(Target),
+    /// The upper on this volume or directory is to be made whole: what follows is
+    /// [`solidify`](crate::solidify)'s.
+    Solidify(Target),
     /// This volume is going to go over to other bases: what follows is a `Step` of it.
     Rebase(Target),
+}
+
+/// What was heard of commands.
+#[derive(Default)]
+pub(crate) struct Heard {
+    /// Statistics are wanted.
+    pub(crate) stats: bool,
+    /// Who wants something of a volume.
+    pub(crate) copiers: Vec<(Link, Wish, Target)>,
+    /// Who wants an upper whole.
+    pub(crate) solidifiers: Vec<(Link, Target)>,
 }
 
 /// The supervisor's side: commands that connect, ask, and wait for the answer. None of them is
@@ -68,10 +82,9 @@ impl Listener {
         socket.chain(self.connected.iter().map(AsFd::as_fd))
     }
 
-    /// Takes in what has come, when one of the [`fds`](Listener::fds) is readable: whether
-    /// statistics are wanted, and what others want of a volume.
-    pub(crate) fn hear(&mut self) -> (bool, Vec<(Link, Wish, Target)>) {
-        let (mut stats, mut copiers) = (false, Vec::new());
+    /// Takes in what has come, when one of the [`fds`](Listener::fds) is readable.
+    pub(crate) fn hear(&mut self) -> Heard {
+        let mut heard = Heard::default();
         for client in std::mem::take(&mut self.connected) {
             if !wait_for(client.as_fd(), Duration::ZERO) {
                 self.connected.push(client);
@@ -80,13 +93,16 @@ impl Listener {
             match client.receive() {
                 Ok(Some((Question::Stats, _))) => {
                     self.waiting.push(client);
-                    stats = true;
+                    heard.stats = true;
                 }
                 Ok(Some((Question::Copy(target), _))) => {
-                    copiers.push((client, Wish::Copy, target));
+                    heard.copiers.push((client, Wish::Copy, target));
                 }
                 Ok(Some((Question::Rebase(target), _))) => {
-                    copiers.push((client, Wish::Rebase, target));
+                    heard.copiers.push((client, Wish::Rebase, target));
+                }
+                Ok(Some((Question::Solidify(target), _))) => {
+                    heard.solidifiers.push((client, target));
                 }
                 Ok(None) | Err(_) => {}
             }
@@ -98,7 +114,7 @@ impl Listener {
         {
             self.connected.push(Link::from_fd(client));
         }
-        (stats, copiers)
+        heard
     }
 
     /// Asks a new service what the former one was asked and did not answer.

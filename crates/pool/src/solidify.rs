@@ -1,0 +1,165 @@
+//! An upper of a union that needs its lowers no more: `polylane volume solidify`.
+//!
+//! ```text
+//!  command            supervisor                        service
+//!    Target ───────────►
+//!    ◄── Answer::Mine      ── ToService::Solidify ──────►  a thread of its own, while
+//!                                                          the lane is served
+//!    ◄── Answer::Solid ◄────────────────── FromService::Solid
+//! ```
+//!
+//! An upper that no lane has is put under one for as long as it takes, whose COMMAND asks it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use polylane_base::sync::Arc;
+use polylane_base::sync::thread;
+use polylane_sys::scm;
+use polylane_union::{Solid, Union};
+use polylane_vfs::{FileSystem, OpCtx};
+use polylane_volume as volume;
+use serde::{Deserialize, Serialize};
+
+use crate::build::Handed;
+use crate::copying::Target;
+use crate::failure::{Failure, Result};
+use crate::link::{FromService, Link, ToService};
+use crate::stats::{self, Question};
+use crate::wait::wait_for;
+
+/// How long a supervisor may take to say whether it has the upper.
+const MINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What a command is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Answer {
+    /// It is another lane's.
+    NotMine,
+    /// It is this lane's.
+    Mine,
+    /// So many files were made whole, and all are.
+    Solid(u64),
+    /// Not all are; one line says why.
+    Failed(String),
+}
+
+/// The command that waits for a lane's upper to be whole, as the supervisor sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Solidifying(Option<Link>);
+
+impl Solidifying {
+    /// Begins, if the upper is what this lane is on.
+    pub(crate) fn begin(
+        &mut self,
+        client: Link,
+        target: Target,
+        (handed, service): (&Handed, &Link),
+    ) {
+        let volume = handed.volume.first().map(|files| files.plain.as_fd());
+        let own = volume.or(handed.dir.as_ref().map(AsFd::as_fd));
+        let is_mine = own.and_then(|own| Target::of(own).ok()) == Some(target);
+        let answer = match (is_mine, &self.0) {
+            (false, _) => Answer::NotMine,
+            (true, _) if handed.lowers.is_empty() => {
+                Answer::Failed("has no lowers: it is whole".to_string())
+            }
+            (true, Some(_)) => Answer::Failed("another command makes it whole".to_string()),
+            (true, None) => Answer::Mine,
+        };
+        if client.send(&answer, &[]).is_ok() && answer == Answer::Mine {
+            // Its end shows at its process.
+            let _ = service.send(&ToService::Solidify, &[]);
+            self.0 = Some(client);
+        }
+    }
+
+    /// Tells the command what came of it. One that has gone away is told nothing.
+    pub(crate) fn answered(&mut self, outcome: std::result::Result<u64, String>) {
+        if let Some(client) = self.0.take() {
+            let answer = outcome.map_or_else(Answer::Failed, Answer::Solid);
+            let _ = client.send(&answer, &[]);
+        }
+    }
+
+    /// The service has ended before it was done.
+    pub(crate) fn service_ended(&mut self) {
+        self.answered(Err("its service ended: run it again, and it goes on".to_string()));
+    }
+}
+
+/// In the service: makes the files of the upper whole, beside whatever else is done with the lane,
+/// and says so on `control`.
+pub(crate) fn start(union: Option<Arc<Union>>, control: &Link) {
+    let refuse = |why: String| {
+        // Its end shows at its process.
+        let _ = control.send(&FromService::Solid(Err(why)), &[]);
+    };
+    let Some(union) = union else { return refuse("has no lowers: it is whole".to_string()) };
+    let control = match control.as_fd().try_clone_to_owned() {
+        Ok(control) => Link::from_fd(control),
+        Err(error) => return refuse(error.to_string()),
+    };
+    let work = move || {
+        let outcome = outcome(&union);
+        let _ = control.send(&FromService::Solid(outcome), &[]);
+    };
+    if let Err(error) = thread::Builder::new().name("solidify".to_string()).spawn(work) {
+        refuse(error.to_string());
+    }
+}
+
+fn outcome(union: &Union) -> std::result::Result<u64, String> {
+    let solid = union.solidify().map_err(|errno| errno.to_string())?;
+    union.sync(&OpCtx::service()).map_err(|errno| errno.to_string())?;
+    match solid {
+        Solid { is_partial: true, .. } => {
+            Err("names in it changed all the time: run it again".to_string())
+        }
+        Solid { files, .. } => Ok(files),
+    }
+}
+
+/// Makes the files of an upper whole in the lane that is on it, and waits until they are; how many
+/// that were. `None`: no lane of this user is on it.
+///
+/// # Errors
+/// One line: it is not there, its lane has no lowers, no room is left.
+pub fn solidify(upper: &Path) -> Result<Option<u64>> {
+    let look = || -> Result<Target> {
+        let failed = |error| Failure::path(upper, "look at it", error);
+        let target = match upper.is_dir() {
+            true => Target::of(std::fs::File::open(upper).map_err(failed)?),
+            false => Target::of(volume::open_to_look(upper)?),
+        };
+        target.map_err(failed)
+    };
+    let target = look()?;
+    for socket in stats::sockets() {
+        let Ok(link) = scm::connect(&socket).map(Link::from_fd) else { continue };
+        if link.send(&Question::Solidify(target), &[]).is_err()
+            || !wait_for(link.as_fd(), MINE_TIME_MAX)
+        {
+            continue;
+        }
+        match link.receive().ok().flatten().map(|(answer, _)| answer) {
+            Some(Answer::Mine) => return done(upper, &link).map(Some),
+            Some(Answer::Failed(why)) => return Err(failed(upper, &why)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+fn failed(upper: &Path, why: &str) -> Failure {
+    Failure::failed(format!("{}: {why}", polylane_base::shown::Shown::new(upper)))
+}
+
+fn done(upper: &Path, link: &Link) -> Result<u64> {
+    match link.receive().ok().flatten().map(|(answer, _)| answer) {
+        Some(Answer::Solid(files)) => Ok(files),
+        Some(Answer::Failed(why)) => Err(failed(upper, &why)),
+        _ => Err(failed(upper, "its lane ended: run it again, and it goes on")),
+    }
+}
