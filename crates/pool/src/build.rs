@@ -32,7 +32,7 @@ use crate::link::Link;
 use crate::lower::Lower;
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
-use crate::{share, solidify};
+use crate::{share, whole};
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -401,7 +401,7 @@ impl Running {
 
     /// Makes the files of the upper whole; says so on `control` when they are.
     pub(crate) fn solidify(&self, control: &Link) {
-        solidify::start(self.union.clone(), control);
+        whole::start(self.union.clone(), control);
     }
 
     /// How long the lane's volume may stand still from now on; `None` when it does not.

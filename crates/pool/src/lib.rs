@@ -46,6 +46,7 @@ pub mod upgrade;
 mod user_namespace;
 mod wait;
 mod watchdog;
+mod whole;
 mod witness;
 
 pub use polylane_volume::failure;

@@ -14,18 +14,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use polylane_base::sync::Arc;
-use polylane_base::sync::thread;
+use polylane_base::shown::Shown;
 use polylane_sys::scm;
-use polylane_union::{Solid, Union};
-use polylane_vfs::{FileSystem, OpCtx};
 use polylane_volume as volume;
 use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
-use crate::link::{FromService, Link, ToService};
+use crate::link::{Link, ToService};
 use crate::stats::{self, Question};
 use crate::wait::wait_for;
 
@@ -89,38 +86,6 @@ impl Solidifying {
     }
 }
 
-/// In the service: makes the files of the upper whole, beside whatever else is done with the lane,
-/// and says so on `control`.
-pub(crate) fn start(union: Option<Arc<Union>>, control: &Link) {
-    let refuse = |why: String| {
-        // Its end shows at its process.
-        let _ = control.send(&FromService::Solid(Err(why)), &[]);
-    };
-    let Some(union) = union else { return refuse("has no lowers: it is whole".to_string()) };
-    let control = match control.as_fd().try_clone_to_owned() {
-        Ok(control) => Link::from_fd(control),
-        Err(error) => return refuse(error.to_string()),
-    };
-    let work = move || {
-        let outcome = outcome(&union);
-        let _ = control.send(&FromService::Solid(outcome), &[]);
-    };
-    if let Err(error) = thread::Builder::new().name("solidify".to_string()).spawn(work) {
-        refuse(error.to_string());
-    }
-}
-
-fn outcome(union: &Union) -> std::result::Result<u64, String> {
-    let solid = union.solidify().map_err(|errno| errno.to_string())?;
-    union.sync(&OpCtx::service()).map_err(|errno| errno.to_string())?;
-    match solid {
-        Solid { is_partial: true, .. } => {
-            Err("names in it changed all the time: run it again".to_string())
-        }
-        Solid { files, .. } => Ok(files),
-    }
-}
-
 /// Makes the files of an upper whole in the lane that is on it, and waits until they are; how many
 /// that were. `None`: no lane of this user is on it.
 ///
@@ -153,7 +118,7 @@ pub fn solidify(upper: &Path) -> Result<Option<u64>> {
 }
 
 fn failed(upper: &Path, why: &str) -> Failure {
-    Failure::failed(format!("{}: {why}", polylane_base::shown::Shown::new(upper)))
+    Failure::failed(format!("{}: {why}", Shown::new(upper)))
 }
 
 fn done(upper: &Path, link: &Link) -> Result<u64> {

@@ -90,7 +90,7 @@ impl Act<'_> {
             state: State { upper: Some(held), ..State::default() },
         };
         let node = self.table.enter(parts, By::Vfs).ok_or(Errno::ESTALE)?;
-        self.attr(&*node)
+        self.attr(&node)
     }
 
     /// `FileSystem::link`.
