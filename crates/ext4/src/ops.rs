@@ -372,11 +372,13 @@ pub fn create_unlinked(
 pub(crate) fn make_whiteout(
     volume: &Volume,
     handle: &Handle<'_>,
-    parent: u32,
+    parent: &Cell,
     above: &Core,
 ) -> Result<Arc<Cell>> {
-    let place = (parent, above.project_within());
-    let cell = make_inode(volume, handle, place, &NewNode::WHITEOUT, Room::Free)?;
+    let new = NewNode::whiteout(handle.ctx(), &volume.attr(parent, above));
+    let new = grouped(volume, above, &new);
+    let place = (parent.ino, above.project_within());
+    let cell = make_inode(volume, handle, place, &new, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
     Ok(cell)
 }

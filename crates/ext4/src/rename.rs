@@ -190,7 +190,7 @@ impl Move<'_> {
     /// it changes nothing.
     fn whiteout(&self, handle: &Handle<'_>, above: &Core) -> Result<Option<Arc<Cell>>> {
         let wanted = self.mode == RenameMode::Whiteout;
-        wanted.then(|| make_whiteout(self.volume, handle, self.source.ino, above)).transpose()
+        wanted.then(|| make_whiteout(self.volume, handle, self.source, above)).transpose()
     }
 
     /// Ends a rename whose new name found no room: everything is as it was.

@@ -367,6 +367,11 @@ fn an_image_says_whose_group_new_files_have() {
             let made = fs.create(&OpCtx::service(), dir, name.as_bytes(), &new).expect("room").node;
             assert_eq!(made.gid, Gid(group), "{kind:?}");
         }
+        let cred = Cred { uid: Uid(6), gid: Gid(5), ..Cred::root() };
+        let (ctx, mode) = (OpCtx::as_user(&cred), RenameMode::Whiteout);
+        fs.rename(&ctx, dir, b"File", root(&fs), b"moved", mode).expect("room");
+        let left = fs.lookup(&OpCtx::service(), dir, b"File").expect("a whiteout");
+        assert_eq!((left.kind, left.uid, left.gid), (Kind::Char, Uid(6), Gid(group)));
         let new = NewNode { gid: Gid(5), ..node(Kind::File, 0o644) };
         assert_eq!(fs.create_unlinked(&OpCtx::service(), dir, &new).expect("room").gid, Gid(group));
     }

@@ -285,13 +285,12 @@ impl Subject for Kernel {
 
 fn state(stat: &rustix::fs::Stat) -> State {
     let kind = Kind::from_mode(stat.st_mode).expect("the host knows no other kinds");
-    let owned = kind != Kind::Char;
     State {
         kind,
         perm: stat.st_mode & 0o7777,
         nlink: stat.st_nlink as u32,
-        uid: if owned { stat.st_uid } else { 0 },
-        gid: if owned { stat.st_gid } else { 0 },
+        uid: stat.st_uid,
+        gid: stat.st_gid,
         size: if kind == Kind::Dir { 0 } else { stat.st_size as u64 },
         mtime: Some(stat.st_mtime).filter(|&sec| sec < crate::ops::SMALL_TIME),
         ino: stat.st_ino,

@@ -51,8 +51,7 @@ impl Model {
     /// Empty; the root belongs to user 0, mode 0755.
     pub fn new(clock: Arc<dyn Clock>) -> Model {
         let mut state = State::default();
-        let root = NewNode::new(Kind::Dir, 0o755);
-        state.add(&root, 2, clock.now());
+        state.add(&NewNode::new(Kind::Dir, 0o755), 2, clock.now());
         Model { state: Mutex::new(state), clock }
     }
 
@@ -402,8 +401,9 @@ impl FileSystem for Model {
                     _ => {}
                 }
                 if mode == RenameMode::Whiteout {
-                    let left = state.add(&NewNode::WHITEOUT, 1, now).ino;
-                    state.insert(from_dir, from, left, now)?;
+                    let new = NewNode::whiteout(ctx, &state.attr(from_dir)?);
+                    let left = state.add(&new, 1, now);
+                    state.insert(from_dir, from, left.ino, now)?;
                 }
             }
             Ok(Renamed {

@@ -84,15 +84,12 @@ pub struct State {
 impl State {
     /// The comparable part of `attr`.
     pub fn of(attr: &Attr) -> State {
-        // The only devices are whiteouts. The seam does not say whose they are; hosts follow their
-        // own caller and the directory.
-        let owned = attr.kind != Kind::Char;
         State {
             kind: attr.kind,
             perm: attr.perm,
             nlink: attr.nlink,
-            uid: if owned { attr.uid.0 } else { 0 },
-            gid: if owned { attr.gid.0 } else { 0 },
+            uid: attr.uid.0,
+            gid: attr.gid.0,
             size: if attr.kind == Kind::Dir { 0 } else { attr.size },
             mtime: Some(attr.mtime.sec).filter(|&sec| sec < crate::ops::SMALL_TIME),
             ino: attr.ino.0,

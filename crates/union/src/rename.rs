@@ -165,7 +165,9 @@ fn move_and_white_out(
     is_dir: bool,
 ) -> Result<()> {
     let mode = RenameMode::Whiteout;
-    let moved = upper.fs().rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
+    // A whiteout of a layer is root's, whoever the caller is: as overlayfs, and as `white_out`.
+    let own = OpCtx { cred: None, ..*ctx };
+    let moved = upper.fs().rename(&own, from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
     match moved {
         // Where the upper cannot do both in one: the whiteout goes ahead to the new name.
         Err(Errno::EINVAL | Errno::EPERM | Errno::EOPNOTSUPP) => {

@@ -3,7 +3,7 @@
 use polylane_base::{Errno, Gid, Result};
 
 use crate::ctx::OpCtx;
-use crate::fs::Kind;
+use crate::fs::{Kind, SET_GID};
 use crate::inode::{FROZEN, Inode, ONLY_GROWS};
 
 /// `R_OK`: to read, or to list a directory.
@@ -14,7 +14,6 @@ pub(crate) const WRITE: u32 = 2;
 pub(crate) const EXEC: u32 = 1;
 
 pub(crate) const SET_UID: u32 = 0o4000;
-pub(crate) const SET_GID: u32 = 0o2000;
 pub(crate) const STICKY: u32 = 0o1000;
 pub(crate) const GROUP_EXEC: u32 = 0o010;
 /// The rights of the group, or of the mask of an access control list.

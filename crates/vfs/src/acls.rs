@@ -18,7 +18,7 @@ use crate::access::{self, GROUP_CLASS};
 use crate::acl::{Acl, AclKind};
 use crate::core::Core;
 use crate::ctx::OpCtx;
-use crate::fs::{Acls, Attr, Character, Kind, SetAttr};
+use crate::fs::{Acls, Attr, Character, Kind, SET_GID, SetAttr};
 use crate::inode::{Inode, LISTED, NO_DEFAULT_ACL, Node};
 use crate::names::check_alive;
 use crate::vfs::Vfs;
@@ -226,7 +226,7 @@ impl Vfs {
         }
         let special = match access::keeps_set_gid(ctx, node) {
             true => held.perm & !0o777,
-            false => held.perm & !(0o777 | access::SET_GID),
+            false => held.perm & !(0o777 | SET_GID),
         };
         let perm = special | acl.mode();
         let acl = Some(acl).filter(|acl| !acl.is_mode_alone());

@@ -2,11 +2,11 @@
 
 use polylane_base::{Errno, Result, Time};
 
-use crate::access::{self, SET_GID, SET_UID, WRITE};
+use crate::access::{self, SET_UID, WRITE};
 use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
-use crate::fs::{Attr, Kind, SetAttr, SetTime};
+use crate::fs::{Attr, Kind, SET_GID, SetAttr, SetTime};
 use crate::inode::{ATIME_DUE, Inode, Node};
 use crate::vfs::Vfs;
 

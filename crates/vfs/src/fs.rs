@@ -55,10 +55,19 @@ pub struct NewNode<'a> {
     pub flags: u32,
 }
 
+/// Set-group-ID, among permission bits.
+pub(crate) const SET_GID: u32 = 0o2000;
+
 impl NewNode<'_> {
-    /// What [`RenameMode::Whiteout`] leaves, and overlay file systems read as "nothing here": a
-    /// character device 0/0.
+    /// What overlay file systems read as "nothing here": a character device 0/0, root's.
     pub const WHITEOUT: NewNode<'static> = NewNode::new(Kind::Char, 0);
+
+    /// What [`RenameMode::Whiteout`] leaves in the directory `dir`: the caller's, as every new
+    /// inode, and in a set-group-ID directory of its group.
+    pub fn whiteout(ctx: &OpCtx<'_>, dir: &Attr) -> NewNode<'static> {
+        let gid = if dir.perm & SET_GID == 0 { ctx.gid() } else { dir.gid };
+        NewNode { uid: ctx.uid(), gid, ..NewNode::WHITEOUT }
+    }
 
     /// Root's, with nothing but a kind and permission bits.
     pub const fn new(kind: Kind, perm: u32) -> Self {
@@ -108,7 +117,8 @@ pub enum RenameMode {
     NoReplace,
     /// `RENAME_EXCHANGE`: swap the two atomically.
     Exchange,
-    /// `RENAME_WHITEOUT`: leave a character device 0/0 under the old name.
+    /// `RENAME_WHITEOUT`: leave a character device 0/0 under the old name,
+    /// [`NewNode::whiteout`].
     Whiteout,
 }
 

@@ -33,11 +33,11 @@ use std::ops::Range;
 use polylane_base::sync::{RwLockReadGuard, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
-use crate::access::{READ, SET_GID, SET_UID};
+use crate::access::{READ, SET_UID};
 use crate::cache::ReadAhead;
 use crate::core::Core;
 use crate::ctx::OpCtx;
-use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
+use crate::fs::{Attr, Kind, SET_GID, SetAttr, SetTime, Source};
 use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, NO_CAPS, Node, ONLY_GROWS, VIEWED};
 use crate::lease::Room;
 use crate::vfs::Vfs;

@@ -136,11 +136,16 @@ fn exchange_swaps_whatever_the_two_are() {
 }
 
 #[test]
-fn whiteout_leaves_a_mark() {
+fn whiteout_leaves_a_mark_of_the_callers() {
     let lane = tree();
-    lane.rename("f", "e/f", RENAME_WHITEOUT).unwrap();
+    let all = SetAttr { perm: Some(0o777), ..SetAttr::default() };
+    for dir in [&lane.root, &lane.get("e").unwrap()] {
+        lane.vfs.setattr(&OpCtx::service(), dir, &all).unwrap();
+    }
+    let alice = user(1, 2, &[]);
+    lane.rename_as(&OpCtx::as_user(&alice), "f", "e/f", RENAME_WHITEOUT).unwrap();
     let mark = lane.vfs.getattr(&OpCtx::service(), &lane.get("f").unwrap()).unwrap();
-    assert_eq!((mark.kind, mark.rdev), (Kind::Char, 0));
+    assert_eq!((mark.kind, mark.rdev, mark.uid.0, mark.gid.0), (Kind::Char, 0, 1, 2));
     assert_eq!(read(&lane.open("e/f", O_RDONLY).unwrap(), 0, 9), b"f");
 }
 

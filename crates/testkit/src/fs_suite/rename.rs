@@ -1,9 +1,9 @@
 //! Renames in every mode.
 
 use super::{Check, Subject};
-use polylane_base::{Errno, Ino};
-use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Kind, RenameMode, Renamed};
+use polylane_base::{Errno, Gid, Ino, Uid};
+use polylane_vfs::fs::{Attr, Kind, RenameMode, Renamed, SetAttr};
+use polylane_vfs::{Cred, OpCtx};
 
 pub(super) const CHECKS: &[Check] = &[
     ("rename moves", moves),
@@ -13,6 +13,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("RENAME_NOREPLACE", no_replace),
     ("RENAME_EXCHANGE", exchange),
     ("RENAME_WHITEOUT", whiteout),
+    ("a whiteout is its maker's", whiteouts_have_owners),
     ("a replaced file lives until forget", replaced_lives),
 ];
 
@@ -118,6 +119,37 @@ fn whiteout(s: &Subject) {
     let left = s.lookup(s.root(), "a").unwrap();
     assert_eq!((left.kind, left.rdev, left.nlink), (Kind::Char, 0, 1));
     assert_eq!(s.names(s.root()), ["a", "b"]);
+}
+
+/// The caller's, in a set-group-ID directory of its group: that of the directory which loses the
+/// name, wherever the name goes.
+fn whiteouts_have_owners(s: &Subject) {
+    if !s.can.whiteout || !s.can.own {
+        return;
+    }
+    let (plain, shared) = (s.mkdir(s.root(), "plain"), s.mkdir(s.root(), "shared"));
+    let set = SetAttr { perm: Some(0o2770), gid: Some(Gid(7)), ..SetAttr::default() };
+    s.fs.setattr(&OpCtx::service(), shared.ino, &set).unwrap();
+    let set = SetAttr { gid: Some(Gid(8)), ..SetAttr::default() };
+    s.fs.setattr(&OpCtx::service(), plain.ino, &set).unwrap();
+    let leave = |ctx: &OpCtx<'_>, from: &Attr, to: &Attr, name: &str| {
+        s.create(from.ino, name, Kind::File);
+        let moved = format!("moved-{}-{name}", from.ino.0);
+        let mode = RenameMode::Whiteout;
+        s.fs.rename(ctx, from.ino, name.as_bytes(), to.ino, moved.as_bytes(), mode).unwrap();
+        let left = s.lookup(from.ino, name).unwrap();
+        assert_eq!((left.kind, left.rdev, left.perm), (Kind::Char, 0, 0));
+        (left.uid.0, left.gid.0)
+    };
+    for (uid, gid) in [(1001, 1002), (0, 5), (5, 0), (0, 0)] {
+        let cred = Cred { uid: Uid(uid), gid: Gid(gid), ..Cred::root() };
+        let (ctx, name) = (OpCtx::as_user(&cred), format!("{uid}-{gid}"));
+        assert_eq!(leave(&ctx, &plain, &plain, &name), (uid, gid));
+        assert_eq!(leave(&ctx, &shared, &plain, &name), (uid, 7));
+        let name = format!("{name}-across");
+        assert_eq!(leave(&ctx, &plain, &shared, &name), (uid, gid));
+    }
+    assert_eq!(leave(&OpCtx::service(), &shared, &shared, "own"), (0, 7));
 }
 
 fn replaced_lives(s: &Subject) {

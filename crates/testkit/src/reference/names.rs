@@ -5,7 +5,7 @@ use crate::ops::{Op, UMASK};
 use crate::subject::{Outcome, Value};
 use polylane_base::{Errno, Ino};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode, RenameMode, SetAttr};
 
 impl Reference {
     pub(super) fn list(&mut self, user: User, path: &str) -> Outcome {
@@ -148,6 +148,14 @@ impl Reference {
         true
     }
 
+    /// What a rename left as every new inode of the user.
+    fn own_whiteout(&self, user: User, dir: Ino, name: &[u8]) -> Result<(), Errno> {
+        let left = self.fs.lookup(&OpCtx::service(), dir, name)?;
+        let new = self.inherit(user, &self.attr(dir), &NewNode::new(Kind::Char, 0));
+        let set = SetAttr { uid: Some(new.uid), gid: Some(new.gid), ..SetAttr::default() };
+        self.fs.setattr(&OpCtx::service(), left.ino, &set).map(|_| ())
+    }
+
     pub(super) fn rename(&mut self, user: User, from: &str, to: &str, flags: u32) -> Outcome {
         let (fresh, exchange, whiteout) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
         if exchange && (fresh || whiteout) {
@@ -202,6 +210,9 @@ impl Reference {
             _ => RenameMode::Replace,
         };
         self.fs.rename(&OpCtx::service(), from.dir, &from.name, to.dir, &to.name, mode)?;
+        if mode == RenameMode::Whiteout {
+            self.own_whiteout(user, from.dir, &from.name)?;
+        }
         self.parents.insert(moved.ino, to.dir);
         if let Some(other) = other.filter(|_| exchange) {
             self.parents.insert(other.ino, from.dir);

@@ -92,6 +92,13 @@ fn settle(fds: &Descriptors, fd: impl AsFd, new: &NewNode<'_>) -> Result<HostSta
     if given || chmod { host::stat(fd) } else { Ok(found) }
 }
 
+/// Gives the whiteout that a rename left as `name` its owner. Where the host refuses, or another
+/// program has put something else there, that stays as it is: the rename is done.
+pub(super) fn own_whiteout(fds: &Descriptors, dir: &Held, name: &[u8], new: &NewNode<'_>) {
+    let left = fds.roomy(|| host::open(dir, name, OFlags::PATH, 0));
+    let _ = left.and_then(|left| settle(fds, left, new));
+}
+
 /// A user id for the host; -1 means "unchanged" there and is refused.
 pub(super) fn host_uid(uid: polylane_base::Uid) -> Result<rustix::fs::Uid> {
     match uid.0 {

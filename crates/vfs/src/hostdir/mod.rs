@@ -252,7 +252,7 @@ impl FileSystem for HostDir {
 
     fn rename(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -279,6 +279,10 @@ impl FileSystem for HostDir {
             }
             (Some((held, other)), _) => Some(self.after_removal(held, other, (&to_node, to))?),
         };
+        if mode == RenameMode::Whiteout {
+            let new = NewNode::whiteout(ctx, &self.stat(&from_node)?);
+            create::own_whiteout(&self.fds, &from_path, from, &new);
+        }
         Ok(Renamed {
             from_dir: self.stat(&from_node)?,
             to_dir: self.stat(&to_node)?,

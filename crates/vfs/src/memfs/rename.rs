@@ -59,7 +59,11 @@ impl MemFs {
             (RenameMode::Exchange, Some(other)) => return self.exchange(ends, moved, other, now),
             _ => {}
         }
-        self.replace(ends, moved, other, mode == RenameMode::Whiteout, now)
+        let whiteout = match mode {
+            RenameMode::Whiteout => Some(NewNode::whiteout(ctx, &self.attr_of(ends.from_dir)?)),
+            _ => None,
+        };
+        self.replace(ends, moved, other, whiteout, now)
     }
 
     fn replace(
@@ -67,7 +71,7 @@ impl MemFs {
         ends: Ends<'_>,
         moved: Target,
         other: Option<Target>,
-        whiteout: bool,
+        whiteout: Option<NewNode<'_>>,
         now: Time,
     ) -> Result<Renamed> {
         match other.map(|other| (moved.kind == Kind::Dir, other.kind == Kind::Dir)) {
@@ -75,7 +79,7 @@ impl MemFs {
             Some((false, true)) => return Err(Errno::EISDIR),
             _ => {}
         }
-        let whiteout = whiteout.then(|| self.place(&NewNode::WHITEOUT, 1, now)).transpose()?;
+        let whiteout = whiteout.map(|new| self.place(&new, 1, now)).transpose()?;
         let buried = self.bury_replaced(other, now);
         let mut other_attr = buried.inspect_err(|_| {
             if let Some(attr) = whiteout {
