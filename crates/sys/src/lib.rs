@@ -16,6 +16,7 @@ pub mod extents;
 pub mod frames;
 pub mod futex;
 #[cfg(target_env = "gnu")]
+pub mod handle;
 pub mod heap;
 pub mod lock;
 pub mod loopdev;

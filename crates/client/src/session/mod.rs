@@ -38,6 +38,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::layout::MAILBOXES_MAX;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
+use polylane_sys::notice::Notice;
 use polylane_sys::scm;
 use zerocopy::IntoBytes;
 
@@ -84,6 +85,8 @@ pub(crate) struct Session {
     pub(crate) attributes: u32,
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
+    /// Tells of mounts at the lane, where this process has an attachment of its own.
+    notice: Option<Notice>,
     socket: RawFd,
     /// Those of the process that made it.
     sessions: &'static Sessions,
@@ -102,6 +105,11 @@ pub(crate) struct Session {
 /// see [`Session::is_own`].
 pub(crate) fn of(number: u32) -> Option<&'static Session> {
     SESSIONS.get(number.checked_sub(1)? as usize)?.get()
+}
+
+/// The session that was made last, if this process made it and uses it.
+fn last() -> Option<&'static Session> {
+    of(MADE.load(Ordering::Relaxed)).filter(|session| session.is_own() && !session.is_lost())
 }
 
 /// Which session is the present one. Zero is "none".
@@ -271,16 +279,16 @@ impl Sessions {
 
     /// As [`connect`](Self::connect), for the one thread that may.
     fn make_at_home(&'static self) -> std::result::Result<&'static Session, NoSession> {
-        if !thread::slow(mounts::find) {
-            return Err(NoSession::Never);
-        }
         let made = thread::slow(|| self.make());
         if made.is_err() {
             self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
         }
         made.map_err(|error| match error {
             // It is for the kernel to say what this process may do, for good.
-            Detour::Errno(Errno::EACCES) => NoSession::Never,
+            Detour::Errno(Errno::EACCES) => {
+                say_refused();
+                NoSession::Never
+            }
             _ => NoSession::Later,
         })
     }
@@ -339,6 +347,19 @@ impl Sessions {
     }
 }
 
+/// Says once, where that is asked for, that the service refused this process a session.
+fn say_refused() {
+    let Some(mount) = config::mount().filter(|_| config::says_why()) else { return };
+    let line: [&[u8]; 3] = [
+        b"polylane: ",
+        mount,
+        b"/: no fast way: this process is confined, or something is mounted in what it sees of the \
+          lane, or it is of another user namespace: the kernel serves it\n",
+    ];
+    // Where standard error is closed there is nobody to be told.
+    let _ = rustix::io::write(rustix::stdio::stderr(), &line.concat());
+}
+
 fn pid_now() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -349,12 +370,35 @@ fn seconds() -> i64 {
 }
 
 impl Session {
+    /// As who sees the lane as its tenant does, or else by the root that this process sees.
     fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
+        let at_home = match mounts::find() {
+            true => Session::connect_by(sessions, number, key, None),
+            false => Err(Errno::EXDEV),
+        };
+        if !matches!(at_home, Err(Errno::EXDEV)) {
+            return at_home;
+        }
+        let mut path = [0; config::MOUNT_BYTES_MAX + 1];
+        let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
+        let made = Session::connect_by(sessions, number, key, Some(root));
+        real::close_quietly(root);
+        made
+    }
+
+    fn connect_by(
+        sessions: &'static Sessions,
+        number: u32,
+        key: u64,
+        root: Option<RawFd>,
+    ) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::in_run_dir(&mut path, b"socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let socket = socket.into_raw_fd();
-        let made = handshake::greet(key, socket)
+        let made = handshake::greet(key, socket, root)
             .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
         if made.is_err() {
             reserved::close(socket);
@@ -368,7 +412,7 @@ impl Session {
         socket: RawFd,
         welcomed: Welcomed,
     ) -> Result<Session> {
-        let Welcomed { channel, token, attributes, covered } = welcomed;
+        let Welcomed { channel, token, attributes, covered, notice } = welcomed;
         let reserve = Reserve::of(&channel).ok_or(Errno::EPROTO)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let lost = AtomicBool::new(false);
@@ -379,6 +423,7 @@ impl Session {
             token,
             attributes,
             covered,
+            notice,
             socket,
             sessions,
             pid,

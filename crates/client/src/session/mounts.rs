@@ -15,7 +15,7 @@ use polylane_sys::notice::Notice;
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::namespace;
+use crate::session::{self, Session, namespace};
 
 /// How often a mount or an unmount of this process looks whether it was seen, at most.
 const LOOKS_MAX: u32 = 500;
@@ -24,8 +24,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 static NOTICE: OnceLock<Notice> = OnceLock::new();
 
-/// Finds the page, on a slow path. False: this process has mounts of its own, of which nobody
-/// tells.
+/// Finds the page, on a slow path. False: this process has mounts of its own, of which that page
+/// tells nothing.
 pub(crate) fn find() -> bool {
     if NOTICE.get().is_none() {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
@@ -41,8 +41,15 @@ pub(crate) fn find() -> bool {
 
 /// Whether paths below the mount may lead elsewhere.
 #[inline]
-pub(crate) fn changed() -> bool {
-    NOTICE.get().is_some_and(Notice::is_changed)
+pub(crate) fn changed(session: &Session) -> bool {
+    let notice = session.notice.as_ref().or_else(|| NOTICE.get());
+    notice.is_some_and(Notice::is_changed)
+}
+
+/// The page that tells of this process's mounts.
+fn notice() -> Option<&'static Notice> {
+    let own = session::last().and_then(|session| session.notice.as_ref());
+    own.or_else(|| if find() { NOTICE.get() } else { None })
 }
 
 /// Makes a call that mounts or unmounts, and waits until all processes know of it, so that what the
@@ -50,9 +57,8 @@ pub(crate) fn changed() -> bool {
 ///
 /// A look that was under way for another reason may end the wait a moment too early.
 pub(crate) fn change<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
-    let watched =
-        seen && namespace::mount().is_ok() && namespace::is_at_home() && thread::slow(find);
-    let notice = NOTICE.get().filter(|_| watched);
+    let watched = seen && namespace::mount().is_ok() && namespace::is_at_home();
+    let notice = if watched { thread::slow(notice) } else { None };
     let before = notice.map(Notice::looks);
     let done = call();
     if done == T::from(0)
