@@ -78,8 +78,8 @@ impl Lane {
 /// Names, links, states and changes; nothing that tells times or numbers that differ by run.
 const LOOK: &str = "cd $M; ls -A; cat inside outside ../outside up in absolute; \
      stat -c '%n %F %s %u %h' * ; cd sub; cat ../inside; cat ../../outside; true";
-const CHANGE: &str = "cd $M; echo x >new; mkdir dir; ln inside hard; ln -s inside soft; mv in moved; \
-     chmod 600 inside; touch -d @5 inside; truncate -s 3 inside; rm -f up; rmdir sub; \
+const CHANGE: &str = "cd $M; echo x >new; mkdir dir; ln inside hard; ln -s inside soft; \
+     mv in moved; chmod 600 inside; touch -d @5 inside; truncate -s 3 inside; rm -f up; rmdir sub; \
      test -w inside; echo $?; cat inside new; rm -rf new dir hard soft; ls -A; \
      mv moved in; ln -sfn ../outside up; mkdir -p sub; true";
 

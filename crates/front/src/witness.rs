@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Result};
 
 /// How long a thread that was seen in a process is taken for one of it: too short for all numbers
 /// of threads to be used once.
@@ -30,6 +31,18 @@ pub struct Looks {
     pub standing: Standing,
 }
 
+impl Looks {
+    /// Its number, if it may have a session as the tenant has. `EXDEV`: it has to show the lane's
+    /// root; `EACCES`: the kernel alone decides what it may do.
+    pub(crate) fn at_home(self) -> Result<u32> {
+        match self.standing {
+            Standing::AtHome => Ok(self.number),
+            Standing::Elsewhere => Err(Errno::EXDEV),
+            Standing::Apart => Err(Errno::EACCES),
+        }
+    }
+}
+
 /// How a process stands to a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
@@ -45,7 +58,7 @@ pub enum Standing {
 
 /// The lane as a process sees it that is not at home.
 #[derive(Debug)]
-pub struct Attached {
+pub struct Seen {
     /// The process's number as the kernel's FUSE requests have it.
     pub number: u32,
     /// Node id of the directory that it sees as the lane's root.
@@ -65,7 +78,7 @@ pub trait Witness: Send + Sync {
 
     /// What the process sees of the lane, by the root that it opened; `None` where that is not the
     /// lane, or something is mounted in it, or it cannot be told.
-    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Attached>;
+    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;

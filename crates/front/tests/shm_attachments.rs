@@ -1,5 +1,5 @@
-//! Attachments by a client that speaks the wire without the library: nothing above the root, nothing
-//! changed on a read-only mount, whatever is asked.
+//! Attachments by a client that speaks the wire without the library: nothing above the root,
+//! nothing changed on a read-only mount, whatever is asked.
 
 mod shm_kit;
 
@@ -10,7 +10,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_front::lane::nodes::Place;
-use polylane_front::witness::{Attached, Looks, Standing, Witness};
+use polylane_front::witness::{Looks, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_sys::notice::Notice;
 use polylane_vfs::{Create, Kind, Node, OpCtx};
@@ -29,11 +29,11 @@ impl Witness for Elsewhere {
         Some(Looks { number: pid, standing: Standing::Elsewhere })
     }
 
-    fn attach(&self, pid: u32, _: BorrowedFd<'_>) -> Option<Attached> {
+    fn attach(&self, pid: u32, _: BorrowedFd<'_>) -> Option<Seen> {
         let node = Some(self.node.load(Ordering::Relaxed)).filter(|node| *node != 0)?;
         let read_only = self.read_only.load(Ordering::Relaxed);
         let notice = Notice::unnamed(1).unwrap().1;
-        Some(Attached { number: pid, node, read_only, other_numbers: false, notice })
+        Some(Seen { number: pid, node, read_only, other_numbers: false, notice })
     }
 
     fn has_thread(&self, _: u32, _: u32) -> bool {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_front::witness::{Attached, Looks, Standing, Witness};
+use polylane_front::witness::{Looks, Seen, Standing, Witness};
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -67,7 +67,7 @@ struct Answer {
     sees: Option<Sees>,
 }
 
-/// What a process sees of the lane: see [`Attached`].
+/// What a process sees of the lane: see [`Seen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Sees {
     node: u64,
@@ -152,7 +152,7 @@ fn attend(mut tenant: Tenant, line: &Link) {
             let _ = rustix::event::poll(&mut fds, None);
             let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             let (asked, ended) = (is_ready(&fds[0]), is_ready(&fds[1]));
-            let others = fds[2..].iter().any(is_ready);
+            let others = fds.iter().skip(2).any(is_ready);
             drop(fds);
             if others {
                 tenant.others.tidy();
@@ -233,8 +233,8 @@ fn see(tenant: &mut Tenant, pid: u32, root: BorrowedFd<'_>) -> Option<(u32, Sees
         return None;
     }
     let confined = it.is_confined_beyond(&first);
-    // The first process of a container has its runtime's filters, and what runs in it has them. What
-    // may gain no privileges may be confined by Landlock besides, of which nothing is shown.
+    // The first process of a container has its runtime's filters, as what runs in it has. What may
+    // gain no privileges may be confined by Landlock besides, of which nothing is shown.
     if it.no_new_privileges > first.no_new_privileges {
         return None;
     }
@@ -387,11 +387,11 @@ impl Witness for Asker {
         Some(Looks { number: answer.seen?, standing })
     }
 
-    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Attached> {
+    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen> {
         let (answer, mut fds) = self.ask(pid, None, Some(root))?;
         let Sees { node, read_only, other_numbers } = answer.sees?;
         let notice = fds.pop()?;
-        Some(Attached { number: answer.seen?, node, read_only, other_numbers, notice })
+        Some(Seen { number: answer.seen?, node, read_only, other_numbers, notice })
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {

@@ -51,7 +51,7 @@ pub(crate) struct Walk<'a> {
     lane_root: &'a Node,
     /// What `/` at the begin of a path means, and what no `..` leads above: the lane's root, or its
     /// attachment's.
-    root: &'a Node,
+    root: Cow<'a, Node>,
     ctx: &'a OpCtx<'a>,
     start: &'a Node,
     /// Where it stands; `start` while `None`, which saves the count of a reference.
@@ -81,11 +81,18 @@ impl<'a> Walk<'a> {
             _ if path.contains(&0) => return Err(Errno::EINVAL.into()),
             _ => (),
         }
-        let root = ctx.attachment.map_or(&vfs.root, |attachment| &attachment.root);
-        let start = if path[0] == b'/' { root } else { start };
+        let root = match ctx.attachment {
+            None => Cow::Borrowed(&vfs.root),
+            Some(attachment) => Cow::Owned(vfs.live(attachment.root).ok_or(Errno::ESTALE)?),
+        };
+        let (start, at) = match (path[0], &root) {
+            (b'/', Cow::Owned(root)) => (start, Some(root.clone())),
+            (b'/', Cow::Borrowed(root)) => (*root, None),
+            _ => (start, None),
+        };
         let text = Cow::Borrowed(path);
         let (core, lane_root, last) = (&vfs.core, &vfs.root, 0..0);
-        let (at, looked_up) = (None, None);
+        let looked_up = None;
         let (done, keeps, links) = (0, false, 0);
         Ok(Walk {
             core,
@@ -198,7 +205,7 @@ impl<'a> Walk<'a> {
         let mut inside = target;
         if target.first() == Some(&b'/') {
             inside = below_mount(target, self.mount_path()).ok_or(PathError::Leaves)?;
-            self.at = Some(self.root.clone());
+            self.at = Some(Node::clone(&self.root));
         } else if target.is_empty() {
             return Err(Errno::ENOENT.into());
         }
@@ -223,7 +230,7 @@ impl<'a> Walk<'a> {
         }
         let parent = self.at().parent();
         // A directory that the client holds may have been moved out of its attachment.
-        if self.ctx.attachment.is_some() && !is_ancestor(self.root, &parent) {
+        if self.ctx.attachment.is_some() && !is_ancestor(&self.root, &parent) {
             return Err(PathError::Leaves);
         }
         self.at = Some(parent);

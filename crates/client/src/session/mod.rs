@@ -272,6 +272,7 @@ impl Sessions {
         if matches!(made, Err(NoSession::Never)) {
             // First, so that no other thread connects again.
             namespace::leave_home();
+            namespace::say_refused();
         }
         self.connecting.store(false, Ordering::Release);
         made
@@ -285,10 +286,7 @@ impl Sessions {
         }
         made.map_err(|error| match error {
             // It is for the kernel to say what this process may do, for good.
-            Detour::Errno(Errno::EACCES) => {
-                say_refused();
-                NoSession::Never
-            }
+            Detour::Errno(Errno::EACCES) => NoSession::Never,
             _ => NoSession::Later,
         })
     }
@@ -347,19 +345,6 @@ impl Sessions {
     }
 }
 
-/// Says once, where that is asked for, that the service refused this process a session.
-fn say_refused() {
-    let Some(mount) = config::mount().filter(|_| config::says_why()) else { return };
-    let line: [&[u8]; 3] = [
-        b"polylane: ",
-        mount,
-        b"/: no fast way: this process is confined, or something is mounted in what it sees of the \
-          lane, or it is of another user namespace: the kernel serves it\n",
-    ];
-    // Where standard error is closed there is nobody to be told.
-    let _ = rustix::io::write(rustix::stdio::stderr(), &line.concat());
-}
-
 fn pid_now() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -370,22 +355,8 @@ fn seconds() -> i64 {
 }
 
 impl Session {
-    /// As who sees the lane as its tenant does, or else by the root that this process sees.
     fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
-        let at_home = match mounts::find() {
-            true => Session::connect_by(sessions, number, key, None),
-            false => Err(Errno::EXDEV),
-        };
-        if !matches!(at_home, Err(Errno::EXDEV)) {
-            return at_home;
-        }
-        let mut path = [0; config::MOUNT_BYTES_MAX + 1];
-        let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
-        let made = Session::connect_by(sessions, number, key, Some(root));
-        real::close_quietly(root);
-        made
+        mounts::at_home_or_by_root(|root| Session::connect_by(sessions, number, key, root))
     }
 
     fn connect_by(

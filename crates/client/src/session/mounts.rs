@@ -5,11 +5,13 @@
 //! are not those of the begin, every path goes to the kernel. Open files go on as they are.
 
 use std::ffi::OsStr;
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use polylane_base::{Errno, Result};
 use polylane_sys::notice::Notice;
 
 use crate::kernel::config;
@@ -37,6 +39,25 @@ pub(crate) fn find() -> bool {
         }
     }
     NOTICE.get().is_none_or(Notice::is_of_this_process)
+}
+
+/// Connects as who sees the lane as its tenant does, or else by the lane's root as this process
+/// opens it.
+///
+/// # Errors
+/// What `connect` says; `EACCES` where the root cannot be opened.
+pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(Option<RawFd>) -> Result<T>) -> Result<T> {
+    let at_home = if find() { connect(None) } else { Err(Errno::EXDEV) };
+    if !matches!(at_home, Err(Errno::EXDEV)) {
+        return at_home;
+    }
+    let mut path = [0; config::MOUNT_BYTES_MAX + 1];
+    let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
+    let made = connect(Some(root));
+    real::close_quietly(root);
+    made
 }
 
 /// Whether paths below the mount may lead elsewhere.

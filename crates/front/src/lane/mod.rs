@@ -68,6 +68,15 @@ const WRITES_MAX: u32 = 100;
 /// Longest wait for names that the kernel is to drop.
 const NAMES_PATIENCE: Duration = Duration::from_millis(20);
 
+/// What a session sees of the lane, where that is not all of it as its tenant does.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    /// The root of it: held, so that the bounds hold.
+    pub(crate) root: Node,
+    /// What bounds the session's paths.
+    pub(crate) bounds: Attachment,
+}
+
 /// Everything the front ends of one mounted instance share. Thread-safe.
 pub struct Lane {
     /// The file door.
@@ -89,7 +98,7 @@ pub struct Lane {
     /// Locks that it is to know.
     pub(crate) kept: Arc<Kept>,
     /// Those of sessions; what is over is left out.
-    attachments: Mutex<Vec<Weak<Attachment>>>,
+    attachments: Mutex<Vec<Weak<Attached>>>,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
 }
@@ -133,7 +142,7 @@ impl Lane {
     }
 
     /// A session has this attachment from now on.
-    pub(crate) fn attached(&self, attachment: &Arc<Attachment>) {
+    pub(crate) fn attached(&self, attachment: &Arc<Attached>) {
         let mut all = self.attachments.lock();
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(attachment));

@@ -48,7 +48,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +58,7 @@ use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
 use super::record::{self, Record};
 use super::tag::{TAG_SLOT_PAGES, clear_tag, set_tag};
-use crate::witness::{Attached, Looks, Numbers, Standing, Threads, Witness};
+use crate::witness::{Numbers, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -419,7 +418,7 @@ impl MappedIndex {
 #[derive(Default)]
 pub struct SlotTable {
     sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
-    witness: OnceLock<Arc<dyn Witness>>,
+    pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     pub(crate) mapped: MappedIndex,
     store: Option<Arc<Store>>,
 }
@@ -441,19 +440,8 @@ impl SlotTable {
     /// the lane's root.
     pub(crate) fn admit(&self, pid: u32) -> Result<Numbers> {
         let Some(witness) = self.witness.get() else { return Ok(Numbers { pid, thread: pid }) };
-        match witness.look(pid) {
-            Some(Looks { number, standing: Standing::AtHome }) => {
-                Ok(Numbers { pid, thread: number })
-            }
-            Some(Looks { standing: Standing::Elsewhere, .. }) => Err(Errno::EXDEV),
-            _ => Err(Errno::EACCES),
-        }
-    }
-
-    /// What a process sees of the lane that opened `root` as the lane's root. `EACCES`: the kernel
-    /// alone decides what it may do.
-    pub(crate) fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Result<Attached> {
-        self.witness.get().and_then(|witness| witness.attach(pid, root)).ok_or(Errno::EACCES)
+        let thread = witness.look(pid).ok_or(Errno::EACCES)?.at_home()?;
+        Ok(Numbers { pid, thread })
     }
 
     /// Starts a session of a process: from now on its token makes slots. `groups` are the

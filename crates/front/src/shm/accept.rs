@@ -38,12 +38,12 @@ use super::stats::Stats;
 use super::users::Users;
 use super::worker::Inbox;
 use super::{Config, guarded};
-use crate::lane::Lane;
 use crate::lane::locks::{FormerProcess, process_owner};
 use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
-use crate::witness::{Attached, Numbers};
+use crate::lane::{Attached, Lane};
+use crate::witness::{Numbers, Seen};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ enum Watched {
 struct View {
     /// Its first thread, as the kernel's FUSE requests have it.
     thread: u32,
-    attachment: Option<Arc<Attachment>>,
+    attachment: Option<Arc<Attached>>,
     other_numbers: bool,
     notice: Option<OwnedFd>,
 }
@@ -100,13 +100,14 @@ impl View {
 
     /// By the root that it opened, which is at `path` to it.
     fn of(lane: &Lane, pid: u32, root: &OwnedFd, path: Vec<u8>) -> Result<View> {
-        let attached = lane.slots.attach(pid, root.as_fd())?;
-        let Attached { number, node, read_only, other_numbers, notice } = attached;
+        let seen = lane.slots.witness.get().and_then(|witness| witness.attach(pid, root.as_fd()));
+        let Seen { number, node, read_only, other_numbers, notice } = seen.ok_or(Errno::EACCES)?;
         let root = match lane.nodes.get(node)? {
             Target::Node(node) if node.kind() == Kind::Dir => node,
             _ => return Err(Errno::EACCES),
         };
-        let attachment = Arc::new(Attachment { root, read_only, path });
+        let bounds = Attachment { root: root.ino(), read_only, path };
+        let attachment = Arc::new(Attached { root, bounds });
         lane.attached(&attachment);
         let attachment = Some(attachment);
         Ok(View { thread: number, attachment, other_numbers, notice: Some(notice) })

@@ -7,6 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 mod brings;
+mod read_only;
 mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
@@ -26,7 +27,6 @@ pub(super) const TO_THE_END: u64 = u64::MAX;
 
 /// Largest value of an extended attribute (`XATTR_SIZE_MAX`).
 pub(super) const XATTR_BYTES_MAX: u64 = 65536;
-
 /// Longest name of an extended attribute (`XATTR_NAME_MAX`).
 const XATTR_NAME_BYTES_MAX: usize = 255;
 
@@ -184,28 +184,6 @@ struct Checker<'a> {
 }
 
 impl<'a> FileRequest<'a> {
-    /// Whether a read-only mount is in its way, or shows by it. What goes by a handle that may be
-    /// written to is not: another mount gave that.
-    pub(super) fn is_of_writable_mount(&self) -> bool {
-        const CHANGES: i32 = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE;
-        match self {
-            FileRequest::Open { flags, .. } => flags & CHANGES & !libc::O_DIRECTORY != 0,
-            FileRequest::Access { mask, .. } => mask & libc::W_OK as u32 != 0,
-            FileRequest::Mkdir { .. }
-            | FileRequest::Mknod { .. }
-            | FileRequest::Symlink { .. }
-            | FileRequest::Link { .. }
-            | FileRequest::Unlink { .. }
-            | FileRequest::Rename { .. }
-            | FileRequest::Setattr { .. }
-            | FileRequest::Setxattr { .. }
-            | FileRequest::Removexattr { .. }
-            | FileRequest::Lease { .. }
-            | FileRequest::Statfs => true,
-            _ => false,
-        }
-    }
-
     /// Checks `message`, whose paths are `paths` ([`path_bytes`] long) and whose buffer holds
     /// `buffer_bytes`.
     ///
