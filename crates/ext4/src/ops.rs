@@ -368,6 +368,17 @@ pub fn create_unlinked(
     Ok(volume.attr(&cell, &core))
 }
 
+/// What a rename of the caller's leaves in a directory, with the owner that it has there.
+pub(crate) fn whiteout_of(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    parent: &Cell,
+    above: &Core,
+) -> NewNode<'static> {
+    let new = NewNode::whiteout(ctx, &volume.attr(parent, above));
+    grouped(volume, above, &new)
+}
+
 /// Makes the device 0/0 that stands for a removed name in a union.
 pub(crate) fn make_whiteout(
     volume: &Volume,
@@ -375,8 +386,7 @@ pub(crate) fn make_whiteout(
     parent: &Cell,
     above: &Core,
 ) -> Result<Arc<Cell>> {
-    let new = NewNode::whiteout(handle.ctx(), &volume.attr(parent, above));
-    let new = grouped(volume, above, &new);
+    let new = whiteout_of(handle.ctx(), volume, parent, above);
     let place = (parent.ino, above.project_within());
     let cell = make_inode(volume, handle, place, &new, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;

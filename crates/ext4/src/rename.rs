@@ -13,6 +13,7 @@ use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::ops::{
     NAME_CREDITS, Room, add_links, can_count, drop_link, make_whiteout, name_refused, named, undo,
+    whiteout_of,
 };
 use crate::volume::Volume;
 
@@ -132,7 +133,8 @@ impl Move<'_> {
     ) -> Result<Renamed> {
         let volume = self.volume;
         if self.mode == RenameMode::Whiteout {
-            volume.enter(ctx, [0, 0, dirs.from().project_within()])?;
+            let new = whiteout_of(ctx, volume, self.source, dirs.from());
+            volume.enter(ctx, [new.uid.0, new.gid.0, dirs.from().project_within()])?;
         }
         let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
         dirs.to().check_project(&core)?;
@@ -188,9 +190,9 @@ impl Move<'_> {
 
     /// The whiteout that this rename leaves, if it leaves one. Made first: what lacks an inode for
     /// it changes nothing.
-    fn whiteout(&self, handle: &Handle<'_>, above: &Core) -> Result<Option<Arc<Cell>>> {
+    fn whiteout(&self, handle: &Handle<'_>, from: &Core) -> Result<Option<Arc<Cell>>> {
         let wanted = self.mode == RenameMode::Whiteout;
-        wanted.then(|| make_whiteout(self.volume, handle, self.source, above)).transpose()
+        wanted.then(|| make_whiteout(self.volume, handle, self.source, from)).transpose()
     }
 
     /// Ends a rename whose new name found no room: everything is as it was.

@@ -10,8 +10,8 @@ use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, Ino, Uid};
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr};
+use polylane_vfs::{Cred, OpCtx};
 
 const FORMATS: [&[&str]; 5] = [
     &["-t", "ext4", "-b", "4096", "-O", "quota"],
@@ -44,7 +44,7 @@ fn work(fs: &Ext4, seed: u64, steps: u32) {
     let mut files: Vec<(String, Ino)> = Vec::new();
     for step in 0..steps {
         let at = rng.below(files.len().max(1) as u64) as usize;
-        match (rng.below(9), files.get(at).cloned()) {
+        match (rng.below(10), files.get(at).cloned()) {
             (0..=2, _) | (_, None) => {
                 let name = format!("n{seed}-{step}");
                 let kind = if rng.percent(20) { Kind::Dir } else { Kind::File };
@@ -69,6 +69,15 @@ fn work(fs: &Ext4, seed: u64, steps: u32) {
                 let mode = if rng.percent(50) { Fallocate::PunchHole } else { keeps };
                 let (offset, len) = (rng.below(90_000), 1 + rng.below(50_000));
                 fs.fallocate(&service(), ino, mode, offset, len).expect("room");
+            }
+            (8, Some((name, _))) => {
+                // What is left under the old name is the caller's.
+                let (uid, gid) = (Uid(owner(&mut rng)), Gid(owner(&mut rng)));
+                let (cred, moved) = (Cred { uid, gid, ..Cred::root() }, format!("{name}+"));
+                let (ctx, mode) = (OpCtx::as_user(&cred), RenameMode::Whiteout);
+                let dir = root(fs);
+                fs.rename(&ctx, dir, name.as_bytes(), dir, moved.as_bytes(), mode).expect("room");
+                files[at].0 = moved;
             }
             (_, Some((name, ino))) => {
                 fs.unlink(&service(), root(fs), name.as_bytes()).expect("there");
