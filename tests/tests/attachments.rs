@@ -39,11 +39,11 @@ impl Lane {
         let mut command = Command::new("unshare");
         command.args(["-m", "--propagation", "private", "sh", "-euc"]).current_dir("/");
         let preload = match fast {
-            true => format!(
+            true => {
                 "POLYLANE_MOUNT=$M POLYLANE_RUN=$RUN:$M POLYLANE_PATIENCE=0 \
                  LD_PRELOAD=$RUN/libpolylane.so"
-            ),
-            false => "NONE=1".to_string(),
+            }
+            false => "NONE=1",
         };
         command.arg(format!("{prepare}; exec env {preload} sh -c \"$SCRIPT\" 2>&1"));
         command.env("L", &self.at).env("M", at).env("RUN", &self.run).env("SCRIPT", script);
