@@ -15,8 +15,8 @@ pub mod event;
 pub mod extents;
 pub mod frames;
 pub mod futex;
-#[cfg(target_env = "gnu")]
 pub mod handle;
+#[cfg(target_env = "gnu")]
 pub mod heap;
 pub mod lock;
 pub mod loopdev;
