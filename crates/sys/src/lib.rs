@@ -15,7 +15,6 @@ pub mod event;
 pub mod extents;
 pub mod frames;
 pub mod futex;
-pub mod handle;
 #[cfg(target_env = "gnu")]
 pub mod heap;
 pub mod lock;

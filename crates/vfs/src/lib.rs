@@ -29,7 +29,6 @@
 mod access;
 mod acl;
 mod acls;
-mod attachment;
 mod attr;
 mod attrs;
 mod bytes;
@@ -65,7 +64,6 @@ mod view;
 mod walk;
 mod xattr;
 
-pub use attachment::Attachment;
 pub use cred::{Cred, Fsetid};
 pub use ctx::{OpCtx, Origin};
 pub use file::{OpenFile, Written, synchronous};
