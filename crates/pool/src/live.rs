@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_block::file::Files;
-use polylane_sys::scm;
 use polylane_volume::cow::Exchange;
 use polylane_volume::stack::Stack;
 use polylane_volume::{self as volume, Holders, Sidecar};
@@ -18,11 +17,8 @@ use crate::attach;
 use crate::copying::{Step, Target, Told, Wish};
 use crate::failure::{Failure, Result};
 use crate::link::Link;
-use crate::stats::{self, Question};
+use crate::stats::{self, MINE_TIME_MAX, Question};
 use crate::wait::wait_for;
-
-/// How long a holder may take to say whether it has the volume.
-const MINE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Between two tries.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
@@ -84,11 +80,7 @@ fn holder_of(path: &Path, file: impl AsFd, wish: Wish) -> Result<Option<Link>> {
         Wish::Copy => Question::Copy(target),
         Wish::Rebase => Question::Rebase(target),
     };
-    let pools = stats::sockets().into_iter().filter_map(|socket| {
-        let link = Link::from_fd(scm::connect(&socket).ok()?);
-        link.send(&question, &[]).ok()?;
-        Some(link)
-    });
+    let pools = stats::ask_each(question);
     for holder in attach::copier(path, wish, target).into_iter().chain(pools) {
         match tell(&holder, MINE_TIME_MAX) {
             Some(Told::Mine) => return Ok(Some(holder)),

@@ -12,10 +12,8 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
 
 use polylane_base::shown::Shown;
-use polylane_sys::scm;
 use polylane_volume as volume;
 use serde::{Deserialize, Serialize};
 
@@ -23,11 +21,8 @@ use crate::build::Handed;
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::link::{Link, ToService};
-use crate::stats::{self, Question};
+use crate::stats::{self, MINE_TIME_MAX, Question};
 use crate::wait::wait_for;
-
-/// How long a supervisor may take to say whether it has the upper.
-const MINE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What a command is told.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -92,20 +87,13 @@ impl Solidifying {
 /// # Errors
 /// One line: it is not there, its lane has no lowers, no room is left.
 pub fn solidify(upper: &Path) -> Result<Option<u64>> {
-    let look = || -> Result<Target> {
-        let failed = |error| Failure::path(upper, "look at it", error);
-        let target = match upper.is_dir() {
-            true => Target::of(std::fs::File::open(upper).map_err(failed)?),
-            false => Target::of(volume::open_to_look(upper)?),
-        };
-        target.map_err(failed)
+    let unseen = |error| Failure::path(upper, "look at it", error);
+    let target = match upper.is_dir() {
+        true => Target::of(std::fs::File::open(upper).map_err(unseen)?),
+        false => Target::of(volume::open_to_look(upper)?),
     };
-    let target = look()?;
-    for socket in stats::sockets() {
-        let Ok(link) = scm::connect(&socket).map(Link::from_fd) else { continue };
-        if link.send(&Question::Solidify(target), &[]).is_err()
-            || !wait_for(link.as_fd(), MINE_TIME_MAX)
-        {
+    for link in stats::ask_each(Question::Solidify(target.map_err(unseen)?)) {
+        if !wait_for(link.as_fd(), MINE_TIME_MAX) {
             continue;
         }
         match link.receive().ok().flatten().map(|(answer, _)| answer) {

@@ -15,9 +15,7 @@ use std::process::{Command, ExitCode};
 use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
-use polylane_pool::spec::WriteBack;
 use polylane_sys::subverted;
-use polylane_volume::SetOptions;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 /// What to try, and with the number that it needs: the test's process, or its TCP port.
@@ -114,24 +112,11 @@ fn pool(name: &str, source: &str) -> ExitCode {
         dir => Source::Dir(PathBuf::from(dir)),
     };
     let options = RunOptions {
-        kernel_fs: None,
-        source,
-        lowers: vec![],
         at: PathBuf::from("/srv"),
-        root: false,
         pool: Some(name.to_string()),
-        cpus: None,
-        memory: None,
-        size: None,
-        medium: None,
-        weight: None,
-        cache: SetOptions::default(),
-        write_back: WriteBack::default(),
         qos: Some(Policy::None),
         preload: false,
-        suid: false,
-        privileged: false,
-        command: vec!["true".into()],
+        ..RunOptions::new(source, vec!["true".into()])
     };
     match run::run(options) {
         Ok(status) => ExitCode::from(status),

@@ -25,13 +25,11 @@ use super::sandbox::{Right, Sandbox};
 use super::tools;
 use crate::confine;
 use crate::failure::{Failure, Result};
+use crate::host::SECTOR_BYTES;
 use crate::superblock::{START_BYTES, Superblock};
 
 /// Bytes of the footers that are looked at.
 const FOOTER_BYTES: usize = size_of::<VhdFooter>();
-
-/// Bytes of the sectors that formats count.
-const SECTOR_BYTES: u64 = 512;
 
 /// How much of a VMDK's embedded descriptor is looked at.
 const DESCRIPTOR_BYTES: usize = 64 << 10;

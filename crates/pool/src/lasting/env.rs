@@ -229,7 +229,7 @@ fn utf8(path: &Path) -> Result<String> {
 }
 
 fn quoted_text(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
+    String::from_utf8_lossy(&quoted(text.as_bytes())).into_owned()
 }
 
 /// A word that a shell reads as this text.

@@ -161,12 +161,24 @@ pub fn all() -> Result<Vec<Value>> {
 }
 
 /// The sockets of this user's pools, by name.
-pub(crate) fn sockets() -> Vec<PathBuf> {
+fn sockets() -> Vec<PathBuf> {
     let entries = fs::read_dir(names::runtime_dir()).into_iter().flatten();
     let mut sockets: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     sockets.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     sockets.sort();
     sockets
+}
+
+/// How long a pool may take to say whether a volume is its own.
+pub(crate) const MINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Asks the pools of this user one after the other; those that have ended are left out.
+pub(crate) fn ask_each(question: Question) -> impl Iterator<Item = Link> {
+    sockets().into_iter().filter_map(move |socket| {
+        let link = Link::from_fd(scm::connect(&socket).ok()?);
+        link.send(&question, &[]).ok()?;
+        Some(link)
+    })
 }
 
 /// Asks pools, all at the same time; those that have ended are left out.
