@@ -2,9 +2,11 @@
 //! sees no process but by its sockets.
 
 use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Result};
 
 /// How long a thread that was seen in a process is taken for one of it: too short for all numbers
 /// of threads to be used once.
@@ -25,16 +27,58 @@ pub struct Numbers {
 pub struct Looks {
     /// Its number as the kernel's FUSE requests have it.
     pub number: u32,
-    /// It sees other mounts or other numbers of processes than the lane's tenant, or is confined
-    /// beyond it: what a path or a process is to it, and what it may do there, the kernel alone
-    /// decides.
-    pub apart: bool,
+    /// What it sees of the lane, and what it may do there.
+    pub standing: Standing,
+}
+
+impl Looks {
+    /// Its number, if it may have a session as the tenant has. `EXDEV`: it has to show the lane's
+    /// root; `EACCES`: the kernel alone decides what it may do.
+    pub(crate) fn at_home(self) -> Result<u32> {
+        match self.standing {
+            Standing::AtHome => Ok(self.number),
+            Standing::Elsewhere => Err(Errno::EXDEV),
+            Standing::Apart => Err(Errno::EACCES),
+        }
+    }
+}
+
+/// How a process stands to a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It sees the lane as the tenant's first process does.
+    AtHome,
+    /// It sees other mounts, another root or other numbers of processes: it has to show the lane's
+    /// root by a real open.
+    Elsewhere,
+    /// It is confined beyond the tenant or is of another user namespace: what it may do the kernel
+    /// alone decides.
+    Apart,
+}
+
+/// The lane as a process sees it that is not at home.
+#[derive(Debug)]
+pub struct Seen {
+    /// The process's number as the kernel's FUSE requests have it.
+    pub number: u32,
+    /// Node id of the directory that it sees as the lane's root.
+    pub node: u64,
+    /// Its mount may not be written to, or what it may write is not known.
+    pub read_only: bool,
+    /// Numbers of processes are others to it than to the tenant.
+    pub other_numbers: bool,
+    /// The page that tells of mounts at its lane.
+    pub notice: OwnedFd,
 }
 
 /// Looks at processes. Asked rarely; an answer may take a tenth of a millisecond.
 pub trait Witness: Send + Sync {
     /// What the process `pid`, as the service sees it, is; `None` where it cannot tell.
     fn look(&self, pid: u32) -> Option<Looks>;
+
+    /// What the process sees of the lane, by the root that it opened; `None` where that is not the
+    /// lane, or something is mounted in it, or it cannot be told.
+    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;

@@ -6,6 +6,7 @@ mod kernel;
 
 use kernel::{Answer, Bytes, Fields, Kernel, PID, ROOT};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
@@ -13,7 +14,7 @@ use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
 use polylane_front::lane::notifier;
 use polylane_front::lane::slots::{Token, Unbound};
-use polylane_front::witness::{Looks, Numbers, Witness};
+use polylane_front::witness::{Looks, Numbers, Seen, Standing, Witness};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
 
@@ -553,7 +554,11 @@ struct Threads(Range<u32>);
 
 impl Witness for Threads {
     fn look(&self, pid: u32) -> Option<Looks> {
-        (pid == HOST_PID).then_some(Looks { number: PID, apart: false })
+        (pid == HOST_PID).then_some(Looks { number: PID, standing: Standing::AtHome })
+    }
+
+    fn attach(&self, _: u32, _: BorrowedFd<'_>) -> Option<Seen> {
+        None
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {

@@ -8,7 +8,7 @@ use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use polylane_front::shm::{Config, Server};
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::handshake::{Hello, Welcome};
+use polylane_ipc::handshake::{HELLO_HEAD_BYTES, Hello, Welcome};
 use polylane_ipc::message::{LOCK_OFD, Message, Op, Status};
 use polylane_ipc::{Geometry, QueueKind};
 use polylane_sys::scm;
@@ -88,11 +88,13 @@ fn handles_of_a_user_are_bounded_together() {
 #[test]
 fn a_wrong_hello_is_refused() {
     let house = House::new();
-    let good = Hello { queue: None, key: 0 }.to_bytes();
-    let mut other_version = good;
+    let good = Hello { queue: None, key: 0, mount: b"/lane".to_vec() }.to_bytes();
+    let mut other_version = good.clone();
     other_version[8] ^= 1;
-    let long = [good.as_slice(), b"more"].concat();
-    for hello in [b"hi".as_slice(), &other_version, &long] {
+    let (head, zero) = (good[..HELLO_HEAD_BYTES].to_vec(), [good.as_slice(), b"\0"].concat());
+    let relative = [head.as_slice(), b"lane"].concat();
+    let long = [head.as_slice(), &[b'/'; 4096]].concat();
+    for hello in [b"hi".as_slice(), &other_version, &head, &relative, &zero, &long] {
         let socket = scm::connect(&house.socket).unwrap();
         scm::send(&socket, hello, &[]).unwrap();
         let mut bytes = [0; 1000];

@@ -5,6 +5,9 @@
 //! version, which must be equal: client library and service come from one build. The welcome
 //! travels with the channel's memfd and one eventfd per core group. Then the socket is silent; its
 //! end is the session's.
+//!
+//! A client that sees the lane otherwise than its tenant does is told `EXDEV`. It connects again
+//! and sends the lane's root with its hello, opened by the path that it has for it.
 
 use polylane_base::{Errno, Result};
 use polylane_sys::copy::Method;
@@ -20,7 +23,7 @@ const HELLO_MAGIC: [u8; 8] = *b"plhello\0";
 /// What a welcome begins with.
 const WELCOME_MAGIC: [u8; 8] = *b"plwelcm\0";
 
-/// A hello on the wire.
+/// A hello on the wire, before its mount path.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct WireHello {
@@ -47,13 +50,16 @@ struct WireWelcome {
     covered: U32,
     frames: U32,
     attributes: U32,
+    attached: U32,
 }
 
-/// Bytes of a hello.
-pub const HELLO_BYTES: usize = size_of::<WireHello>();
+/// Bytes of a hello before its mount path.
+pub const HELLO_HEAD_BYTES: usize = size_of::<WireHello>();
+/// Longest hello.
+pub const HELLO_BYTES_MAX: usize = HELLO_HEAD_BYTES + PATH_BYTES_MAX;
 /// Bytes of a welcome before its list of covered directories.
 pub const WELCOME_HEAD_BYTES: usize = size_of::<WireWelcome>();
-const _: () = assert!(HELLO_BYTES == 24 && WELCOME_HEAD_BYTES == 68);
+const _: () = assert!(HELLO_HEAD_BYTES == 24 && WELCOME_HEAD_BYTES == 72);
 /// Longest welcome; a receive buffer of this size takes any.
 pub const WELCOME_BYTES_MAX: usize = 60 << 10;
 
@@ -61,30 +67,35 @@ pub const WELCOME_BYTES_MAX: usize = 60 << 10;
 const ANY_QUEUE: u32 = u32::MAX;
 
 /// What a client says first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
     /// The request queue it would like; `None` for the service's default.
     pub queue: Option<QueueKind>,
     /// A secret of the client process, the same in all its sessions: with it goes the `turn` of a
     /// message.
     pub key: u64,
+    /// Where the lane is in the client's name space, absolute.
+    pub mount: Vec<u8>,
 }
 
 impl Hello {
     /// The hello as bytes.
-    pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let hello = WireHello {
             magic: HELLO_MAGIC,
             version: VERSION.into(),
             queue: self.queue.map_or(ANY_QUEUE, |kind| kind as u32).into(),
             key: self.key.into(),
         };
-        zerocopy::transmute!(hello)
+        [hello.as_bytes(), &self.mount].concat()
     }
 
     /// Bytes as a hello: `EPROTO` for another version or no hello at all.
     pub fn from_bytes(bytes: &[u8]) -> Result<Hello> {
-        let hello = WireHello::read_from_bytes(bytes).map_err(|_| Errno::EPROTO)?;
+        let (hello, mount) = WireHello::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+        if mount.first() != Some(&b'/') || mount.len() > PATH_BYTES_MAX || mount.contains(&0) {
+            return Err(Errno::EPROTO);
+        }
         if hello.magic != HELLO_MAGIC || hello.version != VERSION {
             return Err(Errno::EPROTO);
         }
@@ -92,7 +103,7 @@ impl Hello {
             ANY_QUEUE => None,
             number => Some(QueueKind::from_number(number).ok_or(Errno::EPROTO)?),
         };
-        Ok(Hello { queue, key: hello.key.get() })
+        Ok(Hello { queue, key: hello.key.get(), mount: mount.to_vec() })
     }
 }
 
@@ -110,6 +121,9 @@ pub struct Welcome {
     /// Attributes of statx(2) of which the lane knows for each file whether it has them; they have
     /// the bits of its inode flags.
     pub attributes: u32,
+    /// The client has an attachment of its own: the last descriptor that comes with the welcome is
+    /// the page that tells of mounts at it (`polylane_sys::notice`).
+    pub attached: bool,
     /// Directories of the lane that something else is mounted on: their paths from the root of the
     /// lane, without a leading slash.
     pub covered: Vec<Vec<u8>>,
@@ -124,6 +138,7 @@ impl Welcome {
             geometry: Geometry::default(),
             plan: CopyPlan::default(),
             attributes: 0,
+            attached: false,
             covered: Vec::new(),
         }
     }
@@ -145,6 +160,7 @@ impl Welcome {
             covered: (self.covered.len() as u32).into(),
             frames: geometry.frames.into(),
             attributes: self.attributes.into(),
+            attached: u32::from(self.attached).into(),
         };
         let mut bytes = head.as_bytes().to_vec();
         for path in &self.covered {
@@ -180,6 +196,7 @@ impl Welcome {
             geometry,
             plan,
             attributes: head.attributes.get(),
+            attached: head.attached.get() != 0,
             covered,
         })
     }
@@ -212,6 +229,7 @@ mod tests {
             geometry: Geometry { groups: 2, queue: QueueKind::LapRing, ..Geometry::default() },
             plan: CopyPlan { method: Method::RepMovsb, chunk_bytes: 32768 },
             attributes: 0x70,
+            attached: true,
             covered: vec![b".polylane".to_vec(), b"proc".to_vec()],
         }
     }
@@ -219,7 +237,7 @@ mod tests {
     #[test]
     fn both_survive_the_wire() {
         for queue in [None, Some(QueueKind::Mailbox), Some(QueueKind::Rcqb)] {
-            let hello = Hello { queue, key: u64::MAX - 5 };
+            let hello = Hello { queue, key: u64::MAX - 5, mount: b"/a b".to_vec() };
             assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         }
         let welcome = sample();
@@ -241,7 +259,7 @@ mod tests {
             if let Ok(welcome) = Welcome::from_bytes(&bytes) {
                 assert!(welcome.geometry.layout().is_ok());
             }
-            let _ = Hello::from_bytes(&bytes[..HELLO_BYTES]);
+            let _ = Hello::from_bytes(&bytes[..HELLO_HEAD_BYTES + 9]);
         }
         let big = Welcome { covered: vec![vec![b'x'; 4000]; 16], ..sample() };
         assert_eq!(big.to_bytes(), Err(Errno::E2BIG));

@@ -64,7 +64,7 @@ fn mount_at(line: &[u8], lane: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// What of a path is below another; empty: it is that one.
-fn below<'a>(place: &'a [u8], lane: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn below<'a>(place: &'a [u8], lane: &[u8]) -> Option<&'a [u8]> {
     let below = place.strip_prefix(lane.strip_suffix(b"/").unwrap_or(lane))?;
     match below {
         [] => Some(below),

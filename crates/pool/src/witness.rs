@@ -7,20 +7,23 @@
 //! A service that was taken over can have any process of the host looked at: it learns whether that
 //! one is confined, and nothing of what it does.
 
+mod other_mounts;
+
 use std::fs::{self, File};
 use std::io::{Read, Seek};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_front::witness::{Looks, Witness};
+use polylane_front::witness::{Looks, Seen, Standing, Witness};
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use self::other_mounts::OtherMounts;
 use crate::link::Link;
 use crate::mount_table::is_plain;
 use crate::process::Process;
@@ -39,6 +42,10 @@ struct Question {
     /// This thread, as the tenant sees it: whether it is one of the process's. `None`: what the
     /// process is.
     thread: Option<u32>,
+    /// The lane's root, as the process opened it, comes with the question: what it sees of the
+    /// lane.
+    #[serde(default)]
+    attaches: bool,
 }
 
 /// What the witness answers.
@@ -50,8 +57,22 @@ struct Answer {
     seen: Option<u32>,
     /// It is confined beyond the init, or has other mounts or other numbers of processes.
     apart: bool,
+    /// It is apart by its mounts, its root or its numbers of processes alone.
+    #[serde(default)]
+    elsewhere: bool,
     /// The thread is one of it.
     has_thread: bool,
+    /// What it sees of the lane. The page that tells of mounts comes with the answer.
+    #[serde(default)]
+    sees: Option<Sees>,
+}
+
+/// What a process sees of the lane: see [`Seen`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Sees {
+    node: u64,
+    read_only: bool,
+    other_numbers: bool,
 }
 
 /// The tenant that a witness compares processes with.
@@ -64,13 +85,15 @@ struct Tenant {
     covered: Vec<Vec<u8>>,
     /// Its mounts, and whether the lane was plain when they were last read.
     mounts: Option<(File, bool)>,
+    /// Mounts of processes that see the lane elsewhere.
+    others: OtherMounts,
 }
 
 impl Tenant {
     /// Of a pool whose first process is `init`.
     fn new(init: u32, spec: &PoolSpec) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
-        Tenant { init, lane, covered, mounts: None }
+        Tenant { init, lane, covered, mounts: None, others: OtherMounts::default() }
     }
 
     /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed.
@@ -123,33 +146,44 @@ fn attend(mut tenant: Tenant, line: &Link) {
     let mut init = init.and_then(|init| pidfd_open(init, PidfdFlags::empty()).ok());
     loop {
         if let Some(pidfd) = &init {
-            let mut fds = [PollFd::new(line, PollFlags::IN), PollFd::new(pidfd, PollFlags::IN)];
-            // An interrupted wait says nothing of either.
+            let mut fds = vec![PollFd::new(line, PollFlags::IN), PollFd::new(pidfd, PollFlags::IN)];
+            fds.extend(tenant.others.awaited());
+            // An interrupted wait says nothing of any.
             let _ = rustix::event::poll(&mut fds, None);
-            let [asked, ended] = fds.map(|fd| !fd.revents().is_empty());
+            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let (asked, ended) = (is_ready(&fds[0]), is_ready(&fds[1]));
+            let others = fds.iter().skip(2).any(is_ready);
+            drop(fds);
+            if others {
+                tenant.others.tidy();
+            }
             if ended {
-                (tenant.mounts, init) = (None, None);
+                (tenant.mounts, tenant.others, init) = (None, OtherMounts::default(), None);
             }
             if !asked {
                 continue;
             }
         }
-        let Ok(Some((question, _))) = line.receive::<Question>() else { break };
-        if line.send(&answer(&mut tenant, question), &[]).is_err() {
+        let Ok(Some((question, mut fds))) = line.receive::<Question>() else { break };
+        let sent = match fds.pop().filter(|_| question.attaches) {
+            None => line.send(&answer(&mut tenant, question), &[]),
+            Some(root) => {
+                let (answer, page) = attach(&mut tenant, question, root.as_fd());
+                let page: Vec<_> = page.iter().map(AsFd::as_fd).collect();
+                line.send(&answer, &page)
+            }
+        };
+        if sent.is_err() {
             break;
         }
     }
 }
 
 fn answer(tenant: &mut Tenant, question: Question) -> Answer {
-    let Question { number, pid, thread } = question;
-    let init = tenant.init;
-    let none = Answer { number, seen: None, apart: true, has_thread: false };
-    let (Some(first), Some(it)) = (Status::of(init, init), Status::of(pid, pid)) else {
-        return none;
-    };
-    // How deep the tenant's namespace of process numbers lies.
-    let depth = first.numbers.len().saturating_sub(1);
+    let Question { number, pid, thread, .. } = question;
+    let none =
+        Answer { number, seen: None, apart: true, elsewhere: false, has_thread: false, sees: None };
+    let Some(Both { first, it, depth }) = Both::of(tenant.init, pid) else { return none };
     let Some(&seen) = it.numbers.get(depth) else { return none };
     let has_thread = thread.is_some_and(|thread| {
         let ids = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -157,14 +191,96 @@ fn answer(tenant: &mut Tenant, question: Question) -> Answer {
         let statuses = ids.filter_map(|id: u32| Status::of(pid, id));
         statuses.into_iter().any(|one| one.numbers.get(depth) == Some(&thread))
     });
-    let namespace = |pid, which| fs::read_link(format!("/proc/{pid}/ns/{which}")).ok();
-    let is_same = |which| namespace(pid, which).is_some_and(|n| namespace(init, which) == Some(n));
+    let is_same = |which| is_same(which, pid, tenant.init);
     // The numbers of processes that it is told, of holders of locks, are the tenant's.
-    let same = is_same("mnt") && is_same("user") && is_same("pid");
+    let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
+    let foreign = !is_same("ns/user") || it.is_less_than_its_user();
+    let confined = it.is_confined_beyond(&first);
     // Asked last: it is for who is let in.
-    let apart = !same || it.is_less_than_its_user() || it.is_confined_beyond(&first);
-    let apart = apart || thread.is_none() && !tenant.is_plain();
-    Answer { number, seen: Some(seen), apart, has_thread }
+    let plain = same && (thread.is_some() || tenant.is_plain());
+    let apart = foreign || confined || !plain;
+    let elsewhere = !foreign && !plain && thread.is_none();
+    Answer { seen: Some(seen), apart, elsewhere, has_thread, ..none }
+}
+
+/// What a process sees of the lane that opened `root` as its root.
+fn attach(
+    tenant: &mut Tenant,
+    question: Question,
+    root: BorrowedFd<'_>,
+) -> (Answer, Option<OwnedFd>) {
+    let Question { number, pid, .. } = question;
+    let seen = see(tenant, pid, root);
+    let (apart, elsewhere, has_thread) = (true, seen.is_some(), false);
+    let none = Answer { number, seen: None, apart, elsewhere, has_thread, sees: None };
+    match seen {
+        None => (none, None),
+        Some((as_tenant, sees, page)) => {
+            (Answer { seen: Some(as_tenant), sees: Some(sees), ..none }, Some(page))
+        }
+    }
+}
+
+/// The process's number as the tenant sees it, what it sees of the lane, and the page that tells of
+/// mounts there.
+fn see(tenant: &mut Tenant, pid: u32, root: BorrowedFd<'_>) -> Option<(u32, Sees, OwnedFd)> {
+    let init = tenant.init;
+    let Both { first, it, depth } = Both::of(init, pid)?;
+    let other_numbers = !is_same("ns/pid", pid, init);
+    // Of a namespace beside the tenant's no number is known. Those below the host's are all of it.
+    let is_below = !other_numbers || depth == 0;
+    if !is_below || !is_same("ns/user", pid, init) || it.is_less_than_its_user() {
+        return None;
+    }
+    let confined = it.is_confined_beyond(&first);
+    // The first process of a container has its runtime's filters, as what runs in it has. What may
+    // gain no privileges may be confined by Landlock besides, of which nothing is shown.
+    if it.no_new_privileges > first.no_new_privileges {
+        return None;
+    }
+    if confined && (!other_numbers || it.is_confined_beyond(&first_beside(pid)?)) {
+        return None;
+    }
+    let table = fs::read(format!("/proc/{init}/mountinfo")).ok()?;
+    let device = other_mounts::device_at(&table, &tenant.lane)?;
+    let seen = tenant.others.see(pid, root, &device)?;
+    // What a filter forbids to write is not known.
+    let read_only = seen.read_only || confined;
+    let sees = Sees { node: seen.node, read_only, other_numbers };
+    Some((*it.numbers.get(depth)?, sees, seen.page))
+}
+
+/// The first process of the namespace of process numbers that a process is in.
+fn first_beside(pid: u32) -> Option<Status> {
+    let all = fs::read_dir("/proc").ok()?.flatten();
+    let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    all.find_map(|other: u32| {
+        let status = Status::of(other, other)?;
+        let is_first = status.numbers.last() == Some(&1);
+        (is_first && is_same("ns/pid", pid, other)).then_some(status)
+    })
+}
+
+/// Whether two processes have the same namespace (`ns/KIND`) or the same `root`.
+fn is_same(which: &str, pid: u32, other: u32) -> bool {
+    let link = |pid| fs::read_link(format!("/proc/{pid}/{which}")).ok();
+    link(pid).is_some_and(|one| link(other) == Some(one))
+}
+
+/// A process and the tenant's first.
+struct Both {
+    first: Status,
+    it: Status,
+    /// How deep the tenant's namespace of process numbers lies.
+    depth: usize,
+}
+
+impl Both {
+    fn of(init: u32, pid: u32) -> Option<Both> {
+        let (first, it) = (Status::of(init, init)?, Status::of(pid, pid)?);
+        let depth = first.numbers.len().saturating_sub(1);
+        Some(Both { first, it, depth })
+    }
 }
 
 /// What `/proc/PID/task/TID/status` says.
@@ -237,14 +353,20 @@ impl Asker {
     }
 
     /// `None`: no witness answers, from now on.
-    fn ask(&self, pid: u32, thread: Option<u32>) -> Option<Answer> {
+    fn ask(
+        &self,
+        pid: u32,
+        thread: Option<u32>,
+        root: Option<BorrowedFd<'_>>,
+    ) -> Option<(Answer, Vec<OwnedFd>)> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let mut line = self.link.lock();
         let link = line.as_ref()?;
-        let asked = link.send(&Question { number, pid, thread }, &[]);
+        let question = Question { number, pid, thread, attaches: root.is_some() };
+        let asked = link.send(&question, root.as_slice());
         let answer = asked.and_then(|()| link.receive::<Answer>());
         match answer {
-            Ok(Some((answer, _))) if answer.number == number => Some(answer),
+            Ok(Some((answer, fds))) if answer.number == number => Some((answer, fds)),
             // A late answer would be taken for the next one's.
             _ => {
                 *line = None;
@@ -256,12 +378,24 @@ impl Asker {
 
 impl Witness for Asker {
     fn look(&self, pid: u32) -> Option<Looks> {
-        let answer = self.ask(pid, None)?;
-        Some(Looks { number: answer.seen?, apart: answer.apart })
+        let (answer, _) = self.ask(pid, None, None)?;
+        let standing = match (answer.apart, answer.elsewhere) {
+            (false, _) => Standing::AtHome,
+            (true, true) => Standing::Elsewhere,
+            (true, false) => Standing::Apart,
+        };
+        Some(Looks { number: answer.seen?, standing })
+    }
+
+    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen> {
+        let (answer, mut fds) = self.ask(pid, None, Some(root))?;
+        let Sees { node, read_only, other_numbers } = answer.sees?;
+        let notice = fds.pop()?;
+        Some(Seen { number: answer.seen?, node, read_only, other_numbers, notice })
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {
-        self.ask(pid, Some(thread)).is_some_and(|answer| answer.has_thread)
+        self.ask(pid, Some(thread), None).is_some_and(|(answer, _)| answer.has_thread)
     }
 }
 
@@ -282,12 +416,16 @@ mod tests {
         let me = std::process::id();
         let (stop, line) = (own.as_fd().try_clone_to_owned().unwrap(), own);
         // Where nothing but the root is mounted, or can be.
-        let tenant = Tenant { init: me, lane: b"/".to_vec(), covered: everything(), mounts: None };
+        let (lane, others) = (b"/".to_vec(), OtherMounts::default());
+        let tenant = Tenant { init: me, lane, covered: everything(), mounts: None, others };
         let witness = std::thread::spawn(move || attend(tenant, &line));
         let (asker, parent) = (Asker::new(other), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
         let looks = asker.look(me).unwrap();
-        assert!(looks.number == me && (looks == Looks { number: me, apart: false } || is_root));
+        assert!(
+            looks.number == me
+                && (looks == Looks { number: me, standing: Standing::AtHome } || is_root)
+        );
         assert!(asker.has_thread(me, me));
         let (end, wait) = std::sync::mpsc::channel::<()>();
         let (tell, told) = std::sync::mpsc::channel();

@@ -15,6 +15,7 @@ pub mod event;
 pub mod extents;
 pub mod frames;
 pub mod futex;
+pub mod handle;
 #[cfg(target_env = "gnu")]
 pub mod heap;
 pub mod lock;

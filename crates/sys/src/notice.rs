@@ -12,7 +12,7 @@
 //!
 //! What this module promises above: words are atomic; nothing allocates once a page is there.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -44,6 +44,25 @@ impl Notice {
         let page = Region::map(&file, BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
         page.word64(SPACE).store(space, Ordering::Relaxed);
         Ok(Notice(page))
+    }
+
+    /// Makes a page without a name, about mounts in that namespace; the descriptor is for readers,
+    /// who can change nothing.
+    ///
+    /// # Errors
+    /// What the kernel says to memfd_create, mmap and fcntl.
+    pub fn unnamed(space: u64) -> Result<(Notice, OwnedFd)> {
+        let (page, fd) = Region::create_to_show("polylane-mounts", BYTES)?;
+        page.word64(SPACE).store(space, Ordering::Relaxed);
+        Ok((Notice(page), fd))
+    }
+
+    /// The page that a peer sent.
+    ///
+    /// # Errors
+    /// `EPROTO` when it could still shrink or is too short.
+    pub fn attach(fd: impl AsFd) -> Result<Notice> {
+        Region::attach_to_see(fd, BYTES).map(Notice)
     }
 
     /// The page of that path, to be read.

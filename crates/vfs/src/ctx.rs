@@ -7,6 +7,7 @@
 
 use polylane_base::{Clock, Gid, Time, Uid};
 
+use crate::attachment::Attachment;
 use crate::cred::Cred;
 use crate::handover::{Facts, Op, Turn};
 
@@ -40,6 +41,8 @@ pub struct OpCtx<'a> {
     pub kernel_checked: bool,
     /// The call applies what the session's client did under a lease; see [`crate::Holder`].
     pub streamed: bool,
+    /// The part of the lane in which paths are walked; `None`: all of it.
+    pub attachment: Option<&'a Attachment>,
 }
 
 impl<'a> OpCtx<'a> {
@@ -52,6 +55,7 @@ impl<'a> OpCtx<'a> {
             clock: None,
             kernel_checked: false,
             streamed: false,
+            attachment: None,
         }
     }
 

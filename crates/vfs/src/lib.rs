@@ -29,6 +29,7 @@
 mod access;
 mod acl;
 mod acls;
+mod attachment;
 mod attr;
 mod attrs;
 mod bytes;
@@ -64,6 +65,7 @@ mod view;
 mod walk;
 mod xattr;
 
+pub use attachment::Attachment;
 pub use cred::{Cred, Fsetid};
 pub use ctx::{OpCtx, Origin};
 pub use file::{OpenFile, Written, synchronous};

@@ -105,6 +105,11 @@ impl Vfs {
         self.root.clone()
     }
 
+    /// Where the lane is in its tenant's name space.
+    pub fn mount_path(&self) -> &[u8] {
+        &self.core.options.mount_path
+    }
+
     /// An inode that a former service of the same files held. `ESTALE` when it cannot be found
     /// again. To be called before anything else is done with the files.
     pub fn revive(&self, ino: Ino, generation: u64) -> Result<Node> {

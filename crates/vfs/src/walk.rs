@@ -12,7 +12,7 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
 use crate::access::{self, EXEC};
-use crate::core::Core;
+use crate::core::{Core, is_ancestor};
 use crate::ctx::OpCtx;
 use crate::fs::Kind;
 use crate::inode::Node;
@@ -48,7 +48,10 @@ pub(crate) enum Goal {
 /// A walk under way.
 pub(crate) struct Walk<'a> {
     core: &'a Arc<Core>,
-    root: &'a Node,
+    lane_root: &'a Node,
+    /// What `/` at the begin of a path means, and what no `..` leads above: the lane's root, or its
+    /// attachment's.
+    root: Cow<'a, Node>,
     ctx: &'a OpCtx<'a>,
     start: &'a Node,
     /// Where it stands; `start` while `None`, which saves the count of a reference.
@@ -78,12 +81,33 @@ impl<'a> Walk<'a> {
             _ if path.contains(&0) => return Err(Errno::EINVAL.into()),
             _ => (),
         }
-        let start = if path[0] == b'/' { &vfs.root } else { start };
+        let root = match ctx.attachment {
+            None => Cow::Borrowed(&vfs.root),
+            Some(attachment) => Cow::Owned(vfs.live(attachment.root).ok_or(Errno::ESTALE)?),
+        };
+        let (start, at) = match (path[0], &root) {
+            (b'/', Cow::Owned(root)) => (start, Some(root.clone())),
+            (b'/', Cow::Borrowed(root)) => (*root, None),
+            _ => (start, None),
+        };
         let text = Cow::Borrowed(path);
-        let (core, root, last) = (&vfs.core, &vfs.root, 0..0);
-        let (at, looked_up) = (None, None);
+        let (core, lane_root, last) = (&vfs.core, &vfs.root, 0..0);
+        let looked_up = None;
         let (done, keeps, links) = (0, false, 0);
-        Ok(Walk { core, root, ctx, start, at, text, done, last, keeps, looked_up, links })
+        Ok(Walk {
+            core,
+            lane_root,
+            root,
+            ctx,
+            start,
+            at,
+            text,
+            done,
+            last,
+            keeps,
+            looked_up,
+            links,
+        })
     }
 
     /// The same, and remembers which name it looks up last.
@@ -118,7 +142,7 @@ impl<'a> Walk<'a> {
     /// Whether the kernel has something else mounted on `name` in the directory the walk stands on.
     pub(crate) fn is_covered(&self, ctx: &OpCtx<'_>, name: &[u8]) -> bool {
         let mut named = self.core.covered.iter().filter(|covered| covered.name == name);
-        named.any(|covered| covered.lies_in(ctx, self.core, self.root, self.at()))
+        named.any(|covered| covered.lies_in(ctx, self.core, self.lane_root, self.at()))
     }
 
     /// Walks on until the path ends. With [`Goal::Parent`] it may stop before the last name.
@@ -180,8 +204,8 @@ impl<'a> Walk<'a> {
         let target = link.target(ctx)?;
         let mut inside = target;
         if target.first() == Some(&b'/') {
-            inside = below_mount(target, &self.core.options.mount_path).ok_or(PathError::Leaves)?;
-            self.at = Some(self.root.clone());
+            inside = below_mount(target, self.mount_path()).ok_or(PathError::Leaves)?;
+            self.at = Some(Node::clone(&self.root));
         } else if target.is_empty() {
             return Err(Errno::ENOENT.into());
         }
@@ -200,12 +224,23 @@ impl<'a> Walk<'a> {
     }
 
     fn step_up(&mut self) -> Result<(), PathError> {
-        if self.at().id != self.root.id {
-            self.at = Some(self.at().parent());
-            return Ok(());
+        if self.at().id == self.root.id {
+            // `/..` is `/`; above any other mount path lies the host's directory.
+            return if self.mount_path() == b"/" { Ok(()) } else { Err(PathError::Leaves) };
         }
-        // `/..` is `/`; above any other mount path lies the host's directory.
-        if self.core.options.mount_path == b"/" { Ok(()) } else { Err(PathError::Leaves) }
+        let parent = self.at().parent();
+        // A directory that the client holds may have been moved out of its attachment.
+        if self.ctx.attachment.is_some() && !is_ancestor(&self.root, &parent) {
+            return Err(PathError::Leaves);
+        }
+        self.at = Some(parent);
+        Ok(())
+    }
+
+    /// Where the root is in the caller's name space.
+    fn mount_path(&self) -> &'a [u8] {
+        let lane = &self.core.options.mount_path;
+        self.ctx.attachment.map_or(lane, |attachment| &attachment.path)
     }
 
     fn may_search(&self) -> Result<(), Errno> {

@@ -17,6 +17,8 @@ const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
 const LEASES_VARIABLE: &[u8] = b"POLYLANE_LEASES=";
 /// The variable that switches [`views`] off (`0`) or has them asked for at once (`eager`).
 const VIEWS_VARIABLE: &[u8] = b"POLYLANE_VIEWS=";
+/// The variable that has the library say on standard error, once, why a process has no session.
+const DEBUG_VARIABLE: &[u8] = b"POLYLANE_DEBUG=";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest mount path; a longer one switches the library off.
@@ -52,6 +54,9 @@ pub(crate) fn take(entry: &CStr) {
         Some(b"eager") => VIEWS.store(0, Ordering::Relaxed),
         _ => {}
     }
+    if bytes.strip_prefix(DEBUG_VARIABLE).is_some_and(|value| !matches!(value, b"" | b"0")) {
+        DEBUG.store(true, Ordering::Relaxed);
+    }
     let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
     if let Some(calls) = number.and_then(|text| text.parse().ok()) {
         PATIENCE.store(calls, Ordering::Relaxed);
@@ -65,6 +70,13 @@ pub(crate) fn patience() -> u32 {
 }
 
 static PATIENCE: AtomicU32 = AtomicU32::new(8);
+
+/// Whether the next such line is to be said: the first alone is.
+pub(crate) fn says_why() -> bool {
+    DEBUG.swap(false, Ordering::Relaxed)
+}
+
+static DEBUG: AtomicBool = AtomicBool::new(false);
 
 /// Whether leases are asked for. `POLYLANE_LEASES=0` has every change of a name awaited.
 pub(crate) fn leases() -> bool {

@@ -61,7 +61,7 @@ fn absolute<'a>(
 ) -> Outcome<(&'static Session, At<'a>)> {
     let rest = inside(mount, path).ok_or(Detour::Kernel)?;
     let session = state.get().ready()?;
-    if mounts::changed() || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
+    if mounts::changed(session) || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
     Ok((session, At::from_root(rest)))
@@ -85,7 +85,7 @@ fn relative<'a>(
         return Err(Detour::Kernel);
     }
     let session = fields.ready()?;
-    if mounts::changed() {
+    if mounts::changed(session) {
         return Err(Detour::Kernel);
     }
     if start.session.load(Ordering::Relaxed) != session.number {

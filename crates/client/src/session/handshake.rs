@@ -6,8 +6,10 @@ use std::time::Duration;
 use polylane_base::{Errno, Result};
 use polylane_ipc::ClientChannel;
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
+use polylane_sys::notice::Notice;
 use polylane_sys::scm;
 
+use crate::kernel::config;
 use crate::kernel::outcome::Detour;
 use crate::kernel::real;
 use crate::kernel::reserved;
@@ -21,15 +23,24 @@ pub(super) struct Welcomed {
     pub(super) token: [u8; 16],
     pub(super) attributes: u32,
     pub(super) covered: Vec<Vec<u8>>,
+    /// Tells of mounts at the lane, where this process has an attachment of its own.
+    pub(super) notice: Option<Notice>,
 }
 
 /// Says who this process is, by its secret, and takes over what the service sends.
-pub(super) fn greet(key: u64, socket: RawFd) -> Result<Welcomed> {
+///
+/// With `root`, the lane's root as this process opened it, it has an attachment of its own.
+pub(super) fn greet(key: u64, socket: RawFd, root: Option<RawFd>) -> Result<Welcomed> {
     let fd = real::borrow(socket);
     let timeout = rustix::net::sockopt::Timeout::Recv;
     rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
         .map_err(|error| Errno(error.raw_os_error()))?;
-    scm::send(fd, &Hello { queue: None, key }.to_bytes(), &[])?;
+    let mount = match config::mount().ok_or(Errno::ENOENT)? {
+        b"" => b"/".to_vec(),
+        mount => mount.to_vec(),
+    };
+    let root = root.map(real::borrow);
+    scm::send(fd, &Hello { queue: None, key, mount }.to_bytes(), root.as_slice())?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(fd, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;
@@ -45,9 +56,13 @@ pub(super) fn greet(key: u64, socket: RawFd) -> Result<Welcomed> {
     }
     // The pulse is mapped and closed.
     doorbells.extend(fds);
+    let notice = match welcome.attached {
+        true => Some(Notice::attach(doorbells.pop().ok_or(Errno::EPROTO)?)?),
+        false => None,
+    };
     let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
     let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
-    Ok(Welcomed { channel, token, attributes, covered })
+    Ok(Welcomed { channel, token, attributes, covered, notice })
 }
 
 /// Moves a descriptor to where the library keeps its own.

@@ -38,6 +38,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::layout::MAILBOXES_MAX;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
+use polylane_sys::notice::Notice;
 use polylane_sys::scm;
 use zerocopy::IntoBytes;
 
@@ -84,6 +85,8 @@ pub(crate) struct Session {
     pub(crate) attributes: u32,
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
+    /// Tells of mounts at the lane, where this process has an attachment of its own.
+    notice: Option<Notice>,
     socket: RawFd,
     /// Those of the process that made it.
     sessions: &'static Sessions,
@@ -102,6 +105,11 @@ pub(crate) struct Session {
 /// see [`Session::is_own`].
 pub(crate) fn of(number: u32) -> Option<&'static Session> {
     SESSIONS.get(number.checked_sub(1)? as usize)?.get()
+}
+
+/// The session that was made last, if this process made it and uses it.
+fn last() -> Option<&'static Session> {
+    of(MADE.load(Ordering::Relaxed)).filter(|session| session.is_own() && !session.is_lost())
 }
 
 /// Which session is the present one. Zero is "none".
@@ -264,6 +272,7 @@ impl Sessions {
         if matches!(made, Err(NoSession::Never)) {
             // First, so that no other thread connects again.
             namespace::leave_home();
+            namespace::say_refused();
         }
         self.connecting.store(false, Ordering::Release);
         made
@@ -271,9 +280,6 @@ impl Sessions {
 
     /// As [`connect`](Self::connect), for the one thread that may.
     fn make_at_home(&'static self) -> std::result::Result<&'static Session, NoSession> {
-        if !thread::slow(mounts::find) {
-            return Err(NoSession::Never);
-        }
         let made = thread::slow(|| self.make());
         if made.is_err() {
             self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
@@ -350,11 +356,20 @@ fn seconds() -> i64 {
 
 impl Session {
     fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
+        mounts::at_home_or_by_root(|root| Session::connect_by(sessions, number, key, root))
+    }
+
+    fn connect_by(
+        sessions: &'static Sessions,
+        number: u32,
+        key: u64,
+        root: Option<RawFd>,
+    ) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::in_run_dir(&mut path, b"socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let socket = socket.into_raw_fd();
-        let made = handshake::greet(key, socket)
+        let made = handshake::greet(key, socket, root)
             .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
         if made.is_err() {
             reserved::close(socket);
@@ -368,7 +383,7 @@ impl Session {
         socket: RawFd,
         welcomed: Welcomed,
     ) -> Result<Session> {
-        let Welcomed { channel, token, attributes, covered } = welcomed;
+        let Welcomed { channel, token, attributes, covered, notice } = welcomed;
         let reserve = Reserve::of(&channel).ok_or(Errno::EPROTO)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let lost = AtomicBool::new(false);
@@ -379,6 +394,7 @@ impl Session {
             token,
             attributes,
             covered,
+            notice,
             socket,
             sessions,
             pid,

@@ -5,17 +5,19 @@
 //! are not those of the begin, every path goes to the kernel. Open files go on as they are.
 
 use std::ffi::OsStr;
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use polylane_base::{Errno, Result};
 use polylane_sys::notice::Notice;
 
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::namespace;
+use crate::session::{self, Session, namespace};
 
 /// How often a mount or an unmount of this process looks whether it was seen, at most.
 const LOOKS_MAX: u32 = 500;
@@ -24,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 static NOTICE: OnceLock<Notice> = OnceLock::new();
 
-/// Finds the page, on a slow path. False: this process has mounts of its own, of which nobody
-/// tells.
+/// Finds the page, on a slow path. False: this process has mounts of its own, of which that page
+/// tells nothing.
 pub(crate) fn find() -> bool {
     if NOTICE.get().is_none() {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
@@ -39,10 +41,36 @@ pub(crate) fn find() -> bool {
     NOTICE.get().is_none_or(Notice::is_of_this_process)
 }
 
+/// Connects as who sees the lane as its tenant does, or else by the lane's root as this process
+/// opens it.
+///
+/// # Errors
+/// What `connect` says; `EACCES` where the root cannot be opened.
+pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(Option<RawFd>) -> Result<T>) -> Result<T> {
+    let at_home = if find() { connect(None) } else { Err(Errno::EXDEV) };
+    if !matches!(at_home, Err(Errno::EXDEV)) {
+        return at_home;
+    }
+    let mut path = [0; config::MOUNT_BYTES_MAX + 1];
+    let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
+    let made = connect(Some(root));
+    real::close_quietly(root);
+    made
+}
+
 /// Whether paths below the mount may lead elsewhere.
 #[inline]
-pub(crate) fn changed() -> bool {
-    NOTICE.get().is_some_and(Notice::is_changed)
+pub(crate) fn changed(session: &Session) -> bool {
+    let notice = session.notice.as_ref().or_else(|| NOTICE.get());
+    notice.is_some_and(Notice::is_changed)
+}
+
+/// The page that tells of this process's mounts.
+fn notice() -> Option<&'static Notice> {
+    let own = session::last().and_then(|session| session.notice.as_ref());
+    own.or_else(|| if find() { NOTICE.get() } else { None })
 }
 
 /// Makes a call that mounts or unmounts, and waits until all processes know of it, so that what the
@@ -50,9 +78,8 @@ pub(crate) fn changed() -> bool {
 ///
 /// A look that was under way for another reason may end the wait a moment too early.
 pub(crate) fn change<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
-    let watched =
-        seen && namespace::mount().is_ok() && namespace::is_at_home() && thread::slow(find);
-    let notice = NOTICE.get().filter(|_| watched);
+    let watched = seen && namespace::mount().is_ok() && namespace::is_at_home();
+    let notice = if watched { thread::slow(notice) } else { None };
     let before = notice.map(Notice::looks);
     let done = call();
     if done == T::from(0)

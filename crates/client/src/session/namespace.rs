@@ -31,6 +31,19 @@ pub(crate) fn leave_home() {
     ESTRANGED.store(true, Ordering::SeqCst);
 }
 
+/// Says once, where that is asked for, that the service refused this process a session.
+pub(crate) fn say_refused() {
+    let Some(mount) = config::mount().filter(|_| config::says_why()) else { return };
+    let line: [&[u8]; 3] = [
+        b"polylane: ",
+        mount,
+        b"/: no fast way: this process is confined, or something is mounted in what it sees of the \
+          lane, or it is of another user namespace: the kernel serves it\n",
+    ];
+    // Where standard error is closed there is nobody to be told.
+    let _ = rustix::io::write(rustix::stdio::stderr(), &line.concat());
+}
+
 /// The mount as the kernel knows it. Zero is "not known yet".
 pub(crate) struct Mount {
     /// `st_dev` plus one.

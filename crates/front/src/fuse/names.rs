@@ -132,8 +132,12 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
         return call.virtual_entry(if slots { VirtualDir::Slots } else { VirtualDir::Reserved });
     }
     let dir = call.dir()?;
-    let node = call.session.lane.vfs.lookup(&call.ctx(&call.cred()?), &dir, name)?;
-    call.entry_of((&dir, name), &node)?;
+    let found = call.session.lane.vfs.lookup(&call.ctx(&call.cred()?), &dir, name);
+    let slots = name == polylane_ipc::message::SLOT_DIR.as_bytes();
+    if slots && matches!(found, Err(Errno::ENOENT)) && call.session.lane.is_attached(&dir) {
+        return call.virtual_entry(VirtualDir::Slots);
+    }
+    call.entry_of((&dir, name), &found?)?;
     Ok(Outcome::Reply)
 }
 

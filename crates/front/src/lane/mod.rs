@@ -46,9 +46,9 @@ pub mod tickets;
 use std::time::Duration;
 
 use polylane_base::Result;
-use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
-use polylane_vfs::{Kind, Node, OpCtx, OpenFile, Vfs, Written};
+use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_vfs::{Attachment, Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
 use self::locks::Kept;
 use self::nodes::{NodeTable, Place, Target};
@@ -67,6 +67,15 @@ const WRITES_MAX: u32 = 100;
 
 /// Longest wait for names that the kernel is to drop.
 const NAMES_PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a session sees of the lane, where that is not all of it as its tenant does.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    /// The root of it: held, so that the bounds hold.
+    pub(crate) root: Node,
+    /// What bounds the session's paths.
+    pub(crate) bounds: Attachment,
+}
 
 /// Everything the front ends of one mounted instance share. Thread-safe.
 pub struct Lane {
@@ -88,6 +97,8 @@ pub struct Lane {
     pub handover: Option<Handover>,
     /// Locks that it is to know.
     pub(crate) kept: Arc<Kept>,
+    /// Those of sessions; what is over is left out.
+    attachments: Mutex<Vec<Weak<Attached>>>,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
 }
@@ -125,8 +136,22 @@ impl Lane {
             progress: Progress::default(),
             syncs: Syncs::default(),
             handover,
+            attachments: Mutex::default(),
             guards_links: AtomicBool::new(false),
         })
+    }
+
+    /// A session has this attachment from now on.
+    pub(crate) fn attached(&self, attachment: &Arc<Attached>) {
+        let mut all = self.attachments.lock();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(attachment));
+    }
+
+    /// Whether a session sees that directory as the root of its lane: slots are made there.
+    pub(crate) fn is_attached(&self, dir: &Node) -> bool {
+        let all = self.attachments.lock();
+        all.iter().filter_map(Weak::upgrade).any(|one| Arc::ptr_eq(&one.root, dir))
     }
 
     /// From now on files are given names only by who owns them or may read and write them.

@@ -58,7 +58,7 @@ use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
 use super::record::{self, Record};
 use super::tag::{TAG_SLOT_PAGES, clear_tag, set_tag};
-use crate::witness::{Looks, Numbers, Threads, Witness};
+use crate::witness::{Numbers, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -418,7 +418,7 @@ impl MappedIndex {
 #[derive(Default)]
 pub struct SlotTable {
     sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
-    witness: OnceLock<Arc<dyn Witness>>,
+    pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     pub(crate) mapped: MappedIndex,
     store: Option<Arc<Store>>,
 }
@@ -436,13 +436,12 @@ impl SlotTable {
     }
 
     /// What a process is that wants a session; without a witness it is what it seems. `EACCES`: the
-    /// kernel alone decides what it may do, so it has none.
+    /// kernel alone decides what it may do, so it has none. `EXDEV`: it has to show
+    /// the lane's root.
     pub(crate) fn admit(&self, pid: u32) -> Result<Numbers> {
         let Some(witness) = self.witness.get() else { return Ok(Numbers { pid, thread: pid }) };
-        match witness.look(pid) {
-            Some(Looks { number, apart: false }) => Ok(Numbers { pid, thread: number }),
-            _ => Err(Errno::EACCES),
-        }
+        let thread = witness.look(pid).ok_or(Errno::EACCES)?.at_home()?;
+        Ok(Numbers { pid, thread })
     }
 
     /// Starts a session of a process: from now on its token makes slots. `groups` are the

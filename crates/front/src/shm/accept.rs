@@ -15,18 +15,18 @@
 //! - What one user may hold here is bounded, and so is the total.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid, Result, Uid};
-use polylane_ipc::handshake::{HELLO_BYTES, Hello, Welcome};
+use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
 use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Peer};
-use polylane_vfs::Cred;
+use polylane_vfs::{Attachment, Cred, Kind};
 
 use super::connection::Connection;
 use super::helpers::Helpers;
@@ -38,10 +38,12 @@ use super::stats::Stats;
 use super::users::Users;
 use super::worker::Inbox;
 use super::{Config, guarded};
-use crate::lane::Lane;
 use crate::lane::locks::{FormerProcess, process_owner};
+use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
+use crate::lane::{Attached, Lane};
+use crate::witness::{Numbers, Seen};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -78,6 +80,38 @@ enum Watched {
     Newcomer { socket: OwnedFd, peer: Peer, since: Instant },
     Client { socket: OwnedFd, session: Arc<Session> },
     Process { pid: u32 },
+}
+
+/// What a newcomer sees of the lane.
+struct View {
+    /// Its first thread, as the kernel's FUSE requests have it.
+    thread: u32,
+    attachment: Option<Arc<Attached>>,
+    other_numbers: bool,
+    notice: Option<OwnedFd>,
+}
+
+impl View {
+    /// As the tenant sees it.
+    fn at_home(numbers: Numbers) -> View {
+        let thread = numbers.thread;
+        View { thread, attachment: None, other_numbers: false, notice: None }
+    }
+
+    /// By the root that it opened, which is at `path` to it.
+    fn of(lane: &Lane, pid: u32, root: &OwnedFd, path: Vec<u8>) -> Result<View> {
+        let seen = lane.slots.witness.get().and_then(|witness| witness.attach(pid, root.as_fd()));
+        let Seen { number, node, read_only, other_numbers, notice } = seen.ok_or(Errno::EACCES)?;
+        let root = match lane.nodes.get(node)? {
+            Target::Node(node) if node.kind() == Kind::Dir => node,
+            _ => return Err(Errno::EACCES),
+        };
+        let bounds = Attachment { root: root.ino(), read_only, path };
+        let attachment = Arc::new(Attached { root, bounds });
+        lane.attached(&attachment);
+        let attachment = Some(attachment);
+        Ok(View { thread: number, attachment, other_numbers, notice: Some(notice) })
+    }
 }
 
 /// The thread's state.
@@ -220,16 +254,16 @@ impl Acceptor {
 
     /// Makes a newcomer's session and tells it and the workers.
     fn admit(&mut self, socket: &OwnedFd, peer: Peer) -> Result<Arc<Session>> {
-        let mut bytes = [0; HELLO_BYTES];
-        let received = scm::try_receive(socket, &mut bytes)?;
-        if received.truncated || !received.fds.is_empty() {
+        let mut bytes = vec![0; HELLO_BYTES_MAX];
+        let mut received = scm::try_receive(socket, &mut bytes)?;
+        if received.truncated || received.fds.len() > 1 {
             return Err(Errno::EPROTO);
         }
         let hello = Hello::from_bytes(&bytes[..received.count])?;
         self.room_for(peer.uid)?;
-        let session = self.session(&hello, peer)?;
+        let (session, notice) = self.session(hello, peer, received.fds.pop())?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
-        match self.introduce(socket, &session) {
+        match self.introduce(socket, &session, notice) {
             Ok(()) => Ok(session),
             Err(errno) => {
                 self.dismiss(&session);
@@ -238,11 +272,23 @@ impl Acceptor {
         }
     }
 
-    fn session(&mut self, hello: &Hello, peer: Peer) -> Result<Arc<Session>> {
+    /// A session of a peer that opened `root` as the lane's root, or that sees the lane as its
+    /// tenant does; and the page that tells of mounts at the lane of the former.
+    fn session(
+        &mut self,
+        hello: Hello,
+        peer: Peer,
+        root: Option<OwnedFd>,
+    ) -> Result<(Arc<Session>, Option<OwnedFd>)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, uid, gid, groups, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
-        let numbers = around.lane.slots.admit(pid)?;
+        let View { thread, attachment, other_numbers, notice } = match root {
+            Some(root) => View::of(&around.lane, pid, &root, hello.mount)?,
+            None if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
+            None => View::at_home(around.lane.slots.admit(pid)?),
+        };
+        let numbers = Numbers { pid, thread };
         if is_readable(&process.pidfd) {
             // Another one may have been looked at.
             return Err(Errno::ESRCH);
@@ -256,14 +302,32 @@ impl Acceptor {
         let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
         let cred = Cred { uid, gid, groups, ..Cred::root() };
-        let shown = numbers.thread;
+        let shown = thread;
         let (lane, stats) = (around.lane.clone(), around.stats.clone());
-        let connection = Connection { id, key, cred, process, shown, channel, slots, lane, stats };
-        Ok(Session::new(connection, self.users.of(uid), around.frames_left.clone()))
+        let connection = Connection {
+            id,
+            key,
+            cred,
+            process,
+            shown,
+            attachment,
+            other_numbers,
+            channel,
+            slots,
+            lane,
+            stats,
+        };
+        let session = Session::new(connection, self.users.of(uid), around.frames_left.clone());
+        Ok((session, notice))
     }
 
     /// First the workers, so that the client's first request finds somebody.
-    fn introduce(&self, socket: &OwnedFd, session: &Arc<Session>) -> Result<()> {
+    fn introduce(
+        &self,
+        socket: &OwnedFd,
+        session: &Arc<Session>,
+        notice: Option<OwnedFd>,
+    ) -> Result<()> {
         for inbox in &self.around.inboxes {
             inbox.add(session)?;
         }
@@ -273,12 +337,17 @@ impl Acceptor {
             geometry: *session.connection.channel.geometry(),
             plan: session.connection.channel.plan(),
             attributes: self.around.lane.vfs.character().attributes,
-            covered: self.around.config.covered.clone(),
+            attached: notice.is_some(),
+            covered: match notice {
+                None => self.around.config.covered.clone(),
+                // Nothing is mounted there, and its root may be another.
+                Some(_) => Vec::new(),
+            },
         };
         let pulse = self.beats.then(|| self.around.pulse.fd());
         // Without the pulse nobody would know that what he sees is a dead service's.
         let marks = self.around.marks.as_ref().filter(|_| self.beats).map(|marks| marks.0.fd());
-        let more = pulse.into_iter().chain(marks);
+        let more = pulse.into_iter().chain(marks).chain(notice.as_ref().map(AsFd::as_fd));
         let fds: Vec<_> = session.connection.channel.client_fds().into_iter().chain(more).collect();
         scm::send(socket, &welcome.to_bytes()?, &fds)
     }

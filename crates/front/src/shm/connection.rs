@@ -9,13 +9,13 @@ use polylane_base::sync::Arc;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::handover::{Answered, RequestId, Turn};
-use polylane_vfs::{Cred, OpCtx, Origin};
+use polylane_vfs::{Cred, Node, OpCtx, Origin};
 use zerocopy::little_endian::U64;
 
 use super::process::Process;
 use super::stats::Stats;
-use crate::lane::Lane;
 use crate::lane::slots::SessionSlots;
+use crate::lane::{Attached, Lane};
 
 /// In the first word of an request: no request of the kernel's has it.
 const OF_CLIENT: u64 = 1 << 63;
@@ -32,6 +32,10 @@ pub(super) struct Connection {
     pub(super) process: Arc<Process>,
     /// Its process's number as the lane's tenant sees it: F_GETLK of others tells it.
     pub(super) shown: u32,
+    /// What it sees of the lane, unless it sees all of it as the tenant does.
+    pub(super) attachment: Option<Arc<Attached>>,
+    /// Numbers of processes are others to it than to the tenant.
+    pub(super) other_numbers: bool,
     /// The shared memory.
     pub(super) channel: ServiceChannel,
     /// The kernel descriptors it opened ahead.
@@ -45,7 +49,21 @@ pub(super) struct Connection {
 impl Connection {
     /// What is done for the client is done with this, and the turn of its request.
     pub(super) fn ctx(&self) -> OpCtx<'_> {
-        OpCtx::new(Origin::Library { session: self.id }, &self.cred)
+        let attachment = self.attachment.as_deref().map(|attached| &attached.bounds);
+        OpCtx { attachment, ..OpCtx::new(Origin::Library { session: self.id }, &self.cred) }
+    }
+
+    /// The root of what it sees.
+    pub(super) fn root(&self) -> Node {
+        match &self.attachment {
+            Some(attached) => attached.root.clone(),
+            None => self.lane.vfs.root(),
+        }
+    }
+
+    /// Whether what changes the lane is left to the kernel, which refuses it.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.attachment.as_ref().is_some_and(|attached| attached.bounds.read_only)
     }
 
     /// The turn of a request that is to be done once; or what a former service was

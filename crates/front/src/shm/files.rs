@@ -187,7 +187,7 @@ impl OpenFiles {
     /// The inode that a path starts from.
     pub(super) fn start(&self, connection: &Connection, start: Start) -> Result<Node> {
         match start {
-            Start::Root => Ok(connection.lane.vfs.root()),
+            Start::Root => Ok(connection.root()),
             Start::Dir(handle) => self.node(handle),
         }
     }

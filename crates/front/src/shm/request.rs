@@ -7,6 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 mod brings;
+mod read_only;
 mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
@@ -26,7 +27,6 @@ pub(super) const TO_THE_END: u64 = u64::MAX;
 
 /// Largest value of an extended attribute (`XATTR_SIZE_MAX`).
 pub(super) const XATTR_BYTES_MAX: u64 = 65536;
-
 /// Longest name of an extended attribute (`XATTR_NAME_MAX`).
 const XATTR_NAME_BYTES_MAX: usize = 255;
 

@@ -257,6 +257,8 @@ mod tests {
             cred: Cred { uid, ..Cred::root() },
             process: Arc::new(process),
             shown: 1,
+            attachment: None,
+            other_numbers: false,
             channel,
             slots: lane.slots.open_session(
                 Token::random().unwrap(),

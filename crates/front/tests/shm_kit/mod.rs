@@ -4,7 +4,7 @@
 pub mod file;
 pub mod hostile;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -147,8 +147,18 @@ pub struct Client {
 }
 
 pub fn connect_raw(path: &Path) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
+    connect_as(path, "/lane", None)
+}
+
+/// As a process that has the lane at `mount`; with `root`, by an attachment of its own.
+pub fn connect_as(
+    path: &Path,
+    mount: &str,
+    root: Option<BorrowedFd<'_>>,
+) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
     let socket = scm::connect(path)?;
-    scm::send(&socket, &Hello { queue: None, key: 0 }.to_bytes(), &[])?;
+    let hello = Hello { queue: None, key: 0, mount: mount.into() };
+    scm::send(&socket, &hello.to_bytes(), root.as_slice())?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(&socket, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;
@@ -160,7 +170,17 @@ pub fn connect_raw(path: &Path) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errn
 
 impl Client {
     pub fn connect(path: &Path) -> Result<Client, Errno> {
-        let (socket, welcome, mut fds) = connect_raw(path)?;
+        Client::of(connect_raw(path)?)
+    }
+
+    /// With an attachment at `mount`, by `root`.
+    pub fn attach(path: &Path, mount: &str, root: BorrowedFd<'_>) -> Result<Client, Errno> {
+        let (socket, welcome, mut fds) = connect_as(path, mount, Some(root))?;
+        assert!(welcome.attached && fds.pop().is_some(), "the page comes last");
+        Client::of((socket, welcome, fds))
+    }
+
+    fn of((socket, welcome, mut fds): (OwnedFd, Welcome, Vec<OwnedFd>)) -> Result<Client, Errno> {
         let memfd = fds.remove(0);
         let channel = ClientChannel::attach(memfd, fds, welcome.geometry, welcome.plan)?;
         let mailbox = channel.claim().unwrap();

@@ -141,7 +141,11 @@ impl Call<'_> {
         match found {
             None => reply.value[0] = libc::F_UNLCK as u64,
             Some(found) => {
-                let told = describe(&found, args.family);
+                let mut told = describe(&found, args.family);
+                if self.session.connection.other_numbers && told[3] != u64::from(u32::MAX) {
+                    // As of a process that the client does not see.
+                    told[3] = 0;
+                }
                 reply.value.iter_mut().zip(told).for_each(|(value, told)| *value = told);
             }
         }

@@ -119,6 +119,9 @@ impl From<PathError> for Failure {
 /// Serves one request. A table: one arm per operation.
 pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
     use FileRequest as R;
+    if call.session.connection.is_read_only() && request.is_of_writable_mount() {
+        return Err(Failure::UseKernel);
+    }
     match *request {
         R::Ping { position } => call.ping(position),
         R::Open { at, flags, perm, umask, slot, brings } => {

@@ -24,6 +24,10 @@ impl Holding<'_> {
         entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
+        let lent = entry.change == Change::Write && entry.flags & LENT != 0;
+        if self.connection.is_read_only() && !lent {
+            return Err(Errno::EROFS.into());
+        }
         if entry.change.is_of_file() {
             return self.apply_to_file(state, ctx, entry, time);
         }
