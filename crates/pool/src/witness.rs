@@ -152,10 +152,10 @@ fn attend(mut tenant: Tenant, line: &Link) {
             let _ = rustix::event::poll(&mut fds, None);
             let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             let (asked, ended) = (is_ready(&fds[0]), is_ready(&fds[1]));
-            let others = fds.iter().skip(2).any(is_ready);
+            let others: Vec<bool> = fds.iter().skip(2).map(is_ready).collect();
             drop(fds);
-            if others {
-                tenant.others.tidy();
+            if others.contains(&true) {
+                tenant.others.wake(&others);
             }
             if ended {
                 (tenant.mounts, tenant.others, init) = (None, OtherMounts::default(), None);

@@ -80,7 +80,18 @@ impl Notice {
 
     /// Tells what a look found. For the page's maker only.
     pub fn tell(&self, changed: bool) {
+        self.show(changed);
+        self.count();
+    }
+
+    /// Tells what a look found, before it counts: a look at several mounts is over when all are
+    /// told. For the page's maker only.
+    pub fn show(&self, changed: bool) {
         self.0.word32(CHANGED).store(u32::from(changed), Ordering::Release);
+    }
+
+    /// Counts a look whose find is told. For the page's maker only.
+    pub fn count(&self) {
         self.0.word32(LOOKS).fetch_add(1, Ordering::AcqRel);
     }
 

@@ -49,6 +49,11 @@ pub(super) fn moves(flags: c_ulong) -> bool {
     flags & how == 0
 }
 
+/// [`mounts::change`] of this process.
+pub(super) fn changing<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
+    mounts::change(|| &STATE.get().sessions, seen, call)
+}
+
 /// Whether prctl's way to install a filter, or the strict mode, does; programs that ask what there
 /// is give no filter.
 pub(super) fn confines(mode: c_ulong, filter: c_ulong) -> bool {
@@ -199,21 +204,21 @@ hooks! {
         data: *const c_void
     ) -> c_int {
         // SAFETY: as above.
-        mounts::change(moves(flags), || unsafe { real::mount(source, target, kind, flags, data) })
+        changing(moves(flags), || unsafe { real::mount(source, target, kind, flags, data) })
     }
 
     /// `umount`
     ["umount"]
     fn umount(target: *const c_char) -> c_int {
         // SAFETY: as above.
-        mounts::change(true, || unsafe { real::umount(target) })
+        changing(true, || unsafe { real::umount(target) })
     }
 
     /// `umount2`
     ["umount2"]
     fn umount2(target: *const c_char, flags: c_int) -> c_int {
         // SAFETY: as above.
-        mounts::change(true, || unsafe { real::umount2(target, flags) })
+        changing(true, || unsafe { real::umount2(target, flags) })
     }
 
     /// `move_mount`
@@ -222,7 +227,16 @@ hooks! {
         from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_uint
     ) -> c_int {
         // SAFETY: as above.
-        mounts::change(true, || unsafe { real::move_mount(from_dir, from, to_dir, to, flags) })
+        changing(true, || unsafe { real::move_mount(from_dir, from, to_dir, to, flags) })
+    }
+
+    /// `mount_setattr`
+    ["mount_setattr"]
+    fn mount_setattr(
+        dir: c_int, path: *const c_char, flags: c_uint, attributes: *mut c_void, size: size_t
+    ) -> c_int {
+        // SAFETY: as above.
+        changing(true, || unsafe { real::mount_setattr(dir, path, flags, attributes, size) })
     }
 
     /// `unshare`

@@ -17,7 +17,6 @@ use crate::ops::process::{self, Sharing};
 use crate::ops::share::Heir;
 use crate::ops::state::STATE;
 use crate::ops::strict;
-use crate::session::mounts;
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.
@@ -66,11 +65,11 @@ hooks! {
                     identity::sendmmsg(a as _, b as _, c as _, d as _).into()
                 }
                 libc::SYS_umask => process::umask(&STATE, a as u32).into(),
-                libc::SYS_mount => mounts::change(identity::moves(d as _), || {
+                libc::SYS_mount => identity::changing(identity::moves(d as _), || {
                     real::syscall(number, a, b, c, d, e, f)
                 }),
-                libc::SYS_umount2 | libc::SYS_move_mount => {
-                    mounts::change(true, || real::syscall(number, a, b, c, d, e, f))
+                libc::SYS_umount2 | libc::SYS_move_mount | libc::SYS_mount_setattr => {
+                    identity::changing(true, || real::syscall(number, a, b, c, d, e, f))
                 }
                 libc::SYS_mmap => super::map::map_file(e as _, d as _, || {
                     real::syscall(number, a, b, c, d, e, f) as *mut c_void

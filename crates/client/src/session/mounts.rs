@@ -17,7 +17,7 @@ use polylane_sys::notice::Notice;
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::{self, Session, namespace};
+use crate::session::{self, Session, Sessions, namespace};
 
 /// How often a mount or an unmount of this process looks whether it was seen, at most.
 const LOOKS_MAX: u32 = 500;
@@ -67,31 +67,56 @@ pub(crate) fn changed(session: &Session) -> bool {
     notice.is_some_and(Notice::is_changed)
 }
 
-/// The page that tells of this process's mounts.
-fn notice() -> Option<&'static Notice> {
-    let own = session::last().and_then(|session| session.notice.as_ref());
-    own.or_else(|| if find() { NOTICE.get() } else { None })
+/// A page that tells of this process's mounts.
+enum Page {
+    Known(&'static Notice),
+    /// Of a session that is for this page alone.
+    Aside(Box<Session>),
+}
+
+impl Page {
+    /// `None`: this process gets none.
+    fn find(sessions: &'static Sessions) -> Option<Page> {
+        let own = session::last().and_then(|session| session.notice.as_ref());
+        let known = own.or_else(|| if find() { NOTICE.get() } else { None });
+        match known {
+            Some(notice) => Some(Page::Known(notice)),
+            None => Some(Page::Aside(Box::new(sessions.aside().ok()?))),
+        }
+    }
+
+    fn looks(&self) -> u32 {
+        match self {
+            Page::Known(notice) => notice.looks(),
+            Page::Aside(session) => session.notice.as_ref().map_or(0, Notice::looks),
+        }
+    }
 }
 
 /// Makes a call that mounts or unmounts, and waits until all processes know of it, so that what the
 /// program does next finds what it mounted. `seen`: such a call changes the table of mounts.
 ///
-/// A look that was under way for another reason may end the wait a moment too early.
-pub(crate) fn change<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
-    let watched = seen && namespace::mount().is_ok() && namespace::is_at_home();
-    let notice = if watched { thread::slow(notice) } else { None };
-    let before = notice.map(Notice::looks);
+/// A process without a session is admitted for this call: others that see the same mounts may have
+/// sessions. A look that was under way for another reason may end the wait a moment too early.
+pub(crate) fn change<T: PartialEq + From<i8>>(
+    sessions: impl FnOnce() -> &'static Sessions,
+    seen: bool,
+    call: impl FnOnce() -> T,
+) -> T {
+    let watched = seen && namespace::mount().is_ok();
+    let page = if watched { thread::slow(|| Page::find(sessions())) } else { None };
+    let before = page.as_ref().map(Page::looks);
     let done = call();
-    if done == T::from(0)
-        && let Some(notice) = notice
-    {
-        let errno = real::errno();
-        let mut left = LOOKS_MAX;
-        while Some(notice.looks()) == before && left > 0 {
-            std::thread::sleep(PAUSE);
-            left -= 1;
-        }
-        real::set_errno(errno);
+    let Some(page) = page else { return done };
+    let errno = real::errno();
+    let mut left = if done == T::from(0) { LOOKS_MAX } else { 0 };
+    while Some(page.looks()) == before && left > 0 {
+        std::thread::sleep(PAUSE);
+        left -= 1;
     }
+    if let Page::Aside(session) = page {
+        thread::slow(|| session.finish());
+    }
+    real::set_errno(errno);
     done
 }

@@ -92,16 +92,22 @@ struct Watched {
 }
 
 impl Watched {
-    /// Reads the table again, and tells whether the mount is as it was.
+    /// Reads the table again, and shows whether the mount is as it was.
     fn look(&mut self) {
         let now = read(&mut self.table);
         let same = now
             .is_some_and(|table| read_only(&table, self.id, &self.device) == Some(self.read_only));
-        self.notice.tell(!same);
+        self.notice.show(!same);
     }
 
-    fn has_changed(&self) -> bool {
-        is_ready(self.table.as_fd(), PollFlags::PRI)
+    /// Looks, if the table has changed, and says so. The kernel tells of a change once; `told`: it
+    /// has.
+    fn look_if_changed(&mut self, told: bool) -> bool {
+        let changed = told || is_ready(self.table.as_fd(), PollFlags::PRI);
+        if changed {
+            self.look();
+        }
+        changed
     }
 }
 
@@ -132,11 +138,11 @@ impl OtherMounts {
         let mut table = File::open(format!("/proc/{pid}/mountinfo")).ok()?;
         let read_only = read_only(&read(&mut table)?, mount, device)?;
         let space = fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino();
-        let is_it = |one: &&mut Watched| (one.space, one.id) == (space, mount);
+        let is_it =
+            |one: &&mut Watched| (one.space, one.id, one.read_only) == (space, mount, read_only);
         if let Some(known) = self.0.iter_mut().find(is_it) {
             known.look();
-            // A page that has told of a change once stays with those that it told.
-            if known.read_only == read_only && !known.notice.is_changed() {
+            if !known.notice.is_changed() {
                 known.processes.push(process);
                 let page = known.page.try_clone().ok()?;
                 return Some(Seen { node, read_only, page });
@@ -161,13 +167,29 @@ impl OtherMounts {
         })
     }
 
-    /// Looks at what has changed, and forgets mounts whose processes are gone.
-    pub(super) fn tidy(&mut self) {
+    /// Looks at what has changed, and forgets mounts whose processes are gone. `ready`: which of
+    /// [`awaited`](Self::awaited) were.
+    pub(super) fn wake(&mut self, ready: &[bool]) {
+        let mut ready = ready.iter().copied();
+        let tables = self.0.iter().map(|one| ready.nth(one.processes.len()).unwrap_or(false));
+        let told: Vec<bool> = tables.collect();
+        self.look(&told);
+    }
+
+    /// As [`wake`](Self::wake), by what the kernel says now.
+    fn tidy(&mut self) {
+        self.look(&vec![false; self.0.len()]);
+    }
+
+    /// `told`: whose table has changed, by what the kernel said.
+    fn look(&mut self, told: &[bool]) {
+        let looked = |(one, told): (&mut Watched, &bool)| one.look_if_changed(*told);
+        let changed: Vec<bool> = self.0.iter_mut().zip(told).map(looked).collect();
+        // Who waits for one page takes it that the other pages are told, too.
+        let counted = self.0.iter().zip(changed).filter(|(_, changed)| *changed);
+        counted.for_each(|(one, _)| one.notice.count());
         for one in &mut self.0 {
             one.processes.retain(|process| !is_ready(process.as_fd(), PollFlags::IN));
-            if one.has_changed() {
-                one.look();
-            }
         }
         self.0.retain(|one| !one.processes.is_empty());
     }

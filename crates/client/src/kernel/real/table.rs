@@ -213,6 +213,8 @@ real! {
     fn umount2(target: *const c_char, flags: c_int) -> c_int;
     fn move_mount(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char,
         flags: c_uint) -> c_int;
+    fn mount_setattr(dir: c_int, path: *const c_char, flags: c_uint, attributes: *mut c_void,
+        size: size_t) -> c_int;
     fn unshare(flags: c_int) -> c_int;
     fn setns(fd: c_int, kind: c_int) -> c_int;
     fn setuid(user: uid_t) -> c_int;
