@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use polylane_base::{Errno, Result};
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::OFlags;
 
 use crate::cache::{FilePages, PAGE, ReadAhead};
 use crate::ctx::OpCtx;
@@ -220,7 +220,7 @@ impl OpenFile {
         sink: &mut dyn Sink,
     ) -> Result<usize> {
         let count = self.peek(ctx, offset, len, sink)?;
-        if self.moves_atime() {
+        if len > 0 && self.moves_atime() {
             self.node.core.touch(ctx, &self.node);
         }
         Ok(count)
@@ -395,7 +395,7 @@ impl OpenFile {
         if len == 0 {
             return Err(Errno::EINVAL);
         }
-        let mode = fallocate_mode(flags)?;
+        let mode = Fallocate::from_flags(flags)?;
         let node = self.writable().map_err(|_| Errno::EBADF)?;
         let core = &node.core;
         core.count(Count::Ops);
@@ -423,17 +423,22 @@ impl OpenFile {
         if mode != (Fallocate::Allocate { keep_size: true }) {
             node.data_changes(0, u64::MAX);
         }
-        match node.pages() {
-            Some(pages) => {
-                core.cached_fallocate(ctx, node, pages, mode, (offset, len))?;
-            }
+        let done = match node.pages() {
+            Some(pages) => core.cached_fallocate(ctx, node, pages, mode, (offset, len)),
             None => {
                 let mut held = node.attr();
-                let new = core.fs.fallocate(ctx, node.ino(), mode, offset, len)?;
-                node.keep(&mut held, new);
+                let new = core.fs.fallocate(ctx, node.ino(), mode, offset, len);
+                new.map(|new| node.keep(&mut held, new))
             }
+        };
+        // ext4 takes the file for changed before it looks at range, map and room.
+        if done.is_ok() || node.pages().is_some() {
+            core.kill_set_id(Some(ctx), node)?;
         }
-        core.kill_set_id(Some(ctx), node)
+        if let (Err(_), Some(pages)) = (done, node.pages()) {
+            core.retime(node, pages, core.now(ctx), None);
+        }
+        done
     }
 
     /// `lseek` SEEK_DATA and SEEK_HOLE. `ENXIO` when there is nothing more.
@@ -580,19 +585,4 @@ fn room(size_max: u64, at: u64, len: usize) -> Result<usize> {
         return Err(Errno::EFBIG);
     }
     Ok(usize::try_from(size_max - at).map_or(len, |room| len.min(room)))
-}
-
-/// The mode of fallocate(2) that `flags` mean.
-fn fallocate_mode(flags: i32) -> Result<Fallocate> {
-    let flags = FallocateFlags::from_bits_retain(flags.cast_unsigned());
-    let keep = FallocateFlags::KEEP_SIZE;
-    let keep_size = flags.contains(keep);
-    match flags.difference(keep) {
-        FallocateFlags::PUNCH_HOLE if keep_size => Ok(Fallocate::PunchHole),
-        FallocateFlags::ZERO_RANGE => Ok(Fallocate::ZeroRange { keep_size }),
-        FallocateFlags::COLLAPSE_RANGE if !keep_size => Ok(Fallocate::CollapseRange),
-        FallocateFlags::INSERT_RANGE if !keep_size => Ok(Fallocate::InsertRange),
-        rest if rest.is_empty() => Ok(Fallocate::Allocate { keep_size }),
-        _ => Err(Errno::EOPNOTSUPP),
-    }
 }

@@ -27,6 +27,7 @@
 //!   system answers `EROFS` or `EIO` to changes until it is opened again.
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
+use rustix::fs::FallocateFlags;
 
 use crate::ctx::OpCtx;
 
@@ -164,6 +165,23 @@ pub enum Fallocate {
     CollapseRange,
     /// `FALLOC_FL_INSERT_RANGE`.
     InsertRange,
+}
+
+impl Fallocate {
+    /// The mode of fallocate(2) that `flags` mean. `EOPNOTSUPP`.
+    pub fn from_flags(flags: i32) -> Result<Fallocate> {
+        let flags = FallocateFlags::from_bits_retain(flags.cast_unsigned());
+        let keep = FallocateFlags::KEEP_SIZE;
+        let keep_size = flags.contains(keep);
+        match flags.difference(keep) {
+            FallocateFlags::PUNCH_HOLE if keep_size => Ok(Fallocate::PunchHole),
+            FallocateFlags::ZERO_RANGE => Ok(Fallocate::ZeroRange { keep_size }),
+            FallocateFlags::COLLAPSE_RANGE if !keep_size => Ok(Fallocate::CollapseRange),
+            FallocateFlags::INSERT_RANGE if !keep_size => Ok(Fallocate::InsertRange),
+            rest if rest.is_empty() => Ok(Fallocate::Allocate { keep_size }),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
 }
 
 /// What `lseek(2)` looks for.

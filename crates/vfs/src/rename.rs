@@ -123,8 +123,16 @@ impl Vfs {
         check_dir(from_dir)?;
         check_dir(to_dir)?;
         for name in [from, to] {
-            // renameat2(2): EBUSY for `.` and `..`.
-            check_name(name).map_err(|e| if e == Errno::EINVAL { Errno::EBUSY } else { e })?;
+            match check_name(name) {
+                // renameat2(2): EBUSY for `.` and `..`.
+                Err(Errno::EINVAL) => return Err(Errno::EBUSY),
+                Err(Errno::ENAMETOOLONG) if name.len() == to.len() => {
+                    // The kernel looks for the old name before it minds the new one's length.
+                    self.lookup(ctx, from_dir, from)?;
+                    return Err(Errno::ENAMETOOLONG);
+                }
+                checked => checked?,
+            }
         }
         let from = Side { dir: from_dir, name: from };
         let to = Side { dir: to_dir, name: to };

@@ -15,7 +15,7 @@ use crate::access::{self, EXEC};
 use crate::core::{Core, is_ancestor};
 use crate::ctx::OpCtx;
 use crate::fs::Kind;
-use crate::inode::Node;
+use crate::inode::{ATIME_DUE, Node};
 use crate::name::Name;
 use crate::vfs::{Last, PathError, Vfs};
 
@@ -161,11 +161,12 @@ impl<'a> Walk<'a> {
             match &self.text[from..to] {
                 b"." => (),
                 b".." => self.step_up()?,
-                name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG.into()),
+                // Its length is minded by who looks it up: the kernel walks to both names first.
                 _ if last && goal == Goal::Parent => {
                     self.last = from..to;
                     return Ok(End::Name { slash });
                 }
+                name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG.into()),
                 name => {
                     if self.is_covered(ctx, name) {
                         return Err(PathError::Leaves);
@@ -202,6 +203,9 @@ impl<'a> Walk<'a> {
             return Err(Errno::ELOOP.into());
         }
         let target = link.target(ctx)?;
+        if link.has(ATIME_DUE) {
+            self.core.touch(ctx, link);
+        }
         let mut inside = target;
         if target.first() == Some(&b'/') {
             inside = below_mount(target, self.mount_path()).ok_or(PathError::Leaves)?;

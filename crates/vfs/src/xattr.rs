@@ -37,16 +37,26 @@ fn space(name: &[u8]) -> Result<Space> {
     let spaces: [(&[u8], Space); 3] =
         [(b"user.", Space::User), (b"trusted.", Space::Trusted), (b"security.", Space::Security)];
     for (prefix, space) in spaces {
-        match name.strip_prefix(prefix) {
-            Some(rest) if rest.is_empty() || rest.contains(&0) => return Err(Errno::EINVAL),
-            Some(_) => return Ok(space),
-            None => (),
+        if name.starts_with(prefix) {
+            return Ok(space);
         }
     }
     if name.starts_with(b"system.") { Err(Errno::EOPNOTSUPP) } else { Ok(Space::Unknown) }
 }
 
+/// `EINVAL` for a prefix without a name, which Linux minds last.
+fn check_whole(name: &[u8]) -> Result<()> {
+    if name.ends_with(b".") && name.iter().filter(|byte| **byte == b'.').count() == 1 {
+        return Err(Errno::EINVAL);
+    }
+    if name.contains(&0) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 fn check_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
+    may_get(ctx, node, name).and(check_whole(name))
+}
+
+fn may_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::ENODATA),
         Space::User => access::check(ctx, node, READ),
@@ -62,6 +72,10 @@ fn check_flags(node: &Inode) -> Result<()> {
 }
 
 fn check_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
+    may_change(ctx, node, name).and(check_whole(name))
+}
+
+fn may_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::EPERM),
         Space::User => {
@@ -100,10 +114,10 @@ impl Vfs {
     ) -> Result<()> {
         self.begin();
         self.core.writable()?;
-        check_flags(node)?;
         if value.len() > VALUE_BYTES_MAX {
             return Err(Errno::E2BIG);
         }
+        check_flags(node)?;
         // Lists are set whether or not they are there already, as in Linux.
         if let Some(kind) = AclKind::from_name(name) {
             return self.set_acl(ctx, node, kind, Some(value));

@@ -130,11 +130,14 @@ pub(crate) fn fallocate(
         namespace::mount()?;
         state.get().sessions.hurry();
     }
-    // Linux looks at the range before it asks whether the file is open for writing.
+    // Linux looks at range and mode before it asks whether the file is open for writing.
     let range = (u64::try_from(offset), u64::try_from(len));
     let (Ok(offset), Ok(length @ 1..)) = range else {
         return resizable(state, fd, Errno::EINVAL).and(Err(Errno::EINVAL.into()));
     };
+    if !is_known_mode(flags) {
+        return resizable(state, fd, Errno::EOPNOTSUPP).and(Err(Errno::EOPNOTSUPP.into()));
+    }
     let (session, handle) = resizable(state, fd, Errno::EBADF)?;
     if flags & libc::FALLOC_FL_KEEP_SIZE == 0 {
         limit::check_size(state, offset.saturating_add(length))?;
@@ -142,6 +145,17 @@ pub(crate) fn fallocate(
     let flags = flags as u32;
     call::plain(session, Message { handle, flags, offset, length, ..Message::new(Op::Fallocate) })?;
     Ok(())
+}
+
+/// Whether fallocate(2) knows the mode.
+fn is_known_mode(flags: i32) -> bool {
+    let keeps = flags & libc::FALLOC_FL_KEEP_SIZE != 0;
+    match flags & !libc::FALLOC_FL_KEEP_SIZE {
+        0 | libc::FALLOC_FL_ZERO_RANGE => true,
+        libc::FALLOC_FL_PUNCH_HOLE => keeps,
+        libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE => !keeps,
+        _ => false,
+    }
 }
 
 /// `posix_fadvise`: the service caches by what is read, and the kernel must not fill pages of its

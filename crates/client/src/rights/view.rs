@@ -194,6 +194,12 @@ pub(crate) fn keep_locks(former: &'static Session, file: &Record) -> Option<Lock
     former.channel.views()?.keep_locks(number)
 }
 
+/// Whether the access time is not after every change (`relatime`).
+fn is_atime_old(attr: &WireAttr) -> bool {
+    let time = |which: usize| (attr.sec[which], attr.nsec[which]);
+    time(0) <= time(1).max(time(2))
+}
+
 /// Copies what is shown; `note` is called before it counts where the read moves the access time.
 #[inline(always)]
 fn copy(
@@ -206,8 +212,9 @@ fn copy(
     let (views, number) = shown(session, file)?;
     let look = views.look(number)?;
     if !look.has(HAS_DATA) {
-        // Bytes may be missing because reading them moves the access time; finding none does not.
-        let ended = views.attr(number).is_some_and(|attr| attr.size <= offset);
+        // Bytes may be missing because a read moves the access time, also one that finds none.
+        let moves = |attr: &WireAttr| is_atime_old(attr) && !into.is_empty();
+        let ended = views.attr(number).is_some_and(|attr| attr.size <= offset && !moves(&attr));
         return (ended && !session.channel.is_dead()).then_some(0);
     }
     let count = views.size(number)?.saturating_sub(offset).min(into.len() as u64) as usize;
@@ -229,7 +236,7 @@ fn copy(
         std::iter::repeat_with(copied).take(READ_TRIES).find(|whole| *whole != Some(false))??;
         done += part;
     }
-    if look.has(NOTES_READS) && count > 0 {
+    if look.has(NOTES_READS) && !into.is_empty() {
         note(&views, number);
     }
     (views.is_same(number, look) && !session.channel.is_dead()).then_some(count)

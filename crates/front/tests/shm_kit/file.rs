@@ -62,7 +62,7 @@ impl<'a> File<'a> {
             }
             done += part;
         }
-        if look.has(NOTES_READS) && count > 0 {
+        if look.has(NOTES_READS) && !into.is_empty() {
             views.note_read(self.view, now);
         }
         views.is_same(self.view, look).then_some(count)

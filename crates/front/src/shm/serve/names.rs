@@ -110,14 +110,7 @@ impl Call<'_> {
         leased: bool,
     ) -> Answer {
         let from = self.last(from)?;
-        let to = match self.last(to) {
-            // The kernel looks for the old name before it minds the new one's length.
-            Err(Failure::Errno(Errno::ENAMETOOLONG)) => {
-                self.vfs().lookup(&self.ctx(), &from.dir, &from.name)?;
-                return Err(Errno::ENAMETOOLONG.into());
-            }
-            other => other?,
-        };
+        let to = self.last(to)?;
         if from.must_be_dir || to.must_be_dir {
             self.check_slashes(&from, &to, flags)?;
         }
@@ -151,7 +144,7 @@ impl Call<'_> {
         if flags & RENAME_NOREPLACE != 0 && target.is_ok() {
             return Err(Errno::EEXIST.into());
         }
-        if exchange && to.must_be_dir && is_file(&target?) {
+        if exchange && is_file(&target?) && to.must_be_dir {
             return Err(Errno::ENOTDIR.into());
         }
         let must_be_dir = from.must_be_dir || to.must_be_dir && !exchange;
