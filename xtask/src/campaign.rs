@@ -18,6 +18,9 @@ use crate::{PROFILE, fuzz, target_dir};
 /// Begins the name of a part that runs a fuzz target, which follows.
 const FUZZ: &str = "fuzz-";
 
+/// Begins the command of a whole-system test.
+const WHOLE: &str = "cargo test -p polylane-tests --test";
+
 /// What a test says of a list that it did not do whole.
 const CUT: &str = "cut short";
 
@@ -59,7 +62,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let corrupt = room(&format!("--test corrupt {alone}"));
     let stress = room("--test stress --test model");
     let trees = room("--test kernel large_trees -- --ignored --nocapture");
-    let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
+    let whole = |test: &str| words(&format!("{WHOLE} {test} -- --nocapture"));
     let clients = "-p polylane-pool --test hostile_clients -- --nocapture";
     let databases = "-p polylane-pool --test database_cuts -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
@@ -78,13 +81,13 @@ fn parts(seconds: u64) -> Vec<Part> {
         Part { name: "corrupt", command: corrupt, env: vec![images], repeat_seconds: 0 },
         Part {
             name: "fsx",
-            command: words(fsx),
+            command: whole("posix fsx"),
             env: vec![("POLYLANE_FSX_OPERATIONS", "1000000".to_string())],
             repeat_seconds: 0,
         },
         Part {
             name: "power-cut",
-            command: words("cargo test -p polylane-tests --test power_cut -- --nocapture"),
+            command: whole("power_cut"),
             env: vec![("POLYLANE_POWER_CUTS", "25".to_string())],
             repeat_seconds: 0,
         },
@@ -99,6 +102,12 @@ fn parts(seconds: u64) -> Vec<Part> {
             name: "clients",
             command: words(&format!("cargo test {PROFILE} {clients}")),
             env: vec![("POLYLANE_CLIENTS_SECONDS", seconds.to_string())],
+            repeat_seconds: 0,
+        },
+        Part {
+            name: "ext4-beside-kernel",
+            command: whole("ext4_beside_kernel random"),
+            env: vec![("POLYLANE_BESIDE_SECONDS", seconds.to_string())],
             repeat_seconds: 0,
         },
         Part { name: "trees", command: trees, env: vec![], repeat_seconds: 0 },
@@ -133,10 +142,10 @@ pub fn run(root: &Path, names: &[String]) -> Result<()> {
         let ended = part.run(root);
         let minutes = start.elapsed().as_secs_f64() / 60.0;
         match &ended {
-            Ok(false) => eprintln!("campaign: {:12} ok      {minutes:6.1} min", part.name),
-            Ok(true) => eprintln!("campaign: {:12} ok, {CUT} {minutes:6.1} min", part.name),
+            Ok(false) => eprintln!("campaign: {:18} ok      {minutes:6.1} min", part.name),
+            Ok(true) => eprintln!("campaign: {:18} ok, {CUT} {minutes:6.1} min", part.name),
             Err(error) => {
-                eprintln!("campaign: {:12} FAILED  {minutes:6.1} min: {error:#}", part.name);
+                eprintln!("campaign: {:18} FAILED  {minutes:6.1} min: {error:#}", part.name);
                 failed.push(part.name);
             }
         }
