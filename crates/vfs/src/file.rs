@@ -432,7 +432,7 @@ impl OpenFile {
             }
         };
         // ext4 takes the file for changed before it looks at range, map and room.
-        if done.is_ok() || node.pages().is_some() {
+        if !matches!(done, Err(Errno::EOPNOTSUPP)) {
             core.kill_set_id(Some(ctx), node)?;
         }
         if let (Err(_), Some(pages)) = (done, node.pages()) {

@@ -9,6 +9,7 @@ use crate::ctx::OpCtx;
 use crate::file::OpenFile;
 use crate::fs::{Kind, SetAttr};
 use crate::inode::{LINKABLE, Node, ONLY_GROWS};
+use crate::names::check_name;
 use crate::oplock;
 use crate::vfs::{Create, PathError, Vfs};
 use crate::walk::{End, Goal, Walk};
@@ -103,7 +104,7 @@ impl Vfs {
                 End::Name { .. } if walk.is_covered(ctx, walk.last()) => {
                     return Err(PathError::Leaves);
                 }
-                End::Name { .. } => (),
+                End::Name { .. } => check_name(walk.last())?,
             }
             match self.open_last(ctx, &walk, flags, missing)? {
                 Last::Opened(file) => return Ok(file),

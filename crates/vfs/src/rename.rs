@@ -122,17 +122,16 @@ impl Vfs {
         let mut wish = wish(flags)?;
         check_dir(from_dir)?;
         check_dir(to_dir)?;
-        for name in [from, to] {
-            match check_name(name) {
-                // renameat2(2): EBUSY for `.` and `..`.
-                Err(Errno::EINVAL) => return Err(Errno::EBUSY),
-                Err(Errno::ENAMETOOLONG) if name.len() == to.len() => {
-                    // The kernel looks for the old name before it minds the new one's length.
-                    self.lookup(ctx, from_dir, from)?;
-                    return Err(Errno::ENAMETOOLONG);
-                }
-                checked => checked?,
-            }
+        let (old, new) = (check_name(from), check_name(to));
+        // renameat2(2): EBUSY for `.` and `..`.
+        if [old, new].contains(&Err(Errno::EINVAL)) {
+            return Err(Errno::EBUSY);
+        }
+        old?;
+        if let Err(errno) = new {
+            // The kernel looks for the old name before it looks at the new one's length.
+            self.lookup(ctx, from_dir, from)?;
+            return Err(errno);
         }
         let from = Side { dir: from_dir, name: from };
         let to = Side { dir: to_dir, name: to };

@@ -52,7 +52,8 @@ impl From<Errno> for PathError {
 pub struct Last {
     /// The directory.
     pub dir: Node,
-    /// The name: never empty, `.` or `..`, no slash.
+    /// The name: never empty, `.` or `..`, no slash. One that is too long is here, too: what looks
+    /// it up answers `ENAMETOOLONG`.
     pub name: Name,
     /// The path ended in a slash.
     pub must_be_dir: bool,

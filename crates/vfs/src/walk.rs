@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
             match &self.text[from..to] {
                 b"." => (),
                 b".." => self.step_up()?,
-                // Its length is minded by who looks it up: the kernel walks to both names first.
+                // Its lookup refuses a long one: a rename walks to both directories first.
                 _ if last && goal == Goal::Parent => {
                     self.last = from..to;
                     return Ok(End::Name { slash });

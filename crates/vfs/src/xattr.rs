@@ -44,7 +44,7 @@ fn space(name: &[u8]) -> Result<Space> {
     if name.starts_with(b"system.") { Err(Errno::EOPNOTSUPP) } else { Ok(Space::Unknown) }
 }
 
-/// `EINVAL` for a prefix without a name, which Linux minds last.
+/// `EINVAL` for a prefix without a name, which Linux looks at last.
 fn check_whole(name: &[u8]) -> Result<()> {
     if name.ends_with(b".") && name.iter().filter(|byte| **byte == b'.').count() == 1 {
         return Err(Errno::EINVAL);

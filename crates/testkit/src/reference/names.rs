@@ -54,7 +54,7 @@ impl Reference {
 
     pub(super) fn create(&mut self, user: User, path: &str, new: &NewNode<'_>) -> Outcome {
         let last = self.parent(user, path)?;
-        match self.fs.lookup(&OpCtx::service(), last.dir, &last.name) {
+        match self.find(last.dir, &last.name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) if last.slash && new.kind != Kind::Dir => {
                 return Err(Errno::ENOENT.into());
@@ -103,7 +103,7 @@ impl Reference {
 
     pub(super) fn link_to(&mut self, user: User, ino: Ino, linkable: bool, to: &str) -> Outcome {
         let last = self.parent(user, to)?;
-        match self.fs.lookup(&OpCtx::service(), last.dir, &last.name) {
+        match self.find(last.dir, &last.name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) if last.slash => return Err(Errno::ENOENT.into()),
             Err(Errno::ENOENT) => {}
@@ -123,7 +123,7 @@ impl Reference {
 
     pub(super) fn unlink(&mut self, user: User, path: &str, as_dir: bool) -> Outcome {
         let last = self.parent(user, path)?;
-        let victim = self.fs.lookup(&OpCtx::service(), last.dir, &last.name)?;
+        let victim = self.find(last.dir, &last.name)?;
         if !as_dir && last.slash {
             let errno = if victim.kind == Kind::Dir { Errno::EISDIR } else { Errno::ENOTDIR };
             return Err(errno.into());
@@ -163,8 +163,8 @@ impl Reference {
         }
         let from = self.parent(user, from)?;
         let to = self.parent(user, to)?;
-        let moved = self.fs.lookup(&OpCtx::service(), from.dir, &from.name)?;
-        let other = match self.fs.lookup(&OpCtx::service(), to.dir, &to.name) {
+        let moved = self.find(from.dir, &from.name)?;
+        let other = match self.find(to.dir, &to.name) {
             Err(Errno::ENOENT) => None,
             other => Some(other?),
         };

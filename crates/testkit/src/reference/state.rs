@@ -140,9 +140,6 @@ impl Reference {
         let Some(rest) = name.strip_prefix("user.") else {
             return self.may(user, ino, mask).and(Err(Errno::EOPNOTSUPP));
         };
-        if rest.is_empty() {
-            return Err(Errno::EINVAL);
-        }
         let attr = self.attr(ino);
         if !matches!(attr.kind, Kind::File | Kind::Dir) {
             return Err(if change { Errno::EPERM } else { Errno::ENODATA });
@@ -151,7 +148,9 @@ impl Reference {
         if change && sticky && !user.owns(&attr) {
             return Err(Errno::EPERM);
         }
-        self.may(user, ino, mask)
+        self.may(user, ino, mask)?;
+        // The file system refuses a name that is its prefix alone, after the rights.
+        if rest.is_empty() { Err(Errno::EINVAL) } else { Ok(()) }
     }
 }
 

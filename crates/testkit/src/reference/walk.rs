@@ -5,7 +5,7 @@ use crate::ops::MOUNT_PATH;
 use crate::subject::Failure;
 use polylane_base::{Errno, Ino};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::fs::{Attr, FileSystem, Kind};
 use std::collections::VecDeque;
 
 /// The last component of a path, not looked up.
@@ -51,14 +51,13 @@ impl Reference {
                     at = self.parents[&at];
                     continue;
                 }
-                _ if name.len() > 255 => return Err(Errno::ENAMETOOLONG.into()),
                 _ => {}
             }
             let last = parts.is_empty();
             if last && goal == Goal::Parent {
                 return Ok(Walked::Last(Last { dir: at, name, slash }));
             }
-            let child = self.fs.lookup(&OpCtx::service(), at, &name)?;
+            let child = self.find(at, &name)?;
             let followed = !last || slash || goal == Goal::Follow;
             if child.kind == Kind::Symlink && followed {
                 links += 1;
@@ -80,6 +79,14 @@ impl Reference {
             at = child.ino;
         }
         Ok(Walked::At(at))
+    }
+
+    /// Looks a name up: only here its length counts, after the walk to its directory.
+    pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Attr, Errno> {
+        if name.len() > 255 {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        self.fs.lookup(&OpCtx::service(), dir, name)
     }
 
     /// The components of a link's target; an absolute one starts over at the root.

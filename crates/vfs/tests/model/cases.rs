@@ -41,13 +41,52 @@ fn a_write_by_a_non_member_clears_set_gid() {
     ]);
 }
 
-/// An error changes nothing, set-id bits neither.
+/// Set-id bits go before the range is looked at, as in ext4 of Linux.
 #[test]
-fn a_refused_fallocate_keeps_set_id_bits() {
+fn a_refused_fallocate_clears_set_id_bits() {
     everywhere(&[
         open(0, 0, "b", CREATE, 0o6755),
         step(1, Op::Fallocate { slot: 0, flags: 32, at: 69_632, len: 4096 }),
         step(0, Op::StatOpen { slot: 0 }),
+    ]);
+}
+
+/// Both directories are walked to, then the old name is looked for, then the new one's length
+/// counts.
+#[test]
+fn a_long_new_name_counts_after_directories_and_the_old_name() {
+    let long = "n".repeat(256);
+    everywhere(&[
+        mkdir(0, "d", 0o777),
+        rename(0, &format!("d/{long}"), "none/b", 0),
+        rename(0, "d", &format!("none/{long}"), 0),
+        rename(0, "none", &long, 0),
+        rename(0, "d", &long, 0),
+        rename(0, &long, "d", 2),
+        step(0, Op::Link { from: "none".into(), to: long.clone() }),
+        step(0, Op::Link { from: "d".into(), to: format!("none/{long}") }),
+    ]);
+}
+
+/// Rights come before a name that is its prefix alone.
+#[test]
+fn attributes_without_a_name_are_refused_after_rights() {
+    let change = |who| {
+        let (path, name) = (String::from("b"), String::from("user."));
+        step(who, Op::RemoveXattr { path, name })
+    };
+    let get = |who, path: &str| {
+        let (path, name) = (String::from(path), String::from("user."));
+        step(who, Op::GetXattr { path, name })
+    };
+    everywhere(&[
+        open(0, 0, "b", CREATE, 0o600),
+        step(0, Op::Mknod { path: "p".into(), kind: Kind::Fifo, perm: 0o600 }),
+        change(1),
+        change(0),
+        get(1, "b"),
+        get(0, "b"),
+        get(0, "p"),
     ]);
 }
 
