@@ -432,7 +432,7 @@ impl OpenFile {
             }
         };
         // ext4 takes the file for changed before it looks at range, map and room.
-        if !matches!(done, Err(Errno::EOPNOTSUPP)) {
+        if node.pages().is_some() || !matches!(done, Err(Errno::EOPNOTSUPP)) {
             core.kill_set_id(Some(ctx), node)?;
         }
         if let (Err(_), Some(pages)) = (done, node.pages()) {
