@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -21,6 +22,13 @@ fn status_of(pid: u32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
     line.unwrap_or_else(|| panic!("no {name}")).to_string()
+}
+
+/// Whether mounts of a directory's file system can be id-mapped.
+fn maps_ids(dir: &Path) -> bool {
+    let kind = Command::new("stat").args(["-f", "-c", "%T"]).arg(dir).output().expect("stat");
+    let known = ["ext2/ext3", "xfs", "btrfs", "tmpfs"];
+    known.contains(&String::from_utf8_lossy(&kind.stdout).trim())
 }
 
 #[test]
@@ -43,6 +51,13 @@ fn services_of_two_pools_are_two_users_without_a_terminal() {
                 status_of(service, "Uid").split_whitespace().map(str::to_string).collect();
             assert_eq!(ids.len(), 1, "real, effective, saved and file system's: {ids:?}");
             assert_eq!(status_of(service, "Groups").trim(), "");
+            let namespace = fs::read_link(format!("/proc/{service}/ns/user"));
+            let apart = namespace.ok() != fs::read_link("/proc/self/ns/user").ok();
+            assert_eq!(
+                apart,
+                options.contains("--dir") && maps_ids(dir.path()),
+                "its user namespace"
+            );
             // CAP_KILL, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_NICE, CAP_SYS_RESOURCE.
             let kept = u64::from_str_radix(&status_of(service, "CapEff"), 16).expect("a number");
             assert_eq!(kept & (1 << 5 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24), 0, "{kept:x}");
@@ -62,6 +77,63 @@ fn services_of_two_pools_are_two_users_without_a_terminal() {
     }
     assert_eq!(users.len(), 4, "each has its own: {users:?}");
     assert!(!users.contains("0"), "{users:?}");
+}
+
+/// Run in a directory: owners, groups, modes and set-id bits, by several users.
+const OWNERS: &str = r#"
+as() { user=$1; shift; setpriv --reuid "$user" --regid "$1" --groups "$2" sh -c "$3" 2>&1; }
+tell() { stat -c '%n %F %a %u:%g %h' "$@"; }
+umask 022
+: >a; chown 1000:1001 a; chmod 6755 a; echo root >>a; tell a; truncate -s 2 a; tell a
+as 1000 1001 1001 'id -u; id -G; echo own >>a; stat -c %a a; : >new || echo refused'
+mkdir -m 1777 w; chmod 6755 a; fallocate -l 9000 a; tell a
+as 1002 1003 2000,3000 'cd w; : >f; chmod 2755 f; chgrp 3000 f; mkdir g; chgrp 2000 g; chmod 2775 g
+  : >g/in; mkdir g/deep; ln -s f l; mkfifo p; ln f h
+  chgrp 4000 f || echo not a member; chown 5 f || echo not root
+  echo secret >k; chmod 600 k; chmod 4711 h'
+as 1004 1005 2000 'cd w; cat k || echo none of yours
+  rm f || echo sticky; : >g/other; chmod 777 g || echo not the owner'
+as 65534 65534 65534 'cd w; cat k || echo none of yours'
+echo cut >>w/h; tell w w/f w/g w/g/in w/g/deep w/g/other w/l w/p w/k w/h
+chown 2147483646:2147483646 w/k; chown -h 7:8 w/l; tell w/k w/l
+cp -a w copy; mv copy/g copy/m; tell copy/m copy/m/in copy/f
+"#;
+
+/// Run after it: nodes of devices, of none, and a user without a number.
+const NODES: &str = "cd /srv; mknod n c 1 3 || mknod n b 8 0 || mknod n c 0 0 && ls; \
+     chown 2147483647 n || echo none";
+
+#[test]
+fn owners_of_a_dir_lane_are_the_hosts_by_both_doors() {
+    let name = "owners_of_a_dir_lane_are_the_hosts_by_both_doors";
+    if unavailable(name) || lacks(name, &["setpriv", "mkfifo", "fallocate"]) {
+        return;
+    }
+    let plain = tempfile::tempdir().expect("tempdir");
+    let open = |dir: &Path| fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
+    open(plain.path()).expect("chmod");
+    let owners = format!("cd \"$0\" && {OWNERS}");
+    let on_host =
+        Command::new("sh").args(["-c", &owners]).arg(plain.path()).output().expect("runs");
+    let listing = |dir: &Path| {
+        let mut find = Command::new("find");
+        find.args([".", "-mindepth", "1", "-printf", "%p %y %m %U:%G %n\n"]).current_dir(dir);
+        let found = printed(&find.output().expect("find"));
+        let mut lines: Vec<String> = found.lines().map(String::from).collect();
+        lines.sort();
+        lines
+    };
+    for door in ["--no-preload", ""] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        open(dir.path()).expect("chmod");
+        let run = Run::new(&format!("{door} --at /srv --dir")).arg(dir.path());
+        let inside = run.script(&format!("cd /srv && {OWNERS}")).output();
+        assert_eq!(printed(&inside), printed(&on_host), "{door}");
+        assert_eq!(listing(dir.path()), listing(plain.path()), "{door}: as the host sees it");
+        let made = Run::new(&format!("{door} --at /srv --dir")).arg(dir.path());
+        let made = made.script(NODES);
+        assert_eq!(printed(&made.output()), "a\ncopy\nn\nw\nnone\n", "{door}");
+    }
 }
 
 /// As root of the tenant: use what lies in the lane's run directory, and try to change it.

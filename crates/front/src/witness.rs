@@ -2,11 +2,12 @@
 //! sees no process but by its sockets.
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
+use polylane_sys::scm::{self, Identity, Peer};
 
 /// How long a thread that was seen in a process is taken for one of it: too short for all numbers
 /// of threads to be used once.
@@ -82,6 +83,23 @@ pub trait Witness: Send + Sync {
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;
+
+    /// Who is at the other end of a connection, where users have other numbers in the service's
+    /// user namespace than on the host, or none. `Ok(None)`: they have the same.
+    ///
+    /// # Errors
+    /// `EACCES`: it cannot tell.
+    fn identity(&self, socket: BorrowedFd<'_>) -> Result<Option<Identity>>;
+}
+
+/// Who is at the other end of a connection, by the host's numbers of users and groups.
+pub(crate) fn peer(socket: &OwnedFd, witness: Option<&Arc<dyn Witness>>) -> Result<Peer> {
+    let peer = scm::peer(socket)?;
+    let told = witness.map(|witness| witness.identity(socket.as_fd())).transpose()?;
+    match told.flatten() {
+        Some(identity) => Ok(Peer { identity, ..peer }),
+        None => Ok(peer),
+    }
 }
 
 /// Which threads a session's process has. Thread-safe.

@@ -15,6 +15,7 @@ use polylane_front::Lane;
 use polylane_front::lane::notifier;
 use polylane_front::lane::slots::{Token, Unbound};
 use polylane_front::witness::{Looks, Numbers, Seen, Standing, Witness};
+use polylane_sys::scm::Identity;
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
 
@@ -563,6 +564,10 @@ impl Witness for Threads {
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {
         pid == HOST_PID && self.0.contains(&thread)
+    }
+
+    fn identity(&self, _: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>> {
+        Ok(None)
     }
 }
 

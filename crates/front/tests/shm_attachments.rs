@@ -13,6 +13,7 @@ use polylane_front::lane::nodes::Place;
 use polylane_front::witness::{Looks, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_sys::notice::Notice;
+use polylane_sys::scm::Identity;
 use polylane_vfs::{Create, Kind, Node, OpCtx};
 
 use shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane};
@@ -38,6 +39,10 @@ impl Witness for Elsewhere {
 
     fn has_thread(&self, _: u32, _: u32) -> bool {
         false
+    }
+
+    fn identity(&self, _: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>> {
+        Ok(None)
     }
 }
 

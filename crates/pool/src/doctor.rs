@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::attach::{self, Via};
 use crate::fuse_device;
-use crate::{cgroup, confine, preload, probe};
+use crate::{cgroup, confine, own_ids, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -78,6 +78,7 @@ pub fn look() -> Vec<Finding> {
     findings.extend(fuse_mount(kernel, device_opens));
     findings.push(user_namespaces());
     findings.push(service_user());
+    findings.extend(id_mapped_mounts());
     findings.push(peer_pidfd(kernel));
     findings.push(openat2());
     findings.extend(controllers());
@@ -203,18 +204,31 @@ fn user_namespaces() -> Finding {
     Finding::new("user-namespaces", good, found, notes)
 }
 
-/// The user that a service has. One of a `--dir` lane makes files for all users of its tenant,
-/// which takes capabilities: an id-mapped mount of the directory would have to be seen from a user
-/// namespace, where clients have no numbers.
+/// The user that a service has.
 fn service_user() -> Finding {
     let own = confine::own_user().is_some();
     let found = if own { "one for each pool" } else { "the caller" };
     let notes = [
-        "services of two pools cannot reach each other; those of --dir lanes keep capabilities to \
-         make files for others",
+        "services of two pools cannot reach each other",
         "a service is held by namespaces and its system calls, and shares its user with yours",
     ];
     Finding::new("service-user", own, found, notes)
+}
+
+/// Whether the capabilities of a `--dir` lane's service are good for its directory alone, as far as
+/// the file system of the working directory shows it.
+fn id_mapped_mounts() -> Option<Finding> {
+    confine::own_user()?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut here = rustix::fs::open(".", flags, Mode::empty()).ok()?;
+    let mapped = own_ids::map(&mut [&mut here]).is_some();
+    let found = if mapped { "here" } else { "not here" };
+    let notes = [
+        "services of --dir lanes on this file system have rights over their directories alone",
+        "services of --dir lanes here keep capabilities to make files for others: the file system \
+         or the kernel lets no mount be id-mapped, or others are mounted below this directory",
+    ];
+    Some(Finding::new("id-mapped-mounts", mapped, found, notes))
 }
 
 fn peer_pidfd(kernel: Kernel) -> Finding {

@@ -26,6 +26,7 @@ pub mod lower;
 mod mount_table;
 mod mounts;
 pub mod names;
+mod own_ids;
 mod pool_record;
 mod preload;
 mod probe;

@@ -89,6 +89,14 @@ impl LowerSource {
 }
 
 impl Lower {
+    /// Where it is a directory, its descriptor.
+    pub(crate) fn dir_mut(&mut self) -> Option<&mut OwnedFd> {
+        match self {
+            Lower::Dir(dir) => Some(dir),
+            Lower::Volume(_) => None,
+        }
+    }
+
     /// Its descriptors: a directory's, or three for each file of a volume.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match self {

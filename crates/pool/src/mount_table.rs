@@ -94,6 +94,16 @@ pub(crate) fn is_plain(table: &[u8], lane: &[u8], covered: &[Vec<u8>]) -> bool {
     plain && at == 1
 }
 
+/// Whether this process sees something mounted below a path, or cannot tell.
+pub(crate) fn has_mounts_below(path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let path = escaped(path.as_os_str().as_bytes());
+    let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
+    let lines = table.split(|&byte| byte == b'\n');
+    let mut places = lines.filter_map(|line| line.split(|&byte| byte == b' ').nth(4));
+    places.any(|place| below(place, &path).is_some_and(|below| !below.is_empty()))
+}
+
 /// A path as mountinfo shows it.
 pub(crate) fn escaped(path: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();

@@ -85,6 +85,15 @@ pub(crate) fn copy_of(dir: impl AsFd, path: &Path) -> Result<OwnedFd> {
     open_tree(dir.as_fd(), path, flags)
 }
 
+/// A detached copy of the mount of what a descriptor stands for, from there on, without the mounts
+/// below it.
+pub(crate) fn copy_of_one(dir: impl AsFd) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(dir.as_fd(), "", flags)
+}
+
 /// Nothing can be changed through this mount, or run with another user's rights.
 pub(crate) fn make_read_only(mount: &OwnedFd) -> Result<()> {
     let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY

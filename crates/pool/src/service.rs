@@ -29,6 +29,7 @@ use crate::confine::{Reach, confine};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
 use crate::lower::Lower;
+use crate::own_ids::{self, OwnIds};
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::wait::wait_for;
 use crate::watchdog::BEAT_PERIOD;
@@ -112,13 +113,14 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     log::name("service", &spec.name);
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
     let lowers = fds.lowers.into_iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
-    let lowers = lowers_of(&spec, lowers)?;
+    let (dir, lowers, ids) = with_own_ids(dir, lowers_of(&spec, lowers)?);
     let mut volume = Vec::new();
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
     }
     let (fuse, socket, kept) = (take(fds.fuse)?, take(fds.socket)?, take(fds.handover)?);
-    let witness = fds.witness.map(take).transpose()?.map(Link::from_fd).map(Asker::new);
+    let witness = fds.witness.map(take).transpose()?.map(Link::from_fd);
+    let witness = witness.map(|line| Asker::new(line, ids.is_some()));
     let pool = fds
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
@@ -160,8 +162,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     reserve_rings(ring_count(&spec, volume_count));
     let network = matches!(spec.backing, Backing::Ceph { .. });
     let reach = Reach { host: dir.as_ref().map(AsFd::as_fd), lowers: &lower_dirs, network };
-    let confined = confine(reach, spec.service_user)?;
-    drop((dir, lower_dirs));
+    let confined = confine(reach, spec.service_user, ids.as_ref())?;
+    drop((dir, lower_dirs, ids));
     and_then();
     let handover = handover.map(|(store, records, lasting)| {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
@@ -204,6 +206,17 @@ fn lowers_of(spec: &PoolSpec, fds: Vec<OwnedFd>) -> Result<Vec<Lower>> {
         });
     }
     Ok(lowers)
+}
+
+/// The directories on mounts that show owners as numbers of a user namespace, and that; where there
+/// is none, as they were.
+fn with_own_ids(
+    mut dir: Option<OwnedFd>,
+    mut lowers: Vec<Lower>,
+) -> (Option<OwnedFd>, Vec<Lower>, Option<OwnIds>) {
+    let dirs = dir.iter_mut().chain(lowers.iter_mut().filter_map(Lower::dir_mut));
+    let ids = own_ids::map(&mut dirs.collect::<Vec<_>>());
+    (dir, lowers, ids)
 }
 
 /// The lowers of a union, whose directories share a quarter of the descriptors that the process may

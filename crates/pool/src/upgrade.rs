@@ -78,7 +78,8 @@ impl Control {
     pub(crate) fn accept(&self) -> Option<Wish> {
         let client = scm::accept(self.0.as_ref()?).ok()?;
         let own = rustix::process::geteuid().as_raw();
-        let allowed = scm::peer(&client).is_ok_and(|peer| peer.uid == own || peer.uid == 0);
+        let allowed =
+            scm::peer(&client).is_ok_and(|peer| peer.identity.uid == own || peer.identity.uid == 0);
         if !allowed || !wait_for(client.as_fd(), ASK_TIME_MAX) {
             return None;
         }

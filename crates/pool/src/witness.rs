@@ -4,6 +4,9 @@
 //! lets it in (`polylane_front::witness`) this child reads there. It holds nothing else, answers
 //! from the kernel's files alone, and ends with the service, whose end of the line is the only one.
 //!
+//! Where the service has a user namespace of its own (`own_ids`), the users of clients have no
+//! numbers there: of a connection that it shows, the witness tells whose it is.
+//!
 //! A service that was taken over can have any process of the host looked at: it learns whether that
 //! one is confined, and nothing of what it does.
 
@@ -14,10 +17,12 @@ use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_front::witness::{Looks, Seen, Standing, Witness};
 use polylane_sys::ns::{self, Fork, Namespaces};
+use polylane_sys::scm::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -32,7 +37,7 @@ use crate::spec::PoolSpec;
 /// How long an answer may take: this process reads a few small files.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What the service asks.
+/// What the service asks; with a connection, whose it is, and nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Question {
     /// Names the answer.
@@ -49,7 +54,7 @@ struct Question {
 }
 
 /// What the witness answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Answer {
     /// The question's.
     number: u64,
@@ -65,6 +70,9 @@ struct Answer {
     /// What it sees of the lane. The page that tells of mounts comes with the answer.
     #[serde(default)]
     sees: Option<Sees>,
+    /// User, group and other groups of the other end of the connection.
+    #[serde(default)]
+    identity: Option<(u32, u32, Vec<u32>)>,
 }
 
 /// What a process sees of the lane: see [`Seen`].
@@ -73,6 +81,23 @@ struct Sees {
     node: u64,
     read_only: bool,
     other_numbers: bool,
+}
+
+/// Most supplementary groups of a client that are told: as many as fit into a message.
+const GROUPS_MAX: usize = 4096;
+
+impl Answer {
+    fn none(number: u64) -> Answer {
+        Answer {
+            number,
+            seen: None,
+            apart: true,
+            elsewhere: false,
+            has_thread: false,
+            sees: None,
+            identity: None,
+        }
+    }
 }
 
 /// The tenant that a witness compares processes with.
@@ -165,13 +190,14 @@ fn attend(mut tenant: Tenant, line: &Link) {
             }
         }
         let Ok(Some((question, mut fds))) = line.receive::<Question>() else { break };
-        let sent = match fds.pop().filter(|_| question.attaches) {
+        let sent = match fds.pop() {
             None => line.send(&answer(&mut tenant, question), &[]),
-            Some(root) => {
+            Some(root) if question.attaches => {
                 let (answer, page) = attach(&mut tenant, question, root.as_fd());
                 let page: Vec<_> = page.iter().map(AsFd::as_fd).collect();
                 line.send(&answer, &page)
             }
+            Some(connection) => line.send(&identify(&connection, question.number), &[]),
         };
         if sent.is_err() {
             break;
@@ -179,10 +205,16 @@ fn attend(mut tenant: Tenant, line: &Link) {
     }
 }
 
+/// Whose a connection is.
+fn identify(socket: &OwnedFd, number: u64) -> Answer {
+    let identity = scm::identity(socket).ok().filter(|one| one.groups.len() <= GROUPS_MAX);
+    let identity = identity.map(|Identity { uid, gid, groups }| (uid, gid, groups));
+    Answer { identity, ..Answer::none(number) }
+}
+
 fn answer(tenant: &mut Tenant, question: Question) -> Answer {
     let Question { number, pid, thread, .. } = question;
-    let none =
-        Answer { number, seen: None, apart: true, elsewhere: false, has_thread: false, sees: None };
+    let none = Answer::none(number);
     let Some(Both { first, it, depth }) = Both::of(tenant.init, pid) else { return none };
     let Some(&seen) = it.numbers.get(depth) else { return none };
     let has_thread = thread.is_some_and(|thread| {
@@ -211,8 +243,7 @@ fn attach(
 ) -> (Answer, Option<OwnedFd>) {
     let Question { number, pid, .. } = question;
     let seen = see(tenant, pid, root);
-    let (apart, elsewhere, has_thread) = (true, seen.is_some(), false);
-    let none = Answer { number, seen: None, apart, elsewhere, has_thread, sees: None };
+    let none = Answer { elsewhere: seen.is_some(), ..Answer::none(number) };
     match seen {
         None => (none, None),
         Some((as_tenant, sees, page)) => {
@@ -338,18 +369,28 @@ impl Status {
     }
 }
 
+/// What the witness is to look at.
+enum Shown<'a> {
+    /// What a process opened as its lane's root.
+    Root(BorrowedFd<'a>),
+    /// A client's connection.
+    Connection(BorrowedFd<'a>),
+}
+
 /// The service's end.
 pub(crate) struct Asker {
     link: Mutex<Option<Link>>,
     last: AtomicU64,
+    /// Users have other numbers here than there.
+    own_ids: bool,
 }
 
 impl Asker {
-    /// By this end of the line.
-    pub(crate) fn new(link: Link) -> Arc<Asker> {
+    /// By this end of the line; whether users have other numbers here than at the other end.
+    pub(crate) fn new(link: Link, own_ids: bool) -> Arc<Asker> {
         let limited = set_socket_timeout(link.as_fd(), Timeout::Recv, Some(ANSWER_TIME_MAX));
         let link = limited.is_ok().then_some(link);
-        Arc::new(Asker { link: Mutex::new(link), last: AtomicU64::new(0) })
+        Arc::new(Asker { link: Mutex::new(link), last: AtomicU64::new(0), own_ids })
     }
 
     /// `None`: no witness answers, from now on.
@@ -357,13 +398,17 @@ impl Asker {
         &self,
         pid: u32,
         thread: Option<u32>,
-        root: Option<BorrowedFd<'_>>,
+        shown: Option<Shown<'_>>,
     ) -> Option<(Answer, Vec<OwnedFd>)> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let mut line = self.link.lock();
         let link = line.as_ref()?;
-        let question = Question { number, pid, thread, attaches: root.is_some() };
-        let asked = link.send(&question, root.as_slice());
+        let (attaches, fd) = match shown {
+            None => (false, None),
+            Some(Shown::Root(root)) => (true, Some(root)),
+            Some(Shown::Connection(socket)) => (false, Some(socket)),
+        };
+        let asked = link.send(&Question { number, pid, thread, attaches }, fd.as_slice());
         let answer = asked.and_then(|()| link.receive::<Answer>());
         match answer {
             Ok(Some((answer, fds))) if answer.number == number => Some((answer, fds)),
@@ -388,7 +433,7 @@ impl Witness for Asker {
     }
 
     fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen> {
-        let (answer, mut fds) = self.ask(pid, None, Some(root))?;
+        let (answer, mut fds) = self.ask(pid, None, Some(Shown::Root(root)))?;
         let Sees { node, read_only, other_numbers } = answer.sees?;
         let notice = fds.pop()?;
         Some(Seen { number: answer.seen?, node, read_only, other_numbers, notice })
@@ -396,6 +441,16 @@ impl Witness for Asker {
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {
         self.ask(pid, Some(thread), None).is_some_and(|(answer, _)| answer.has_thread)
+    }
+
+    fn identity(&self, socket: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>> {
+        if !self.own_ids {
+            return Ok(None);
+        }
+        let answer = self.ask(0, None, Some(Shown::Connection(socket)));
+        let identity = answer.and_then(|(answer, _)| answer.identity);
+        let (uid, gid, groups) = identity.ok_or(Errno::EACCES)?;
+        Ok(Some(Identity { uid, gid, groups }))
     }
 }
 
@@ -419,7 +474,7 @@ mod tests {
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
         let tenant = Tenant { init: me, lane, covered: everything(), mounts: None, others };
         let witness = std::thread::spawn(move || attend(tenant, &line));
-        let (asker, parent) = (Asker::new(other), std::os::unix::process::parent_id());
+        let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
         let looks = asker.look(me).unwrap();
         assert!(
@@ -437,11 +492,17 @@ mod tests {
         assert!(asker.has_thread(me, thread));
         assert!(!asker.has_thread(parent, thread) && !asker.has_thread(me, parent));
         assert_eq!(asker.look(0), None);
+        let (connected, _other) = scm::pair().unwrap();
+        let told = asker.identity(connected.as_fd()).unwrap();
+        assert_eq!(told, Some(scm::identity(&connected).unwrap()), "a user has one number here");
+        let (file, _) = std::io::pipe().unwrap();
+        assert_eq!(asker.identity(file.as_fd()), Err(Errno::EACCES), "no connection");
         drop(end);
         rustix::net::shutdown(&stop, rustix::net::Shutdown::Both).unwrap();
         witness.join().unwrap();
         // Without an answer no thread is known to be of the process.
         assert_eq!((asker.look(me), asker.has_thread(me, me)), (None, false));
+        assert_eq!(asker.identity(connected.as_fd()), Err(Errno::EACCES));
     }
 
     #[test]

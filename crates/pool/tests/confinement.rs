@@ -7,15 +7,18 @@
 
 use std::io::{Error, Result};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
 
 use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
 use polylane_sys::subverted;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 /// What to try, and with the number that it needs: the test's process, or its TCP port.
@@ -46,13 +49,24 @@ const ATTACKS: &[Attack] = &[
         false => Err(Error::other("is another user")),
     }),
     ("ring-network", |port| subverted::ring_connects(port as u16)),
+    ("owner", |_| {
+        outside(|file| Ok(rustix::fs::chownat(file, "", Some(Uid::from_raw(1)), None, EMPTY)?))
+    }),
+    ("times", |_| outside(|file| Ok(rustix::fs::utimensat(file, "", &epoch(), EMPTY)?))),
+    ("device", device),
+    ("make-device", make_device),
 ];
+
+/// A descriptor of a file that is not the lane's.
+static OTHER: OnceLock<OwnedFd> = OnceLock::new();
+const EMPTY: AtFlags = AtFlags::EMPTY_PATH;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         [name, "service", options @ ..] => {
+            hold_other(name);
             ExitCode::from(service::main(descriptors(options), || attack(name)))
         }
         [_, "pool", name, source] => pool(name, source),
@@ -70,6 +84,10 @@ fn all() -> ExitCode {
     let dir = place(number);
     std::fs::create_dir_all(dir.join("lane")).expect("a directory");
     std::fs::write(dir.join("other.img"), "another tenant's").expect("a file");
+    let zero = rustix::fs::makedev(1, 5);
+    let node = dir.join("lane/device");
+    // An ordinary user may make none, nor may the service of one open what others make.
+    let _ = rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, Mode::from(0o666), zero);
     let _socket = UnixListener::bind(dir.join("socket")).expect("a socket");
     let _abstract = UnixListener::bind_addr(&abstract_name(number).expect("a name")).expect("one");
     let network = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -127,12 +145,61 @@ fn pool(name: &str, source: &str) -> ExitCode {
     }
 }
 
-/// In the confined service.
-fn attack(process: &str) {
+/// What a service is to try, and the number, by the name of its process.
+fn told(process: &str) -> (&str, u32) {
     let name = process.trim_start_matches("polylane-service[").trim_end_matches(']');
     let mut parts = name.split('.').skip(1);
     let (what, number) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
-    let number = number.parse().expect("a number in the pool's name");
+    (what, number.parse().expect("a number in the pool's name"))
+}
+
+/// Opens what a service never has: a file outside of the lane. What it may do with it is then up to
+/// its capabilities alone.
+fn hold_other(process: &str) {
+    let path = place(told(process).1).join("other.img");
+    if let Ok(file) = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        OTHER.set(file).expect("once");
+    }
+}
+
+fn outside(act: impl FnOnce(&OwnedFd) -> Result<()>) -> Result<()> {
+    act(OTHER.get().expect("it was opened"))
+}
+
+fn epoch() -> Timestamps {
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Timestamps { last_access: zero, last_modification: zero }
+}
+
+/// The device in the lane's directory, by whichever descriptor is of that.
+fn device(_: u32) -> Result<()> {
+    in_the_lane(|dir| {
+        Ok(rustix::fs::openat(dir, "device", OFlags::RDONLY, Mode::empty()).map(drop)?)
+    })
+}
+
+fn make_device(_: u32) -> Result<()> {
+    let null = rustix::fs::makedev(1, 3);
+    let (kind, mode) = (FileType::CharacterDevice, Mode::from(0o666));
+    in_the_lane(|dir| Ok(rustix::fs::mknodat(dir, "made", kind, mode, null)?))
+}
+
+fn in_the_lane(act: impl Fn(BorrowedFd<'_>) -> Result<()>) -> Result<()> {
+    let mut last = Error::other("no descriptor");
+    for dir in subverted::descriptors() {
+        match act(dir) {
+            Ok(()) => return Ok(()),
+            // Neither a directory nor open.
+            Err(error) if matches!(error.raw_os_error(), Some(20 | 9)) => {}
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// In the confined service.
+fn attack(process: &str) {
+    let (what, number) = told(process);
     let (_, attack) = ATTACKS.iter().find(|(name, _)| *name == what).expect("an attack");
     match attack(number) {
         Ok(()) => eprintln!("broken {what}"),

@@ -1,7 +1,7 @@
 //! Attributes of mounts: mount_setattr(2), which rustix lacks.
 #![expect(unsafe_code, reason = "UNSAFETY: a raw system call with a struct")]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use polylane_base::{Errno, Result};
 use rustix::mount::MountAttrFlags;
@@ -24,16 +24,35 @@ struct Attributes {
 /// see mount_setattr(2).
 pub fn restrict(mount: impl AsFd, attributes: MountAttrFlags) -> Result<()> {
     let wanted = Attributes { set: attributes.bits().into(), ..Attributes::default() };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    change(mount.as_fd(), libc::AT_RECURSIVE, &wanted)
+}
+
+/// Shows the owners of files on a detached mount (a descriptor of its root) as the numbers that
+/// they have on the host in this user namespace, for good; owners without a number there have none.
+///
+/// # Errors
+/// `EINVAL` when the file system lets no mount be id-mapped; `EPERM` when this one is already, or
+/// the caller may not.
+pub fn map_ids(mount: impl AsFd, user_namespace: BorrowedFd<'_>) -> Result<()> {
+    let wanted = Attributes {
+        set: MountAttrFlags::MOUNT_ATTR_IDMAP.bits().into(),
+        user_namespace: user_namespace.as_raw_fd() as u64,
+        ..Attributes::default()
+    };
+    change(mount.as_fd(), 0, &wanted)
+}
+
+fn change(mount: BorrowedFd<'_>, flags: libc::c_int, wanted: &Attributes) -> Result<()> {
+    let flags = libc::AT_EMPTY_PATH | flags;
     // SAFETY: the path is an empty string, and the kernel reads as many bytes of the struct as it
     // has.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
+            mount.as_raw_fd(),
             c"".as_ptr(),
             flags,
-            &raw const wanted,
+            std::ptr::from_ref(wanted),
             size_of::<Attributes>(),
         )
     };

@@ -29,12 +29,8 @@ const SUN_PATH_BYTES: usize = 107;
 pub struct Peer {
     /// Its process id, as this process sees it; 0 when it lies in a foreign pid namespace.
     pub pid: u32,
-    /// Effective user.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
-    /// Supplementary groups.
-    pub groups: Vec<u32>,
+    /// Its user and groups, by the numbers that they have in this process's user namespace.
+    pub identity: Identity,
     /// Becomes readable when the process is gone; `None` when it already was, or cannot be had.
     pub pidfd: Option<OwnedFd>,
 }
@@ -151,20 +147,41 @@ fn receive_with(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> Result<
     Ok(Received { count: got.bytes, truncated: got.flags.intersects(cut), fds })
 }
 
+/// The user and the groups of a process, when it connected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
 /// Who is connected to `socket`.
 pub fn peer(socket: impl AsFd) -> Result<Peer> {
     let socket = socket.as_fd();
+    let cred = credentials(socket)?;
+    let identity = identity_of(socket, cred)?;
+    let pid = u32::try_from(cred.pid).unwrap_or(0);
+    Ok(Peer { pid, identity, pidfd: peer_pidfd(socket, cred.pid) })
+}
+
+/// The user and the groups of who is connected to `socket`, by the numbers that they have in the
+/// user namespace of the calling process.
+pub fn identity(socket: impl AsFd) -> Result<Identity> {
+    identity_of(socket.as_fd(), credentials(socket.as_fd())?)
+}
+
+fn identity_of(socket: BorrowedFd<'_>, cred: libc::ucred) -> Result<Identity> {
+    Ok(Identity { uid: cred.uid, gid: cred.gid, groups: peer_groups(socket)? })
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     // SAFETY: a ucred is plain old data and exactly what SO_PEERCRED fills.
     unsafe { getsockopt(socket, libc::SO_PEERCRED, std::slice::from_mut(&mut cred))? };
-    let pid = u32::try_from(cred.pid).unwrap_or(0);
-    Ok(Peer {
-        pid,
-        uid: cred.uid,
-        gid: cred.gid,
-        groups: peer_groups(socket)?,
-        pidfd: peer_pidfd(socket, cred.pid),
-    })
+    Ok(cred)
 }
 
 fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
@@ -262,11 +279,11 @@ mod tests {
         let peer = peer(accept(&listener).unwrap()).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(peer.pid, std::process::id());
-        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(peer.identity.uid, rustix::process::geteuid().as_raw());
         assert!(peer.pidfd.is_some());
         let mut own: Vec<u32> =
             rustix::process::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
-        let mut seen = peer.groups;
+        let mut seen = peer.identity.groups;
         own.sort_unstable();
         seen.sort_unstable();
         assert_eq!(seen, own);

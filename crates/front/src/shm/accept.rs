@@ -25,7 +25,7 @@ use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
 use polylane_sys::pulse::Pulse;
-use polylane_sys::scm::{self, Peer};
+use polylane_sys::scm::{self, Identity, Peer};
 use polylane_vfs::{Attachment, Cred, Kind};
 
 use super::connection::Connection;
@@ -43,7 +43,7 @@ use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
 use crate::lane::{Attached, Lane};
-use crate::witness::{Numbers, Seen};
+use crate::witness::{self, Numbers, Seen};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -196,11 +196,12 @@ impl Acceptor {
             // Gone again before we came, or none at all.
             Err(_) => return,
         };
-        let Ok(peer) = scm::peer(&socket) else { return };
+        let Ok(peer) = witness::peer(&socket, self.around.lane.slots.witness.get()) else { return };
+        let user = peer.identity.uid;
         let (mut all, mut own) = (0, 0);
         for uid in self.newcomers() {
             all += 1;
-            own += usize::from(uid == peer.uid);
+            own += usize::from(uid == user);
         }
         if all >= self.around.config.sessions_max || own >= SILENT_PER_USER_MAX {
             return refuse(&socket, Errno::EAGAIN);
@@ -215,7 +216,7 @@ impl Acceptor {
     /// The users of connections that are silent still.
     fn newcomers(&self) -> impl Iterator<Item = u32> {
         self.watched.values().filter_map(|watched| match watched {
-            Watched::Newcomer { peer, .. } => Some(peer.uid),
+            Watched::Newcomer { peer, .. } => Some(peer.identity.uid),
             _ => None,
         })
     }
@@ -260,7 +261,7 @@ impl Acceptor {
             return Err(Errno::EPROTO);
         }
         let hello = Hello::from_bytes(&bytes[..received.count])?;
-        self.room_for(peer.uid)?;
+        self.room_for(peer.identity.uid)?;
         let (session, notice) = self.session(hello, peer, received.fds.pop())?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
         match self.introduce(socket, &session, notice) {
@@ -281,7 +282,7 @@ impl Acceptor {
         root: Option<OwnedFd>,
     ) -> Result<(Arc<Session>, Option<OwnedFd>)> {
         let around = Arc::clone(&self.around);
-        let Peer { pid, uid, gid, groups, pidfd } = peer;
+        let Peer { pid, identity: Identity { uid, gid, groups }, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
         let View { thread, attachment, other_numbers, notice } = match root {
             Some(root) => View::of(&around.lane, pid, &root, hello.mount)?,

@@ -9,7 +9,9 @@
 //!   user namespace, where there may be one;
 //! - *user*, as root: one that no other process of the host has ([`own_user`]), so that services
 //!   of two pools cannot signal, trace or limit each other;
-//! - *capabilities*: none; a host directory's service keeps [`KEPT_FOR_HOST`] as root;
+//! - *capabilities*: none; a host directory's service keeps [`KEPT_FOR_HOST`] as root, where the
+//!   host can do it in a user namespace in which only the files on the directory's mount have
+//!   owners (`own_ids`): elsewhere the capabilities are good for nothing;
 //! - *Landlock*, where the kernel has it: no path can be opened, or none outside the host
 //!   directory; no TCP, no signals to others, no abstract sockets of others;
 //! - *seccomp*: no system call that no service makes ([`calls`]).
@@ -34,19 +36,20 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Result};
 use crate::mounts;
+use crate::own_ids::OwnIds;
 use crate::user_namespace::map_user;
 
 /// The newest Landlock whose rights we know; an older kernel enforces those that it has.
 const LANDLOCK: ABI = ABI::V6;
 
-/// What the service of a host directory does for its tenant there: give files away, make devices,
-/// set modes and attributes of files that are not its own.
+/// What the service of a host directory does for its tenant there: give files away, set modes and
+/// attributes of files that are not its own. It makes no devices: one who had taken it over would
+/// have the host's disks by them.
 const KEPT_FOR_HOST: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::FSETID)
-    .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::SETFCAP);
 
 /// What users without a number in a user namespace look like (`DEFAULT_OVERFLOWUID`).
@@ -76,6 +79,8 @@ pub(crate) struct Confined {
     namespaces: bool,
     user: bool,
     capabilities: bool,
+    /// What capabilities it has count on the mounts of its directories alone.
+    own_ids: bool,
     landlock: bool,
     seccomp: bool,
 }
@@ -93,11 +98,16 @@ pub(crate) struct Reach<'a> {
 
 /// Gives up what a service never needs: new privileges through exec, a core dump or a tracer with
 /// its tenant's data, a working directory, and all that the table above names, but `reach`; `user`
-/// is the one that it becomes. Call with one thread.
+/// is the one that it becomes, and `ids` the user namespace in which it has that number. Call with
+/// one thread.
 ///
 /// # Errors
 /// When a layer that this host has can't be put up.
-pub(crate) fn confine(reach: Reach<'_>, user: Option<u32>) -> Result<Confined> {
+pub(crate) fn confine(
+    reach: Reach<'_>,
+    user: Option<u32>,
+    ids: Option<&OwnIds>,
+) -> Result<Confined> {
     let failed = |error| Failure::because("service", "give up privileges", error);
     let is_root = rustix::process::geteuid().is_root();
     let has_dirs = reach.host.is_some() || !reach.lowers.is_empty();
@@ -112,10 +122,14 @@ pub(crate) fn confine(reach: Reach<'_>, user: Option<u32>) -> Result<Confined> {
         (true, None) if has_dirs => CapabilitySet::DAC_READ_SEARCH,
         _ => CapabilitySet::empty(),
     };
+    ids.map_or(Ok(()), OwnIds::enter).map_err(failed)?;
     let became = match is_root || namespaces {
         true => privileges::keep_only(kept, user).map_err(failed)?,
         false => false,
     };
+    if ids.is_some() && !became {
+        return Err(Failure::failed("service: it has no user in its user namespace"));
+    }
     // The kernel goes back to its default at a change of user.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
     let landlock = no_paths(reach)
@@ -123,7 +137,8 @@ pub(crate) fn confine(reach: Reach<'_>, user: Option<u32>) -> Result<Confined> {
     calls::allow_only(has_dirs, reach.network)
         .map_err(|error| Failure::failed(format!("service: filter its system calls: {error}")))?;
     let capabilities = is_root || namespaces;
-    Ok(Confined { namespaces, user: became, capabilities, landlock, seccomp: true })
+    let own_ids = ids.is_some();
+    Ok(Confined { namespaces, user: became, capabilities, own_ids, landlock, seccomp: true })
 }
 
 /// What OCI runtimes let root of a container do by default.

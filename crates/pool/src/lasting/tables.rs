@@ -19,7 +19,7 @@ use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
-use crate::{confine, pool_record, process};
+use crate::{confine, own_ids, pool_record, process};
 
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
@@ -302,9 +302,8 @@ fn real_user(status: &str) -> Option<u32> {
 }
 
 fn is_service_user(user: u32) -> bool {
-    user == rustix::process::geteuid().as_raw()
-        || confine::is_services_user(user)
-        || pool_record::is_pools_user(user)
+    let known = |user| confine::is_services_user(user) || pool_record::is_pools_user(user);
+    user == rustix::process::geteuid().as_raw() || known(user) || known(own_ids::in_namespace(user))
 }
 
 /// What /proc says of a process.
@@ -415,9 +414,14 @@ mod tests {
     fn another_users_process_is_no_service_whatever_it_is_called() {
         let of = |uid: &str| real_user(&format!("Name:\tx\nUid:\t{uid}\t0\t0\t0\nGid:\t1\n"));
         let own = rustix::process::geteuid().as_raw();
-        for (user, believed) in
-            [(own, true), (0x7000_0001, true), (0x7080_0002, true), (own + 12345, false)]
-        {
+        for (user, believed) in [
+            (own, true),
+            (0x7000_0001, true),
+            (0x7080_0002, true),
+            (0xF000_0001, true),
+            (0x8000_0001, false),
+            (own + 12345, false),
+        ] {
             assert_eq!(of(&user.to_string()).map(is_service_user), Some(believed), "{user}");
         }
         assert_eq!(real_user("Name:\tx\n"), None);

@@ -314,7 +314,8 @@ impl Coordinator {
     fn accept(&mut self) {
         let Ok(fd) = scm::accept(&self.listener) else { return };
         let own = rustix::process::geteuid().as_raw();
-        let known = scm::peer(&fd).is_ok_and(|peer| peer.uid == own || peer.uid == 0);
+        let known =
+            scm::peer(&fd).is_ok_and(|peer| peer.identity.uid == own || peer.identity.uid == 0);
         if !known || self.connections.len() >= CONNECTIONS_MAX {
             return;
         }

@@ -7,10 +7,11 @@ use serde_json::Value;
 use super::RUNNING;
 
 /// Layers of confinement by their names in the statistics.
-const LAYERS: [(&str, &str); 5] = [
+const LAYERS: [(&str, &str); 6] = [
     ("namespaces", "namespaces"),
     ("user", "user"),
     ("capabilities", "capabilities"),
+    ("own_ids", "own user numbers"),
     ("landlock", "Landlock"),
     ("seccomp", "system calls"),
 ];

@@ -30,6 +30,9 @@ use std::sync::{Arc, Weak};
 /// `PROC_SUPER_MAGIC` of linux/magic.h.
 const PROC_MAGIC: u32 = 0x9fa0;
 
+/// The set-user-id and the set-group-id bit.
+const SET_ID: u32 = 0o6000;
+
 /// The descriptors of one instance.
 pub(super) struct Descriptors {
     proc_fds: OwnedFd,
@@ -127,6 +130,22 @@ impl Descriptors {
         let mode = Mode::from_bits_truncate(perm);
         let name = magic_name(fd);
         rustix::fs::chmodat(&self.proc_fds, name, mode, AtFlags::empty()).map_err(errno)
+    }
+
+    /// Changes the contents of a file, whose set-id bits stay: the VFS takes them away itself, of
+    /// those who may not keep them, and the host takes them of every service that is not root of
+    /// the host, also of one that writes back later what root wrote.
+    pub(super) fn keeping_set_id<T>(
+        &self,
+        fd: &Held,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let perm = host::stat(fd)?.attr.perm;
+        let changed = change()?;
+        if perm & SET_ID != 0 && host::stat(fd)?.attr.perm != perm {
+            self.chmod(fd, perm)?;
+        }
+        Ok(changed)
     }
 
     /// Gives what a path descriptor stands for one more name.

@@ -202,7 +202,8 @@ impl FileSystem for HostDir {
         let node = self.table.get(ino)?;
         let path = self.fds.path(&node)?;
         if let Some(size) = set.size {
-            rustix::fs::ftruncate(self.fds.writer(&node)?, size).map_err(errno)?;
+            let fd = self.fds.writer(&node)?;
+            self.fds.keeping_set_id(&fd, || rustix::fs::ftruncate(&fd, size).map_err(errno))?;
         }
         if set.uid.is_some() || set.gid.is_some() {
             let uid = set.uid.map(create::host_uid).transpose()?;
@@ -369,21 +370,7 @@ impl FileSystem for HostDir {
     ) -> Result<usize> {
         let node = self.table.get(ino)?;
         let fd = self.fds.writer(&node)?;
-        let len = source.len();
-        let mut buffer = vec![0; len.min(CHUNK_SIZE)];
-        let mut done = 0;
-        while done < len {
-            let chunk = &mut buffer[..(len - done).min(CHUNK_SIZE)];
-            source.get(done, chunk);
-            let (count, failed) = write_chunk(&fd, chunk, offset + done as u64);
-            done += count;
-            match failed {
-                Some(failed) if done == 0 => return Err(failed),
-                Some(_) => break,
-                None => {}
-            }
-        }
-        Ok(done)
+        self.fds.keeping_set_id(&fd, || write_all(&fd, offset, source))
     }
 
     fn fallocate(
@@ -396,7 +383,10 @@ impl FileSystem for HostDir {
     ) -> Result<Attr> {
         let node = self.table.get(ino)?;
         let fd = self.fds.writer(&node)?;
-        rustix::fs::fallocate(fd, fallocate_flags(mode), offset, len).map_err(errno)?;
+        let flags = fallocate_flags(mode);
+        self.fds.keeping_set_id(&fd, || {
+            rustix::fs::fallocate(&fd, flags, offset, len).map_err(errno)
+        })?;
         self.stat(&node)
     }
 
@@ -485,6 +475,25 @@ impl FileSystem for HostDir {
             self.table.forget(ino);
         }
     }
+}
+
+/// Writes what a source has; how much of it the host took.
+fn write_all(fd: &Held, offset: u64, source: &mut dyn Source) -> Result<usize> {
+    let len = source.len();
+    let mut buffer = vec![0; len.min(CHUNK_SIZE)];
+    let mut done = 0;
+    while done < len {
+        let chunk = &mut buffer[..(len - done).min(CHUNK_SIZE)];
+        source.get(done, chunk);
+        let (count, failed) = write_chunk(fd, chunk, offset + done as u64);
+        done += count;
+        match failed {
+            Some(failed) if done == 0 => return Err(failed),
+            Some(_) => break,
+            None => {}
+        }
+    }
+    Ok(done)
 }
 
 /// Writes a buffer; how much was written and what stopped it.
