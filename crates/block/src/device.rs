@@ -250,6 +250,17 @@ pub trait BlockDevice: Send + Sync {
         (Allocation::Data, count)
     }
 
+    /// Gives sectors that take no space theirs, and changes no content: they read as zeros, and
+    /// [`allocation`](BlockDevice::allocation) may call them a hole still. What takes space keeps
+    /// it, until it is discarded.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], which may leave a part done; [`Error::Unsupported`] where only a write
+    /// gives space, or where space that is not written costs as much.
+    fn reserve(&self, _sector: Sector, _count: u64) -> Result<(), Error> {
+        Err(Error::Unsupported)
+    }
+
     /// Sectors that reads found in the host's page cache, and that they did not, since it was
     /// opened. `None`: reads do not go through it, or the host does not tell.
     fn page_cache_hits(&self) -> Option<(u64, u64)> {

@@ -189,6 +189,10 @@ impl BlockDevice for Freezable {
         self.below().allocation(sector, count)
     }
 
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.below().reserve(sector, count)
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.below().forget(sector, count);
     }

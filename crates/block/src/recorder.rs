@@ -27,7 +27,8 @@ use polylane_base::sync::Mutex;
 
 use crate::cache::pdc::Opening;
 use crate::device::{
-    Allocation, BlockDevice, Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted,
+    Allocation, BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector,
+    Submitted,
 };
 
 const BUFFER_BYTES: usize = 64 << 10;
@@ -104,6 +105,10 @@ impl BlockDevice for Recorder {
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.device.allocation(sector, count)
+    }
+
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.device.reserve(sector, count)
     }
 
     fn forget(&self, sector: Sector, count: u64) {

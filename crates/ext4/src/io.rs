@@ -204,6 +204,23 @@ impl BlockIo {
         }
     }
 
+    /// The same for blocks whose content follows: of `most` blocks from `block` on, `wanted` are
+    /// written with zeros only where the device cannot reserve space, or has none for all.
+    pub fn reserve(&self, block: DeviceBlock, wanted: u64, most: u64) -> Result<u64> {
+        let (sector, unit) = (self.sector(block)?, self.sectors());
+        let most = most.min(self.block_count - block.0);
+        let (allocation, sectors) = self.waiter.device().allocation(sector, most * unit);
+        let blocks = (sectors / unit).min(most);
+        if allocation == Allocation::Hole && blocks > 0 {
+            match self.waiter.device().reserve(sector, blocks * unit) {
+                Ok(()) => return Ok(blocks),
+                Err(DeviceError::NoSpace | DeviceError::Unsupported) => {}
+                Err(why) => return Err(why),
+            }
+        }
+        self.back(block, wanted, wanted)
+    }
+
     /// Gives blocks up.
     pub fn discard(&self, block: DeviceBlock, count: u64) -> Result<()> {
         self.waiter.discard(self.sector(block)?, count * self.sectors())

@@ -219,7 +219,12 @@ impl Ext4 {
         let journal = volume.journal.as_ref().ok_or(Errno::EROFS)?;
         // What was freed so far becomes free.
         journal.commit(&**volume)?;
-        let give = |start, count: u32| Ok(volume.io.discard(start, count.into())?);
+        let give = |start, count: u32| {
+            let given = volume.io.discard(start, count.into());
+            // A discard that fails may have given a part.
+            journal.lost_room(start, count);
+            Ok(given?)
+        };
         let given = volume.alloc.trim(blocks_min.max(1), give)?;
         volume.found_room(given);
         journal.back_ahead()?;

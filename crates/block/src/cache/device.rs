@@ -15,7 +15,8 @@ use polylane_base::sync::{Mutex, RwLock};
 use super::pdc::{Access, Admission, FlushSolo, Opening, Region, Rule};
 use super::{Mode, Road, Store};
 use crate::device::{
-    Allocation, BlockDevice, Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted,
+    Allocation, BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector,
+    Submitted,
 };
 
 /// Ranges that are called a journal, at most: every request is compared with them. A journal in
@@ -157,6 +158,10 @@ impl BlockDevice for Cached {
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.store.allocation(sector, count)
+    }
+
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.store.reserve(sector, count)
     }
 
     fn mark_journal(&self, sector: Sector, count: u64) {

@@ -18,7 +18,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::device::{Allocation, Completion, Request, Sector, Submitted};
+use crate::device::{Allocation, Completion, Error, Request, Sector, Submitted};
 
 mod bell;
 pub mod device;
@@ -41,6 +41,12 @@ pub trait Store: Send + Sync {
 
     /// As [`crate::device::BlockDevice::allocation`]; cached writes count as data.
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64);
+
+    /// As [`crate::device::BlockDevice::reserve`].
+    ///
+    /// # Errors
+    /// The device's below.
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error>;
 
     /// One thread's road to it; `waits`: for one request at a time, whose sender waits for it.
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road>;

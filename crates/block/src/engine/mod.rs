@@ -189,6 +189,10 @@ impl BlockDevice for Engine {
         self.lane.medium.allocation(sector, count)
     }
 
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.lane.medium.reserve(sector, count)
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.lane.medium.forget(sector, count);
     }

@@ -52,7 +52,7 @@ use polylane_base::{Errno, Result};
 use polylane_sys::uring::Ring;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 
-use crate::device::{Allocation, BlockDevice, Channel, SECTOR_BYTES, Sector};
+use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
 
 use counters::Counters;
 pub use counters::Totals;
@@ -325,6 +325,14 @@ impl BlockDevice for FileDevice {
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.data_or_hole(sector, count).unwrap_or((Allocation::Data, count))
+    }
+
+    /// In files on a disk: in memory reserved space is memory.
+    fn reserve(&self, sector: Sector, count: u64) -> std::result::Result<(), Error> {
+        match self.kind == Kind::File && !self.in_memory {
+            true => self.reserve_space(sector.0..sector.0.saturating_add(count)),
+            false => Err(Error::Unsupported),
+        }
     }
 
     fn page_cache_hits(&self) -> Option<(u64, u64)> {

@@ -24,13 +24,8 @@ impl Medium for FileDevice {
 
     fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
         let bytes = bytes_of(&range)?;
-        if moves_on_write(&self.files.plain) {
-            return Err(Error::Unsupported);
-        }
+        self.reserve_space(range)?;
         let length = bytes.end - bytes.start;
-        let mode = FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.files.plain, mode, bytes.start, length)
-            .map_err(|error| medium_error(errno(error)))?;
         // Reserved space is written through the file system, so that the blocks are the file's and
         // hold zeros: no old content of the disk ever shows.
         let zeros = Buffer::zeroed(ZEROS_BYTES.min(length) as usize);
@@ -51,6 +46,19 @@ impl Medium for FileDevice {
     fn free_bytes(&self) -> Option<u64> {
         let stat = rustix::fs::fstatvfs(&self.files.plain).ok()?;
         stat.f_bavail.checked_mul(stat.f_frsize)
+    }
+}
+
+impl FileDevice {
+    /// Has the host set space aside for holes; they stay unwritten.
+    pub(super) fn reserve_space(&self, range: Range<u64>) -> Result<(), Error> {
+        let bytes = bytes_of(&range)?;
+        if moves_on_write(&self.files.plain) {
+            return Err(Error::Unsupported);
+        }
+        let (mode, length) = (FallocateFlags::KEEP_SIZE, bytes.end - bytes.start);
+        rustix::fs::fallocate(&self.files.plain, mode, bytes.start, length)
+            .map_err(|error| medium_error(errno(error)))
     }
 }
 

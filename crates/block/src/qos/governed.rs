@@ -186,6 +186,10 @@ impl BlockDevice for Governed {
         self.device.allocation(sector, count)
     }
 
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.device.reserve(sector, count)
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.device.forget(sector, count);
     }

@@ -3,7 +3,8 @@
 //! A volume promises more than its host has. So that a lane on a full host can be emptied, the
 //! blocks of the log that a commit goes to take room already, and so do the homes of what it
 //! carries: a checkpoint and a replay then find room, whatever becomes of the host. What takes no
-//! room reads as zeros, and has zeros written to it; its content does not change.
+//! room reads as zeros, and has zeros written to it; its content does not change. Where the medium
+//! can reserve space, homes are reserved, and the blocks beside them.
 //!
 //! ```text
 //!  first          head                 backed                        end
@@ -40,6 +41,9 @@ const SPARE_MAX: u32 = 2048;
 
 /// Blocks that are taken from the spare part at a time.
 const LENT: u32 = 64;
+
+/// Homes that are given room at a time: 256 KiB of blocks of 4 KiB.
+const RESERVED: u64 = 64;
 
 /// Homes that are known to take room: a bit each, 64 in a word.
 #[derive(Default)]
@@ -215,7 +219,12 @@ impl Journal {
             let mut at = home;
             while at.0 < home.0 + count {
                 let left = home.0 + count - at.0;
-                match self.io.back(at, left, left) {
+                let backed = match self.is_short() {
+                    true => self.io.back(at, left, left),
+                    // What the next transactions carry is near.
+                    false => self.io.reserve(at, left, left.max(RESERVED - at.0 % RESERVED)),
+                };
+                match backed {
                     Ok(backed) => {
                         (at.0..at.0 + backed).for_each(|home| log.homes.add(DeviceBlock(home)));
                         at.0 += backed;
@@ -238,6 +247,11 @@ impl Journal {
             }
         }
         Ok(())
+    }
+
+    /// Blocks that are free were given back to the medium: they take no room.
+    pub fn lost_room(&self, start: DeviceBlock, count: u32) {
+        self.log.lock().homes.lose(Freed { start, count });
     }
 
     /// Gives some of the log's room back to the medium, for homes. False: there is none to spare.

@@ -124,6 +124,10 @@ impl Store for HostStore {
         self.cached.allocation(sector, count)
     }
 
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.cached.reserve(sector, count)
+    }
+
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
         let channel = |device: &Arc<dyn BlockDevice>| match waits {
             true => device.clone().waiting_channel(),

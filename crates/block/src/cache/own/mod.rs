@@ -41,7 +41,7 @@ use std::sync::Arc;
 use polylane_base::sync::Mutex;
 
 use super::{Road, Store};
-use crate::device::{Allocation, BlockDevice, Sector};
+use crate::device::{Allocation, BlockDevice, Error, Sector};
 use state::State;
 
 /// Memory of a cache that was given no limit.
@@ -80,6 +80,10 @@ impl Store for OwnStore {
             true => self.inner.allocation(sector, count),
             false => (Allocation::Data, count),
         }
+    }
+
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.inner.reserve(sector, count)
     }
 
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
