@@ -7,14 +7,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
-use polylane_pool::ceph::CephPlace;
 use polylane_pool::kernel_fs::KernelFs;
-use polylane_pool::run::AT_DEFAULT;
 use polylane_volume::MediumKind;
 use polylane_volume::cpus::CpuList;
 
 use crate::args::{CacheArgs, JsonArgs, WriteBackArgs, media, microseconds, policies};
 use crate::attach;
+use crate::lane_args::LaneArgs;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
 #[derive(Debug, Parser)]
@@ -76,33 +75,14 @@ pub(crate) enum Command {
     found, 126 when it could not be executed; 1 for a failure of the lane, 2 for wrong usage."
 )]
 pub(crate) struct RunArgs {
-    /// Keep the lane's files on this volume, made and formatted if absent [default: the pool's own]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "mem", "ceph"])]
-    pub(crate) volume: Option<PathBuf>,
-    /// Keep the lane's files in RAM: they are gone with the lane
-    #[arg(long, conflicts_with_all = ["dir", "ceph"])]
-    pub(crate) mem: bool,
-    /// Keep the lane's files in this directory of the host
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: Option<PathBuf>,
-    /// Layer that is seen under the lane's own files and never changed: a directory of the host
-    /// (DIR or dir:DIR), or a volume (FILE or volume:FILE); repeatable, the uppermost first. The
-    /// lane is read-only if neither --volume, --dir nor --mem says where changes go
-    #[arg(long, value_name = "SOURCE", conflicts_with = "kernel_fs")]
-    pub(crate) lower: Vec<OsString>,
-    /// Keep the lane's files on a Ceph file system, in its directory PATH [default: as
-    /// client.admin, in its root]
-    #[arg(long, value_name = "[USER@]FSNAME[:PATH]", conflicts_with = "dir")]
-    pub(crate) ceph: Option<CephPlace>,
+    #[command(flatten)]
+    pub(crate) lanes: LaneArgs,
     /// Configuration of the cluster [default: /etc/ceph/ceph.conf]
     #[arg(long, value_name = "FILE", requires = "ceph")]
     pub(crate) ceph_conf: Option<PathBuf>,
     /// How long the cluster may take to answer at the start, such as 5s [default: 30s]
     #[arg(long, value_name = "TIME", requires = "ceph", value_parser = microseconds)]
     pub(crate) timeout: Option<u64>,
-    /// Mount path seen by COMMAND
-    #[arg(long, value_name = "PATH", default_value = AT_DEFAULT, conflicts_with = "root")]
-    pub(crate) at: PathBuf,
     /// The lane is COMMAND's root file system
     #[arg(long)]
     pub(crate) root: bool,
@@ -480,7 +460,7 @@ mod tests {
         let Command::Run(run) = cli.command else { panic!("not a run") };
         assert_eq!(run.command, ["sh", "-c", "--mem"]);
         assert_eq!(run.memory, Some(ByteSize(64 << 20)));
-        assert_eq!(run.at, PathBuf::from("/lane"));
+        assert_eq!(run.lanes.lanes.len(), 1);
         for bad in ["run --mem", "run --mem --dir x -- y", "run --root --at /x -- y", "run --nope"]
         {
             let line = format!("polylane {bad}");

@@ -1,5 +1,6 @@
 //! Each command: arguments to options, results to text.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::CommandFactory;
@@ -8,12 +9,13 @@ use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::lower::LowerSource;
-use polylane_pool::run::{RunOptions, Source};
+use polylane_pool::run::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
+use crate::lane_args::{LaneArg, SourceArg};
 use crate::print::{print, print_json};
 use crate::{attach, bench, lane_env, mount, pool, top, volume};
 
@@ -41,34 +43,17 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
 }
 
 fn run_options(arguments: RunArgs) -> Result<RunOptions> {
-    let in_memory = arguments.mem || arguments.medium == Some(LaneMedium::Mem);
     let medium = arguments.medium.and_then(|medium| match medium {
         LaneMedium::Volume(kind) => Some(kind),
         LaneMedium::Mem => None,
     });
-    // clap does not ask for what it needs where something else excludes that.
-    if arguments.ceph.is_none() && (arguments.ceph_conf.is_some() || arguments.timeout.is_some()) {
-        return Err(Failure::usage("--ceph-conf and --timeout: only a lane on --ceph has them"));
-    }
-    let ceph = arguments.ceph.map(|place| {
-        let timeout = arguments.timeout.map(Duration::from_micros);
-        Source::Ceph(CephOptions { place, conf: arguments.ceph_conf, timeout })
-    });
-    let source = match (in_memory, ceph.or(arguments.dir.map(Source::Dir)), arguments.volume) {
-        (true, None, None) => Source::Mem,
-        (true, ..) => {
-            return Err(Failure::usage(
-                "--medium mem: keeps the lane's files in RAM: leave --volume, --dir and --ceph out",
-            ));
-        }
-        (false, Some(source), _) => source,
-        (false, None, None) if !arguments.lower.is_empty() => Source::Lowers,
-        (false, None, volume) => Source::Volume(volume),
-    };
+    let mut lanes = lanes(&arguments)?;
+    let first = lanes.remove(0);
     Ok(RunOptions {
-        source,
-        lowers: arguments.lower.iter().map(|text| LowerSource::parse(text)).collect(),
-        at: arguments.at,
+        source: first.source,
+        lowers: first.lowers,
+        at: first.at,
+        more: lanes,
         root: arguments.root,
         pool: arguments.pool,
         cpus: arguments.cpus,
@@ -89,6 +74,41 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         privileged: arguments.privileged,
         command: arguments.command,
     })
+}
+
+/// The lanes of a run, in their order.
+fn lanes(arguments: &RunArgs) -> Result<Vec<LaneBeside>> {
+    let lanes = &arguments.lanes.lanes;
+    let in_memory = arguments.medium == Some(LaneMedium::Mem);
+    if in_memory && lanes.iter().any(|lane| !matches!(lane.source, None | Some(SourceArg::Mem))) {
+        return Err(Failure::usage(
+            "--medium mem: keeps the lane's files in RAM: leave --volume, --dir and --ceph out",
+        ));
+    }
+    let has_ceph = lanes.iter().any(|lane| matches!(lane.source, Some(SourceArg::Ceph(_))));
+    // clap does not ask for what it needs where something else excludes that.
+    if !has_ceph && (arguments.ceph_conf.is_some() || arguments.timeout.is_some()) {
+        return Err(Failure::usage("--ceph-conf and --timeout: only a lane on --ceph has them"));
+    }
+    let source = |lane: &LaneArg| match &lane.source {
+        Some(SourceArg::Ceph(place)) => Source::Ceph(CephOptions {
+            place: place.clone(),
+            conf: arguments.ceph_conf.clone(),
+            timeout: arguments.timeout.map(Duration::from_micros),
+        }),
+        Some(SourceArg::Dir(path)) => Source::Dir(path.clone()),
+        Some(SourceArg::Volume(path)) => Source::Volume(Some(path.clone())),
+        Some(SourceArg::Mem) => Source::Mem,
+        None if in_memory => Source::Mem,
+        None if !lane.lowers.is_empty() => Source::Lowers,
+        None => Source::Volume(None),
+    };
+    let lane = |lane: &LaneArg| LaneBeside {
+        source: source(lane),
+        lowers: lane.lowers.iter().map(|text| LowerSource::parse(text)).collect(),
+        at: lane.at.clone().unwrap_or_else(|| PathBuf::from(AT_DEFAULT)),
+    };
+    Ok(lanes.iter().map(lane).collect())
 }
 
 fn service_fds(arguments: &ServiceArgs) -> ServiceFds {

@@ -126,6 +126,16 @@ pub(crate) fn plan_pool(name: &str, limits: &Limits) -> Plan {
     plan_pool_on(&Host::own().at_top(), name, limits)
 }
 
+/// Plans the groups of a run's own pool for one of its lanes besides the first, which may have made
+/// them otherwise. Changes nothing.
+pub(crate) fn plan_lanes(name: &str, limits: &Limits) -> Plan {
+    let mut plan = plan(name, limits);
+    for group in &mut plan.groups {
+        group.parted |= group.dir.join(Leaf::Tenant.name()).is_dir();
+    }
+    plan
+}
+
 fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
     let mut plan = plan_on(host, name, limits);
     let unlimited = unlimited(limits);

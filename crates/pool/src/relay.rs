@@ -17,6 +17,8 @@ use rustix::pipe::PipeFlags;
 
 use polylane_base::shown::escape_control;
 
+use crate::own_log::OwnLog;
+
 /// A longer line is cut into lines of this length, in bytes.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
@@ -29,14 +31,16 @@ pub(crate) struct Relay {
     from: OwnedFd,
     to: OwnedFd,
     line: Vec<u8>,
+    log: Option<OwnLog>,
 }
 
 impl Relay {
-    /// A pipe for all services of a supervisor, one after the other.
-    pub(crate) fn new() -> std::io::Result<Relay> {
+    /// A pipe for all services of a supervisor, one after the other. `log` is its standard error,
+    /// where that is a file of its own.
+    pub(crate) fn new(log: Option<OwnLog>) -> std::io::Result<Relay> {
         let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
         let (from, to) = rustix::pipe::pipe_with(flags)?;
-        Ok(Relay { from, to, line: Vec::new() })
+        Ok(Relay { from, to, line: Vec::new(), log })
     }
 
     /// The end that a service writes to.
@@ -56,6 +60,13 @@ impl Relay {
                 }
                 Err(_) => return,
             }
+        }
+    }
+
+    /// Keeps the log from growing without end: services, and this process, may say a lot.
+    pub(crate) fn bound_log(&self) {
+        if let Some(log) = &self.log {
+            log.bound();
         }
     }
 
@@ -95,7 +106,7 @@ mod tests {
 
     #[test]
     fn lines_come_out_whole_and_plain() {
-        let mut relay = Relay::new().expect("a pipe");
+        let mut relay = Relay::new(None).expect("a pipe");
         let mut out = Vec::new();
         relay.take(b"one\nt\x1b]0;x\x07wo", &mut out);
         assert_eq!(out, b"one\n");
@@ -109,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_full_pipe_keeps_nobody_waiting() {
-        let relay = Relay::new().expect("a pipe");
+        let relay = Relay::new(None).expect("a pipe");
         let mut written = 0;
         while let Ok(count) = rustix::io::write(relay.end(), &[b'.'; 4096]) {
             written += count;

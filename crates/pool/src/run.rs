@@ -32,6 +32,7 @@ use crate::limits::{self, CallerLimits};
 use crate::link::Link;
 use crate::lower::{self, LowerSource};
 use crate::names::{self, PoolName};
+use crate::pool_record::PoolRecord;
 use crate::process::Process;
 use crate::relay::Relay;
 use crate::share::member::Member;
@@ -45,9 +46,12 @@ use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
 use crate::{confine, preload, root};
 
+mod beside;
 mod check;
 mod owner;
 
+use beside::Beside;
+pub use beside::LaneBeside;
 pub use check::MEMORY_BYTES_MIN;
 pub(crate) use check::{DIRTY_BYTES_MIN, check};
 pub(crate) use owner::Owner;
@@ -95,6 +99,8 @@ pub struct RunOptions {
     pub lowers: Vec<LowerSource>,
     /// Mount path as COMMAND sees it; ignored with `root`.
     pub at: PathBuf,
+    /// Other lanes, beside this one, which is the one with the fast way.
+    pub more: Vec<LaneBeside>,
     /// The lane is COMMAND's root file system.
     pub root: bool,
     /// The pool's name; made up when absent.
@@ -134,6 +140,7 @@ impl RunOptions {
             source,
             lowers: Vec::new(),
             at: PathBuf::from(AT_DEFAULT),
+            more: Vec::new(),
             root: false,
             pool: None,
             cpus: None,
@@ -168,16 +175,28 @@ impl RunOptions {
 /// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
 /// behind.
 pub fn run(options: RunOptions) -> Result<u8> {
-    check(&options)?;
+    let mut lanes = beside::parted(&options)?;
     if options.command.is_empty() {
         return Err(Failure::usage("no COMMAND: write it after '--'"));
     }
     let record = joined(&options)?;
-    let options = match &record {
-        Some(record) => options.in_pool(record),
-        None => options,
-    };
+    if let Some(record) = &record {
+        lanes = lanes.into_iter().map(|lane| lane.in_pool(record)).collect();
+    }
     let limits = CallerLimits::lift();
+    let options = lanes.remove(0);
+    let beside = beside::start(&lanes, record.as_ref())?;
+    let status = run_first(options, record, &beside, limits)?;
+    Ok(beside.status(status))
+}
+
+/// Runs COMMAND with the first lane of its run.
+fn run_first(
+    options: RunOptions,
+    record: Option<PoolRecord>,
+    beside: &Beside,
+    limits: CallerLimits,
+) -> Result<u8> {
     let place = match options.root {
         true => Place::Root,
         false => Place::At(MountPoint::find(&options.at)?),
@@ -185,10 +204,12 @@ pub fn run(options: RunOptions) -> Result<u8> {
     let cpus = pool_cpus(options.cpus.as_ref())?;
     match (options.kernel_fs, record) {
         (Some(lane), _) => run_on_kernel_fs(options, lane, place, (&cpus, limits)),
-        (None, Some(record)) => run_in_pool(options, record, place, (cpus, limits)),
+        (None, Some(record)) => run_in_pool(record.name, |owner| {
+            run_with_service(options, owner, (place, beside), (cpus, limits))
+        }),
         (None, None) => {
             let owner = Owner::Run(pool_name(&options));
-            run_with_service(options, owner, place, (cpus, limits))
+            run_with_service(options, owner, (place, beside), (cpus, limits))
         }
     }
 }
@@ -196,7 +217,7 @@ pub fn run(options: RunOptions) -> Result<u8> {
 fn run_with_service(
     mut options: RunOptions,
     owner: Owner,
-    place: Place,
+    (place, beside): (Place, &Beside),
     (cpus, caller): (CpuList, CallerLimits),
 ) -> Result<u8> {
     let run_dir = match place {
@@ -222,9 +243,8 @@ fn run_with_service(
         let rights = rights(&asked, is_new, caller);
         start_init(Plan { fuse, rights, ..plan }, rootless.is_some())
     };
-    // With the init go its namespaces, and with them the mount.
-    let at_end = AtEnd(Box::new(|| ()));
-    serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, at_end))
+    // With the init go its namespaces, and with them the mounts.
+    serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, beside.at_end()))
 }
 
 /// Serves a lane until its first process has ended; its status. `first` starts that process, which
@@ -249,7 +269,7 @@ pub(crate) fn serve(
     let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
     let duty = Duty { dir, name: Some(owner.name().to_string()), groups: groups_made, shares };
     let keeper = Keeper::start(duty)?;
-    let name = owner.take(&runtime_dir)?;
+    let (name, log) = owner.take(&runtime_dir)?;
     if let Some(member) = &mut member {
         member.join()?;
     }
@@ -272,7 +292,7 @@ pub(crate) fn serve(
     let mut supervisor = Supervisor {
         handover,
         watchdog,
-        relay: Relay::new().map_err(fork_failed)?,
+        relay: Relay::new(log).map_err(fork_failed)?,
         program: None,
         spec,
         handed,
@@ -410,12 +430,17 @@ pub(crate) fn pin(cpus: &CpuList) -> Result<()> {
 
 /// The name that was given, which log lines carry from here on. A pool with a volume of its own is
 /// the same one in every run.
-fn pool_name(options: &RunOptions) -> String {
-    let name = match (&options.pool, &options.source) {
+/// The name of the pool that a run is in or has for itself.
+fn name_of(options: &RunOptions) -> String {
+    match (&options.pool, &options.source) {
         (Some(name), _) => name.clone(),
         (None, Source::Volume(None)) => POOL_DEFAULT.to_string(),
         (None, _) => format!("run-{}", std::process::id()),
-    };
+    }
+}
+
+fn pool_name(options: &RunOptions) -> String {
+    let name = name_of(options);
     log::name("polylane", &name);
     name
 }

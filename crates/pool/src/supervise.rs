@@ -206,6 +206,7 @@ impl Supervisor {
             if ready.said {
                 self.relay.pass();
             }
+            self.relay.bound_log();
             if ready.service {
                 self.copies.server_ended();
                 self.solidifying.service_ended();

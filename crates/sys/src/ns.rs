@@ -48,6 +48,16 @@ pub fn unshare_private(user: bool, network: bool) -> rustix::io::Result<()> {
     unsafe { unshare_unsafe(flags) }
 }
 
+/// Gives this process a mount namespace of its own, a copy of the former.
+///
+/// # Errors
+/// See unshare(2).
+pub fn unshare_mounts() -> rustix::io::Result<()> {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    // SAFETY: the flag parts no file descriptor table, and no memory.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }
+}
+
 /// Makes the control groups that the calling process is in the roots of what it sees of control
 /// groups from now on.
 ///

@@ -32,13 +32,12 @@ use super::places;
 use super::point::{self, Point};
 use super::table::Entry;
 use super::tables::{self, LaneOwner, Tables};
-use super::timely;
-use super::umount::{LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::failure::{FAILED, Failure, Result};
 use crate::init;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mounts;
+use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 
 /// What a lane tells the command that waits for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -11,7 +11,6 @@
 //! | `tables` | all tables, under one lock |
 //! | `places` | what is mounted where, in this mount namespace |
 //! | `point` | a mount point, looked up once |
-//! | `timely` | requests to a service, for a limited time |
 //! | `holder` | the first process of a lane, which holds its mount |
 //! | `mount` | from a SOURCE and a PATH to a lane that serves |
 //! | `share` | one more path for a service |
@@ -37,7 +36,6 @@ mod share;
 mod source;
 mod table;
 mod tables;
-mod timely;
 mod umount;
 
 pub use env::{LaneEnv, env};

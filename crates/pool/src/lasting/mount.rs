@@ -17,7 +17,6 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -43,6 +42,7 @@ use crate::init::Place;
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::own_log::OwnLog;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
 use crate::run::{self, Owner, RunOptions, Source};
@@ -142,7 +142,7 @@ struct Reservation {
     name: PoolName,
     entry: Entry,
     point: Point,
-    log: File,
+    log: OwnLog,
 }
 
 /// Finds out what is at PATH, and makes the entry of a new lane.
@@ -256,13 +256,7 @@ impl Reservation {
                 ..Entry::default()
             };
             tables.put(&pool, &entry)?;
-            let path = name.log_file();
-            let mut log = File::options();
-            log.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            // What is there is a dead lane's.
-            let _ = std::fs::remove_file(&path);
-            let log = log.open(&path).map_err(|error| Failure::path(&path, "make it", error))?;
-            Ok((entry, log))
+            Ok((entry, OwnLog::make(&name.log_file())?))
         })();
         match made {
             Ok((entry, log)) => Ok(Reservation { dir, pool, record, name, entry, point, log }),
@@ -279,7 +273,7 @@ impl Reservation {
 fn start(options: MountOptions, new: Reservation, cleared: &[String]) -> Result<()> {
     let failed = |error| Failure::because("lane", "start its supervisor", error);
     let (own, other) = Link::pair().map_err(|error| failed(error.into()))?;
-    let log = new.log.try_clone().map_err(failed)?;
+    let log = new.log.file().try_clone().map_err(failed)?;
     // A fork, not a thread: it goes on when this process has ended.
     let mut supervisor = match ns::fork(Namespaces::default()).map_err(failed)? {
         Fork::Child => {
@@ -346,7 +340,7 @@ fn supervise(options: MountOptions, mut new: Reservation, cleared: &[String], ca
 }
 
 /// Leaves the session, the directory, the files and the groups of the command.
-fn leave_surroundings(log: &File) -> Result<()> {
+fn leave_surroundings(log: &OwnLog) -> Result<()> {
     let failed = |error: rustix::io::Errno| Failure::because("lane", "leave the session", error);
     rustix::process::setsid().map_err(failed)?;
     rustix::process::chdir("/").map_err(failed)?;
@@ -354,7 +348,7 @@ fn leave_surroundings(log: &File) -> Result<()> {
         .map_err(failed)?;
     rustix::stdio::dup2_stdin(&null).map_err(failed)?;
     rustix::stdio::dup2_stdout(&null).map_err(failed)?;
-    rustix::stdio::dup2_stderr(log).map_err(failed)?;
+    rustix::stdio::dup2_stderr(log.file()).map_err(failed)?;
     ns::close_inherited()
         .map_err(|error| Failure::because("lane", "close its caller's files", error))?;
     cgroup::leave_session();
@@ -363,7 +357,7 @@ fn leave_surroundings(log: &File) -> Result<()> {
 
 /// Serves the lane until it is unmounted; the exit status.
 fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Link) -> Result<u8> {
-    let Reservation { dir, pool, record, name, entry, point, log: _ } = new;
+    let Reservation { dir, pool, record, name, entry, point, log } = new;
     log::name("polylane", name.as_str());
     let lane_owner = LaneOwner::of(&pool, &entry);
     // Before the volume is opened: they may hold it.
@@ -394,7 +388,7 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
         entry,
         caller,
     };
-    let owner = Owner::Pool { pool, record, lane: name };
+    let owner = Owner::Pool { pool, record, lane: name, log: Some(log) };
     let first = |device: Option<OwnedFd>, _| {
         let device = device.ok_or_else(|| Failure::failed("/dev/fuse: only root can hold it"))?;
         start_holder(plan(device))

@@ -13,19 +13,13 @@ use super::places;
 use super::share;
 use super::table::Entry;
 use super::tables::{Mount, Tables, wait_for_service};
-use super::timely;
 use crate::failure::{Failure, Result};
+use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::wait::wait_for;
 use crate::{cgroup, names, upgrade};
 
 /// How long a supervisor may take to end once everything is durable.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// How long a service may take to make everything durable.
-pub(crate) const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
-
-/// As long as that where the mount goes away in any case.
-pub(crate) const LAZY_SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Takes one mount of PATH away; how often it is still mounted. With `lazy` also one that is in
 /// use, whose users get errors once the lane has ended.

@@ -2,15 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use polylane_volume::cpus::CpuList;
 use polylane_volume::{self as volume, log};
 
-use super::{RunOptions, Source, run_with_service};
+use super::{RunOptions, Source};
 use crate::cgroup;
 use crate::failure::{Failure, Result};
-use crate::init::Place;
-use crate::limits::CallerLimits;
 use crate::names::{self, PoolName};
+use crate::own_log::OwnLog;
 use crate::pool_record::PoolRecord;
 
 /// Whose lane it is.
@@ -18,6 +16,13 @@ use crate::pool_record::PoolRecord;
 pub(crate) enum Owner {
     /// A pool of this run alone: its name, which is free.
     Run(String),
+    /// The same pool, for a lane of the run besides the first.
+    Beside {
+        /// Its name.
+        pool: String,
+        /// The lane's own name in it.
+        lane: PoolName,
+    },
     /// A pool that lasts.
     Pool {
         /// Its name.
@@ -26,6 +31,8 @@ pub(crate) enum Owner {
         record: Option<PoolRecord>,
         /// The lane's own name in it.
         lane: PoolName,
+        /// Its supervisor's standard error, if that is a file of its own.
+        log: Option<OwnLog>,
     },
 }
 
@@ -34,7 +41,7 @@ impl Owner {
     pub(super) fn name(&self) -> &str {
         match self {
             Owner::Run(name) => name,
-            Owner::Pool { lane, .. } => lane.as_str(),
+            Owner::Beside { lane, .. } | Owner::Pool { lane, .. } => lane.as_str(),
         }
     }
 
@@ -42,7 +49,7 @@ impl Owner {
     pub(super) fn pool(&self) -> &str {
         match self {
             Owner::Run(name) => name,
-            Owner::Pool { pool, .. } => pool,
+            Owner::Beside { pool, .. } | Owner::Pool { pool, .. } => pool,
         }
     }
 
@@ -57,7 +64,8 @@ impl Owner {
     /// The limits of its pool.
     pub(super) fn groups(&self, options: &RunOptions) -> cgroup::Plan {
         match self {
-            Owner::Run(name) => cgroup::plan(name, &options.limits()),
+            Owner::Run(name) => cgroup::plan_lanes(name, &options.limits()),
+            Owner::Beside { pool, .. } => cgroup::plan_lanes(pool, &options.limits()),
             Owner::Pool { record: Some(record), .. } => record.groups(),
             Owner::Pool { record: None, .. } => cgroup::Plan::default(),
         }
@@ -67,15 +75,16 @@ impl Owner {
     pub(super) fn own_groups(&self, groups: &cgroup::Plan) -> Vec<PathBuf> {
         match self {
             Owner::Run(_) => groups.dirs(),
-            Owner::Pool { .. } => groups.io_dirs(),
+            Owner::Beside { .. } | Owner::Pool { .. } => groups.io_dirs(),
         }
     }
 
-    /// The lane's name, held from now on.
-    pub(super) fn take(self, dir: &Path) -> Result<PoolName> {
+    /// The lane's name, held from now on, and its log.
+    pub(super) fn take(self, dir: &Path) -> Result<(PoolName, Option<OwnLog>)> {
         match self {
-            Owner::Run(name) => PoolName::take(dir, &name),
-            Owner::Pool { lane, .. } => Ok(lane),
+            Owner::Run(name) => Ok((PoolName::take(dir, &name)?, None)),
+            Owner::Beside { lane, .. } => Ok((lane, None)),
+            Owner::Pool { lane, log, .. } => Ok((lane, log)),
         }
     }
 }
@@ -120,23 +129,16 @@ pub(super) fn joined(options: &RunOptions) -> Result<Option<PoolRecord>> {
     }
 }
 
-/// Runs COMMAND in a lane of a pool that lasts.
-pub(super) fn run_in_pool(
-    options: RunOptions,
-    record: PoolRecord,
-    place: Place,
-    limits: (CpuList, CallerLimits),
-) -> Result<u8> {
-    let (dir, pool) = (names::runtime_dir(), record.name.clone());
+/// Runs COMMAND, as `run` does, in a lane of a pool that lasts.
+pub(super) fn run_in_pool(pool: String, run: impl FnOnce(Owner) -> Result<u8>) -> Result<u8> {
+    let dir = names::runtime_dir();
     let lane = PoolName::take_lane(&dir, &pool)?;
     let name = lane.as_str().to_string();
     log::name("polylane", &name);
     // 'pool rm' looks for names of lanes before and after it removes the record.
     let record = volume::state_dir().and_then(|state| PoolRecord::expect(&state, &pool));
-    let status = record.and_then(|record| {
-        let owner = Owner::Pool { pool, record: Some(record), lane };
-        run_with_service(options, owner, place, limits)
-    });
+    let status =
+        record.and_then(|record| run(Owner::Pool { pool, record: Some(record), lane, log: None }));
     // Where it did not get as far as to its end.
     if let Ok(Some(name)) = PoolName::take_over(&dir, &name) {
         name.remove_files();

@@ -17,6 +17,12 @@ use crate::link::Link;
 use crate::process::Process;
 use crate::wait::wait_for;
 
+/// How long a service may take to make everything durable.
+pub(crate) const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// As long as that where the mount goes away in any case.
+pub(crate) const LAZY_SYNC_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Does `work`, which uses none of the caller's descriptors. A caller with threads cannot fork;
 /// there a thread does it, which ends with the caller at the latest.
 ///
