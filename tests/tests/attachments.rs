@@ -62,11 +62,17 @@ impl Lane {
     }
 
     fn requests(&self) -> u64 {
+        self.counted("/requests")
+    }
+
+    /// A number of the lane's fast way.
+    fn counted(&self, what: &str) -> u64 {
         let mount = &self.host.mounts()[0];
         let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
         let stats: serde_json::Value =
             serde_json::from_str(&succeeds(&["stats", "--json", "--pool", &lane])).expect("JSON");
-        stats[0]["service"]["shared_memory"]["requests"].as_u64().expect("a number")
+        let counted = stats[0]["service"]["shared_memory"].pointer(what);
+        counted.and_then(serde_json::Value::as_u64).expect("a number")
     }
 
     fn end(self) {
@@ -125,6 +131,7 @@ fn what_is_mounted_in_an_attachment_is_left_to_the_kernel() {
         assert_eq!(String::from_utf8_lossy(&said.stdout), "new\n");
     }
     assert_eq!(lane.requests(), before, "no session");
+    assert!(lane.counted("/not_admitted/mounts") > 0);
     assert!(!lane.at.join("d/sub/new").exists());
     // Later: by a program that has a session, and by another.
     let later = "cd $M; ls -A . >/dev/null; mount -t tmpfs t sub; echo x >$M/sub/new; ls -A $M/sub";
@@ -146,19 +153,77 @@ fn a_process_in_another_root_has_what_is_mounted_there() {
     let prepare = "mount --rbind / $JAIL; mkdir -p $JAIL$M; mount --bind $L/d $JAIL$M";
     let other = lane.host.dir("other");
     let prepare = prepare.replace("$JAIL", text(&jail));
-    for fast in [false, true] {
+    let root = text(&jail);
+    // The last one as container runtimes do it: the old root is gone.
+    let enter = [
+        format!("exec env $PRE chroot {root} $GO"),
+        format!("cd {root}; pivot_root . tmp; umount -l /tmp; exec env $PRE chroot . $GO"),
+    ];
+    let look = "sh -c 'cat $M/inside; cat $M/../outside; cat $M/up; ls -A $M; true'";
+    for (enter, fast) in enter.iter().flat_map(|enter| [(enter, false), (enter, true)]) {
+        if enter.contains("pivot_root") && lacks(name, &["pivot_root"]) {
+            continue;
+        }
         let before = lane.requests();
-        let script = format!(
-            "unset LD_PRELOAD; exec env LD_PRELOAD=$PRE chroot {} sh -c 'cat $M/inside; \
-             cat $M/../outside; cat $M/up; ls -A $M; true'",
-            text(&jail)
-        );
-        let script = script.replace("$PRE", if fast { "$RUN/libpolylane.so" } else { "" });
-        let said = lane.sees((&prepare, &other), &script, fast);
+        let preload = if fast { "LD_PRELOAD=$RUN/libpolylane.so" } else { "NONE=1" };
+        let script = enter.replace("$PRE", preload).replace("$GO", look);
+        let said = lane.sees((&prepare, &other), &format!("unset LD_PRELOAD; {script}"), fast);
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert!(said.starts_with("inside") && said.contains("absolute"), "{said}");
+        assert!(said.starts_with("inside") && said.contains("absolute"), "{enter}: {said}");
         assert!(!said.contains("outsideoutside"), "{said}");
-        assert_eq!(lane.requests() > before, fast, "{said}");
+        assert_eq!(lane.requests() > before, fast, "{enter}: {said}");
     }
     lane.end();
+}
+
+/// Numbers of owners, and what their users may: in `d`, the user that is 0 of the namespace owns
+/// all but one file.
+const OWNERS: &str = "cd $M; stat -c '%n %u %g' * .; cat secret; echo x >secret; \
+     echo x >new; stat -c '%u %g' new; chown 3:4 new; stat -c '%u %g' new; chown 99999 new; \
+     chown 3 secret; chmod 2755 new; stat -c %a new; \
+     cp -p inside kept; stat -c '%u %g %a' kept; mkdir dir; chgrp 7 dir; echo y >dir/in; \
+     stat -c '%u %g' dir dir/in; rm -rf dir new kept; ls -A; true";
+
+/// Runs `$GO` as root of a user namespace with a range of users.
+const RANGE: &str = r#"
+unshare -U sleep 60 &
+while [ "$(readlink /proc/$!/ns/user)" = "$(readlink /proc/self/ns/user)" ]; do sleep 0.01; done
+for map in uid_map gid_map; do echo 0 100000 65536 >/proc/$!/$map; done
+nsenter -t $! -U -S 0 -G 0 sh -c "$GO"
+kill $!
+"#;
+
+#[test]
+fn users_have_the_numbers_of_their_namespace() {
+    let name = "users_have_the_numbers_of_their_namespace";
+    if unavailable(name) || lacks(name, &["unshare", "mount", "setpriv", "nsenter"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let other = lane.host.dir("other");
+    let (dir, here) = (lane.at.join("d"), lane.host.path(""));
+    for path in [&here, &lane.at, &other] {
+        open(path);
+    }
+    let own = ["d", "d/sub", "d/inside", "d/in", "d/up", "d/absolute"];
+    for path in own.map(|path| lane.at.join(path)) {
+        std::os::unix::fs::lchown(path, Some(100_000), Some(100_000)).expect("chown");
+    }
+    fs::write(dir.join("secret"), "secret").expect("write");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(dir.join("secret"), private).expect("chmod");
+    // A range, as containers have it, and one user, as who unshares alone has it.
+    let one = "setpriv --reuid 100000 --regid 100000 --clear-groups unshare -U -r sh -c \"$GO\"";
+    for enter in [RANGE, one] {
+        let script = format!("export GO='{}'; {enter}", OWNERS.replace('\'', "\""));
+        let said = lane.both(("mount --bind $L/d $M", &other), &script);
+        assert!(said.contains("inside 0 0\n") && said.contains("secret 65534 65534\n"), "{said}");
+        assert!(said.contains("secret: Permission denied"), "{said}");
+    }
+    lane.end();
+}
+
+fn open(path: &Path) {
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(path, all).expect("chmod");
 }

@@ -248,7 +248,12 @@ def hello(version, *root):
 version, _, _ = hello(0)
 _, status, told = hello(version)
 if status == 18:
-    told += ", by root " + hello(version, os.open(mount, os.O_RDONLY | os.O_DIRECTORY))[2]
+    root = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
+    _, status, by_root = hello(version, root)
+    told += ", by root " + by_root
+    if status == 30:
+        made = os.open(mount, os.O_TMPFILE | os.O_RDWR, 0o600)
+        told += ", by a file " + hello(version, root, made)[2]
 print(told)
 "#;
 
@@ -257,11 +262,15 @@ const SANDBOXES: &str = r#"
 as() { env -u LD_PRELOAD setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }
 client() { as /usr/bin/python3 -c "$CLIENT" "$@"; }
 export -f as client
-chmod 755 /lane; mkdir -m 777 /lane/hidden; export POLYLANE_MOUNT=/lane
+chmod 777 /lane; mkdir -m 777 /lane/hidden; export POLYLANE_MOUNT=/lane
 echo "plain: $(client plain)"
 echo "privileges: $(client privileges)"
 echo "filter: $(client filter)"
 echo "landlock: $(client landlock)"
+# Containers: their first process is as confined as what runs in them.
+echo "numbers: $(unshare -p --fork bash -c 'client plain')"
+echo "container: $(unshare -p --fork setpriv --no-new-privs bash -c 'client plain')"
+echo "confined in one: $(unshare -p --fork bash -c 'client privileges; true')"
 cover='mount -t tmpfs none /lane/hidden'
 freeze='mount --rbind /lane /lane && mount -o remount,ro,bind /lane'
 echo "covered: $(unshare -m bash -c "$cover; client plain")"
@@ -294,11 +303,16 @@ fn nested_sandboxes_get_no_session() {
             "covered" | "covered for all" => {
                 assert_eq!(told, "18 without, by root 13 without", "{said}");
             }
+            "numbers" => assert_eq!(told, "18 without, by root 0 with", "{said}"),
+            "container" => {
+                assert_eq!(told, "18 without, by root 30 without, by a file 0 with", "{said}");
+            }
+            "confined in one" => assert_eq!(told, "18 without, by root 13 without", "{said}"),
             "read-only" => assert_eq!(told, "18 without, by root 0 with", "{said}"),
             _ => assert_eq!(told, "13 without", "{said}"),
         }
     }
-    assert_eq!(said.lines().count(), 8, "{said}");
+    assert_eq!(said.lines().count(), 11, "{said}");
 }
 
 #[test]

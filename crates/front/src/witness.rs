@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use polylane_base::Errno;
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Errno, Result};
+use polylane_ipc::owners::Owners;
 use polylane_sys::scm::{self, Identity, Peer};
+use serde::{Deserialize, Serialize};
 
 /// How long a thread that was seen in a process is taken for one of it: too short for all numbers
 /// of threads to be used once.
@@ -35,7 +37,7 @@ pub struct Looks {
 impl Looks {
     /// Its number, if it may have a session as the tenant has. `EXDEV`: it has to show the lane's
     /// root; `EACCES`: the kernel alone decides what it may do.
-    pub(crate) fn at_home(self) -> Result<u32> {
+    pub(crate) fn at_home(self) -> polylane_base::Result<u32> {
         match self.standing {
             Standing::AtHome => Ok(self.number),
             Standing::Elsewhere => Err(Errno::EXDEV),
@@ -49,12 +51,28 @@ impl Looks {
 pub enum Standing {
     /// It sees the lane as the tenant's first process does.
     AtHome,
-    /// It sees other mounts, another root or other numbers of processes: it has to show the lane's
-    /// root by a real open.
+    /// It sees other mounts, another root or other numbers of processes or users: it has to show
+    /// the lane's root by a real open.
     Elsewhere,
-    /// It is confined beyond the tenant or is of another user namespace: what it may do the kernel
-    /// alone decides.
+    /// It is confined beyond the tenant, or less than its user: what it may do the kernel alone
+    /// decides.
     Apart,
+}
+
+/// What a process shows that is not at home: what it opened by the path that its lane has for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shows<'a> {
+    /// The lane's root, opened to be read.
+    pub root: BorrowedFd<'a>,
+    /// A file that it made without a name in the root, to read and write it (`O_TMPFILE`).
+    pub made: Option<BorrowedFd<'a>>,
+}
+
+impl<'a> Shows<'a> {
+    /// All of it.
+    pub fn all(&self) -> impl Iterator<Item = BorrowedFd<'a>> {
+        [self.root].into_iter().chain(self.made)
+    }
 }
 
 /// The lane as a process sees it that is not at home.
@@ -64,12 +82,50 @@ pub struct Seen {
     pub number: u32,
     /// Node id of the directory that it sees as the lane's root.
     pub node: u64,
-    /// Its mount may not be written to, or what it may write is not known.
+    /// Its mount may not be written to.
     pub read_only: bool,
+    /// It is confined beyond the tenant, as its container is: what it may write is not known.
+    pub confined: bool,
+    /// Node id of the file that it made, which was made by its mount.
+    pub made: Option<u64>,
     /// Numbers of processes are others to it than to the tenant.
     pub other_numbers: bool,
+    /// Where those of users and groups are others to it.
+    pub owners: Option<Owners>,
     /// The page that tells of mounts at its lane.
     pub notice: OwnedFd,
+}
+
+/// Why a process has no session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Refusal {
+    /// It is confined beyond its tenant and its container, or less than its user.
+    Confined,
+    /// Something is mounted in what it sees of the lane, or that is not the lane.
+    Mounts,
+    /// It is the host's root in another user namespace, or its users have no numbers there.
+    Users,
+    /// Its process numbers do not lie below the tenant's.
+    Processes,
+    /// Nothing could be found out of it.
+    Unknown,
+}
+
+impl Refusal {
+    /// All of them, as they are numbered.
+    pub const ALL: [Refusal; 5] =
+        [Refusal::Confined, Refusal::Mounts, Refusal::Users, Refusal::Processes, Refusal::Unknown];
+
+    /// Its name in statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Refusal::Confined => "confined",
+            Refusal::Mounts => "mounts",
+            Refusal::Users => "users",
+            Refusal::Processes => "processes",
+            Refusal::Unknown => "unknown",
+        }
+    }
 }
 
 /// Looks at processes. Asked rarely; an answer may take a tenth of a millisecond.
@@ -77,9 +133,8 @@ pub trait Witness: Send + Sync {
     /// What the process `pid`, as the service sees it, is; `None` where it cannot tell.
     fn look(&self, pid: u32) -> Option<Looks>;
 
-    /// What the process sees of the lane, by the root that it opened; `None` where that is not the
-    /// lane, or something is mounted in it, or it cannot be told.
-    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen>;
+    /// What the process sees of the lane, by what it shows, or why it has no session.
+    fn attach(&self, pid: u32, shows: &Shows<'_>) -> Result<Seen, Refusal>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;
@@ -89,11 +144,14 @@ pub trait Witness: Send + Sync {
     ///
     /// # Errors
     /// `EACCES`: it cannot tell.
-    fn identity(&self, socket: BorrowedFd<'_>) -> Result<Option<Identity>>;
+    fn identity(&self, socket: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>>;
 }
 
 /// Who is at the other end of a connection, by the host's numbers of users and groups.
-pub(crate) fn peer(socket: &OwnedFd, witness: Option<&Arc<dyn Witness>>) -> Result<Peer> {
+pub(crate) fn peer(
+    socket: &OwnedFd,
+    witness: Option<&Arc<dyn Witness>>,
+) -> polylane_base::Result<Peer> {
     let peer = scm::peer(socket)?;
     let told = witness.map(|witness| witness.identity(socket.as_fd())).transpose()?;
     match told.flatten() {

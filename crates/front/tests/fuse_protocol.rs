@@ -14,7 +14,7 @@ use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
 use polylane_front::lane::notifier;
 use polylane_front::lane::slots::{Token, Unbound};
-use polylane_front::witness::{Looks, Numbers, Seen, Standing, Witness};
+use polylane_front::witness::{Looks, Numbers, Refusal, Seen, Shows, Standing, Witness};
 use polylane_sys::scm::Identity;
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
@@ -558,8 +558,8 @@ impl Witness for Threads {
         (pid == HOST_PID).then_some(Looks { number: PID, standing: Standing::AtHome })
     }
 
-    fn attach(&self, _: u32, _: BorrowedFd<'_>) -> Option<Seen> {
-        None
+    fn attach(&self, _: u32, _: &Shows<'_>) -> Result<Seen, Refusal> {
+        Err(Refusal::Unknown)
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {

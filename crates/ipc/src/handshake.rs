@@ -17,6 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::channel::CopyPlan;
 use crate::layout::{Geometry, QueueKind};
 use crate::message::{PATH_BYTES_MAX, VERSION};
+use crate::owners::Owners;
 
 /// What a hello begins with.
 const HELLO_MAGIC: [u8; 8] = *b"plhello\0";
@@ -33,7 +34,7 @@ struct WireHello {
     key: U64,
 }
 
-/// A welcome on the wire, before its list of covered directories.
+/// A welcome on the wire, before its list of covered directories and its maps.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct WireWelcome {
@@ -51,6 +52,7 @@ struct WireWelcome {
     frames: U32,
     attributes: U32,
     attached: U32,
+    owners: U32,
 }
 
 /// Bytes of a hello before its mount path.
@@ -59,7 +61,7 @@ pub const HELLO_HEAD_BYTES: usize = size_of::<WireHello>();
 pub const HELLO_BYTES_MAX: usize = HELLO_HEAD_BYTES + PATH_BYTES_MAX;
 /// Bytes of a welcome before its list of covered directories.
 pub const WELCOME_HEAD_BYTES: usize = size_of::<WireWelcome>();
-const _: () = assert!(HELLO_HEAD_BYTES == 24 && WELCOME_HEAD_BYTES == 72);
+const _: () = assert!(HELLO_HEAD_BYTES == 24 && WELCOME_HEAD_BYTES == 76);
 /// Longest welcome; a receive buffer of this size takes any.
 pub const WELCOME_BYTES_MAX: usize = 60 << 10;
 
@@ -127,6 +129,8 @@ pub struct Welcome {
     /// Directories of the lane that something else is mounted on: their paths from the root of the
     /// lane, without a leading slash.
     pub covered: Vec<Vec<u8>>,
+    /// Where numbers of users and groups are others to the client than to the lane's tenant.
+    pub owners: Option<Owners>,
 }
 
 impl Welcome {
@@ -140,11 +144,13 @@ impl Welcome {
             attributes: 0,
             attached: false,
             covered: Vec::new(),
+            owners: None,
         }
     }
 
     /// The welcome as bytes; `E2BIG` when the covered directories do not fit.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let owners = self.owners.as_ref().map(Owners::to_bytes).unwrap_or_default();
         let geometry = &self.geometry;
         let head = WireWelcome {
             magic: WELCOME_MAGIC,
@@ -161,6 +167,7 @@ impl Welcome {
             frames: geometry.frames.into(),
             attributes: self.attributes.into(),
             attached: u32::from(self.attached).into(),
+            owners: (owners.len() as u32).into(),
         };
         let mut bytes = head.as_bytes().to_vec();
         for path in &self.covered {
@@ -168,6 +175,7 @@ impl Welcome {
             bytes.extend(U16::from(len).as_bytes());
             bytes.extend(path);
         }
+        bytes.extend(owners);
         if bytes.len() <= WELCOME_BYTES_MAX { Ok(bytes) } else { Err(Errno::E2BIG) }
     }
 
@@ -189,7 +197,14 @@ impl Welcome {
             method: Method::from_number(head.copy_method.get()).ok_or(Errno::EPROTO)?,
             chunk_bytes: head.copy_chunk_bytes.get(),
         };
+        let count = (head.owners.get() as usize).min(rest.len() + 1);
+        let end = rest.len().checked_sub(count).ok_or(Errno::EPROTO)?;
+        let (rest, owners) = rest.split_at(end);
         let covered = paths(rest, head.covered.get())?;
+        let owners = match owners {
+            [] => None,
+            bytes => Some(Owners::from_bytes(bytes)?),
+        };
         Ok(Welcome {
             status: head.status.get(),
             token: head.token,
@@ -198,6 +213,7 @@ impl Welcome {
             attributes: head.attributes.get(),
             attached: head.attached.get() != 0,
             covered,
+            owners,
         })
     }
 }
@@ -231,6 +247,7 @@ mod tests {
             attributes: 0x70,
             attached: true,
             covered: vec![b".polylane".to_vec(), b"proc".to_vec()],
+            owners: Some(Owners { overflow: [1, 2], ..Owners::default() }),
         }
     }
 

@@ -27,6 +27,7 @@ pub mod layout;
 pub mod lent;
 pub mod memory;
 pub mod message;
+pub mod owners;
 pub mod queue;
 pub mod stream;
 pub mod view;

@@ -434,6 +434,10 @@ impl Running {
             .filter(|(_, count)| *count > 0)
             .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
             .collect();
+        let views = self.server.views();
+        let named = |counts: Vec<(&'static str, u64)>| -> serde_json::Map<String, _> {
+            counts.into_iter().map(|(name, count)| (name.to_string(), count.into())).collect()
+        };
         let vfs = self.vfs.stats();
         let fuse = self.fuse.stats.totals();
         let fuse_by_op: serde_json::Map<_, _> = fuse
@@ -444,6 +448,8 @@ impl Running {
         serde_json::json!({
             "shared_memory": {
                 "clients": self.server.session_count(),
+                "clients_by_view": named(views.sessions),
+                "not_admitted": named(views.refused),
                 "requests": totals.requests(),
                 "by_operation": by_op,
                 "failed": totals.failed,

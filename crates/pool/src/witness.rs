@@ -11,16 +11,19 @@
 //! one is confined, and nothing of what it does.
 
 mod other_mounts;
+mod owners;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_front::witness::{Looks, Seen, Standing, Witness};
+use polylane_front::witness::{Looks, Refusal, Seen, Shows, Standing, Witness};
+use polylane_ipc::owners::Owners;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use polylane_sys::scm::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -37,6 +40,9 @@ use crate::spec::PoolSpec;
 /// How long an answer may take: this process reads a few small files.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// Namespaces of process numbers lie in each other at most that deep (`MAX_PID_NS_LEVEL`).
+const NUMBERS_DEPTH_MAX: u32 = 32;
+
 /// What the service asks; with a connection, whose it is, and nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Question {
@@ -47,8 +53,8 @@ struct Question {
     /// This thread, as the tenant sees it: whether it is one of the process's. `None`: what the
     /// process is.
     thread: Option<u32>,
-    /// The lane's root, as the process opened it, comes with the question: what it sees of the
-    /// lane.
+    /// The lane's root, as the process opened it, comes with the question, and perhaps a file that
+    /// it made there: what it sees of the lane.
     #[serde(default)]
     attaches: bool,
 }
@@ -62,7 +68,7 @@ struct Answer {
     seen: Option<u32>,
     /// It is confined beyond the init, or has other mounts or other numbers of processes.
     apart: bool,
-    /// It is apart by its mounts, its root or its numbers of processes alone.
+    /// It is apart by its mounts, its root or its numbers of processes, users and groups alone.
     #[serde(default)]
     elsewhere: bool,
     /// The thread is one of it.
@@ -73,14 +79,21 @@ struct Answer {
     /// User, group and other groups of the other end of the connection.
     #[serde(default)]
     identity: Option<(u32, u32, Vec<u32>)>,
+    /// Why it has no session by what it showed.
+    #[serde(default)]
+    refused: Option<Refusal>,
 }
 
 /// What a process sees of the lane: see [`Seen`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Sees {
     node: u64,
     read_only: bool,
+    confined: bool,
+    made: Option<u64>,
     other_numbers: bool,
+    /// [`Owners`] as bytes.
+    owners: Option<Vec<u8>>,
 }
 
 /// Most supplementary groups of a client that are told: as many as fit into a message.
@@ -96,6 +109,7 @@ impl Answer {
             has_thread: false,
             sees: None,
             identity: None,
+            refused: None,
         }
     }
 }
@@ -189,15 +203,17 @@ fn attend(mut tenant: Tenant, line: &Link) {
                 continue;
             }
         }
-        let Ok(Some((question, mut fds))) = line.receive::<Question>() else { break };
-        let sent = match fds.pop() {
+        let Ok(Some((question, fds))) = line.receive::<Question>() else { break };
+        let mut shown = fds.iter().map(AsFd::as_fd);
+        let sent = match shown.next() {
             None => line.send(&answer(&mut tenant, question), &[]),
             Some(root) if question.attaches => {
-                let (answer, page) = attach(&mut tenant, question, root.as_fd());
+                let shows = Shows { root, made: shown.next() };
+                let (answer, page) = attach(&mut tenant, question, &shows);
                 let page: Vec<_> = page.iter().map(AsFd::as_fd).collect();
                 line.send(&answer, &page)
             }
-            Some(connection) => line.send(&identify(&connection, question.number), &[]),
+            Some(connection) => line.send(&identify(connection, question.number), &[]),
         };
         if sent.is_err() {
             break;
@@ -206,7 +222,7 @@ fn attend(mut tenant: Tenant, line: &Link) {
 }
 
 /// Whose a connection is.
-fn identify(socket: &OwnedFd, number: u64) -> Answer {
+fn identify(socket: BorrowedFd<'_>, number: u64) -> Answer {
     let identity = scm::identity(socket).ok().filter(|one| one.groups.len() <= GROUPS_MAX);
     let identity = identity.map(|Identity { uid, gid, groups }| (uid, gid, groups));
     Answer { identity, ..Answer::none(number) }
@@ -226,59 +242,80 @@ fn answer(tenant: &mut Tenant, question: Question) -> Answer {
     let is_same = |which| is_same(which, pid, tenant.init);
     // The numbers of processes that it is told, of holders of locks, are the tenant's.
     let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
-    let foreign = !is_same("ns/user") || it.is_less_than_its_user();
+    let (other_owners, less) = (!is_same("ns/user"), it.is_less_than_its_user());
     let confined = it.is_confined_beyond(&first);
     // Asked last: it is for who is let in.
     let plain = same && (thread.is_some() || tenant.is_plain());
-    let apart = foreign || confined || !plain;
-    let elsewhere = !foreign && !plain && thread.is_none();
+    let apart = other_owners || less || confined || !plain;
+    let elsewhere = !less && (other_owners || !plain) && thread.is_none();
     Answer { seen: Some(seen), apart, elsewhere, has_thread, ..none }
 }
 
-/// What a process sees of the lane that opened `root` as its root.
-fn attach(
-    tenant: &mut Tenant,
-    question: Question,
-    root: BorrowedFd<'_>,
-) -> (Answer, Option<OwnedFd>) {
+/// What a process sees of the lane that shows its root.
+fn attach(tenant: &mut Tenant, question: Question, shows: &Shows<'_>) -> (Answer, Option<OwnedFd>) {
     let Question { number, pid, .. } = question;
-    let seen = see(tenant, pid, root);
-    let none = Answer { elsewhere: seen.is_some(), ..Answer::none(number) };
-    match seen {
-        None => (none, None),
-        Some((as_tenant, sees, page)) => {
-            (Answer { seen: Some(as_tenant), sees: Some(sees), ..none }, Some(page))
+    let none = Answer::none(number);
+    match see(tenant, pid, shows) {
+        Err(why) => (Answer { refused: Some(why), ..none }, None),
+        Ok((as_tenant, sees, page)) => {
+            let seen = Some(as_tenant);
+            (Answer { seen, elsewhere: true, sees: Some(sees), ..none }, Some(page))
         }
     }
 }
 
 /// The process's number as the tenant sees it, what it sees of the lane, and the page that tells of
 /// mounts there.
-fn see(tenant: &mut Tenant, pid: u32, root: BorrowedFd<'_>) -> Option<(u32, Sees, OwnedFd)> {
+fn see(tenant: &mut Tenant, pid: u32, shows: &Shows<'_>) -> Result<(u32, Sees, OwnedFd), Refusal> {
     let init = tenant.init;
-    let Both { first, it, depth } = Both::of(init, pid)?;
+    let Both { first, it, depth } = Both::of(init, pid).ok_or(Refusal::Unknown)?;
     let other_numbers = !is_same("ns/pid", pid, init);
-    // Of a namespace beside the tenant's no number is known. Those below the host's are all of it.
-    let is_below = !other_numbers || depth == 0;
-    if !is_below || !is_same("ns/user", pid, init) || it.is_less_than_its_user() {
-        return None;
+    // Of a namespace beside the tenant's no number is known.
+    if other_numbers && !numbers_lie_below(pid, init) {
+        return Err(Refusal::Processes);
     }
+    if it.is_less_than_its_user() {
+        return Err(Refusal::Confined);
+    }
+    let owners = match is_same("ns/user", pid, init) {
+        true => None,
+        // The tenant's root in a namespace of its own has capabilities for no one else: the lane
+        // takes it for root.
+        false if it.user == 0 => return Err(Refusal::Users),
+        false => Some(owners::of(pid, init).ok_or(Refusal::Users)?.to_bytes()),
+    };
     let confined = it.is_confined_beyond(&first);
-    // The first process of a container has its runtime's filters, as what runs in it has. What may
-    // gain no privileges may be confined by Landlock besides, of which nothing is shown.
-    if it.no_new_privileges > first.no_new_privileges {
-        return None;
+    // The first process of a container has what its runtime confines it by, as what runs in it has.
+    let beside = if other_numbers { first_beside(pid) } else { None };
+    if confined && beside.is_none_or(|beside| it.is_confined_beyond(&beside)) {
+        return Err(Refusal::Confined);
     }
-    if confined && (!other_numbers || it.is_confined_beyond(&first_beside(pid)?)) {
-        return None;
+    let table = fs::read(format!("/proc/{init}/mountinfo")).map_err(|_| Refusal::Unknown)?;
+    let device = other_mounts::device_at(&table, &tenant.lane).ok_or(Refusal::Mounts)?;
+    let seen = tenant.others.see(pid, shows.root, &device).ok_or(Refusal::Mounts)?;
+    let made = shows.made.and_then(|made| other_mounts::made_in(seen.mount, made));
+    let (node, read_only) = (seen.node, seen.read_only);
+    let sees = Sees { node, read_only, confined, made, other_numbers, owners };
+    let number = *it.numbers.get(depth).ok_or(Refusal::Processes)?;
+    Ok((number, sees, seen.page))
+}
+
+/// Whether a process has process numbers of a namespace below that of another.
+fn numbers_lie_below(pid: u32, other: u32) -> bool {
+    let inode = |file: &File| file.metadata().map(|metadata| metadata.ino());
+    let open = |pid| File::open(format!("/proc/{pid}/ns/pid"));
+    let (Ok(other), mut next) = (open(other).and_then(|file| inode(&file)), open(pid)) else {
+        return false;
+    };
+    for _ in 0..NUMBERS_DEPTH_MAX {
+        next = next.and_then(|file| ns::parent_namespace(&file)).map(File::from);
+        match next.as_ref().map(inode) {
+            Ok(Ok(found)) if found == other => return true,
+            Ok(Ok(_)) => {}
+            _ => return false,
+        }
     }
-    let table = fs::read(format!("/proc/{init}/mountinfo")).ok()?;
-    let device = other_mounts::device_at(&table, &tenant.lane)?;
-    let seen = tenant.others.see(pid, root, &device)?;
-    // What a filter forbids to write is not known.
-    let read_only = seen.read_only || confined;
-    let sees = Sees { node: seen.node, read_only, other_numbers };
-    Some((*it.numbers.get(depth)?, sees, seen.page))
+    false
 }
 
 /// The first process of the namespace of process numbers that a process is in.
@@ -371,8 +408,8 @@ impl Status {
 
 /// What the witness is to look at.
 enum Shown<'a> {
-    /// What a process opened as its lane's root.
-    Root(BorrowedFd<'a>),
+    /// What a process shows that is not at home.
+    Attaches(&'a Shows<'a>),
     /// A client's connection.
     Connection(BorrowedFd<'a>),
 }
@@ -403,12 +440,13 @@ impl Asker {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let mut line = self.link.lock();
         let link = line.as_ref()?;
-        let (attaches, fd) = match shown {
-            None => (false, None),
-            Some(Shown::Root(root)) => (true, Some(root)),
-            Some(Shown::Connection(socket)) => (false, Some(socket)),
+        let attaches = matches!(shown, Some(Shown::Attaches(_)));
+        let fds: Vec<_> = match shown {
+            None => Vec::new(),
+            Some(Shown::Attaches(shows)) => shows.all().collect(),
+            Some(Shown::Connection(socket)) => vec![socket],
         };
-        let asked = link.send(&Question { number, pid, thread, attaches }, fd.as_slice());
+        let asked = link.send(&Question { number, pid, thread, attaches }, &fds);
         let answer = asked.and_then(|()| link.receive::<Answer>());
         match answer {
             Ok(Some((answer, fds))) if answer.number == number => Some((answer, fds)),
@@ -432,11 +470,16 @@ impl Witness for Asker {
         Some(Looks { number: answer.seen?, standing })
     }
 
-    fn attach(&self, pid: u32, root: BorrowedFd<'_>) -> Option<Seen> {
-        let (answer, mut fds) = self.ask(pid, None, Some(Shown::Root(root)))?;
-        let Sees { node, read_only, other_numbers } = answer.sees?;
-        let notice = fds.pop()?;
-        Some(Seen { number: answer.seen?, node, read_only, other_numbers, notice })
+    fn attach(&self, pid: u32, shows: &Shows<'_>) -> Result<Seen, Refusal> {
+        let (answer, mut fds) =
+            self.ask(pid, None, Some(Shown::Attaches(shows))).ok_or(Refusal::Unknown)?;
+        let told = answer.seen.zip(answer.sees).zip(fds.pop());
+        let ((number, sees), notice) =
+            told.ok_or_else(|| answer.refused.unwrap_or(Refusal::Unknown))?;
+        let Sees { node, read_only, confined, made, other_numbers, owners } = sees;
+        let owners = owners.map(|bytes| Owners::from_bytes(&bytes)).transpose();
+        let owners = owners.map_err(|_| Refusal::Unknown)?;
+        Ok(Seen { number, node, read_only, confined, made, other_numbers, owners, notice })
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {

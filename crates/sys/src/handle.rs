@@ -69,6 +69,13 @@ pub fn is_readable(dir: impl AsFd) -> Result<bool> {
     Ok(!flags.intersects(writes))
 }
 
+/// Whether a file was made without a name, to be read and written (`O_TMPFILE`).
+pub fn is_unnamed(file: impl AsFd) -> Result<bool> {
+    let flags = rustix::fs::fcntl_getfl(file).map_err(errno)?;
+    let without_name = flags.contains(rustix::fs::OFlags::TMPFILE);
+    Ok(without_name && flags & rustix::fs::OFlags::RWMODE == rustix::fs::OFlags::RDWR)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +85,10 @@ mod tests {
         let dir = std::fs::File::open("/proc").unwrap();
         assert!(FuseHandle::of(&dir).is_err());
         assert_eq!(is_readable(&dir), Ok(true));
+        let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
+        let mode = rustix::fs::Mode::RUSR;
+        let unnamed = rustix::fs::open("/dev/shm", flags, mode).unwrap();
+        assert_eq!((is_unnamed(&unnamed), is_unnamed(&dir)), (Ok(true), Ok(false)));
         let flags = rustix::fs::OFlags::PATH;
         let path = rustix::fs::open("/", flags, rustix::fs::Mode::empty()).unwrap();
         assert_eq!(is_readable(&path), Ok(false));

@@ -69,6 +69,23 @@ pub fn unshare_groups() -> rustix::io::Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWCGROUP) }
 }
 
+/// The namespace that a namespace of process numbers or of users lies in.
+///
+/// # Errors
+/// `EPERM` where that is out of the caller's sight; `ENOTTY` for what is no namespace.
+pub fn parent_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
+    /// `NS_GET_PARENT`
+    const GET_PARENT: u64 = 0xb702;
+    // SAFETY: it has no argument, and gives a new descriptor, which is ours alone.
+    unsafe {
+        let fd = libc::ioctl(namespace.as_fd().as_raw_fd(), GET_PARENT as _);
+        match fd {
+            0.. => Ok(OwnedFd::from_raw_fd(fd)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
 /// Which side of a fork this is.
 #[derive(Debug)]
 pub enum Fork {

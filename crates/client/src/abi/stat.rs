@@ -9,6 +9,7 @@ use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::stat::{self as ops, Stat};
 use crate::ops::state::STATE;
+use crate::session::owners;
 
 /// Stores what a stat call found.
 ///
@@ -27,8 +28,7 @@ unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     stat.st_ino = attr.ino;
     stat.st_mode = attr.mode;
     stat.st_nlink = attr.nlink.into();
-    stat.st_uid = attr.uid;
-    stat.st_gid = attr.gid;
+    (stat.st_uid, stat.st_gid) = owners::shown(attr.uid, attr.gid);
     stat.st_rdev = attr.rdev;
     stat.st_size = attr.size as i64;
     stat.st_blksize = attr.blksize.into();
@@ -83,8 +83,7 @@ unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome
     put_attributes(known, found, &mut x);
     x.stx_blksize = attr.blksize;
     x.stx_nlink = attr.nlink;
-    x.stx_uid = attr.uid;
-    x.stx_gid = attr.gid;
+    (x.stx_uid, x.stx_gid) = owners::shown(attr.uid, attr.gid);
     x.stx_mode = attr.mode as u16;
     x.stx_ino = attr.ino;
     x.stx_size = attr.size;

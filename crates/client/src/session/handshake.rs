@@ -13,6 +13,7 @@ use crate::kernel::config;
 use crate::kernel::outcome::Detour;
 use crate::kernel::real;
 use crate::kernel::reserved;
+use crate::session::owners;
 
 /// How long a service may take to welcome us before the kernel path is taken.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
@@ -29,8 +30,9 @@ pub(super) struct Welcomed {
 
 /// Says who this process is, by its secret, and takes over what the service sends.
 ///
-/// With `root`, the lane's root as this process opened it, it has an attachment of its own.
-pub(super) fn greet(key: u64, socket: RawFd, root: Option<RawFd>) -> Result<Welcomed> {
+/// With `shown`, the lane's root as this process opened it and perhaps a file that it made there,
+/// it has an attachment of its own.
+pub(super) fn greet(key: u64, socket: RawFd, shown: &[RawFd]) -> Result<Welcomed> {
     let fd = real::borrow(socket);
     let timeout = rustix::net::sockopt::Timeout::Recv;
     rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
@@ -39,8 +41,8 @@ pub(super) fn greet(key: u64, socket: RawFd, root: Option<RawFd>) -> Result<Welc
         b"" => b"/".to_vec(),
         mount => mount.to_vec(),
     };
-    let root = root.map(real::borrow);
-    scm::send(fd, &Hello { queue: None, key, mount }.to_bytes(), root.as_slice())?;
+    let shown: Vec<_> = shown.iter().copied().map(real::borrow).collect();
+    scm::send(fd, &Hello { queue: None, key, mount }.to_bytes(), &shown)?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(fd, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;
@@ -61,7 +63,8 @@ pub(super) fn greet(key: u64, socket: RawFd, root: Option<RawFd>) -> Result<Welc
         false => None,
     };
     let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
-    let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
+    let Welcome { token, attributes, covered, owners, .. } = welcome;
+    owners::adopt(owners)?;
     Ok(Welcomed { channel, token, attributes, covered, notice })
 }
 

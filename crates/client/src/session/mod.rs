@@ -23,6 +23,7 @@ mod mailbox;
 mod mark;
 pub(crate) mod mounts;
 pub(crate) mod namespace;
+pub(crate) mod owners;
 pub(crate) mod path;
 
 use std::cell::Cell;
@@ -356,20 +357,20 @@ fn seconds() -> i64 {
 
 impl Session {
     fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
-        mounts::at_home_or_by_root(|root| Session::connect_by(sessions, number, key, root))
+        mounts::at_home_or_by_root(|shown| Session::connect_by(sessions, number, key, shown))
     }
 
     fn connect_by(
         sessions: &'static Sessions,
         number: u32,
         key: u64,
-        root: Option<RawFd>,
+        shown: &[RawFd],
     ) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::in_run_dir(&mut path, b"socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let socket = socket.into_raw_fd();
-        let made = handshake::greet(key, socket, root)
+        let made = handshake::greet(key, socket, shown)
             .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
         if made.is_err() {
             reserved::close(socket);

@@ -42,12 +42,13 @@ pub(crate) fn find() -> bool {
 }
 
 /// Connects as who sees the lane as its tenant does, or else by the lane's root as this process
-/// opens it.
+/// opens it, and by a file that it makes there where the service does not know what this process
+/// may write.
 ///
 /// # Errors
 /// What `connect` says; `EACCES` where the root cannot be opened.
-pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(Option<RawFd>) -> Result<T>) -> Result<T> {
-    let at_home = if find() { connect(None) } else { Err(Errno::EXDEV) };
+pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(&[RawFd]) -> Result<T>) -> Result<T> {
+    let at_home = if find() { connect(&[]) } else { Err(Errno::EXDEV) };
     if !matches!(at_home, Err(Errno::EXDEV)) {
         return at_home;
     }
@@ -55,9 +56,16 @@ pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(Option<RawFd>) -> Result<T>
     let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
-    let made = connect(Some(root));
+    let mut connected = connect(&[root]);
+    if matches!(connected, Err(Errno::EROFS)) {
+        let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+        let made = real::open_file(path, flags).ok();
+        // Without one it may read.
+        connected = connect(&[root, made.unwrap_or(root)]);
+        made.into_iter().for_each(real::close_quietly);
+    }
     real::close_quietly(root);
-    made
+    connected
 }
 
 /// Whether paths below the mount may lead elsewhere.

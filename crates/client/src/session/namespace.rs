@@ -38,7 +38,7 @@ pub(crate) fn say_refused() {
         b"polylane: ",
         mount,
         b"/: no fast way: this process is confined, or something is mounted in what it sees of the \
-          lane, or it is of another user namespace: the kernel serves it\n",
+          lane, or its users have no numbers there: the kernel serves it\n",
     ];
     // Where standard error is closed there is nobody to be told.
     let _ = rustix::io::write(rustix::stdio::stderr(), &line.concat());

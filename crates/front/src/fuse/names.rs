@@ -327,6 +327,7 @@ pub(super) fn tmpfile(call: &mut Call<'_>) -> End {
     let dir = call.dir()?;
     let vfs = &call.session.lane.vfs;
     let node = vfs.create_unlinked(&call.ctx(&call.cred()?), &dir, mode & 0o7777, umask)?;
+    call.session.lane.made_unnamed(&node, &dir, call.header.pid);
     call.open_new(&node, None, open_flags(flags))
 }
 

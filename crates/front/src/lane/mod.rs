@@ -43,11 +43,12 @@ pub mod slots;
 pub mod tag;
 pub mod tickets;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::{Ino, Result};
 use polylane_vfs::{Attachment, Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
 use self::locks::Kept;
@@ -99,8 +100,22 @@ pub struct Lane {
     pub(crate) kept: Arc<Kept>,
     /// Those of sessions; what is over is left out.
     attachments: Mutex<Vec<Weak<Attached>>>,
+    /// Files that the kernel made without a name, the newest last.
+    unnamed: Mutex<VecDeque<Unnamed>>,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
+}
+
+/// Files made without a name that are remembered, at most: each is asked for right after.
+const UNNAMED_MAX: usize = 1024;
+
+/// A file made without a name by the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Unnamed {
+    file: Ino,
+    dir: Ino,
+    /// The thread that asked, as the kernel's FUSE requests have it.
+    thread: u32,
 }
 
 impl Lane {
@@ -137,8 +152,26 @@ impl Lane {
             syncs: Syncs::default(),
             handover,
             attachments: Mutex::default(),
+            unnamed: Mutex::default(),
             guards_links: AtomicBool::new(false),
         })
+    }
+
+    /// The kernel made `file` in `dir` without a name, for that thread.
+    pub fn made_unnamed(&self, file: &Node, dir: &Node, thread: u32) {
+        let mut all = self.unnamed.lock();
+        if all.len() >= UNNAMED_MAX {
+            all.pop_front();
+        }
+        all.push_back(Unnamed { file: file.ino(), dir: dir.ino(), thread });
+    }
+
+    /// The thread for which the kernel made `file` in `dir` without a name; asked once.
+    pub(crate) fn take_unnamed(&self, file: &Node, dir: &Node) -> Option<u32> {
+        let mut all = self.unnamed.lock();
+        // A number is used again: the newest of it counts.
+        let at = all.iter().rposition(|one| one.file == file.ino())?;
+        all.remove(at).filter(|one| one.dir == dir.ino()).map(|one| one.thread)
     }
 
     /// A session has this attachment from now on.

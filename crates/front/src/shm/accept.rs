@@ -22,6 +22,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
+use polylane_ipc::owners::Owners;
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
 use polylane_sys::pulse::Pulse;
@@ -36,6 +37,7 @@ use super::rights::lookup::Marks;
 use super::session::Session;
 use super::stats::Stats;
 use super::users::Users;
+use super::views::Views;
 use super::worker::Inbox;
 use super::{Config, guarded};
 use crate::lane::locks::{FormerProcess, process_owner};
@@ -43,7 +45,7 @@ use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
 use crate::lane::{Attached, Lane};
-use crate::witness::{self, Numbers, Seen};
+use crate::witness::{self, Numbers, Refusal, Seen, Shows};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -54,6 +56,9 @@ const SILENT_PER_USER_MAX: usize = 64;
 /// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready
 /// meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Descriptors that come with a Hello, at most: the lane's root and a file made there.
+const SHOWN_MAX: usize = 2;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -68,6 +73,7 @@ pub(super) struct Around {
     pub(super) stop: OwnedFd,
     pub(super) stopping: AtomicBool,
     pub(super) session_count: AtomicUsize,
+    pub(super) views: Views,
     pub(super) frames_left: Arc<FramesLeft>,
     /// Beats as long as the acceptor runs: no client believes what it was shown by a dead service.
     pub(super) pulse: Arc<Pulse>,
@@ -88,29 +94,57 @@ struct View {
     thread: u32,
     attachment: Option<Arc<Attached>>,
     other_numbers: bool,
+    told: Told,
+}
+
+/// What a newcomer is told of its view.
+#[derive(Default)]
+struct Told {
+    /// The page that tells of mounts at its lane.
     notice: Option<OwnedFd>,
+    /// Where numbers of users and groups are others to it.
+    owners: Option<Owners>,
 }
 
 impl View {
     /// As the tenant sees it.
     fn at_home(numbers: Numbers) -> View {
         let thread = numbers.thread;
-        View { thread, attachment: None, other_numbers: false, notice: None }
+        View { thread, attachment: None, other_numbers: false, told: Told::default() }
     }
 
-    /// By the root that it opened, which is at `path` to it.
-    fn of(lane: &Lane, pid: u32, root: &OwnedFd, path: Vec<u8>) -> Result<View> {
-        let seen = lane.slots.witness.get().and_then(|witness| witness.attach(pid, root.as_fd()));
-        let Seen { number, node, read_only, other_numbers, notice } = seen.ok_or(Errno::EACCES)?;
+    /// By the root that it opened, which is at `path` to it. `EROFS`: it may write there only if
+    /// it also shows that it can.
+    fn of(around: &Around, pid: u32, shown: &[OwnedFd], path: Vec<u8>) -> Result<View> {
+        let lane = &around.lane;
+        let mut fds = shown.iter().map(AsFd::as_fd);
+        let shows = Shows { root: fds.next().ok_or(Errno::EPROTO)?, made: fds.next() };
+        let witness = lane.slots.witness.get().ok_or(Errno::EACCES)?;
+        let seen = witness.attach(pid, &shows).map_err(|why| {
+            around.views.refused(why);
+            Errno::EACCES
+        })?;
+        let Seen { number, node, confined, made, other_numbers, .. } = seen;
         let root = match lane.nodes.get(node)? {
             Target::Node(node) if node.kind() == Kind::Dir => node,
             _ => return Err(Errno::EACCES),
         };
+        if confined && !seen.read_only && shows.made.is_none() {
+            return Err(Errno::EROFS);
+        }
+        let has_made = |made| match lane.nodes.get(made) {
+            Ok(Target::Node(file)) if file.is_linkable() => lane
+                .take_unnamed(&file, &root)
+                .is_some_and(|thread| thread == number || witness.has_thread(pid, thread)),
+            _ => false,
+        };
+        let read_only = seen.read_only || confined && !made.is_some_and(has_made);
         let bounds = Attachment { root: root.ino(), read_only, path };
         let attachment = Arc::new(Attached { root, bounds });
         lane.attached(&attachment);
         let attachment = Some(attachment);
-        Ok(View { thread: number, attachment, other_numbers, notice: Some(notice) })
+        let told = Told { notice: Some(seen.notice), owners: seen.owners };
+        Ok(View { thread: number, attachment, other_numbers, told })
     }
 }
 
@@ -256,15 +290,16 @@ impl Acceptor {
     /// Makes a newcomer's session and tells it and the workers.
     fn admit(&mut self, socket: &OwnedFd, peer: Peer) -> Result<Arc<Session>> {
         let mut bytes = vec![0; HELLO_BYTES_MAX];
-        let mut received = scm::try_receive(socket, &mut bytes)?;
-        if received.truncated || received.fds.len() > 1 {
+        let received = scm::try_receive(socket, &mut bytes)?;
+        if received.truncated || received.fds.len() > SHOWN_MAX {
             return Err(Errno::EPROTO);
         }
         let hello = Hello::from_bytes(&bytes[..received.count])?;
         self.room_for(peer.identity.uid)?;
-        let (session, notice) = self.session(hello, peer, received.fds.pop())?;
+        let (session, told) = self.session(hello, peer, &received.fds)?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
-        match self.introduce(socket, &session, notice) {
+        self.around.views.began(&session.connection);
+        match self.introduce(socket, &session, told) {
             Ok(()) => Ok(session),
             Err(errno) => {
                 self.dismiss(&session);
@@ -273,21 +308,25 @@ impl Acceptor {
         }
     }
 
-    /// A session of a peer that opened `root` as the lane's root, or that sees the lane as its
-    /// tenant does; and the page that tells of mounts at the lane of the former.
+    /// A session of a peer that shows the lane's root, or that sees the lane as its tenant does;
+    /// and what it is told of its view.
     fn session(
         &mut self,
         hello: Hello,
         peer: Peer,
-        root: Option<OwnedFd>,
-    ) -> Result<(Arc<Session>, Option<OwnedFd>)> {
+        shown: &[OwnedFd],
+    ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, identity: Identity { uid, gid, groups }, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
-        let View { thread, attachment, other_numbers, notice } = match root {
-            Some(root) => View::of(&around.lane, pid, &root, hello.mount)?,
-            None if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
-            None => View::at_home(around.lane.slots.admit(pid)?),
+        let View { thread, attachment, other_numbers, told } = match shown {
+            [_, ..] => View::of(&around, pid, shown, hello.mount)?,
+            [] if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
+            [] => View::at_home(around.lane.slots.admit(pid).inspect_err(|errno| {
+                if *errno == Errno::EACCES {
+                    around.views.refused(Refusal::Confined);
+                }
+            })?),
         };
         let numbers = Numbers { pid, thread };
         if is_readable(&process.pidfd) {
@@ -313,22 +352,19 @@ impl Acceptor {
             shown,
             attachment,
             other_numbers,
+            other_owners: told.owners.is_some(),
             channel,
             slots,
             lane,
             stats,
         };
         let session = Session::new(connection, self.users.of(uid), around.frames_left.clone());
-        Ok((session, notice))
+        Ok((session, told))
     }
 
     /// First the workers, so that the client's first request finds somebody.
-    fn introduce(
-        &self,
-        socket: &OwnedFd,
-        session: &Arc<Session>,
-        notice: Option<OwnedFd>,
-    ) -> Result<()> {
+    fn introduce(&self, socket: &OwnedFd, session: &Arc<Session>, told: Told) -> Result<()> {
+        let Told { notice, owners } = told;
         for inbox in &self.around.inboxes {
             inbox.add(session)?;
         }
@@ -344,6 +380,7 @@ impl Acceptor {
                 // Nothing is mounted there, and its root may be another.
                 Some(_) => Vec::new(),
             },
+            owners,
         };
         let pulse = self.beats.then(|| self.around.pulse.fd());
         // Without the pulse nobody would know that what he sees is a dead service's.
@@ -400,6 +437,7 @@ impl Acceptor {
             inbox.remove(session);
         }
         self.around.session_count.fetch_sub(1, Ordering::Relaxed);
+        self.around.views.ended(&session.connection);
         let ended = session.clone();
         self.around.helpers.post(
             session.connection.cred.uid,

@@ -36,6 +36,9 @@ pub(super) struct Connection {
     pub(super) attachment: Option<Arc<Attached>>,
     /// Numbers of processes are others to it than to the tenant.
     pub(super) other_numbers: bool,
+    /// Those of users and groups are, and so is what its capabilities are for: what names owners or
+    /// is refused is left to the kernel.
+    pub(super) other_owners: bool,
     /// The shared memory.
     pub(super) channel: ServiceChannel,
     /// The kernel descriptors it opened ahead.

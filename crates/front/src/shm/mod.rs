@@ -43,6 +43,7 @@ mod slices;
 mod stats;
 mod table;
 mod users;
+mod views;
 mod worker;
 
 use std::os::fd::OwnedFd;
@@ -67,11 +68,13 @@ use self::post::Post;
 use self::rights::FramesLeft;
 use self::rights::lookup::Marks;
 use self::stats::Stats;
+use self::views::Views;
 use self::worker::{Inbox, Worker};
 use crate::beat::{self, Beat};
 use crate::lane::Lane;
 
 pub use self::stats::Totals;
+pub use self::views::ViewTotals;
 
 /// How a [`Server`] is to serve.
 #[derive(Clone, Debug)]
@@ -158,6 +161,7 @@ impl Server {
             stop: eventfd()?,
             stopping: AtomicBool::new(false),
             session_count: AtomicUsize::new(0),
+            views: Views::default(),
             frames_left,
             pulse: Arc::new(Pulse::new()?),
             marks,
@@ -208,6 +212,11 @@ impl Server {
     /// Sessions just now.
     pub fn session_count(&self) -> usize {
         self.around.session_count.load(Ordering::Relaxed)
+    }
+
+    /// What sessions see, and why processes have none.
+    pub fn views(&self) -> ViewTotals {
+        self.around.views.totals()
     }
 
     /// What has been done since the start.

@@ -7,7 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 mod brings;
-mod read_only;
+mod kernels;
 mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};

@@ -259,6 +259,7 @@ mod tests {
             shown: 1,
             attachment: None,
             other_numbers: false,
+            other_owners: false,
             channel,
             slots: lane.slots.open_session(
                 Token::random().unwrap(),

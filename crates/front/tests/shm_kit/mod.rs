@@ -147,18 +147,19 @@ pub struct Client {
 }
 
 pub fn connect_raw(path: &Path) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
-    connect_as(path, "/lane", None)
+    connect_as(path, "/lane", &[])
 }
 
-/// As a process that has the lane at `mount`; with `root`, by an attachment of its own.
+/// As a process that has the lane at `mount`; with its root among `shown`, by an attachment of its
+/// own.
 pub fn connect_as(
     path: &Path,
     mount: &str,
-    root: Option<BorrowedFd<'_>>,
+    shown: &[BorrowedFd<'_>],
 ) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
     let socket = scm::connect(path)?;
     let hello = Hello { queue: None, key: 0, mount: mount.into() };
-    scm::send(&socket, &hello.to_bytes(), root.as_slice())?;
+    scm::send(&socket, &hello.to_bytes(), shown)?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(&socket, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;
@@ -173,9 +174,9 @@ impl Client {
         Client::of(connect_raw(path)?)
     }
 
-    /// With an attachment at `mount`, by `root`.
-    pub fn attach(path: &Path, mount: &str, root: BorrowedFd<'_>) -> Result<Client, Errno> {
-        let (socket, welcome, mut fds) = connect_as(path, mount, Some(root))?;
+    /// With an attachment at `mount`, by what it shows.
+    pub fn attach(path: &Path, mount: &str, shown: &[BorrowedFd<'_>]) -> Result<Client, Errno> {
+        let (socket, welcome, mut fds) = connect_as(path, mount, shown)?;
         assert!(welcome.attached && fds.pop().is_some(), "the page comes last");
         Client::of((socket, welcome, fds))
     }

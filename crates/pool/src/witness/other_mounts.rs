@@ -115,6 +115,8 @@ impl Watched {
 pub(super) struct Seen {
     /// The lane's node that is its root.
     pub(super) node: u64,
+    /// The mount's number.
+    pub(super) mount: i32,
     pub(super) read_only: bool,
     /// The page that tells of mounts there.
     pub(super) page: OwnedFd,
@@ -145,7 +147,7 @@ impl OtherMounts {
             if !known.notice.is_changed() {
                 known.processes.push(process);
                 let page = known.page.try_clone().ok()?;
-                return Some(Seen { node, read_only, page });
+                return Some(Seen { node, mount, read_only, page });
             }
         }
         if self.0.len() >= WATCHED_MAX {
@@ -156,7 +158,7 @@ impl OtherMounts {
         let (device, processes) = (device.to_vec(), vec![process]);
         let id = mount;
         self.0.push(Watched { space, id, device, read_only, table, notice, page, processes });
-        Some(Seen { node, read_only, page: shown })
+        Some(Seen { node, mount, read_only, page: shown })
     }
 
     /// What a wait for changes waits for.
@@ -193,6 +195,13 @@ impl OtherMounts {
         }
         self.0.retain(|one| !one.processes.is_empty());
     }
+}
+
+/// The node of a file that a process made without a name by that mount.
+pub(super) fn made_in(mount: i32, file: BorrowedFd<'_>) -> Option<u64> {
+    let handle = FuseHandle::of(file).ok()?;
+    let made = handle::is_unnamed(file).ok()? && handle.mount == mount;
+    made.then_some(handle.node)
 }
 
 fn is_ready(fd: BorrowedFd<'_>, what: PollFlags) -> bool {

@@ -116,12 +116,30 @@ impl From<PathError> for Failure {
     }
 }
 
-/// Serves one request. A table: one arm per operation.
+/// Serves one request, or leaves it to the kernel where that knows better what the client may.
 pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
-    use FileRequest as R;
-    if call.session.connection.is_read_only() && request.is_of_writable_mount() {
+    let connection = &call.session.connection;
+    if connection.is_read_only() && request.is_of_writable_mount() {
         return Err(Failure::UseKernel);
     }
+    if !connection.other_owners {
+        return served(call, request);
+    }
+    if request.is_of_owners() {
+        return Err(Failure::UseKernel);
+    }
+    match served(call, request) {
+        // The client may have capabilities for those whom its user namespace has numbers of.
+        Err(Failure::Errno(Errno::EPERM | Errno::EACCES)) if request.is_by_path() => {
+            Err(Failure::UseKernel)
+        }
+        answer => answer,
+    }
+}
+
+/// A table: one arm per operation.
+fn served(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
+    use FileRequest as R;
     match *request {
         R::Ping { position } => call.ping(position),
         R::Open { at, flags, perm, umask, slot, brings } => {

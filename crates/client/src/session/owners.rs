@@ -1,0 +1,32 @@
+//! Numbers of users and groups, where this process is of another user namespace than the lane's
+//! tenant: what the lane keeps is shown as the kernel shows it.
+
+use std::sync::OnceLock;
+
+use polylane_base::{Errno, Result};
+use polylane_ipc::owners::Owners;
+
+/// Those of this process: of one user namespace until the next exec, since who goes to another has
+/// no session any more.
+static OWNERS: OnceLock<Owners> = OnceLock::new();
+
+/// Takes over what a service says of this process.
+///
+/// # Errors
+/// `EACCES` where that is not what one said before.
+pub(super) fn adopt(owners: Option<Owners>) -> Result<()> {
+    let same = match owners {
+        None => OWNERS.get().is_none(),
+        Some(owners) => *OWNERS.get_or_init(|| owners.clone()) == owners,
+    };
+    if same { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// User and group as this process sees them.
+#[inline]
+pub(crate) fn shown(user: u32, group: u32) -> (u32, u32) {
+    match OWNERS.get() {
+        None => (user, group),
+        Some(owners) => (owners.user(user), owners.group(group)),
+    }
+}

@@ -1,0 +1,249 @@
+//! Lanes in containers of OCI runtimes, as a host has them: bind mounts at other paths, of a
+//! directory, read-only, under a system call filter, without new privileges, in a user namespace.
+//! By the library and by FUSE a program sees the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::{lacks, unavailable};
+use serde_json::{Value, json};
+
+/// Runtimes that take a bundle, where they are installed.
+const RUNTIMES: [&str; 2] = ["runc", "crun"];
+
+/// How a container is confined and what it has of the lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// What of the lane is its `/data`.
+    part: &'static str,
+    read_only: bool,
+    /// As container runtimes' default: a filter, and no new privileges.
+    confined: bool,
+    /// Users 0 to 65535 are 100000 to 165535 of the host.
+    users: bool,
+}
+
+const WAYS: [Way; 6] = [
+    Way { part: "", read_only: false, confined: false, users: false },
+    Way { part: "d", read_only: false, confined: false, users: false },
+    Way { part: "d", read_only: true, confined: false, users: false },
+    Way { part: "d", read_only: false, confined: true, users: false },
+    Way { part: "d", read_only: false, confined: false, users: true },
+    Way { part: "d", read_only: true, confined: true, users: true },
+];
+
+/// What a program of the container does with its part of the lane. Numbers of owners are told.
+const SCRIPT: &str = "cd /data; ls -A | grep -v '^[.]poly'; cat inside ../outside up absolute; \
+     stat -c '%n %F %u %g %a' * .; echo x >new; cat new; chown 5:6 new; stat -c '%u %g' new; \
+     chmod 4755 new; stat -c %a new; cp -p inside kept; stat -c '%u %g %a' kept; mkdir dir; \
+     ln -s inside soft; readlink soft; mv new dir/moved; ls -A dir; ln inside hard; \
+     stat -c %h inside; chown 70000 inside; cat secret; echo y >theirs; chgrp 6 theirs; \
+     rm -rf dir soft hard kept; ls -A | grep -v '^[.]poly'; true";
+
+struct Lane {
+    host: Host,
+    at: PathBuf,
+    env: Value,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        let host = Host::new();
+        let at = host.dir("lane");
+        succeeds(&["mount", "mem:64M", text(&at)]);
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(host.path(""), all).expect("chmod");
+        let env = serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
+        Lane { host, at, env }
+    }
+
+    /// The same files for each container, of root of its users in `d`.
+    fn furnish(&self, way: Way) {
+        let _ = fs::remove_dir_all(self.at.join("d"));
+        let _ = fs::remove_dir_all(self.at.join("dir"));
+        let owner = if way.users { 100_000 } else { 0 };
+        for dir in [self.at.clone(), self.at.join("d")] {
+            fs::create_dir_all(&dir).expect("mkdir");
+            fs::write(dir.join("inside"), "inside\n").expect("write");
+            fs::write(dir.join("secret"), "secret\n").expect("write");
+            fs::write(dir.join("theirs"), "theirs\n").expect("write");
+            for (link, target) in [("up", "../outside"), ("absolute", "/data/inside")] {
+                let link = dir.join(link);
+                let _ = fs::remove_file(&link);
+                std::os::unix::fs::symlink(target, link).expect("link");
+            }
+            for name in ["inside", "."] {
+                chown(&dir.join(name), owner);
+            }
+            chown(&dir.join("secret"), 7);
+            let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            fs::set_permissions(dir.join("secret"), private).expect("chmod");
+        }
+        fs::write(self.at.join("outside"), "outside\n").expect("write");
+    }
+
+    /// A container's directory for a runtime.
+    fn bundle(&self, way: Way, fast: bool) -> PathBuf {
+        let dir = self.host.path("bundle");
+        let _ = fs::remove_dir_all(&dir);
+        for place in ["rootfs/data", "rootfs/proc", "rootfs/dev", "rootfs/tmp", "rootfs/lane-run"] {
+            fs::create_dir_all(dir.join(place)).expect("mkdir");
+        }
+        let capabilities =
+            ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL"];
+        let sets = json!({ "bounding": capabilities, "effective": capabilities,
+                           "permitted": capabilities });
+        let config = json!({
+            "ociVersion": "1.0.2",
+            "root": { "path": "rootfs" },
+            "process": {
+                "terminal": false, "user": { "uid": 0, "gid": 0 }, "cwd": "/",
+                "env": environment(fast),
+                "args": ["sh", "-c", format!("{{ {SCRIPT}; }} 2>&1")],
+                "capabilities": sets, "noNewPrivileges": way.confined,
+            },
+            "mounts": self.mounts(way, &dir.join("rootfs")),
+            "linux": linux(way),
+        });
+        fs::write(dir.join("config.json"), config.to_string()).expect("write");
+        if way.users {
+            for place in ["", "rootfs"] {
+                chown(&dir.join(place), 100_000);
+            }
+        }
+        dir
+    }
+
+    /// The host's programs, the lane's run directory and the part of the lane.
+    fn mounts(&self, way: Way, rootfs: &Path) -> Vec<Value> {
+        let bind = |source: &Path, at: &str, option: &str| {
+            json!({ "destination": at, "type": "bind", "source": source,
+                    "options": ["rbind", "nosuid", "nodev", option] })
+        };
+        let mut mounts = vec![
+            json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+            json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+                    "options": ["nosuid", "mode=755"] }),
+        ];
+        for place in ["usr", "etc", "bin", "lib", "lib64", "sbin"] {
+            let host = Path::new("/").join(place);
+            match fs::read_link(&host) {
+                Ok(target) => {
+                    std::os::unix::fs::symlink(target, rootfs.join(place)).expect("link");
+                }
+                Err(_) if host.exists() => mounts.push(bind(&host, text(&host), "ro")),
+                Err(_) => {}
+            }
+        }
+        mounts.push(bind(Path::new(self.env["run"].as_str().expect("run")), "/lane-run", "ro"));
+        let option = if way.read_only { "ro" } else { "rw" };
+        mounts.push(bind(&self.at.join(way.part), "/data", option));
+        mounts
+    }
+
+    /// What the program says in a container.
+    fn says(&self, runtime: &str, way: Way, fast: bool) -> Result<String, String> {
+        self.furnish(way);
+        let bundle = self.bundle(way, fast);
+        let name = format!("polylane-test-{}-{}", std::process::id(), u8::from(fast));
+        let state = self.host.path("state");
+        let output = Command::new(runtime)
+            .args(["--root", text(&state), "run", "--bundle", text(&bundle), &name])
+            .output()
+            .expect(runtime);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status.success() {
+            true => Ok(said),
+            false => Err(format!("{said}{}", String::from_utf8_lossy(&output.stderr))),
+        }
+    }
+
+    /// Requests so far, and bytes written by them.
+    fn requests(&self) -> (u64, u64) {
+        let mount = &self.host.mounts()[0];
+        let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
+        let stats: Value =
+            serde_json::from_str(&succeeds(&["stats", "--json", "--pool", &lane])).expect("JSON");
+        let fast = &stats[0]["service"]["shared_memory"];
+        let number = |of: &str| fast[of].as_u64().expect("a number");
+        (number("requests"), number("written_bytes"))
+    }
+}
+
+/// With the library or without.
+fn environment(fast: bool) -> Vec<&'static str> {
+    let mut env = vec!["PATH=/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL=C"];
+    if fast {
+        env.push("LD_PRELOAD=/lane-run/libpolylane.so");
+        env.push("POLYLANE_MOUNT=/data");
+        env.push("POLYLANE_RUN=/lane-run:/data");
+        env.push("POLYLANE_PATIENCE=0");
+    }
+    env
+}
+
+/// Namespaces and what the program may.
+fn linux(way: Way) -> Value {
+    let mut namespaces = vec!["pid", "mount", "ipc", "uts"];
+    let mut linux = json!({});
+    if way.users {
+        namespaces.push("user");
+        let map = json!([{ "containerID": 0, "hostID": 100_000, "size": 65_536 }]);
+        linux["uidMappings"] = map.clone();
+        linux["gidMappings"] = map;
+    }
+    linux["namespaces"] = namespaces.iter().map(|kind| json!({ "type": kind })).collect();
+    if way.confined {
+        linux["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64"],
+            "syscalls": [{ "names": ["kexec_load", "add_key"], "action": "SCMP_ACT_ERRNO" }],
+        });
+    }
+    linux
+}
+
+fn chown(path: &Path, owner: u32) {
+    std::os::unix::fs::lchown(path, Some(owner), Some(owner)).expect("chown");
+}
+
+/// A container that does nothing: what a runtime cannot do here it says.
+fn cannot(runtime: &str, lane: &Lane) -> Option<String> {
+    lane.says(runtime, Way::default(), false).err()
+}
+
+#[test]
+fn containers_see_the_same_by_both_doors() {
+    let name = "containers_see_the_same_by_both_doors";
+    if unavailable(name) || polylane_tests::pool::no_library(name) {
+        return;
+    }
+    let mut tried = 0;
+    for runtime in RUNTIMES {
+        if lacks(name, &[runtime]) {
+            continue;
+        }
+        let lane = Lane::new();
+        if let Some(why) = cannot(runtime, &lane) {
+            polylane_tests::skip(name, &format!("{runtime}: {why}"));
+            continue;
+        }
+        for way in WAYS {
+            let slow =
+                lane.says(runtime, way, false).unwrap_or_else(|why| panic!("{way:?}: {why}"));
+            let before = lane.requests();
+            let fast = lane.says(runtime, way, true).unwrap_or_else(|why| panic!("{way:?}: {why}"));
+            assert_eq!(fast, slow, "library against FUSE: {runtime}, {way:?}");
+            let after = lane.requests();
+            assert!(after.0 > before.0, "no session: {runtime}, {way:?}: {fast}");
+            assert_eq!(after.1 > before.1, !way.read_only, "written: {runtime}, {way:?}: {fast}");
+            assert!(slow.contains("inside\n"), "{way:?}: {slow}");
+            assert_eq!(slow.contains("Read-only file system"), way.read_only, "{way:?}: {slow}");
+            tried += 1;
+        }
+        succeeds(&["umount", text(&lane.at)]);
+        lane.host.assert_nothing_is_left();
+    }
+    println!("{tried} containers");
+}
