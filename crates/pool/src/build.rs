@@ -456,6 +456,7 @@ impl Running {
                 "sent_to_kernel": totals.use_kernel,
                 "refused": totals.refused,
                 "handed_off": totals.handed_off,
+                "kept": totals.kept,
                 "read_bytes": totals.read_bytes,
                 "written_bytes": totals.written_bytes,
                 "worker_sleeps": totals.sleeps,

@@ -40,6 +40,23 @@ pub enum Interest {
     Edge,
     /// Closed by the peer only.
     Hangup,
+    /// Readable or closed, once: then it is [`Interest::Nothing`], until it is changed.
+    Once,
+    /// Nothing, for now.
+    Nothing,
+}
+
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        match self {
+            Interest::Level => readable,
+            Interest::Edge => readable | epoll::EventFlags::ET,
+            Interest::Hangup => epoll::EventFlags::RDHUP,
+            Interest::Once => readable | epoll::EventFlags::ONESHOT,
+            Interest::Nothing => epoll::EventFlags::ONESHOT,
+        }
+    }
 }
 
 /// One readiness report.
@@ -67,14 +84,14 @@ impl Epoll {
     /// closed or by [`Epoll::remove`]: a copy that a client holds keeps it in, so remove before
     /// closing.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
-        let flags = match interest {
-            Interest::Level => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-            Interest::Edge => {
-                epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET
-            }
-            Interest::Hangup => epoll::EventFlags::RDHUP,
-        };
-        epoll::add(&self.0, fd, epoll::EventData::new_u64(token), flags).map_err(errno)
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.0, fd, data, interest.flags()).map_err(errno)
+    }
+
+    /// Watches `fd`, which is in the set, for something else.
+    pub fn change(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::modify(&self.0, fd, data, interest.flags()).map_err(errno)
     }
 
     /// Watches `fd` no longer.
@@ -144,5 +161,29 @@ mod tests {
         }
         assert_eq!(drain(&event), 3);
         assert_eq!(drain(&event), 0);
+    }
+
+    /// A set in a set: who waits for the outer one is woken once for each time it is asked for, and
+    /// leaves the report to the inner one.
+    #[test]
+    fn once_reports_once_for_each_time_it_is_asked_for() {
+        let (inner, outer, event) = (Epoll::new().unwrap(), Epoll::new().unwrap(), eventfd());
+        let event = event.unwrap();
+        inner.add(&event, 1, Interest::Edge).unwrap();
+        outer.add(&inner, 2, Interest::Nothing).unwrap();
+        let count = |set: &Epoll| {
+            let mut ready = Vec::new();
+            set.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            ready.len()
+        };
+        notify(&event);
+        assert_eq!(count(&outer), 0, "not asked for");
+        outer.change(&inner, 2, Interest::Once).unwrap();
+        assert_eq!((count(&outer), count(&outer)), (1, 0));
+        assert_eq!((count(&inner), count(&inner)), (1, 0));
+        outer.change(&inner, 2, Interest::Once).unwrap();
+        outer.change(&inner, 2, Interest::Nothing).unwrap();
+        notify(&event);
+        assert_eq!((count(&outer), count(&inner)), (0, 1));
     }
 }

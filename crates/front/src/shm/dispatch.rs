@@ -1,5 +1,5 @@
-//! One request on its way through: copied out, checked, served; replied to here, or by a helper, or
-//! by whoever makes room for a lock.
+//! One request on its way through: copied out, checked, served; replied to here, by a thread that
+//! may wait, or by the one that makes room for a lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -28,27 +28,47 @@ enum Next {
     TellKernel(Changed),
     /// Serve on a thread that may wait.
     HandOff,
+    /// The same, on this thread if another serves others meanwhile.
+    Wait,
     /// The same, once what gives room back is done.
     Again,
     /// Nothing: the reply comes from elsewhere.
     Parked,
 }
 
-/// Serves the request in a taken mailbox on a worker: never waits.
+/// A request that waits for a device. It was not served yet; dropped, it ends with `EIO`.
+pub(super) struct Waiting {
+    pending: Pending,
+    message: Message,
+    paths: Vec<u8>,
+}
+
+/// A reply that is known, and not sent yet.
+pub(super) struct Answer {
+    pending: Pending,
+    reply: Reply,
+    /// To be dropped when the reply is sent.
+    _until_sent: Option<Answered>,
+}
+
+/// Serves the request in a taken mailbox on a worker: never waits. Returns one that would wait for
+/// a device.
 pub(super) fn on_worker(
     session: &Arc<Session>,
     mailbox: MailboxIndex,
     scratch: &mut Scratch,
     (helpers, stats): (&Helpers, &Stats),
-) {
+) -> Option<Waiting> {
     let Some(message) = session.connection.channel.message(mailbox) else {
         stats.refused();
-        return session.connection.channel.reply(mailbox, &failed(Errno::EINVAL));
+        session.connection.channel.reply(mailbox, &failed(Errno::EINVAL));
+        return None;
     };
     stats.took(message.op);
     session.rights().settle();
     let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
-        return session.connection.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
+        session.connection.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
+        return None;
     };
     let call = Call { session, mailbox, stats, may_block: false, changed: None, turn: None };
     // What a panic would leave.
@@ -63,49 +83,93 @@ pub(super) fn on_worker(
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
             let job = move || {
-                tell_kernel(pending, &changed, &reply);
-                drop(until_sent);
+                let reply = told_kernel(&pending, &changed, reply);
+                Answer { pending, reply, _until_sent: until_sent }.send();
             };
             helpers.post(session.connection.cred.uid, session.connection.id, Box::new(job));
         }
         next @ (Next::HandOff | Next::Again) => {
             stats.handed_off();
-            let pending = Pending::new(session.clone(), mailbox);
-            let (paths, again) = (paths.to_vec(), matches!(next, Next::Again));
+            let waiting = Waiting::new(session, mailbox, (message, paths));
+            let again = matches!(next, Next::Again);
             let job = move || {
                 if again {
-                    pending.session().connection.lane.reclaim();
+                    waiting.pending.session().connection.lane.reclaim();
                 }
-                on_helper(pending, &message, &paths);
+                waiting.serve_and_send();
             };
             helpers.post(session.connection.cred.uid, session.connection.id, Box::new(job));
         }
+        Next::Wait => return Some(Waiting::new(session, mailbox, (message, paths))),
         Next::Parked => {}
     }
+    None
 }
 
-/// Serves the same request on a thread that may wait.
-fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
-    let (session, mailbox) = (pending.session().clone(), pending.mailbox());
-    let stats = &session.connection.stats;
-    let call =
-        Call { session: &session, mailbox, stats, may_block: true, changed: None, turn: None };
-    let mut reply = failed(Errno::EIO);
-    let (next, _until_sent) = attempt(call, (message, paths), &mut reply);
-    match next {
-        Next::Reply => pending.reply(&reply),
-        Next::TellKernel(changed) => tell_kernel(pending, &changed, &reply),
-        Next::Parked => pending.release(),
-        // A helper may block: dropping the pending reply says EIO should this ever come.
-        Next::HandOff | Next::Again => drop(pending),
+impl Waiting {
+    fn new(
+        session: &Arc<Session>,
+        mailbox: MailboxIndex,
+        (message, paths): (Message, &[u8]),
+    ) -> Waiting {
+        let pending = Pending::new(session.clone(), mailbox);
+        Waiting { pending, message, paths: paths.to_vec() }
+    }
+
+    /// The CPU that it came from.
+    pub(super) fn client_cpu(&self) -> u32 {
+        self.pending.session().connection.channel.client_cpu(self.pending.mailbox())
+    }
+
+    /// Has a helper serve it.
+    pub(super) fn hand_off(self, (helpers, stats): (&Helpers, &Stats)) {
+        stats.handed_off();
+        let connection = &self.pending.session().connection;
+        let (user, session) = (connection.cred.uid, connection.id);
+        helpers.post(user, session, Box::new(move || self.serve_and_send()));
+    }
+
+    /// Serves it on the calling thread, which may wait. `None`: the reply comes from elsewhere.
+    pub(super) fn serve(self) -> Option<Answer> {
+        let Waiting { pending, message, paths } = self;
+        let (session, mailbox) = (pending.session().clone(), pending.mailbox());
+        let stats = &session.connection.stats;
+        let call =
+            Call { session: &session, mailbox, stats, may_block: true, changed: None, turn: None };
+        let mut reply = failed(Errno::EIO);
+        let (next, until_sent) = attempt(call, (&message, &paths), &mut reply);
+        let reply = match next {
+            Next::Reply => reply,
+            Next::TellKernel(changed) => told_kernel(&pending, &changed, reply),
+            Next::Parked => {
+                pending.release();
+                return None;
+            }
+            // This thread may block: dropping the pending reply says EIO should this ever come.
+            Next::HandOff | Next::Again | Next::Wait => return None,
+        };
+        Some(Answer { pending, reply, _until_sent: until_sent })
+    }
+
+    fn serve_and_send(self) {
+        if let Some(answer) = self.serve() {
+            answer.send();
+        }
     }
 }
 
-/// The kernel gives up its pages of what changed, then the client hears that it changed.
-fn tell_kernel(pending: Pending, changed: &Changed, reply: &Reply) {
+impl Answer {
+    /// Replies.
+    pub(super) fn send(self) {
+        self.pending.reply(&self.reply);
+    }
+}
+
+/// The kernel gives up its pages of what changed: what the client hears then.
+fn told_kernel(pending: &Pending, changed: &Changed, reply: Reply) -> Reply {
     match changed.tell_kernel(pending.session(), pending.mailbox()) {
-        Ok(()) => pending.reply(reply),
-        Err(errno) => pending.reply(&failed(errno)),
+        Ok(()) => reply,
+        Err(errno) => failed(errno),
     }
 }
 
@@ -142,7 +206,7 @@ fn attempt(
     let next = check_and_serve(call, (message, paths), reply);
     let Some(turn) = turn else { return (next, None) };
     let answered = match (&next, reply.status) {
-        (Next::HandOff | Next::Again | Next::Parked, _) => {
+        (Next::HandOff | Next::Again | Next::Wait | Next::Parked, _) => {
             turn.postpone();
             None
         }
@@ -185,6 +249,7 @@ fn check_and_serve(
             Next::Reply
         }
         Err(Failure::HandOff) => Next::HandOff,
+        Err(Failure::Wait) => Next::Wait,
         Err(Failure::Parked) => Next::Parked,
     }));
     if served.is_err() {

@@ -19,8 +19,9 @@
 //!
 //! # Threads
 //!
-//! One acceptor, one worker per core group, a few helpers. A worker never waits; the acceptor waits
-//! for clients only; helpers wait for devices and for the kernel.
+//! One acceptor, one worker per core group, a few helpers. A worker never waits: the thread that
+//! waits for a device gives the worker's role to a follower, of which each group has a few. The
+//! acceptor waits for clients only; helpers wait for devices and for the kernel.
 //!
 //! # Locking
 //!
@@ -36,6 +37,7 @@ mod post;
 mod process;
 mod request;
 mod rights;
+mod role;
 mod roster;
 mod serve;
 mod session;
@@ -67,6 +69,7 @@ use self::helpers::Helpers;
 use self::post::Post;
 use self::rights::FramesLeft;
 use self::rights::lookup::Marks;
+use self::role::Role;
 use self::stats::Stats;
 use self::views::Views;
 use self::worker::{Inbox, Worker};
@@ -83,6 +86,9 @@ pub struct Config {
     pub workers: Vec<Option<u32>>,
     /// Threads for what may take long.
     pub helpers: usize,
+    /// Threads of each worker beside the first: so many requests wait for a device on the thread
+    /// that took them.
+    pub followers: usize,
     /// Shape of each client's channel; its `groups` is the number of workers.
     pub geometry: Geometry,
     /// How large payloads are moved.
@@ -107,6 +113,7 @@ impl Default for Config {
         Config {
             workers: vec![None],
             helpers: 4,
+            followers: 4,
             geometry: Geometry::default(),
             plan: CopyPlan::default(),
             sessions_max: 1024,
@@ -187,8 +194,15 @@ impl Server {
                 Some(heart) => Beat::watched(heart, beat::WORKERS + group),
                 None => Beat::unwatched(),
             };
-            let worker = Worker::new(post, inbox, helpers.clone(), stats.clone(), beat);
-            threads.workers.push(spawn(format!("shm-worker-{group}"), move || worker.run())?);
+            let count = 1 + self.around.config.followers;
+            let role = Role::new(&inbox, count)?;
+            let around = (helpers.clone(), stats.clone());
+            let mut first = Some(Box::new(Worker::new(post, inbox, around, beat)));
+            for number in 0..count {
+                let (role, first) = (role.clone(), first.take());
+                let run = move || role.run(number, first);
+                threads.workers.push(spawn(format!("shm-worker-{group}"), run)?);
+            }
         }
         threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);
         Ok(())

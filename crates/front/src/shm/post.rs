@@ -38,6 +38,10 @@ const CROWD: u32 = 16;
 /// Requests in a row from one other CPU after which a worker that joined its client follows it.
 const FOLLOW: u32 = 4;
 
+/// Requests between two that wait for a device, at most, by which a client is one that waits for
+/// its device rather than for its worker.
+const BETWEEN: u32 = 8;
+
 /// A worker's CPU, and those it may move to.
 #[derive(Debug)]
 pub(super) struct Post {
@@ -46,6 +50,10 @@ pub(super) struct Post {
     /// Requests in a row from the own CPU; of a worker that joined its client, from `other`.
     streak: u32,
     other: u32,
+    /// Requests since the last one that waited for a device, and how many of those in a row came
+    /// from `other`.
+    between: u32,
+    waits: u32,
     /// Sleeps that began because others waited for its CPU, [`CROWDED`] for each, less others.
     crowd: u32,
     /// It joined its client, and stays for so many sleeps.
@@ -59,8 +67,9 @@ pub(super) struct Post {
 impl Post {
     /// Pinned to `cpu` (`None`: nowhere), free to move among `allowed`.
     pub(super) fn new(cpu: Option<u32>, allowed: Vec<u32>) -> Post {
-        let (streak, other, crowd, stays) = (0, u32::MAX, 0, None);
-        Post { cpu, allowed, streak, other, crowd, stays, stay: STAY_MIN, calm: CALM }
+        let (streak, other, between, waits) = (0, u32::MAX, 0, 0);
+        let (crowd, stays, stay, calm) = (0, None, STAY_MIN, CALM);
+        Post { cpu, allowed, streak, other, between, waits, crowd, stays, stay, calm }
     }
 
     /// Pins the calling thread. A CPU that went offline or out of the cpuset is given up: any other
@@ -100,6 +109,19 @@ impl Post {
         self.move_to(client).is_ok()
     }
 
+    /// A device was waited for, for a client on that CPU that slept meanwhile: waking it is quicker
+    /// there. After a few in a row the worker joins it. Returns whether the worker has moved.
+    pub(super) fn waited(&mut self, client: u32) -> bool {
+        let in_row = client == self.other && self.between <= BETWEEN;
+        (self.waits, self.between) = (if in_row { self.waits + 1 } else { 0 }, 0);
+        (self.other, self.streak) = (client, 0);
+        let joins = self.waits >= FOLLOW && self.stays.is_none() && self.cpu.is_some();
+        if joins {
+            (self.stays, self.waits) = (Some(STAY_MIN), 0);
+        }
+        joins && self.move_to(client).is_ok()
+    }
+
     /// Whether the worker has joined its client.
     pub(super) fn has_joined(&self) -> bool {
         self.stays.is_some()
@@ -117,6 +139,7 @@ impl Post {
 
     /// A request was served whose client is on that CPU. Returns whether the worker has moved.
     pub(super) fn served(&mut self, client: u32) -> bool {
+        self.between = self.between.saturating_add(1);
         let near = client == self.here();
         if self.stays.is_none() {
             self.streak = if near { self.streak + 1 } else { 0 };
@@ -190,6 +213,28 @@ mod tests {
         assert_eq!(sleeps(&mut post, true, second, enough), Some(enough));
         let stay = sleeps(&mut post, false, second, STAY_MAX);
         assert_eq!(stay, Some(STAY_MIN), "they were not for a while");
+        cpu::pin(&all).unwrap();
+    }
+
+    #[test]
+    fn a_worker_joins_a_client_that_waits_for_its_device() {
+        let all = cpu::allowed().unwrap();
+        let [first, second] = [all[0], all[all.len() - 1]];
+        if first == second {
+            return eprintln!("not tried: there is one CPU");
+        }
+        let mut post = Post::new(Some(first), vec![first, second]);
+        post.take();
+        let waits = |post: &mut Post, between: u32| {
+            (0..between).for_each(|_| assert!(!post.served(second)));
+            post.waited(second)
+        };
+        assert!(!(0..100).any(|_| waits(&mut post, BETWEEN + 1)), "it waits for its worker, too");
+        assert!(!(0..100).any(|at| post.waited([first, second][at % 2])), "two of them");
+        assert_eq!((1..100).find(|_| waits(&mut post, BETWEEN)), Some(FOLLOW));
+        assert_eq!(post.here(), second);
+        assert_eq!(sleeps(&mut post, false, second, STAY_MAX), Some(STAY_MIN));
+        assert_eq!(post.here(), first, "it looks whether that is so still");
         cpu::pin(&all).unwrap();
     }
 

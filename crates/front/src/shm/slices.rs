@@ -26,7 +26,7 @@ const SHORT_BYTES: u64 = 8 << 10;
 /// Requests between two looks.
 const PERIOD: u64 = 32;
 
-/// The slices of one thread, which alone uses this.
+/// The slices of one thread, or of a role that threads take over from one another.
 #[derive(Debug, Default)]
 pub(super) struct Slices {
     long: bool,
@@ -57,6 +57,11 @@ impl Slices {
         if self.requests >= PERIOD && self.moved(bytes()) {
             self.ask();
         }
+    }
+
+    /// Another thread took over: it has the slices that the one before had.
+    pub(super) fn taken_over(&self) {
+        self.ask();
     }
 
     /// Takes a stretch in; whether slices of another length are wanted.

@@ -15,7 +15,7 @@ pub struct Stats {
     use_kernel: AtomicU64,
     refused: AtomicU64,
     handed_off: AtomicU64,
-    waits: AtomicU64,
+    kept: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     sleeps: AtomicU64,
@@ -38,6 +38,8 @@ pub struct Totals {
     pub refused: u64,
     /// Requests that a helper thread finished because they could block.
     pub handed_off: u64,
+    /// Requests that waited for a device on the thread that took them, while another one served.
+    pub kept: u64,
     /// File bytes given to clients.
     pub read_bytes: u64,
     /// File bytes taken from clients.
@@ -70,7 +72,7 @@ impl Default for Stats {
             use_kernel: zero(),
             refused: zero(),
             handed_off: zero(),
-            waits: zero(),
+            kept: zero(),
             read_bytes: zero(),
             written_bytes: zero(),
             sleeps: zero(),
@@ -117,14 +119,9 @@ impl Stats {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// The worker is to wait for the medium.
-    pub(super) fn waits(&self) {
-        self.waits.fetch_add(1, Relaxed);
-    }
-
-    /// How often it did.
-    pub(super) fn waited(&self) -> u64 {
-        self.waits.load(Relaxed)
+    /// A request waits for a device on the thread that took it.
+    pub(super) fn kept(&self) {
+        self.kept.fetch_add(1, Relaxed);
     }
 
     /// A helper was asked to finish a request.
@@ -164,6 +161,7 @@ impl Stats {
             sum.use_kernel += stats.use_kernel.load(Relaxed);
             sum.refused += stats.refused.load(Relaxed);
             sum.handed_off += stats.handed_off.load(Relaxed);
+            sum.kept += stats.kept.load(Relaxed);
             sum.read_bytes += stats.read_bytes.load(Relaxed);
             sum.written_bytes += stats.written_bytes.load(Relaxed);
             sum.sleeps += stats.sleeps.load(Relaxed);

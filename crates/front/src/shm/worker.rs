@@ -1,4 +1,5 @@
-//! Workers: one thread per core group, pinned, each looking at its request queue in every channel.
+//! Workers: one per core group, pinned, each looking at its request queue in every channel. Which
+//! thread is the worker changes (`role`).
 //!
 //! ```text
 //!   ┌─► commands? ─► one round over all channels, a few requests each ─► something? ──┐
@@ -10,9 +11,9 @@
 //!
 //! # Invariants
 //!
-//! - A worker never waits for anything but work: what can block goes to the helpers. One thing is
-//!   excepted: an fsync of little on a medium that usually answers sooner than a helper wakes, or a
-//!   little later while nobody else asks for anything.
+//! - A worker never waits for anything but work: what can block goes to the helpers, and an fsync
+//!   stays with the thread, which lends the role. One thing is excepted: an fsync of little on a
+//!   medium that usually answers sooner than another thread wakes.
 //! - A round takes at most [`BATCH`] requests from one channel, so that a client that floods delays
 //!   others by so many requests and no more.
 //! - No clock is read but around a sleep. An idle worker sleeps in epoll_wait.
@@ -21,18 +22,17 @@
 //!
 //! `Inbox::commands` is a leaf.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_ipc::MailboxIndex;
 use polylane_ipc::budget::{self, BUDGET_MAX, Sleep, WORKER_PATIENCE};
 use polylane_sys::event::{self, Epoll, Interest, eventfd};
 use polylane_sys::sched;
 
-use super::dispatch::{self, Scratch};
+use super::dispatch::{self, Scratch, Waiting};
 use super::helpers::Helpers;
 use super::post::Post;
 use super::request::PATHS_BYTES_MAX;
@@ -76,15 +76,19 @@ pub(super) struct Inbox {
     any: AtomicBool,
     event: OwnedFd,
     epoll: Epoll,
+    /// Readable when there is no worker any more.
+    over: OwnedFd,
+    is_over: AtomicBool,
 }
 
 impl Inbox {
     /// The inbox of a core group's worker.
     pub(super) fn new(group: usize) -> Result<Arc<Inbox>> {
-        let (epoll, event) = (Epoll::new()?, eventfd()?);
+        let (epoll, event, over) = (Epoll::new()?, eventfd()?, eventfd()?);
         epoll.add(&event, INBOX, Interest::Level)?;
         let (commands, any) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Arc::new(Inbox { group, commands, any, event, epoll }))
+        let is_over = AtomicBool::new(false);
+        Ok(Arc::new(Inbox { group, commands, any, event, epoll, over, is_over }))
     }
 
     /// Serve this session too. Fails when its doorbell cannot be watched.
@@ -110,10 +114,30 @@ impl Inbox {
         self.post(Command::Stop);
     }
 
-    fn post(&self, command: Command) {
-        self.commands.lock().push(command);
+    /// The set of all clients' doorbells and its own.
+    pub(super) fn doorbells(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Readable from the moment on that there is no worker any more.
+    pub(super) fn over(&self) -> BorrowedFd<'_> {
+        self.over.as_fd()
+    }
+
+    /// Whether there is no worker any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Wakes the worker.
+    pub(super) fn ring(&self) {
         self.any.store(true, Ordering::Release);
         event::notify(&self.event);
+    }
+
+    fn post(&self, command: Command) {
+        self.commands.lock().push(command);
+        self.ring();
     }
 
     fn take(&self) -> Vec<Command> {
@@ -135,8 +159,8 @@ pub(super) struct Worker {
     slices: Slices,
     /// The CPU that the last request came from.
     client: u32,
-    /// For whom it waited for the medium in the last round.
-    waited: Option<(u64, MailboxIndex)>,
+    /// The thread that was the worker last.
+    thread: Option<usize>,
     false_hints: u32,
     /// Looks and requests since it last listened for doorbells.
     unheard: usize,
@@ -149,8 +173,7 @@ impl Worker {
     pub(super) fn new(
         post: Post,
         inbox: Arc<Inbox>,
-        helpers: Arc<Helpers>,
-        stats: Arc<Stats>,
+        (helpers, stats): (Arc<Helpers>, Arc<Stats>),
         beat: Beat,
     ) -> Worker {
         Worker {
@@ -163,7 +186,7 @@ impl Worker {
             budget: Budget::default(),
             slices: Slices::default(),
             client: u32::MAX,
-            waited: None,
+            thread: None,
             false_hints: 0,
             unheard: 0,
             stopping: false,
@@ -171,10 +194,41 @@ impl Worker {
         }
     }
 
-    /// Serves until told to stop.
-    pub(super) fn run(mut self) {
-        self.post.take();
-        let mut rounds: u32 = 0;
+    /// The calling thread, of this number, is the worker from now on: again, or instead of another
+    /// one.
+    pub(super) fn takes_over(&mut self, thread: usize) {
+        if self.thread.replace(thread) != Some(thread) {
+            self.post.take();
+            self.slices.taken_over();
+        }
+        // Who rang in between may be dormant.
+        self.unheard = LISTEN_PERIOD;
+        self.roster.set_asleep(false);
+        self.publish_cpu();
+    }
+
+    /// The calling thread is about to be the worker no longer: clients have to ring. Returns
+    /// whether there is something to do already.
+    pub(super) fn leave(&mut self) -> bool {
+        // So that only rings from now on are heard.
+        self.listen(Some(Duration::ZERO));
+        self.roster.set_asleep(true);
+        self.inbox.any.load(Ordering::Relaxed) || self.roster.has_requests()
+    }
+
+    /// The thread waited for a device, for a client on that CPU, and replied.
+    pub(super) fn has_waited_for(&mut self, client: u32) {
+        self.client = client;
+        if self.post.waited(client) {
+            self.roster.set_cpu(self.post.here());
+        }
+        self.waited_for();
+    }
+
+    /// Serves until told to stop, or until a request waits for a device and another thread would
+    /// serve meanwhile.
+    pub(super) fn lead(&mut self, may_leave: impl Fn() -> bool) -> Option<Waiting> {
+        let (mut rounds, mut waiting): (u32, _) = (0, None);
         while !self.stopping {
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(UPKEEP_PERIOD) {
@@ -186,7 +240,7 @@ impl Worker {
                 // Not one more round: it could end in a sleep from which nobody rings.
                 continue;
             }
-            let count = self.round();
+            let count = self.round(&may_leave, &mut waiting);
             self.unheard += count + 1;
             if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
                 self.listen(Some(Duration::ZERO));
@@ -194,6 +248,9 @@ impl Worker {
             if count > 0 {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
+                if waiting.is_some() {
+                    return waiting;
+                }
                 self.waited_for();
             } else if self.budget.spin(self.roster.hot_count() as u32, sched::give_way) {
                 std::hint::spin_loop();
@@ -203,10 +260,11 @@ impl Worker {
         }
         self.roster.heat_all();
         for _ in 0..LAST_ROUNDS {
-            if self.round() == 0 {
+            if self.round(&|| false, &mut waiting) == 0 {
                 break;
             }
         }
+        None
     }
 
     /// Somebody was served who waits, perhaps on this very CPU: then the client waits for the CPU,
@@ -220,22 +278,22 @@ impl Worker {
         self.budget.found();
     }
 
-    /// A few requests of each channel; returns how many there were.
-    fn round(&mut self) -> usize {
+    /// A few requests of each channel; returns how many there were. The first that waits for a
+    /// device is `waiting` then, if it can stay with this thread.
+    fn round(&mut self, may_leave: &impl Fn() -> bool, waiting: &mut Option<Waiting>) -> usize {
         let around = (&*self.helpers, &*self.stats);
-        let (scratch, client, stats) = (&mut self.scratch, &mut self.client, &self.stats);
-        let beat = &mut self.beat;
-        let (mut waited, mut waits) = (self.waited.take(), stats.waited());
+        let (scratch, client, beat) = (&mut self.scratch, &mut self.client, &mut self.beat);
         let count = self.roster.round(BATCH, |session, mailbox| {
-            let who = (session.connection.id, mailbox);
-            if waited.is_some_and(|waited| waited != who) {
-                session.connection.lane.syncs.kept_waiting();
-            }
             *client = session.connection.channel.client_cpu(mailbox);
             beat.busy();
-            dispatch::on_worker(session, mailbox, scratch, around);
-            if stats.waited() != waits {
-                (waited, waits, self.waited) = (Some(who), stats.waited(), Some(who));
+            let Some(waits) = dispatch::on_worker(session, mailbox, scratch, around) else {
+                return;
+            };
+            if waiting.is_none() && may_leave() {
+                around.1.kept();
+                *waiting = Some(waits);
+            } else {
+                waits.hand_off(around);
             }
         });
         if count > 0 {
@@ -298,6 +356,13 @@ impl Worker {
                 Command::Stop => self.stopping = true,
             }
         }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.inbox.is_over.store(true, Ordering::Release);
+        event::notify(&self.inbox.over);
     }
 }
 

@@ -37,7 +37,7 @@ const REST_FLAGS: i32 = libc::O_RDWR
 /// `O_LARGEFILE` of programs; libc's own constant is 0 on 64-bit machines.
 const LARGEFILE: i32 = 0o100_000;
 
-/// Most dirty bytes of a file that a worker syncs itself.
+/// Most dirty bytes of a file that a worker syncs while others wait for it.
 const SYNC_BYTES_MAX: u64 = 64 << 10;
 
 impl Call<'_> {
@@ -266,20 +266,17 @@ impl Call<'_> {
         Ok(done(0))
     }
 
-    /// Before a file is synced that `more` bytes are written to first: goes to a thread that may
-    /// wait, unless it takes less than a wake-up, as on a fast medium.
+    /// Before a file is synced that `more` bytes are written to first: others are to be served
+    /// meanwhile, unless it takes less than a wake-up, as on a fast medium.
     fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
         let small = file.dirty_bytes() + more <= SYNC_BYTES_MAX;
-        match !self.may_block && small && self.session.connection.lane.syncs.is_for_worker() {
+        match !self.may_block && small && self.session.connection.lane.syncs.are_quick() {
             true => Ok(()),
-            false => self.device(),
+            false => self.device().map_err(|_| Failure::Wait),
         }
     }
 
     fn sync_file(&self, file: &OpenFile, data_only: bool) -> Result<()> {
-        if !self.may_block {
-            self.stats.waits();
-        }
         self.session
             .connection
             .lane

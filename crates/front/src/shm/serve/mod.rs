@@ -10,8 +10,8 @@
 //! | `xattrs` | extended attributes |
 //!
 //! Every function either replies, fails, or says that it must not run on this thread
-//! ([`Failure::HandOff`]) before it has changed anything: then a helper serves the same request
-//! from the start.
+//! ([`Failure::HandOff`], [`Failure::Wait`]) before it has changed anything: then a thread that may
+//! wait serves the same request from the start.
 
 mod attrs;
 mod dirs;
@@ -94,6 +94,9 @@ pub(super) enum Failure {
     UseKernel,
     /// This thread must not wait; nothing was done yet.
     HandOff,
+    /// The same, of a request that a device takes long over: it can stay with this thread if
+    /// another one serves others meanwhile.
+    Wait,
     /// The reply comes when the wait is over, from elsewhere.
     Parked,
 }
