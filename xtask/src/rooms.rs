@@ -27,6 +27,7 @@ const ROOMS: &[Room] = &[
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
     room("ceph", &["base", "vfs"], &["testkit"]),
+    room("image", &["base"], &[]),
     room("volume", &["base", "sys", "block", "ext4"], &[]),
     room(
         "pool",
@@ -35,7 +36,7 @@ const ROOMS: &[Room] = &[
     ),
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
-    room("polylane", &["base", "sys", "volume", "pool", "bench"], &["testkit"]),
+    room("polylane", &["base", "sys", "volume", "pool", "image", "bench"], &["testkit"]),
     room("tests", &["base"], &["base", "front", "testkit"]),
     room("xtask", &[], &[]),
 ];

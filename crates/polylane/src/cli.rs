@@ -45,6 +45,9 @@ pub(crate) enum Command {
     Pool(crate::pool::PoolCommand),
     /// Execute COMMAND in a pool that lasts; exit with its status
     Exec(crate::pool::ExecArgs),
+    /// Import, list, export and remove container images
+    #[command(subcommand)]
+    Image(crate::image::ImageCommand),
     /// Print what gives a process or a container the fast way into the lane at PATH
     Env(crate::lane_env::EnvArgs),
     /// Show the counters of running pools and of attachments

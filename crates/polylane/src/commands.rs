@@ -17,7 +17,7 @@ use polylane_pool::{run, service, stats};
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::lane_args::{LaneArg, SourceArg};
 use crate::print::{print, print_json};
-use crate::{attach, bench, lane_env, mount, pool, top, volume};
+use crate::{attach, bench, image, lane_env, mount, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -33,6 +33,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Top(arguments) => top::execute(&arguments),
         Command::Pool(command) => pool::execute(command),
         Command::Exec(arguments) => pool::exec(&arguments),
+        Command::Image(command) => image::execute(command),
         Command::Env(arguments) => lane_env::execute(&arguments),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Doctor(json) => print_findings(json.json),

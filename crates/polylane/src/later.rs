@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 /// Commands of later versions.
-const COMMANDS: [&str; 3] = ["container", "image", "daemon"];
+const COMMANDS: [&str; 2] = ["container", "daemon"];
 
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {

@@ -9,6 +9,7 @@ mod bench;
 mod cli;
 mod commands;
 mod helper;
+mod image;
 mod lane_args;
 mod lane_env;
 mod later;

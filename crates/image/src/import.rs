@@ -1,0 +1,304 @@
+//! A source becomes an image.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use polylane_base::shown::Shown;
+
+use crate::compression::{self, BUFFER_BYTES, Compression};
+use crate::digest::{Copying, Digest, Hashing};
+use crate::error::{Error, Result};
+use crate::layout::{self, Descriptor, SourceImage, SourceLayer};
+use crate::members::{Members, Section};
+use crate::pack::Writer;
+use crate::store::{self, Changing, Image, Layer, Store};
+use crate::unpack::{Unpacked, unpack};
+
+impl Store {
+    /// Imports the image at `source`: an OCI layout (a directory or an archive), what `docker save`
+    /// wrote, or a root file system (a directory or a tar file); archives may be packed with gzip
+    /// or zstd. `name`: what it is called, by default what the source calls it. It takes the name
+    /// of an image that is called so already.
+    ///
+    /// # Errors
+    /// The source cannot be read, or is refused; then nothing has changed.
+    pub fn import(&self, source: &Path, name: Option<&str>) -> Result<Image> {
+        name.map_or(Ok(()), store::check_name)?;
+        fs::metadata(source).map_err(|error| Error::io(source, "read it", error))?;
+        let changing = self.change()?;
+        let imported = Import { store: self, source, wanted: name, made: Vec::new() }.import();
+        // What was made and is not used; also after a failure.
+        let cleared = changing.collect().and_then(|()| clear(&changing));
+        let image = imported?;
+        cleared.map(|()| image)
+    }
+}
+
+fn clear(changing: &Changing<'_>) -> Result<()> {
+    let tmp = changing.store.tmp();
+    for name in crate::pack::sorted(&tmp)? {
+        store::remove_tree(&tmp.join(name))?;
+    }
+    Ok(())
+}
+
+struct Import<'a> {
+    store: &'a Store,
+    source: &'a Path,
+    wanted: Option<&'a str>,
+    /// What is complete in `tmp`, and the name that it gets.
+    made: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Import<'_> {
+    fn import(self) -> Result<Image> {
+        let object = Shown::new(self.source).to_string();
+        if self.source.is_dir() {
+            let members = Members::of_dir(self.source)?;
+            return match members.find(layout::LAYOUT_FILE)?.is_some() {
+                true => {
+                    let image = layout::of_oci(&members, &object, self.wanted)?;
+                    self.layers(&members, image)
+                }
+                false => self.packed_dir(),
+            };
+        }
+        let file = self.plain_file()?;
+        let copy = file.try_clone().map_err(|error| self.unreadable(error))?;
+        let members = Members::of_archive(self.source, copy)?;
+        let image = match () {
+            () if members.find(layout::INDEX_FILE)?.is_some()
+                && members.find(layout::LAYOUT_FILE)?.is_some() =>
+            {
+                layout::of_oci(&members, &object, self.wanted)?
+            }
+            () if members.find(layout::DOCKER_FILE)?.is_some() => {
+                layout::of_docker(&members, &object, self.wanted)?
+            }
+            () => return self.root(file),
+        };
+        self.layers(&members, image)
+    }
+
+    fn unreadable(&self, error: impl Into<io::Error>) -> Error {
+        Error::io(self.source, "read it", error)
+    }
+
+    /// The source as a file whose bytes are not packed and can be read anywhere.
+    fn plain_file(&self) -> Result<File> {
+        let mut file = File::open(self.source).map_err(|error| self.unreadable(error))?;
+        let metadata = file.metadata().map_err(|error| self.unreadable(error))?;
+        if metadata.is_file() {
+            let mut head = Vec::new();
+            Read::by_ref(&mut file)
+                .take(4)
+                .read_to_end(&mut head)
+                .map_err(|error| self.unreadable(error))?;
+            file.rewind().map_err(|error| self.unreadable(error))?;
+            if Compression::of(&head) == Compression::Plain {
+                return Ok(file);
+            }
+        }
+        let path = self.store.tmp().join("source");
+        let failed = |error| Error::io(&path, "write it", error);
+        let mut stream = compression::unpacked(file).map_err(|error| self.unreadable(error))?;
+        let mut plain = File::create_new(&path).map_err(failed)?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let count = match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    return Err(Error::bad_file(
+                        self.source,
+                        format!("cannot be unpacked: {error}"),
+                    ));
+                }
+            };
+            plain.write_all(&buffer[..count]).map_err(failed)?;
+        }
+        File::open(&path).map_err(failed)
+    }
+
+    /// A directory that is a root file system.
+    fn packed_dir(mut self) -> Result<Image> {
+        let path = self.store.tmp().join("source");
+        let failed = |error| Error::io(&path, "write it", error);
+        let file = File::create_new(&path).map_err(failed)?;
+        let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file));
+        writer.add_tree(self.source)?;
+        writer.finish().map_err(failed)?;
+        let file = File::open(&path).map_err(failed)?;
+        self.root_from(file)
+    }
+
+    /// A tar file that is a root file system.
+    fn root(mut self, file: File) -> Result<Image> {
+        let length = file.metadata().map_err(|error| self.unreadable(error))?.len();
+        match length {
+            0 => Err(Error::bad_file(self.source, "empty")),
+            _ => self.root_from(file),
+        }
+    }
+
+    fn root_from(&mut self, mut file: File) -> Result<Image> {
+        file.rewind().map_err(|error| self.unreadable(error))?;
+        let section = Section::whole(file).map_err(|error| self.unreadable(error))?;
+        let object = Shown::new(self.source).to_string();
+        let layer = self.layer(section, &object, None, None)?;
+        let config = layout::new_config(&layer.diff_id);
+        self.finish(None, None, config, vec![layer])
+    }
+
+    fn layers(mut self, members: &Members, image: SourceImage) -> Result<Image> {
+        let mut layers = Vec::new();
+        for SourceLayer { file, blob, diff_id } in image.layers {
+            if let Some(layer) = self.kept(blob.as_ref(), &diff_id)? {
+                layers.push(layer);
+                continue;
+            }
+            let object = match &blob {
+                Some(blob) => format!("layer {}", blob.digest),
+                None => format!("layer {file}"),
+            };
+            let Some(section) = members.find(&file)? else {
+                return Err(Error::bad(object, "not in the source"));
+            };
+            layers.push(self.layer(section, &object, blob, Some(diff_id))?);
+        }
+        self.finish(image.name, image.manifest, image.config, layers)
+    }
+
+    /// A layer that is there already, as it was kept.
+    fn kept(&self, blob: Option<&Descriptor>, diff_id: &Digest) -> Result<Option<Layer>> {
+        let all = self.store.list()?.into_iter().flat_map(|image| image.layers);
+        let is_same = |layer: &Layer| {
+            layer.diff_id == *diff_id && blob.is_none_or(|blob| blob.digest == layer.blob.digest)
+        };
+        Ok(all.into_iter().find(is_same).map(|layer| Layer {
+            blob: blob.cloned().unwrap_or_else(|| layer.blob.clone()),
+            ..layer
+        }))
+    }
+
+    /// Verifies, keeps and unpacks a layer.
+    fn layer(
+        &mut self,
+        section: Section,
+        object: &str,
+        said: Option<Descriptor>,
+        diff_id: Option<Digest>,
+    ) -> Result<Layer> {
+        let (blob_path, tree) = (self.aside("blob"), self.aside("tree"));
+        let failed = |error| Error::io(&blob_path, "write it", error);
+        let unread = |error: io::Error| Error::bad(object, format!("cannot be read: {error}"));
+        fs::create_dir(&tree).map_err(|error| Error::io(&tree, "make it", error))?;
+        let mut kept = File::create_new(&blob_path).map_err(failed)?;
+        let mut packed = Hashing::new(Copying { from: section, to: Some(&mut kept) });
+        let stream = compression::unpacked(&mut packed).map_err(unread)?;
+        let mut plain = Hashing::new(stream);
+        let unpacked = unpack(&mut plain, &tree, object);
+        let (tar, _, stream) = plain.finish();
+        drop(stream);
+        let unpacked: Unpacked = unpacked?;
+        // Bytes after what was packed.
+        io::copy(&mut packed, &mut io::sink()).map_err(unread)?;
+        let (digest, size, _) = packed.finish();
+        if said.as_ref().is_some_and(|said| said.digest != digest) {
+            return Err(Error::bad(object, format!("its bytes have another digest: {digest}")));
+        }
+        if diff_id.as_ref().is_some_and(|diff_id| *diff_id != tar) {
+            let why = format!("unpacked it has another digest than the config says: {tar}");
+            return Err(Error::bad(object, why));
+        }
+        let mut head = [0; 4];
+        File::open(&blob_path).and_then(|mut file| file.read(&mut head)).map_err(failed)?;
+        let blob = said.unwrap_or_else(|| {
+            Descriptor::new(layout::layer_type(Compression::of(&head)), digest.clone(), size)
+        });
+        self.made.push((blob_path, self.store.blob(&digest)));
+        self.made.push((tree, self.store.layer(&tar)));
+        Ok(Layer { diff_id: tar, blob, members: unpacked.members, bytes: unpacked.bytes })
+    }
+
+    /// A name in `tmp` that nothing has.
+    fn aside(&self, what: &str) -> PathBuf {
+        self.store.tmp().join(format!("{what}-{}", self.made.len()))
+    }
+
+    fn document(&mut self, bytes: &[u8]) -> Result<Digest> {
+        let digest = Digest::of(bytes);
+        let path = self.aside("document");
+        fs::write(&path, bytes).map_err(|error| Error::io(&path, "write it", error))?;
+        self.made.push((path, self.store.blob(&digest)));
+        Ok(digest)
+    }
+
+    fn finish(
+        &mut self,
+        name: Option<String>,
+        manifest: Option<(Descriptor, Vec<u8>)>,
+        config: Vec<u8>,
+        layers: Vec<Layer>,
+    ) -> Result<Image> {
+        let name = match (self.wanted, name) {
+            (Some(wanted), _) => wanted.to_string(),
+            (None, Some(name)) => name,
+            (None, None) => name_of(self.source),
+        };
+        store::check_name(&name)?;
+        let config_digest = self.document(&config)?;
+        let manifest = match manifest {
+            Some((manifest, bytes)) => {
+                self.document(&bytes)?;
+                manifest
+            }
+            None => {
+                let blobs: Vec<_> = layers.iter().map(|layer| layer.blob.clone()).collect();
+                let bytes = layout::new_manifest(&config, &blobs);
+                let digest = self.document(&bytes)?;
+                Descriptor::new(layout::MANIFEST, digest, bytes.len() as u64)
+            }
+        };
+        let config = Descriptor::new(layout::CONFIG, config_digest, config.len() as u64);
+        let image = Image { name, manifest, config, layers, created: store::now() };
+        self.publish(&image)?;
+        Ok(image)
+    }
+
+    /// Makes everything durable, then gives it its names, the image's last.
+    fn publish(&mut self, image: &Image) -> Result<()> {
+        let tmp = self.store.tmp();
+        let failed = |error: io::Error| Error::io(&tmp, "make what is in it durable", error);
+        let dir = File::open(&tmp).map_err(failed)?;
+        rustix::fs::syncfs(&dir).map_err(|errno| failed(errno.into()))?;
+        for (from, to) in self.made.drain(..) {
+            // Two layers of an image may be the same.
+            if !to.exists() {
+                fs::rename(&from, &to).map_err(|error| Error::io(&to, "make it", error))?;
+            }
+        }
+        for dir in ["blobs", "layers"] {
+            let dir = tmp.with_file_name(dir);
+            File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+        }
+        store::write_record(&self.store.name_file(&image.name), &tmp, image)
+    }
+}
+
+/// A name for an image that its source does not call anything.
+fn name_of(source: &Path) -> String {
+    let whole = source.canonicalize().unwrap_or_else(|_| source.to_path_buf());
+    let name = whole.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = [".gz", ".zst", ".tgz", ".tar"]
+        .iter()
+        .fold(name.as_str(), |name, end| name.strip_suffix(end).unwrap_or(name));
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "._-+".contains(c);
+    let name: String = name.chars().map(|c| if is_part(c) { c } else { '-' }).collect();
+    match name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric()) {
+        "" => "image".to_string(),
+        name => name.to_string(),
+    }
+}

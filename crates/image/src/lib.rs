@@ -1,0 +1,41 @@
+//! Container images: imported from files, kept by digest, each layer unpacked once and shared.
+//!
+//! | file | what |
+//! |---|---|
+//! | `error.rs` | what can go wrong |
+//! | `digest.rs` | digests, and streams that compute them |
+//! | `member.rs` | members of a tar file, read from untrusted bytes |
+//! | `members.rs` | members of an archive by their name, and files of a layout directory |
+//! | `compression.rs` | gzip and zstd |
+//! | `tree.rs` | files of a layer below its root, and never outside of it |
+//! | `unpack.rs` | a layer's tar file becomes a tree with overlayfs' marks |
+//! | `pack.rs` | a tree becomes a tar file |
+//! | `layout.rs` | the JSON of OCI layouts and of `docker save` |
+//! | `store.rs` | what is kept where, and how it is removed |
+//! | `import.rs` | a source becomes an image |
+//! | `export.rs` | an image becomes a layout |
+//!
+//! Files of the store: docs/design/images.md.
+//!
+//! # Trust
+//!
+//! A source is hostile. Its digests are computed, its paths never leave the layer's tree
+//! (`openat2` with `RESOLVE_BENEATH`), headers and documents have a largest size, and nothing has
+//! a name in the store before all of it was verified.
+#![forbid(unsafe_code)]
+
+mod compression;
+mod digest;
+mod error;
+mod export;
+mod import;
+mod layout;
+mod member;
+mod members;
+mod pack;
+mod store;
+mod tree;
+mod unpack;
+
+pub use error::{Error, Result};
+pub use store::{Image, Layer, Store};
