@@ -297,14 +297,31 @@ impl Upper {
         Ok(names)
     }
 
-    /// Removes everything in a directory.
+    /// Removes everything in a directory, however deep it is: what another user could have made
+    /// there costs memory, and no stack.
     pub(crate) fn empty(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<()> {
-        for name in self.names(ctx, dir)? {
-            if let Some((held, attr)) = dir.lookup(ctx, &name)? {
-                self.remove(ctx, dir, &name, &held, attr.kind)?;
+        // The directories on the way down, each with its name in the one above.
+        let mut way: Vec<(Vec<u8>, Held)> = Vec::new();
+        // What is left in `dir` and in each of them.
+        let mut left = vec![self.names(ctx, dir)?];
+        loop {
+            let here = way.last().map_or(dir, |(_, held)| held);
+            let Some(name) = left.last_mut().and_then(Vec::pop) else {
+                left.pop();
+                let Some((name, _emptied)) = way.pop() else { return Ok(()) };
+                let above = way.last().map_or(dir, |(_, held)| held);
+                self.fs().rmdir(ctx, above.ino(), &name)?;
+                continue;
+            };
+            match here.lookup(ctx, &name)? {
+                Some((held, attr)) if attr.kind == Kind::Dir => {
+                    left.push(self.names(ctx, &held)?);
+                    way.push((name, held));
+                }
+                Some(_) => drop(self.fs().unlink(ctx, here.ino(), &name)?),
+                None => {}
             }
         }
-        Ok(())
     }
 
     fn remove(

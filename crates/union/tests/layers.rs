@@ -251,3 +251,32 @@ fn an_index_of_overlayfs_needs_a_single_lower_and_a_known_handle() {
         assert_eq!(names.len(), if is_opened { 1 } else { 2 }, "{names:?}");
     }
 }
+
+/// What a killed service, or another user, left aside goes when the union is opened, however deep
+/// it is: by a thread with a small stack.
+#[test]
+fn what_was_left_aside_is_removed_however_deep_it_is() {
+    const DEPTH: usize = 20_000;
+    let (low, upper) = (memfs(), memfs());
+    Tree(&*low).file("f", b"low");
+    drop(union(&[&low], Some(&upper)));
+    let aside = "work/polylane/tmp";
+    let ctx = OpCtx::service();
+    let mut dir = Tree(&*upper).ino(aside);
+    for level in 0..DEPTH {
+        let new = |kind| NewNode::new(kind, 0o700);
+        upper.create(&ctx, dir, b"file", &new(Kind::File)).expect("made");
+        // Some have a second directory beside the way down.
+        if level % 7 == 0 {
+            upper.create(&ctx, dir, b"a", &new(Kind::Dir)).expect("made");
+        }
+        dir = upper.create(&ctx, dir, b"d", &new(Kind::Dir)).expect("made").node.ino;
+    }
+    let again = std::sync::Arc::clone(&upper);
+    let opened = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+        let fs = union(&[&low], Some(&again));
+        Tree(&*fs).read(Tree(&*fs).ino("f"))
+    });
+    assert_eq!(opened.expect("a thread").join().expect("no panic"), b"low");
+    assert_eq!(Tree(&*upper).names(aside), [""; 0]);
+}
