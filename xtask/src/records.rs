@@ -72,14 +72,16 @@ pub fn untyped_flags(code: &[char]) -> Vec<(usize, String)> {
     found
 }
 
-/// The type of the constant that a line declares, where it is a single bit by its spelling.
+/// The type of the constant that a line declares, where it is a single bit by its spelling, and no
+/// most of something by its name.
 fn single_bit(line: &str) -> Option<&str> {
     let (declared, value) = line.split_once('=')?;
     let (name, kind) = declared.split_once(':')?;
     let is_const = name.split_whitespace().any(|word| word == "const");
     let digits = value.trim().strip_suffix(';')?.strip_prefix("1 << ")?;
     let kind = kind.trim();
-    let is_bit = digits.parse::<u32>().is_ok() && FLAG_TYPES.contains(&kind);
+    let is_most = name.trim_end().ends_with("_MAX");
+    let is_bit = digits.parse::<u32>().is_ok() && FLAG_TYPES.contains(&kind) && !is_most;
     (is_const && is_bit).then_some(kind)
 }
 
@@ -118,6 +120,7 @@ mod tests {
             "const A: u32 = 1 << 0;\nconst B: u64 = 1 << 1;\n",
             "const A: u32 = 1 << 0;\nfn f() {}\nconst B: u32 = 1 << 1;\n",
             "const A_BYTES: usize = 1 << 20;\nconst B_BYTES: usize = 1 << 21;\n",
+            "const A_MAX: u32 = 1 << 0;\nconst B_MAX: u32 = 1 << 1;\n",
             "bitflags! { struct A: u32 {\nconst A = 1 << 0;\nconst B = 1 << 1;\n} }",
             "const A: u32 = 1 << 0; // 1\nconst B: u32 = 2;\n",
         ] {

@@ -55,11 +55,16 @@ const RECORD_ROOMS: [&str; 11] = [
     "crates/volume/src/",
 ];
 
-/// Rooms whose flags are types.
-const FLAG_ROOMS: [&str; 6] = [
+/// Rooms whose flags are types. The other bits of block and ipc stand beside counts, in words that
+/// change atomically as wholes.
+const FLAG_ROOMS: [&str; 10] = [
     "crates/base/src/",
+    "crates/client/src/",
     "crates/ext4/src/",
+    "crates/front/src/",
+    "crates/ipc/src/message",
     "crates/pool/src/",
+    "crates/sys/src/",
     "crates/union/src/",
     "crates/vfs/src/",
     "crates/volume/src/",

@@ -9,7 +9,7 @@ use std::time::Duration;
 use polylane_base::SystemClock;
 use polylane_base::sync::Arc;
 use polylane_front::Lane;
-use polylane_front::fuse::{Door, ServeOptions, Stop, mount_options, negotiate_without};
+use polylane_front::fuse::{Door, InitFlags, ServeOptions, Stop, mount_options, negotiate_without};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, Vfs};
@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let what = arguments.next().unwrap_or_else(|| "1024".to_string());
     let unwanted = std::env::var("WITHOUT").unwrap_or_default();
     let unwanted = u64::from_str_radix(unwanted.trim_start_matches("0x"), 16).unwrap_or(0);
+    let unwanted = InitFlags::from_bits_retain(unwanted);
 
     let clock = Arc::new(SystemClock);
     let fs: Arc<dyn FileSystem> = match what.parse::<u64>() {
@@ -47,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("polylane", &path, "fuse.polylane", flags, Some(options.as_c_str()))?;
     let params = negotiate_without(&device, 5000, unwanted)?;
-    println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
+    println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags.bits());
     let serving =
         ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };
     let door = Door::open(device, lane, serving)?;

@@ -16,7 +16,7 @@ use polylane_base::SystemClock;
 use polylane_base::sync::{Arc, thread};
 use polylane_front::Lane;
 use polylane_front::fuse::{
-    Ended, Params, ServeOptions, Stop, mount_options, negotiate_without, serve,
+    Ended, InitFlags, Params, ServeOptions, Stop, mount_options, negotiate_without, serve,
 };
 use polylane_vfs::handover::{self, InFlight};
 use polylane_vfs::memfs::MemFs;
@@ -118,7 +118,8 @@ impl Mounted {
         let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true)).expect("text");
         let (kind, flags) = ("fuse.polylane", MountFlags::empty());
         rustix::mount::mount("test", &at, kind, flags, Some(options.as_c_str())).expect("mounted");
-        let params = negotiate_without(&device, 5000, unwanted).expect("negotiated");
+        let params = negotiate_without(&device, 5000, InitFlags::from_bits_retain(unwanted))
+            .expect("negotiated");
         let lane = Lane::new(vfs(&at), 0);
         let served = Some(Served::start(&device, lane.clone(), params, 0));
         Mounted { at, device, lane, params, served }

@@ -16,7 +16,7 @@ use polylane_base::{Errno, Result};
 use polylane_front::lane::slots::{Slot, Token};
 use polylane_front::shm::Config;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, Op};
+use polylane_ipc::message::{LockFlags, Message, Op};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::StatFs;
 use shm_kit::{Client, House, lock_message, make_slot, wait_for};
@@ -76,7 +76,9 @@ fn check(house: &House, empty: &StatFs, kill: u32) {
         return;
     }
     let client = house.client();
-    for (name, family) in LOCKED.into_iter().zip([0, LOCK_OFD, LOCK_FLOCK]) {
+    for (name, family) in
+        LOCKED.into_iter().zip([LockFlags::empty(), LockFlags::OFD, LockFlags::FLOCK])
+    {
         let handle = client.open(name, libc::O_RDWR).unwrap().0;
         wait_for(name, || client.lock(handle, family, libc::F_WRLCK).is_ok());
         client.close(handle).unwrap();
@@ -172,14 +174,15 @@ fn live(client: &Client, waiter: &shm_kit::Thread, round: u32) -> Result<()> {
     let posix = client.open(LOCKED[0], libc::O_RDWR)?.0;
     let ofd = client.open(LOCKED[1], libc::O_RDWR)?.0;
     let flock = client.open(LOCKED[2], libc::O_RDWR)?.0;
-    let lock = |handle, family| lock_message(handle, family | LOCK_WAIT, libc::F_WRLCK);
-    client.call(&lock(posix, 0))?;
-    client.call(&lock(ofd, LOCK_OFD))?;
+    let lock =
+        |handle, family: LockFlags| lock_message(handle, family | LockFlags::WAIT, libc::F_WRLCK);
+    client.call(&lock(posix, LockFlags::empty()))?;
+    client.call(&lock(ofd, LockFlags::OFD))?;
     // One that waits while the rest goes on: a second opening of what this process has locked.
     let second = client.open(LOCKED[1], libc::O_RDWR)?.0;
-    let wait = lock(second, LOCK_OFD);
+    let wait = lock(second, LockFlags::OFD);
     waiter.channel.post(waiter.mailbox, &wait, &Trusting).unwrap();
-    client.call(&lock(flock, LOCK_FLOCK))?;
+    client.call(&lock(flock, LockFlags::FLOCK))?;
     let dir = client.op_at(Op::OpenDir, ".")?.handle;
     client.call(&Message { handle: dir, length: 4096, ..Message::new(Op::Readdir) })?;
     client.call(&Message { handle: unnamed, ..Message::new(Op::Fsync) })?;

@@ -10,9 +10,7 @@ use polylane_front::lane::slots::Token;
 use polylane_front::lane::tickets::Ticket;
 use polylane_front::shm::Config;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{
-    EXPOSED_MAX, LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, SetWhat,
-};
+use polylane_ipc::message::{EXPOSED_MAX, LISTED, LockFlags, Message, NO_SLOT, Op, SetWhat};
 use polylane_testkit::fault::{Call as FsCall, Faulty};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Character, FileSystem};
@@ -357,7 +355,7 @@ fn locks_of_open_files() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
-    for family in [LOCK_OFD, LOCK_FLOCK] {
+    for family in [LockFlags::OFD, LockFlags::FLOCK] {
         a.lock(fa, family, libc::F_WRLCK).unwrap();
         assert_eq!(b.lock(fb, family, libc::F_RDLCK), Err(Errno::EAGAIN));
         a.lock(fa, family, libc::F_UNLCK).unwrap();
@@ -365,9 +363,9 @@ fn locks_of_open_files() {
         b.lock(fb, family, libc::F_UNLCK).unwrap();
     }
     // The same process: POSIX locks of one session are those of the other.
-    a.lock(fa, 0, libc::F_WRLCK).unwrap();
-    b.lock(fb, 0, libc::F_WRLCK).unwrap();
-    let ask = Message { op: Op::GetLock, ..lock_message(fb, LOCK_OFD, libc::F_WRLCK) };
+    a.lock(fa, LockFlags::empty(), libc::F_WRLCK).unwrap();
+    b.lock(fb, LockFlags::empty(), libc::F_WRLCK).unwrap();
+    let ask = Message { op: Op::GetLock, ..lock_message(fb, LockFlags::OFD, libc::F_WRLCK) };
     let found = b.call(&ask).unwrap().value;
     assert_eq!(found[..4], [libc::F_WRLCK as u64, 0, 0, u64::from(std::process::id())]);
     // close(2) of any descriptor drops them.
@@ -375,15 +373,15 @@ fn locks_of_open_files() {
     let fb = b.create("f");
     assert_eq!(b.call(&Message { handle: fb, ..ask }).unwrap().value[0], libc::F_UNLCK as u64);
     let reader = b.open("f", libc::O_RDONLY).unwrap().0;
-    assert_eq!(b.lock(reader, LOCK_OFD, libc::F_WRLCK), Err(Errno::EBADF));
-    b.lock(reader, LOCK_FLOCK, libc::F_WRLCK).unwrap();
+    assert_eq!(b.lock(reader, LockFlags::OFD, libc::F_WRLCK), Err(Errno::EBADF));
+    b.lock(reader, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
 }
 
 #[test]
 fn a_closed_file_drops_its_locks() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
-    for family in [LOCK_OFD, LOCK_FLOCK] {
+    for family in [LockFlags::OFD, LockFlags::FLOCK] {
         let (fa, fb) = (a.create("f"), b.create("f"));
         a.lock(fa, family, libc::F_WRLCK).unwrap();
         assert_eq!(b.lock(fb, family, libc::F_WRLCK), Err(Errno::EAGAIN));
@@ -398,19 +396,19 @@ fn a_waiting_lock_holds_no_worker() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
-    a.lock(fa, LOCK_OFD, libc::F_WRLCK).unwrap();
+    a.lock(fa, LockFlags::OFD, libc::F_WRLCK).unwrap();
     let waiter = b.thread();
     let waiting = std::thread::spawn(move || {
-        waiter.call(&lock_message(fb, LOCK_OFD | LOCK_WAIT, libc::F_WRLCK))
+        waiter.call(&lock_message(fb, LockFlags::OFD | LockFlags::WAIT, libc::F_WRLCK))
     });
     for _ in 0..100 {
         b.call(&Message::new(Op::Ping)).unwrap();
     }
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!waiting.is_finished());
-    a.lock(fa, LOCK_OFD, libc::F_UNLCK).unwrap();
+    a.lock(fa, LockFlags::OFD, libc::F_UNLCK).unwrap();
     waiting.join().unwrap().unwrap();
-    assert_eq!(a.lock(fa, LOCK_OFD, libc::F_WRLCK), Err(Errno::EAGAIN));
+    assert_eq!(a.lock(fa, LockFlags::OFD, libc::F_WRLCK), Err(Errno::EAGAIN));
 }
 
 #[test]
@@ -418,18 +416,18 @@ fn a_waiting_lock_can_be_cancelled() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
-    a.lock(fa, LOCK_FLOCK, libc::F_WRLCK).unwrap();
+    a.lock(fa, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
     let waiter = b.thread();
     let mut cancel = Message::new(Op::Cancel);
     cancel.arg[0] = waiter.mailbox.0.into();
     assert_eq!(count(&b.call(&cancel).unwrap()), 0, "nothing waits yet");
     let waiting = std::thread::spawn(move || {
-        waiter.call(&lock_message(fb, LOCK_FLOCK | LOCK_WAIT, libc::F_WRLCK))
+        waiter.call(&lock_message(fb, LockFlags::FLOCK | LockFlags::WAIT, libc::F_WRLCK))
     });
     wait_for("a parked lock", || count(&b.call(&cancel).unwrap()) == 1);
     assert_eq!(waiting.join().unwrap(), Err(Errno::EINTR));
-    a.lock(fa, LOCK_FLOCK, libc::F_UNLCK).unwrap();
-    b.lock(fb, LOCK_FLOCK, libc::F_WRLCK).unwrap();
+    a.lock(fa, LockFlags::FLOCK, libc::F_UNLCK).unwrap();
+    b.lock(fb, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
 }
 
 #[test]
@@ -437,14 +435,14 @@ fn a_session_that_ends_lets_go_of_everything() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
-    a.lock(fa, LOCK_OFD, libc::F_WRLCK).unwrap();
+    a.lock(fa, LockFlags::OFD, libc::F_WRLCK).unwrap();
     let waiter = b.thread();
     let waiting = std::thread::spawn(move || {
-        waiter.call(&lock_message(fb, LOCK_OFD | LOCK_WAIT, libc::F_WRLCK))
+        waiter.call(&lock_message(fb, LockFlags::OFD | LockFlags::WAIT, libc::F_WRLCK))
     });
     // Parked in a session that ends, for a lock that is never given back.
-    b.lock(b.create("g"), LOCK_OFD, libc::F_WRLCK).unwrap();
-    let own = lock_message(a.create("g"), LOCK_OFD | LOCK_WAIT, libc::F_WRLCK);
+    b.lock(b.create("g"), LockFlags::OFD, libc::F_WRLCK).unwrap();
+    let own = lock_message(a.create("g"), LockFlags::OFD | LockFlags::WAIT, libc::F_WRLCK);
     a.channel.post(a.mailbox, &own, &Trusting).unwrap();
     drop(a);
     waiting.join().unwrap().unwrap();
@@ -498,12 +496,16 @@ fn tickets_become_handles() {
     assert_eq!(client.read(reply.handle, 0, 9).unwrap(), b"shared");
     assert_eq!(client.call(&redeem), Err(Errno::ENOENT), "good once");
     // Locks of one open file do not conflict, through whichever handle.
-    client.lock(reply.handle, LOCK_FLOCK, libc::F_WRLCK).unwrap();
-    assert_eq!(client.lock(handle, LOCK_FLOCK, libc::F_WRLCK), Err(Errno::EAGAIN));
+    client.lock(reply.handle, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
+    assert_eq!(client.lock(handle, LockFlags::FLOCK, libc::F_WRLCK), Err(Errno::EAGAIN));
     client.close(reply.handle).unwrap();
-    assert_eq!(client.lock(handle, LOCK_FLOCK, libc::F_WRLCK), Err(Errno::EAGAIN), "still open");
+    assert_eq!(
+        client.lock(handle, LockFlags::FLOCK, libc::F_WRLCK),
+        Err(Errno::EAGAIN),
+        "still open"
+    );
     drop(file);
-    client.lock(handle, LOCK_FLOCK, libc::F_WRLCK).unwrap();
+    client.lock(handle, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
 }
 
 #[test]
@@ -626,13 +628,13 @@ fn the_holder_of_a_lock_is_the_sessions_process() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
-    let mut message = lock_message(fa, 0, libc::F_RDLCK);
+    let mut message = lock_message(fa, LockFlags::empty(), libc::F_RDLCK);
     // Whatever a client of one's own says here, it names no process.
     message.arg = [42; 4];
     a.call(&message).unwrap();
-    let ask = Message { op: Op::GetLock, ..lock_message(fb, LOCK_OFD, libc::F_WRLCK) };
+    let ask = Message { op: Op::GetLock, ..lock_message(fb, LockFlags::OFD, libc::F_WRLCK) };
     assert_eq!(b.call(&ask).unwrap().value[3], u64::from(std::process::id()));
-    a.lock(fa, 0, libc::F_UNLCK).unwrap();
-    a.lock(fa, LOCK_OFD, libc::F_WRLCK).unwrap();
+    a.lock(fa, LockFlags::empty(), libc::F_UNLCK).unwrap();
+    a.lock(fa, LockFlags::OFD, libc::F_WRLCK).unwrap();
     assert_eq!(b.call(&ask).unwrap().value[3] as i32, -1);
 }

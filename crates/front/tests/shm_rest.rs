@@ -8,7 +8,7 @@ use polylane_base::sync::{Arc, Weak};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_front::lane::slots::Access;
 use polylane_ipc::message::{
-    AT_REST, IS_MARK, LOCK_FLOCK, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
+    AT_REST, IS_MARK, LockFlags, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
 };
 use polylane_vfs::{
     Cred, Inode, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx, OpenFile,
@@ -225,10 +225,10 @@ fn a_process_with_locks_has_none_rest_and_loses_none() {
     let handle = client.create("f");
     let rest = Rest::open(&client, "f");
     assert!(rest.lie_down());
-    client.lock(handle, LOCK_FLOCK, libc::F_WRLCK).unwrap();
+    client.lock(handle, LockFlags::FLOCK, libc::F_WRLCK).unwrap();
     drop(beside(&house, "g"));
     Rest::open(&client, "g").close(0).unwrap();
-    client.lock(handle, 0, libc::F_WRLCK).unwrap();
+    client.lock(handle, LockFlags::empty(), libc::F_WRLCK).unwrap();
     assert!(is_locked(&house, "f"));
     assert!(rest.get_up());
     rest.close(AT_REST).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_front::shm::Config;
-use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, SHOW};
+use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, TransferFlags};
 use polylane_ipc::view::{HAS_DATA, NOTES_READS};
 use polylane_vfs::fs::XattrMode;
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
@@ -180,7 +180,11 @@ fn a_loan_to_write_ends_with_the_last_handle_that_may() {
         let client = house.client();
         let (file, direct) = lent(&house, &client);
         let (reader, _) = client.open("f", libc::O_RDONLY).expect("opened");
-        let shown = Message { handle: reader, flags: SHOW, ..Message::new(Op::Fstat) };
+        let shown = Message {
+            handle: reader,
+            flags: TransferFlags::SHOW.bits(),
+            ..Message::new(Op::Fstat)
+        };
         let view = client.call(&shown).expect("shown").handle as u32 - 1;
         assert_eq!(view, file.view, "one view for both");
         let mut file = file;

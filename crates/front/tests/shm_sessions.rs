@@ -9,7 +9,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use polylane_front::shm::{Config, Server};
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::handshake::{HELLO_HEAD_BYTES, Hello, Welcome};
-use polylane_ipc::message::{LOCK_OFD, Message, Op, Status};
+use polylane_ipc::message::{LockFlags, Message, Op, Status};
 use polylane_ipc::{Geometry, QueueKind};
 use polylane_sys::scm;
 use shm_kit::{Client, House, lane, lock_message, wait_for};
@@ -111,18 +111,18 @@ fn posix_locks_outlive_a_session_and_others_do_not() {
     let house = House::new();
     let (a, b) = (house.client(), house.client());
     let (posix, ofd) = (a.create("posix"), a.create("ofd"));
-    a.lock(posix, 0, libc::F_WRLCK).unwrap();
-    a.lock(ofd, LOCK_OFD, libc::F_WRLCK).unwrap();
+    a.lock(posix, LockFlags::empty(), libc::F_WRLCK).unwrap();
+    a.lock(ofd, LockFlags::OFD, libc::F_WRLCK).unwrap();
     drop(a);
     wait_for("a to leave", || house.server.session_count() == 1);
     let ask = |name: &str| {
-        let message = lock_message(b.create(name), LOCK_OFD, libc::F_WRLCK);
+        let message = lock_message(b.create(name), LockFlags::OFD, libc::F_WRLCK);
         b.call(&Message { op: Op::GetLock, ..message }).unwrap().value[0] as i32
     };
     wait_for("the other lock to go", || ask("ofd") == libc::F_UNLCK);
     assert_eq!(ask("posix"), libc::F_WRLCK);
     // The process lives, so its lock does, and its next session may take it back.
-    b.lock(b.create("posix"), 0, libc::F_UNLCK).unwrap();
+    b.lock(b.create("posix"), LockFlags::empty(), libc::F_UNLCK).unwrap();
     assert_eq!(ask("posix"), libc::F_UNLCK);
 }
 

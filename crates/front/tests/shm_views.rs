@@ -16,7 +16,7 @@ use polylane_front::shm::Config;
 use polylane_ipc::Geometry;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::lent::{Locks, Range};
-use polylane_ipc::message::{LOCK_LEND, Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr};
+use polylane_ipc::message::{LockFlags, Message, NO_SLOT, Op, Reply, TransferFlags, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
 use polylane_vfs::{
@@ -256,7 +256,7 @@ fn what_was_read_or_written_twice_needs_no_request() {
 
 /// A read that shows the end: the bytes, and the view's number plus one.
 fn read_to_end(client: &Client, handle: u64, offset: u64, data: &mut [u8]) -> (usize, u64) {
-    let (length, flags) = (data.len() as u64, SHOW_END);
+    let (length, flags) = (data.len() as u64, TransferFlags::SHOW_END.bits());
     let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
     let reply = client.channel.call_read(client.mailbox, &message, data, &Trusting).unwrap();
     let reply = outcome(reply).unwrap();
@@ -854,7 +854,7 @@ fn scribbling_on_views_harms_the_scribbler_only() {
             region.word64(at).store(rng.next_u64(), SeqCst);
         }
         let mut message = Message { handle: own.handle, offset: 0, ..Message::new(Op::Write) };
-        (message.length, message.flags) = (10, SHOW);
+        (message.length, message.flags) = (10, TransferFlags::SHOW.bits());
         let written =
             bad.channel.call_write(bad.mailbox, &message, (0, &[1; 10]), false, &Trusting);
         assert!(written.is_ok());
@@ -877,7 +877,8 @@ fn a_file_that_is_only_written_shows_no_bytes() {
     let fresh = house.client();
     let handle_2 = fresh.open("f", libc::O_WRONLY).unwrap().0;
     for (client, handle) in [(&client, handle), (&fresh, handle_2)] {
-        let mut message = Message { handle, flags: SHOW, ..Message::new(Op::Write) };
+        let mut message =
+            Message { handle, flags: TransferFlags::SHOW.bits(), ..Message::new(Op::Write) };
         message.length = 1;
         let channel = &client.channel;
         channel.call_write(client.mailbox, &message, (0, b"S"), false, &Trusting).unwrap();
@@ -920,7 +921,7 @@ fn lock_beside(house: &House, file: &OpenFile, kind: LockKind, (start, end): (u6
 
 /// Asks for a lock of all of a file, to be lent; the view where it is.
 fn lend(client: &Client, handle: u64, kind: i32) -> u32 {
-    let message = lock_message(handle, LOCK_LEND, kind);
+    let message = lock_message(handle, LockFlags::LEND, kind);
     client.call(&message).unwrap().handle as u32 - 1
 }
 
@@ -944,7 +945,7 @@ fn lent_locks_are_the_clients_until_somebody_comes_near() {
     assert!(!views.change_locks(view, true, part));
     // Another has one: nothing to lend.
     let message =
-        Message { length: 5, offset: 30, ..lock_message(handle, LOCK_LEND, libc::F_RDLCK) };
+        Message { length: 5, offset: 30, ..lock_message(handle, LockFlags::LEND, libc::F_RDLCK) };
     client.call(&message).unwrap();
     assert!(!views.has_locks(view));
     house.lane.vfs.drop_owner(LockOwner(99));

@@ -8,9 +8,11 @@
 //! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
 
 mod entry;
+mod flags;
 mod set_what;
 
 pub use self::entry::{ENTRY_HEAD_BYTES, EntryHead};
+pub use self::flags::{LockFlags, NameEffects, TransferFlags};
 pub use self::set_what::SetWhat;
 
 /// Version of the whole wire format: a number made of the sources that define it. Client and
@@ -19,6 +21,7 @@ pub const VERSION: u32 = {
     let hash = 0x811c_9dc5;
     let hash = fnv1a(hash, include_bytes!("message.rs"));
     let hash = fnv1a(hash, include_bytes!("message/entry.rs"));
+    let hash = fnv1a(hash, include_bytes!("message/flags.rs"));
     let hash = fnv1a(hash, include_bytes!("message/set_what.rs"));
     let hash = fnv1a(hash, include_bytes!("layout.rs"));
     let hash = fnv1a(hash, include_bytes!("stream.rs"));
@@ -205,33 +208,11 @@ pub const TELL_SOLE: u32 = 1;
 /// The length of such a name in the reply of [`Op::Lease`] has this bit.
 pub const SOLE: u8 = 1 << 7;
 
-/// Replies of [`Op::Unlink`] and [`Op::Rename`]: what was moved or removed is a directory that the
-/// kernel knows, by its former name until it looks again.
-pub const MOVED_DIR: u64 = 1;
-/// Reply of [`Op::Unlink`]: what was removed was a directory on which the client had a lease, and
-/// its leases are over.
-pub const ENDED_LEASES: u64 = 4;
-/// Reply of [`Op::Rename`]: so is what was replaced, or exchanged.
-pub const REPLACED_DIR: u64 = 2;
 /// In replies of [`Op::OpenDir`], [`Op::Readdir`]: these were the last entries.
 pub const LISTED: u64 = 1;
-/// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
-/// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
-pub const SHOW: u32 = 1;
-/// `flags` of [`Op::Write`]: [`APPENDS`] says what `O_APPEND` is; others may have changed it.
-pub const SAYS_APPENDS: u32 = 1 << 4;
-/// Beside [`SAYS_APPENDS`]: set.
-pub const APPENDS: u32 = 1 << 5;
-/// `flags` of [`Op::Write`]: at the end, or at `offset`, whatever the open file does.
-pub const AT_END: u32 = 1 << 6;
-/// As [`AT_END`]. `EPERM`: the file can be appended to only.
-pub const AT_OFFSET: u32 = 1 << 7;
 /// `flags` of [`Op::Ping`]: what became of the entry of the stream at position `arg[0]`? The
 /// reply's `value[0]` is 1, once, where it was refused and nothing of it was done.
 pub const STREAMED: u32 = 1;
-/// `flags` of [`Op::Read`]: show the state if the read reached the end. `handle` as for [`SHOW`].
-pub const SHOW_END: u32 = 2;
-
 /// `flags` of [`Op::Stat`] and [`Op::Access`], beside the others: with the answer, and with
 /// `ENOENT`, a mark is wanted, by which the client knows that it still holds. The reply's
 /// `value[0]` is [`IS_MARK`] with the places of two counts (bits 0..32, 32..63), `value[1]` the
@@ -241,16 +222,6 @@ pub const MARK: u32 = 1 << 30;
 pub const IS_MARK: u64 = 1 << 63;
 /// Counts that the service shows for marks.
 pub const MARK_PLACES: usize = 8192;
-
-/// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
-pub const LOCK_WAIT: u32 = 1;
-/// `flags` of [`Op::Lock`]: an open-file-description lock (`F_OFD_*`).
-pub const LOCK_OFD: u32 = 2;
-/// `flags` of [`Op::Lock`]: flock(2); the range is ignored.
-pub const LOCK_FLOCK: u32 = 4;
-/// Flag of [`Op::Lock`]: POSIX locks of the file are to be lent, if the process is alone with them;
-/// the reply's `handle` is the number of the file's view plus one.
-pub const LOCK_LEND: u32 = 8;
 
 /// A request as it lies in a mailbox. Every field is a claim of the client until it was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -15,15 +15,14 @@ use std::time::Duration;
 use polylane_base::SystemClock;
 use polylane_base::sync::Arc;
 use polylane_front::Lane;
-use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate_without, serve};
+use polylane_front::fuse::{
+    InitFlags, ServeOptions, Stop, mount_options, negotiate_without, serve,
+};
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::{FileSystem, Options, Vfs};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
-
-/// `FUSE_POSIX_ACL` of linux/fuse.h: directories of the host keep no access lists.
-const POSIX_ACL: u64 = 1 << 20;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
@@ -69,7 +68,8 @@ fn serve_at(path: &str, options: &str) -> Done<()> {
     let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("polylane", path, "fuse.polylane", flags, Some(options.as_c_str()))?;
-    let params = negotiate_without(&device, 5000, POSIX_ACL)?;
+    // Directories of the host keep no access lists.
+    let params = negotiate_without(&device, 5000, InitFlags::POSIX_ACL)?;
     println!("ready");
     let serving =
         ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };

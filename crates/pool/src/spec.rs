@@ -210,6 +210,8 @@ pub(crate) fn unseal<T: DeserializeOwned>(fd: OwnedFd) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use polylane_front::fuse::InitFlags;
+
     use super::*;
 
     #[test]
@@ -232,7 +234,7 @@ mod tests {
             owner: (1, 2),
             service_user: Some(3),
             incarnation: 3,
-            fuse: Some(Params { minor: 45, flags: 3 }),
+            fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),
         };
         let fd = spec.to_fd().expect("memfd");
         assert!(rustix::io::write(&fd, b"x").is_err(), "sealed");

@@ -23,7 +23,9 @@ use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
 use polylane_ext4::Ext4;
 use polylane_front::Lane;
-use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate_without, serve};
+use polylane_front::fuse::{
+    InitFlags, ServeOptions, Stop, mount_options, negotiate_without, serve,
+};
 use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::fs::FileSystem as _;
@@ -148,7 +150,7 @@ fn mounted(fs: &Arc<Ext4>, at: &Path, work: impl FnOnce()) {
     let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true)).expect("text");
     let (kind, flags) = ("fuse.polylane", MountFlags::empty());
     rustix::mount::mount("test", at, kind, flags, Some(options.as_c_str())).expect("mounted");
-    let params = Some(negotiate_without(&device, 5000, 0).expect("negotiated"));
+    let params = Some(negotiate_without(&device, 5000, InitFlags::empty()).expect("negotiated"));
     let options = Options {
         clock: Arc::new(SystemClock),
         cache_bytes_limit: 8 << 20,

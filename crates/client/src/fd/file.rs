@@ -11,7 +11,7 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
-use polylane_ipc::message::{APPENDS, SAYS_APPENDS};
+use polylane_ipc::message::TransferFlags;
 use rustix::fs::{SeekFrom, seek};
 
 use crate::fd::preopened::{Slot, SlotPool};
@@ -31,18 +31,19 @@ pub(crate) fn slot(slots: &'static SlotPool, file: &Record) -> Option<&'static S
 /// Before a write: takes the status flags over from the kernel where others may have changed them.
 /// What the service is to be told of them with the write.
 #[inline]
-pub(crate) fn status_now(file: &Record, fd: RawFd) -> Outcome<u32> {
-    if file.is(FileBits::COMMON) { take_status(file, fd) } else { Ok(0) }
+pub(crate) fn status_now(file: &Record, fd: RawFd) -> Outcome<TransferFlags> {
+    if file.is(FileBits::COMMON) { take_status(file, fd) } else { Ok(TransferFlags::empty()) }
 }
 
-fn take_status(file: &Record, fd: RawFd) -> Outcome<u32> {
+fn take_status(file: &Record, fd: RawFd) -> Outcome<TransferFlags> {
     let (known, now) = (file.flags.load(Ordering::Relaxed) as i32, real::status_flags(fd)?);
     if (known ^ now) & STATUS_FLAGS != 0 {
         let flags = known & !STATUS_FLAGS | now & STATUS_FLAGS;
         file.flags.store(flags as u32, Ordering::Relaxed);
     }
-    let appends = if now & libc::O_APPEND != 0 { APPENDS } else { 0 };
-    Ok(SAYS_APPENDS | appends)
+    let mut told = TransferFlags::SAYS_APPENDS;
+    told.set(TransferFlags::APPENDS, now & libc::O_APPEND != 0);
+    Ok(told)
 }
 
 /// Makes the kernel's file position count. Whether it did not before: then the kernel has heard of

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
+use polylane_ipc::message::{Message, Op, Reply, TransferFlags};
 use polylane_ipc::view::FRAME_BYTES;
 
 use super::state::State;
@@ -56,7 +56,7 @@ struct Open<'a> {
     session: &'static Session,
     handle: u64,
     /// What the service is to be told of its status flags with a write.
-    status: u32,
+    status: TransferFlags,
 }
 
 /// `pread`. What is shown is read in the hook itself: calls and saved registers would cost as much
@@ -165,9 +165,11 @@ pub(crate) fn write_placed(
         file.end_moves();
         let _guard = file.offset_lock.lock();
         let (at, flag) = match (position, at_end) {
-            (_, true) => (0, AT_END),
-            (Position::At(at), false) => (at, AT_OFFSET),
-            (Position::Own, false) => (offset::given_or_current(&file, fd, None)?, AT_OFFSET),
+            (_, true) => (0, TransferFlags::AT_END),
+            (Position::At(at), false) => (at, TransferFlags::AT_OFFSET),
+            (Position::Own, false) => {
+                (offset::given_or_current(&file, fd, None)?, TransferFlags::AT_OFFSET)
+            }
         };
         check_end(at, total)?;
         let (count, end) = open.write_placed((at, flag), from, total)?;
@@ -213,7 +215,10 @@ fn open<'a>(state: &'static State, file: &'a Pin, fd: RawFd, wrong_mode: i32) ->
     if file.access_mode() == wrong_mode {
         return Err(Errno::EBADF.into());
     }
-    let status = if wrong_mode == libc::O_RDONLY { fd::file::status_now(file, fd)? } else { 0 };
+    let status = match wrong_mode {
+        libc::O_RDONLY => fd::file::status_now(file, fd)?,
+        _ => TransferFlags::empty(),
+    };
     Ok(Open { state, file, fd, session, handle, status })
 }
 
@@ -363,15 +368,15 @@ impl Open<'_> {
         if let Some(count) = inline_data::read(self.session, self.file, offset, into) {
             return Ok(count);
         }
-        let (handle, length, flags) =
-            (self.handle, into.len() as u64, view::wish_to_read(self.file, into.len()));
+        let wish = view::wish_to_read(self.file, into.len());
+        let (handle, length, flags) = (self.handle, into.len() as u64, wish.bits());
         let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
         let reply = call::read(self.session, &message, into)?;
         let count = call::count(&reply).min(into.len());
         if offset == 0 {
             inline_data::missed(self.file, count);
         }
-        view::learn(self.session, self.file, flags, reply.handle);
+        view::learn(self.session, self.file, wish, reply.handle);
         Ok(count)
     }
 
@@ -510,7 +515,7 @@ impl Open<'_> {
     ) -> Outcome<(usize, u64)> {
         let reply = self.put(|session, handle, turn| {
             let length = total as u64;
-            let flags = self.status;
+            let flags = self.status.bits();
             let message =
                 Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
             call::gather(session, &message, from)
@@ -521,13 +526,13 @@ impl Open<'_> {
     /// Writes at the end, or at an offset, whatever the open file does otherwise.
     fn write_placed(
         &self,
-        (at, flag): (u64, u32),
+        (at, flag): (u64, TransferFlags),
         from: Sources<'_, '_>,
         total: usize,
     ) -> Outcome<(usize, u64)> {
         let reply = self.put(|session, handle, turn| {
             let (offset, length) = (at, total as u64);
-            let flags = self.status | flag;
+            let flags = (self.status | flag).bits();
             let message =
                 Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
             call::gather(session, &message, from)
@@ -578,15 +583,15 @@ impl Open<'_> {
     #[inline]
     fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let overlap = !self.file.appends();
-        let (length, flags) = (from.len() as u64, view::wish_to_write(self.file, from.len()));
+        let (length, wish) = (from.len() as u64, view::wish_to_write(self.file, from.len()));
         let reply = self.put(|session, handle, turn| {
-            let flags = flags | self.status;
+            let flags = (wish | self.status).bits();
             let message =
                 Message { handle, offset: at, length, turn, flags, ..Message::new(Op::Write) };
             call::write(session, &message, from, overlap)
         })?;
         if !self.session.is_lost() {
-            view::learn(self.session, self.file, flags, reply.handle);
+            view::learn(self.session, self.file, wish, reply.handle);
         }
         Ok((call::count(&reply).min(from.len()), reply.value[0]))
     }

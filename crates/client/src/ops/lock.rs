@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::CallError;
 use polylane_ipc::lent;
-use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_WAIT, Message, Op, Reply, SHOW};
+use polylane_ipc::message::{LockFlags, Message, Op, Reply, TransferFlags};
 
 use super::lock_range::{Range, found, kernel_size, message};
 use super::lock_wait::{Interruptible, wait_by_asking};
@@ -50,20 +50,20 @@ fn set_once(state: &'static State, fd: RawFd, range: Range, ofd: bool, wait: boo
             if set_lent(session, &file, &message) {
                 return Ok(());
             }
-            message.flags |= wish(asked);
+            message.flags |= wish(asked).bits();
         }
     }
     if wait && range.kind != libc::F_UNLCK {
         return wait_for(session, &file, message);
     }
     let reply = call::plain(session, message)?;
-    view::learn(session, &file, SHOW, reply.handle);
+    view::learn(session, &file, TransferFlags::SHOW, reply.handle);
     Ok(())
 }
 
 /// Has the locks of the file lent to a process that takes them more than a few times.
-fn wish(asked: u32) -> u32 {
-    if asked >= config::views() { LOCK_LEND } else { 0 }
+fn wish(asked: u32) -> LockFlags {
+    if asked >= config::views() { LockFlags::LEND } else { LockFlags::empty() }
 }
 
 /// Sets or gives up POSIX locks that are lent.
@@ -123,7 +123,7 @@ fn flock_once(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcom
     }
     let (session, handle) = file::usable(state, &file, fd)?;
     file.set(FileBits::LOCKED);
-    let (flags, mode) = (LOCK_FLOCK, kind as u32);
+    let (flags, mode) = (LockFlags::FLOCK.bits(), kind as u32);
     let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
     if kind == libc::F_UNLCK || !wait {
         return call::plain(session, message).map(|_| ());
@@ -229,7 +229,7 @@ fn wait_for(session: &'static Session, file: &Record, message: Message) -> Outco
     let Ok(mailbox) = session.mailbox() else {
         return wait_by_asking(session, || call::plain(session, message).map(drop));
     };
-    let message = Message { flags: message.flags | LOCK_WAIT, ..message };
+    let message = Message { flags: message.flags | LockFlags::WAIT.bits(), ..message };
     let watch = Interruptible::new(session);
     match session.channel.call(mailbox.index, &message, &watch) {
         Err(CallError::Interrupted) => match cancel(&mailbox) {
@@ -238,7 +238,7 @@ fn wait_for(session: &'static Session, file: &Record, message: Message) -> Outco
         },
         other => {
             let reply = call::finish(&mailbox, &message, other)?;
-            view::learn(session, file, SHOW, reply.handle);
+            view::learn(session, file, TransferFlags::SHOW, reply.handle);
             Ok(())
         }
     }

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{LOCK_OFD, Message, Op, Reply};
+use polylane_ipc::message::{LockFlags, Message, Op, Reply};
 
 use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
@@ -52,7 +52,7 @@ pub(super) fn message(
     op: Op,
 ) -> Result<Message, Errno> {
     let (offset, length) = absolute(base, range.start, range.len)?;
-    let flags = if ofd { LOCK_OFD } else { 0 };
+    let flags = if ofd { LockFlags::OFD.bits() } else { 0 };
     let mode = range.kind as u32;
     Ok(Message { handle, offset, length, flags, mode, ..Message::new(op) })
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, Message, Op, REPLACED_DIR, Reply};
+use polylane_ipc::message::{Message, NameEffects, Op, Reply};
 
 use super::path;
 use super::process::umask_now;
@@ -64,11 +64,12 @@ pub(crate) fn unlink(state: &'static State, place: Place<'_>, flags: i32) -> Out
     }
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    if reply.value[0] & ENDED_LEASES != 0 {
+    let effects = NameEffects::from_bits_retain(reply.value[0]);
+    if effects.contains(NameEffects::ENDED_LEASES) {
         state.get().leases.gave_up(session);
     }
     state.get().leases.changed(session, &at, flags == 0);
-    if reply.value[0] & MOVED_DIR != 0 {
+    if effects.contains(NameEffects::MOVED_DIR) {
         state.get().cwd.may_be_removed();
     }
     Ok(())
@@ -86,20 +87,20 @@ pub(crate) fn rename(
         0 => state.get().leases.rename(session, &old, &new, flags == 0),
         _ => None,
     };
-    let dirs = match leased {
+    let effects = match leased {
         Some(done) => done?,
         None => {
             let message = Message { flags, ..Message::new(Op::Rename) };
             let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
             state.get().leases.changed(session, &new, false);
-            reply.value[0]
+            NameEffects::from_bits_retain(reply.value[0])
         }
     };
-    if dirs != 0 {
+    if !effects.is_empty() {
         // Whoever works in a directory has its name from the kernel, which keeps the former one
         // until somebody looks at the new one through it.
         real::look(to.0, to.1);
-        if dirs & REPLACED_DIR != 0 && flags & libc::RENAME_EXCHANGE != 0 {
+        if effects.contains(NameEffects::REPLACED_DIR) && flags & libc::RENAME_EXCHANGE != 0 {
             real::look(from.0, from.1);
         }
     }

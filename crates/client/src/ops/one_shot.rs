@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
 use polylane_ipc::MailboxIndex;
-use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
+use polylane_ipc::message::{LockFlags, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
 use zerocopy::little_endian::U64;
 
@@ -61,7 +61,7 @@ pub(super) fn get(state: &'static State, fd: RawFd, range: Range, ofd: bool) -> 
 /// As `lock::flock`.
 pub(super) fn flock(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     run(state, fd, |session| {
-        let (handle, flags, mode) = (session.handle, LOCK_FLOCK, kind as u32);
+        let (handle, flags, mode) = (session.handle, LockFlags::FLOCK.bits(), kind as u32);
         let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
         session.lock(message, wait && kind != libc::F_UNLCK)
     })

@@ -139,9 +139,10 @@ pub(super) fn ask(
     file: &Record,
     handle: u64,
 ) -> Outcome<Option<WireAttr>> {
-    let flags = view::wish(file, 0);
+    let wish = view::wish(file, 0);
+    let flags = wish.bits();
     let reply = call::plain(session, Message { handle, flags, ..Message::new(Op::Fstat) })?;
-    view::learn(session, file, flags, reply.handle);
+    view::learn(session, file, wish, reply.handle);
     Ok(reply.attr)
 }
 

@@ -26,7 +26,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW_END};
+use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, TransferFlags};
 
 use crate::fd::at::At;
 use crate::fd::file::LARGEFILE;
@@ -314,7 +314,7 @@ impl HandleCache {
         entry.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
         entry.opened_at.store(seconds(), Ordering::Relaxed);
         words(asked.path).zip(&entry.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
-        view::learn(session, file, SHOW_END, view);
+        view::learn(session, file, TransferFlags::SHOW_END, view);
         file.set(FileBits::PARKABLE);
     }
 

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use polylane_ipc::message::{Reply, SHOW_END};
+use polylane_ipc::message::{Reply, TransferFlags};
 use polylane_ipc::view::NOTES_READS;
 
 use crate::fd::record::Record;
@@ -78,7 +78,7 @@ pub(crate) fn wish(session: &Session, flags: i32) -> u64 {
 pub(crate) fn learn(session: &Session, file: &Record, reply: &Reply, mark: Mark) {
     let [number, sequence, ..] = reply.value;
     let Some(view) = (number as u32).checked_sub(1) else { return };
-    view::learn(session, file, SHOW_END, number);
+    view::learn(session, file, TransferFlags::SHOW_END, number);
     let (count, sequence) = (call::count(reply).min(BYTES_MAX), sequence as u32);
     let (session, handle) = (session.number, reply.handle);
     let opened = Opened { session, handle, mark, view, sequence, count, was_read: false };

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use polylane_ipc::lent::Locks;
-use polylane_ipc::message::{Message, Op, SHOW, SHOW_END, WireAttr};
+use polylane_ipc::message::{Message, Op, TransferFlags, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
 use crate::fd::record::Record;
@@ -75,9 +75,9 @@ fn shown(session: &'static Session, file: &Record) -> Option<(Views, u32)> {
 
 /// The flags of a request of `len` bytes that could show the file.
 #[inline]
-pub(crate) fn wish(file: &Record, len: usize) -> u32 {
+pub(crate) fn wish(file: &Record, len: usize) -> TransferFlags {
     if len > BYTES_MAX {
-        return 0;
+        return TransferFlags::empty();
     }
     let asked = file.asked.fetch_add(1, Ordering::Relaxed);
     let worth = match file.view.load(Ordering::Relaxed) {
@@ -87,27 +87,28 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
         _ => asked < MISSES || asked.is_multiple_of(8),
     };
     if !worth {
-        return 0;
+        return TransferFlags::empty();
     }
     file.meet();
-    SHOW
+    TransferFlags::SHOW
 }
 
 /// As [`wish`], for a read: one of any length that reaches the end shows where that is. A file
 /// whose writes may be streamed stays out of view.
 #[inline]
-pub(crate) fn wish_to_read(file: &Record, len: usize) -> u32 {
-    match wish(file, len) {
-        0 if !file.is_streamed() && config::views() != config::NEVER => SHOW_END,
-        flags => flags,
+pub(crate) fn wish_to_read(file: &Record, len: usize) -> TransferFlags {
+    let flags = wish(file, len);
+    match flags.is_empty() && !file.is_streamed() && config::views() != config::NEVER {
+        true => TransferFlags::SHOW_END,
+        false => flags,
     }
 }
 
 /// As [`wish`], for a write, after which the pages are to be lent.
 #[inline]
-pub(crate) fn wish_to_write(file: &Record, len: usize) -> u32 {
+pub(crate) fn wish_to_write(file: &Record, len: usize) -> TransferFlags {
     let awaited = file.flags.load(Ordering::Relaxed) & AWAITED_FLAGS != 0;
-    if awaited { 0 } else { wish(file, len) }
+    if awaited { TransferFlags::empty() } else { wish(file, len) }
 }
 
 /// So many bytes were found or put where they are shown, or put where that can be done without.
@@ -120,8 +121,8 @@ pub(crate) fn hit(file: &Record, bytes: usize) {
 
 /// The answer to such a request with these flags: its `handle`.
 #[inline]
-pub(crate) fn learn(session: &Session, file: &Record, flags: u32, number: u64) {
-    let end_only = if flags & SHOW != 0 { 0 } else { END_ONLY };
+pub(crate) fn learn(session: &Session, file: &Record, flags: TransferFlags, number: u64) {
+    let end_only = if flags.contains(TransferFlags::SHOW) { 0 } else { END_ONLY };
     let known = file.view.load(Ordering::Relaxed);
     if number != 0 && (known == 0 || known & END_ONLY > end_only) {
         let word = u64::from(session.number) << 32 | number & (END_ONLY - 1) | end_only;

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use polylane_ipc::message::{LOCK_WAIT, Message, Op};
+use polylane_ipc::message::{LockFlags, Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 
 use crate::kernel::lock::{Guard, OffsetLock};
@@ -59,7 +59,7 @@ impl Drop for Borrowed {
 /// Whether only the service can do what is asked, and does it soon.
 pub(crate) fn is_owed(message: &Message) -> bool {
     match message.op {
-        Op::Lock => message.flags & LOCK_WAIT == 0,
+        Op::Lock => !LockFlags::from_bits_retain(message.flags).contains(LockFlags::WAIT),
         // A ping has the stream applied.
         Op::Close | Op::GetLock | Op::Cancel | Op::ShareAll | Op::Ping => true,
         // Without them a file would be taken for one of the kernel's.

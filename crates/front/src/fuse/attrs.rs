@@ -5,7 +5,8 @@ use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{Cred, Fsetid, Node, OpCtx};
 
 use super::call::{Call, End, Exit, Outcome};
-use super::protocol::{SETXATTR_ACL_KILL_SGID, fattr};
+use super::flags::{SetattrFields, SetxattrFlags};
+use super::records::{AccessIn, GetxattrIn, SetxattrExt, SetxattrIn};
 use super::request::SetattrIn;
 use crate::lane::nodes::Target;
 use crate::lane::notifier::Range;
@@ -62,13 +63,14 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
     let new = SetattrIn::read(&mut call.args)?;
     let (node, cred) = setattr_target(call, &new)?;
     let ctx = if new.is_ftruncate() { call.ctx(&cred) } else { call.attr_ctx(&cred)? };
+    let has = |field| new.valid.contains(field);
     let set = SetAttr {
-        perm: (new.valid & fattr::MODE != 0).then_some(new.mode & 0o7777),
-        uid: (new.valid & fattr::UID != 0).then_some(Uid(new.uid)),
-        gid: (new.valid & fattr::GID != 0).then_some(Gid(new.gid)),
-        size: (new.valid & fattr::SIZE != 0).then_some(new.size),
-        atime: set_time(new.valid, fattr::ATIME, fattr::ATIME_NOW, new.atime)?,
-        mtime: set_time(new.valid, fattr::MTIME, fattr::MTIME_NOW, new.mtime)?,
+        perm: has(SetattrFields::MODE).then_some(new.mode & 0o7777),
+        uid: has(SetattrFields::UID).then_some(Uid(new.uid)),
+        gid: has(SetattrFields::GID).then_some(Gid(new.gid)),
+        size: has(SetattrFields::SIZE).then_some(new.size),
+        atime: set_time(has(SetattrFields::ATIME), has(SetattrFields::ATIME_NOW), new.atime)?,
+        mtime: set_time(has(SetattrFields::MTIME), has(SetattrFields::MTIME_NOW), new.mtime)?,
         ..SetAttr::default()
     };
     if set.size.is_some() {
@@ -89,14 +91,14 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
 /// The inode to change, and on whose behalf. A truncation through an open file needs no permission
 /// but the file's mode, which the kernel checked.
 fn setattr_target(call: &Call<'_>, new: &SetattrIn) -> Result<(Node, Cred)> {
-    let kills = new.valid & fattr::KILL_SUIDGID != 0;
+    let kills = new.valid.contains(SetattrFields::KILL_SUIDGID);
     if new.is_ftruncate() {
         let (_, file) = call.handle(new.fh)?;
         return Ok((file.node().clone(), call.writer(kills)));
     }
     let cred = call.attr_cred()?;
     // With an owner the flag says nothing of the caller: the kernel always sets it.
-    let fsetid = match (new.valid & fattr::SIZE != 0, kills) {
+    let fsetid = match (new.valid.contains(SetattrFields::SIZE), kills) {
         (false, _) => Fsetid::OfUser,
         (true, false) => Fsetid::Held,
         (true, true) => Fsetid::Dropped,
@@ -108,23 +110,27 @@ fn setattr_target(call: &Call<'_>, new: &SetattrIn) -> Result<(Node, Cred)> {
 /// contents that takes set-id bits away by a caller without `CAP_FSETID`: the bits go. A caller who
 /// is neither root nor the owner gets nothing done: where there are set-id bits, the former is not
 /// allowed to such a caller; the latter must not fail, and its change is judged when it comes.
-fn set_nothing(call: &Call<'_>, (ctx, node): (&OpCtx<'_>, &Node), valid: u32) -> Result<Attr> {
-    const OF_KERNEL: u32 = fattr::FH | fattr::KILL_SUIDGID;
+fn set_nothing(
+    call: &Call<'_>,
+    (ctx, node): (&OpCtx<'_>, &Node),
+    valid: SetattrFields,
+) -> Result<Attr> {
+    const OF_KERNEL: SetattrFields = SetattrFields::FH.union(SetattrFields::KILL_SUIDGID);
     let vfs = &call.session.lane.vfs;
     let attr = vfs.getattr(ctx, node)?;
     let owns = ctx.is_root() || ctx.uid() == attr.uid;
     let has_bits = attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0;
-    match valid & !OF_KERNEL == 0 && (owns || !has_bits) {
+    match OF_KERNEL.contains(valid) && (owns || !has_bits) {
         true => vfs.setattr(ctx, node, &SetAttr::default()),
         false => Ok(attr),
     }
 }
 
-fn set_time(valid: u32, given: u32, now: u32, time: (u64, u32)) -> Result<Option<SetTime>> {
-    if valid & now != 0 {
+fn set_time(given: bool, now: bool, time: (u64, u32)) -> Result<Option<SetTime>> {
+    if now {
         return Ok(Some(SetTime::Now));
     }
-    if valid & given == 0 {
+    if !given {
         return Ok(None);
     }
     match time {
@@ -134,7 +140,7 @@ fn set_time(valid: u32, given: u32, now: u32, time: (u64, u32)) -> Result<Option
 }
 
 pub(super) fn access(call: &mut Call<'_>) -> End {
-    let mask = call.args.u32()?;
+    let mask = call.args.record::<AccessIn>()?.mask.get();
     // Only sent without `default_permissions`: then nobody has checked.
     let cred = call.cred()?;
     let ctx = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
@@ -156,12 +162,15 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
     const BOTH: u32 = XATTR_CREATE | XATTR_REPLACE;
-    let (size, flags) = (call.args.u32()?, call.args.u32()?);
-    let extra = if call.session.has_setxattr_ext() { call.args.u64()? as u32 } else { 0 };
+    let asked = *call.args.record::<SetxattrIn>()?;
+    let extra = match call.session.has_setxattr_ext() {
+        true => call.args.record::<SetxattrExt>()?.setxattr_flags.get(),
+        false => 0,
+    };
     let name = call.args.string()?;
-    let value = call.args.bytes(size as usize)?;
+    let value = call.args.bytes(asked.size.get() as usize)?;
     supported(call, name)?;
-    let mode = match flags {
+    let mode = match asked.flags.get() {
         0 => XattrMode::Any,
         XATTR_CREATE => XattrMode::Create,
         XATTR_REPLACE => XattrMode::Replace,
@@ -178,7 +187,10 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
     };
     let node = call.node()?;
     let cred = match (AclKind::from_name(name), call.target()?) {
-        (Some(_), Target::Node(_)) => call.writer(extra & SETXATTR_ACL_KILL_SGID != 0),
+        (Some(_), Target::Node(_)) => {
+            let extra = SetxattrFlags::from_bits_retain(extra);
+            call.writer(extra.contains(SetxattrFlags::ACL_KILL_SGID))
+        }
         _ => call.attr_cred()?,
     };
     call.session.lane.vfs.setxattr(&call.attr_ctx(&cred)?, &node, name, value, mode)?;
@@ -194,8 +206,7 @@ pub(super) fn removexattr(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn getxattr(call: &mut Call<'_>) -> End {
-    let size = call.args.u32()?;
-    call.args.u32()?;
+    let size = call.args.record::<GetxattrIn>()?.size.get();
     let name = call.args.string()?;
     supported(call, name)?;
     match call.target()? {
@@ -210,7 +221,7 @@ pub(super) fn getxattr(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn listxattr(call: &mut Call<'_>) -> End {
-    let size = call.args.u32()?;
+    let size = call.args.record::<GetxattrIn>()?.size.get();
     let mut list = Vec::new();
     if !matches!(call.target()?, Target::Virtual(_)) {
         for name in call.session.lane.vfs.listxattr(&call.ctx(&call.cred()?), &call.node()?)? {

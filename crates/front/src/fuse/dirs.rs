@@ -7,9 +7,11 @@ use polylane_base::{Errno, Result};
 use polylane_vfs::Kind;
 
 use super::call::{Call, End, Outcome};
+use super::flags::{FsyncFlags, OpenedFlags};
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
-use super::protocol::{DIRENT_BYTES, ENTRY_BYTES, FSYNC_FDATASYNC};
+use super::protocol::{DIRENT_BYTES, ENTRY_BYTES};
+use super::records::{FsyncIn, ReleaseIn};
 use super::request::TransferIn;
 use crate::lane::is_reserved;
 use crate::lane::nodes::{ROOT_ID, Target};
@@ -33,7 +35,7 @@ pub(super) fn opendir(call: &mut Call<'_>) -> End {
     };
     let handle = Handle { node_id: call.header.node_id, opened, ..Handle::default() };
     let fh = call.session.handles.insert(handle);
-    call.out.open(fh, 0);
+    call.out.open(fh, OpenedFlags::empty());
     Ok(Outcome::Reply)
 }
 
@@ -96,7 +98,7 @@ fn list_virtual(call: &Call<'_>, from: u64) -> Vec<Listed> {
 }
 
 pub(super) fn releasedir(call: &mut Call<'_>) -> End {
-    let fh = call.args.u64()?;
+    let fh = call.args.record::<ReleaseIn>()?.fh.get();
     if let Some(handle) = call.session.handles.remove(fh) {
         call.session.close(&handle);
     }
@@ -104,9 +106,10 @@ pub(super) fn releasedir(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn fsyncdir(call: &mut Call<'_>) -> End {
-    let (fh, how) = (call.args.u64()?, call.args.u32()?);
-    if let Some(dir) = &call.session.handles.get(fh)?.opened {
-        dir.fsync(&call.ctx(&call.caller()), how & FSYNC_FDATASYNC != 0)?;
+    let asked = call.args.record::<FsyncIn>()?;
+    let how = FsyncFlags::from_bits_retain(asked.fsync_flags.get());
+    if let Some(dir) = &call.session.handles.get(asked.fh.get())?.opened {
+        dir.fsync(&call.ctx(&call.caller()), how.contains(FsyncFlags::FDATASYNC))?;
     }
     Ok(Outcome::Reply)
 }

@@ -7,13 +7,12 @@ use polylane_vfs::{Node, OpenFile};
 
 use super::call::{Call, End, Exit, Outcome};
 use super::deferred::Again;
+use super::flags::{FsyncFlags, OpenFlags, OpenedFlags, ReadFlags, WriteFlags};
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
 use super::names::open_flags;
-use super::protocol::{
-    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_SUIDGID,
-    WRITE_LOCKOWNER, fopen, opcode,
-};
+use super::protocol::opcode;
+use super::records::{CopyFileRangeIn, FallocateIn, FlushIn, FsyncIn, LseekIn, OpenIn, ReleaseIn};
 use super::request::TransferIn;
 use crate::lane::locks::Whose;
 use crate::lane::nodes::Target;
@@ -22,7 +21,9 @@ use crate::lane::slots::Slot;
 use crate::lane::tag::Moment;
 
 pub(super) fn open(call: &mut Call<'_>) -> End {
-    let (flags, how) = (call.args.u32()? as i32, call.args.u32()?);
+    let asked = call.args.record::<OpenIn>()?;
+    let flags = asked.flags.get() as i32;
+    let how = OpenFlags::from_bits_retain(asked.open_flags.get());
     match call.target()? {
         Target::Node(node) => {
             let file = open_node(call, &node, flags, how)?;
@@ -41,7 +42,12 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
     }
 }
 
-fn open_node(call: &Call<'_>, node: &Node, flags: i32, how: u32) -> Result<Arc<OpenFile>, Exit> {
+fn open_node(
+    call: &Call<'_>,
+    node: &Node,
+    flags: i32,
+    how: OpenFlags,
+) -> Result<Arc<OpenFile>, Exit> {
     if flags & libc::O_TRUNC == 0 {
         return Ok(call.session.lane.vfs.open(
             &call.ctx(&call.cred()?),
@@ -50,7 +56,7 @@ fn open_node(call: &Call<'_>, node: &Node, flags: i32, how: u32) -> Result<Arc<O
         )?);
     }
     call.settle(node, Range::ALL)?;
-    let kills = how & OPEN_KILL_SUIDGID != 0;
+    let kills = how.contains(OpenFlags::KILL_SUIDGID);
     let flags = open_flags(flags) | libc::O_TRUNC;
     Ok(call.session.lane.vfs.open(&call.ctx(&call.writer(kills)), node, flags)?)
 }
@@ -58,7 +64,7 @@ fn open_node(call: &Call<'_>, node: &Node, flags: i32, how: u32) -> Result<Arc<O
 /// A second open of a slot's node, through /proc/self/fd: opens the bound file anew. The kernel may
 /// have checked the permissions of what was bound a moment ago: so the binding is made final first,
 /// and the first open after that is told to check again.
-fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: u32) -> End {
+fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: OpenFlags) -> End {
     if !slot.escaped() {
         call.session.lane.slots.escape(&slot)?;
         return Err(Errno::ESTALE.into());
@@ -79,7 +85,7 @@ fn reply_open(call: &mut Call<'_>, flags: i32, file: Arc<OpenFile>, slot: Option
     let handle = Handle { node_id: call.header.node_id, opened, slot, ..Handle::default() };
     let fh = call.session.handles.insert(handle);
     // On a slot's node, pages of what was bound before must never be seen.
-    let how = if is_slot { fopen::DIRECT_IO } else { call.session.open_flags(flags) };
+    let how = if is_slot { OpenedFlags::DIRECT_IO } else { call.session.open_flags(flags) };
     call.out.open(fh, how);
 }
 
@@ -88,7 +94,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     let (handle, file) = call.handle(transfer.fh)?;
     let size = transfer.size.min(TRANSFER_BYTES_MAX);
     let range = Range { offset: transfer.offset, len: u64::from(size) };
-    if transfer.transfer_flags & READ_LOCKOWNER == 0 {
+    if !transfer.read_flags().contains(ReadFlags::LOCKOWNER) {
         call.session.has_pages(&handle);
         call.session.lane.has_pages(file.node());
         call.settle_fill(file.node(), range)?;
@@ -104,9 +110,10 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
 pub(super) fn write(call: &mut Call<'_>) -> End {
     let transfer = TransferIn::read(&mut call.args)?;
     let mut data = call.args.bytes(transfer.size as usize)?;
+    let how = transfer.write_flags();
     let (handle, file) = call.handle(transfer.fh)?;
     let range = Range { offset: transfer.offset, len: u64::from(transfer.size).max(1) };
-    if transfer.transfer_flags & WRITE_CACHE != 0 {
+    if how.contains(WriteFlags::CACHE) {
         let written = write_pages(call, &file, transfer.offset, data);
         Moment::store(file.node());
         // The kernel, and who waits for it, waits for this page: it waits for nobody.
@@ -118,7 +125,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     // Where an append comes to lie is not known yet.
     let settled = if transfer.flags & libc::O_APPEND != 0 { Range::ALL } else { range };
     call.settle_write(file.node(), settled)?;
-    let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
+    let kills = how.contains(WriteFlags::KILL_SUIDGID);
     if handle.has_kernel_flags() {
         // fcntl(F_SETFL) comes to us with the next write.
         file.set_appends(transfer.flags & libc::O_APPEND != 0);
@@ -130,7 +137,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let (writer, bytes) = (call.writer(kills), data);
     // One that has a page locked until its reply waits for nobody who may wait for that page, to
     // drop it for the append before.
-    let buffered = !call.session.is_direct() && transfer.transfer_flags & WRITE_LOCKOWNER == 0;
+    let buffered = !call.session.is_direct() && !how.contains(WriteFlags::LOCKOWNER);
     let holds_page = buffered && transfer.flags & libc::O_APPEND != 0;
     let failed = if holds_page { Exit::Late } else { Exit::Failed };
     let at = Some(transfer.offset);
@@ -148,7 +155,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
         // The kernel may have other handles' pages of the old end, and writes past them.
         let node = file.node().clone();
-        if transfer.transfer_flags & WRITE_LOCKOWNER != 0 {
+        if how.contains(WriteFlags::LOCKOWNER) {
             return Ok(Outcome::ReplyAfter(node, range, None));
         }
         // Or through one of them, where F_SETFL made it append; it may have that page locked until
@@ -195,7 +202,8 @@ fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Re
 
 /// close(2) of one of a file's descriptors: the process's POSIX locks on the file go.
 pub(super) fn flush(call: &mut Call<'_>) -> End {
-    let (fh, _unused, owner) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    let asked = call.args.record::<FlushIn>()?;
+    let (fh, owner) = (asked.fh.get(), asked.lock_owner.get());
     let (_, file) = call.lockable(fh)?;
     let whose = Whose::Posix { node_id: call.header.node_id, owner };
     call.session.lane.kept.drop_all(whose);
@@ -206,7 +214,7 @@ pub(super) fn flush(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn release(call: &mut Call<'_>) -> End {
-    let fh = call.args.u64()?;
+    let fh = call.args.record::<ReleaseIn>()?.fh.get();
     // A handle of a former incarnation is as gone as it can be.
     let Some(handle) = call.session.handles.remove(fh) else { return Ok(Outcome::Reply) };
     call.session.lane.kept.drop_all(Whose::Flock { fh });
@@ -215,17 +223,18 @@ pub(super) fn release(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn fsync(call: &mut Call<'_>) -> End {
-    let (fh, how) = (call.args.u64()?, call.args.u32()?);
-    let (_, file) = call.handle(fh)?;
+    let asked = call.args.record::<FsyncIn>()?;
+    let (_, file) = call.handle(asked.fh.get())?;
     call.settle(file.node(), Range::ALL)?;
-    file.fsync(&call.ctx(&call.caller()), how & FSYNC_FDATASYNC != 0)?;
+    let how = FsyncFlags::from_bits_retain(asked.fsync_flags.get());
+    file.fsync(&call.ctx(&call.caller()), how.contains(FsyncFlags::FDATASYNC))?;
     Ok(Outcome::Reply)
 }
 
 pub(super) fn fallocate(call: &mut Call<'_>) -> End {
-    let (fh, offset, len) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
-    let mode = call.args.u32()? as i32;
-    let (_, file) = call.handle(fh)?;
+    let asked = call.args.record::<FallocateIn>()?;
+    let (offset, len, mode) = (asked.offset.get(), asked.length.get(), asked.mode.get() as i32);
+    let (_, file) = call.handle(asked.fh.get())?;
     call.settle(file.node(), Range::ALL)?;
     file.fallocate(&call.ctx(&call.changer()), mode, offset, len)?;
     // Collapse and insert move everything behind.
@@ -233,8 +242,9 @@ pub(super) fn fallocate(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn lseek(call: &mut Call<'_>) -> End {
-    let (fh, offset, whence) = (call.args.u64()?, call.args.u64()?, call.args.u32()? as i32);
-    let (_, file) = call.handle(fh)?;
+    let asked = call.args.record::<LseekIn>()?;
+    let (offset, whence) = (asked.offset.get(), asked.whence.get() as i32);
+    let (_, file) = call.handle(asked.fh.get())?;
     let target = match whence {
         libc::SEEK_DATA => SeekFor::Data,
         libc::SEEK_HOLE => SeekFor::Hole,
@@ -242,18 +252,18 @@ pub(super) fn lseek(call: &mut Call<'_>) -> End {
     };
     call.settle(file.node(), Range { offset, len: 0 })?;
     let found = file.seek(&call.ctx(&call.caller()), offset, target)?;
-    call.out.u64(found);
+    call.out.long(found);
     Ok(Outcome::Reply)
 }
 
 pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
-    let (fh_in, from) = (call.args.u64()?, call.args.u64()?);
-    let (_node_out, fh_out) = (call.args.u64()?, call.args.u64()?);
-    let (at, len, flags) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
-    if flags != 0 {
+    let asked = *call.args.record::<CopyFileRangeIn>()?;
+    let (from, at, len) = (asked.off_in.get(), asked.off_out.get(), asked.len.get());
+    if asked.flags.get() != 0 {
         return Err(Errno::EINVAL.into());
     }
-    let ((_, source), (_, target)) = (call.handle(fh_in)?, call.handle(fh_out)?);
+    let ((_, source), (_, target)) =
+        (call.handle(asked.fh_in.get())?, call.handle(asked.fh_out.get())?);
     call.settle(source.node(), Range { offset: from, len })?;
     call.settle(target.node(), Range { offset: at, len })?;
     // The older form has 32 bits to say how far it came.
@@ -261,7 +271,7 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
     let len = if wide { len } else { len.min(u64::from(u32::MAX) & !4095) };
     let copied = source.copy_range(&call.ctx(&call.changer()), from, (&target, at), len)?;
     match wide {
-        true => call.out.u64(copied),
+        true => call.out.long(copied),
         false => call.out.count(copied as u32),
     };
     Ok(call.changed(target.node(), Range { offset: at, len: copied.max(1) }))

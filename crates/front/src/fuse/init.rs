@@ -10,8 +10,12 @@ use std::os::fd::AsFd;
 use polylane_base::{Errno, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
+use zerocopy::FromZeros;
+use zerocopy::native_endian::U32;
 
-use super::protocol::{MAJOR, MINOR, MINOR_MIN, init, opcode};
+use super::flags::InitFlags;
+use super::protocol::{MAJOR, MINOR, MINOR_MIN, OUT_HEADER_BYTES, opcode};
+use super::records::{InitIn, InitOut, OutHeader};
 use super::reply::Body;
 use super::request::{Reader, Request};
 
@@ -31,30 +35,30 @@ const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 /// links, zero-message opens (a fast-lane open must be seen), splice. Without
 /// asynchronous direct I/O, Linux does io_uring's reads at once but does not move their position: a
 /// read across the end of a file repeats the last bytes until it is full.
-const WANTED: u64 = init::ASYNC_READ
-    | init::POSIX_LOCKS
-    | init::ATOMIC_O_TRUNC
-    | init::EXPORT_SUPPORT
-    | init::BIG_WRITES
-    | init::ASYNC_DIO
-    | init::DONT_MASK
-    | init::FLOCK_LOCKS
-    | init::HAS_IOCTL_DIR
-    | init::PARALLEL_DIROPS
-    | init::MAX_PAGES
-    | init::POSIX_ACL
-    | init::EXPLICIT_INVAL_DATA
-    | init::HANDLE_KILLPRIV_V2
-    | init::SETXATTR_EXT
-    | init::INIT_EXT
-    | init::CREATE_SUPP_GROUP
-    | init::DIRECT_IO_ALLOW_MMAP
-    | init::HAS_RESEND;
+const WANTED: InitFlags = InitFlags::ASYNC_READ
+    .union(InitFlags::POSIX_LOCKS)
+    .union(InitFlags::ATOMIC_O_TRUNC)
+    .union(InitFlags::EXPORT_SUPPORT)
+    .union(InitFlags::BIG_WRITES)
+    .union(InitFlags::ASYNC_DIO)
+    .union(InitFlags::DONT_MASK)
+    .union(InitFlags::FLOCK_LOCKS)
+    .union(InitFlags::HAS_IOCTL_DIR)
+    .union(InitFlags::PARALLEL_DIROPS)
+    .union(InitFlags::MAX_PAGES)
+    .union(InitFlags::POSIX_ACL)
+    .union(InitFlags::EXPLICIT_INVAL_DATA)
+    .union(InitFlags::HANDLE_KILLPRIV_V2)
+    .union(InitFlags::SETXATTR_EXT)
+    .union(InitFlags::INIT_EXT)
+    .union(InitFlags::CREATE_SUPP_GROUP)
+    .union(InitFlags::DIRECT_IO_ALLOW_MMAP)
+    .union(InitFlags::HAS_RESEND);
 
 /// What one kind of mount wants of the kernel.
 pub(crate) struct Wish {
     /// INIT flags, where the kernel offers them.
-    pub(crate) flags: u64,
+    pub(crate) flags: InitFlags,
     /// Largest read or write in one request.
     pub(crate) transfer_bytes: u32,
     /// Requests without a waiting caller that the kernel may have outstanding.
@@ -66,9 +70,9 @@ pub(crate) struct Wish {
 }
 
 /// A lane's, without some INIT flags.
-fn lane_without(unwanted: u64) -> Wish {
+fn lane_without(unwanted: InitFlags) -> Wish {
     Wish {
-        flags: WANTED & !unwanted,
+        flags: WANTED - unwanted,
         transfer_bytes: TRANSFER_BYTES_MAX,
         background: BACKGROUND_MAX,
         congestion: CONGESTION,
@@ -82,7 +86,7 @@ pub struct Params {
     /// The kernel's minor version, or ours where that is older.
     pub minor: u32,
     /// INIT flags that both sides have.
-    pub flags: u64,
+    pub flags: InitFlags,
 }
 
 impl Params {
@@ -90,22 +94,22 @@ impl Params {
     /// 6.6). Without it, they go through the page cache, and the lane tells the kernel what to
     /// drop.
     pub fn direct_mmap(&self) -> bool {
-        self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
+        self.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP)
     }
 
     /// Whether the kernel can read and write another file in a file's place (Linux 6.9).
     pub fn passthrough(&self) -> bool {
-        self.flags & init::PASSTHROUGH != 0
+        self.flags.contains(InitFlags::PASSTHROUGH)
     }
 
     /// Whether the kernel minds access control lists.
     pub fn acls(&self) -> bool {
-        self.flags & init::POSIX_ACL != 0
+        self.flags.contains(InitFlags::POSIX_ACL)
     }
 
     /// Whether requests in flight survive a dead service (Linux 6.9).
     pub fn resend(&self) -> bool {
-        self.flags & init::HAS_RESEND != 0
+        self.flags.contains(InitFlags::HAS_RESEND)
     }
 }
 
@@ -120,13 +124,17 @@ pub fn negotiate(fd: impl AsFd, timeout_ms: u32, acls: bool) -> io::Result<Param
 
 /// What is not wanted of a lane that keeps access control lists, or keeps none: the kernel would
 /// ask it for some at each step of a path.
-fn without_acls(acls: bool) -> u64 {
-    if acls { 0 } else { init::POSIX_ACL }
+fn without_acls(acls: bool) -> InitFlags {
+    if acls { InitFlags::empty() } else { InitFlags::POSIX_ACL }
 }
 
 /// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older
 /// kernel.
-pub fn negotiate_without(fd: impl AsFd, timeout_ms: u32, unwanted: u64) -> io::Result<Params> {
+pub fn negotiate_without(
+    fd: impl AsFd,
+    timeout_ms: u32,
+    unwanted: InitFlags,
+) -> io::Result<Params> {
     negotiate_as(fd, timeout_ms, &lane_without(unwanted))
 }
 
@@ -167,7 +175,8 @@ pub(crate) fn negotiate_as(fd: impl AsFd, timeout_ms: u32, wish: &Wish) -> io::R
 
 fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
     let mut reply = Body::default();
-    reply.u32(16 + body.len() as u32).u32(error as u32).u64(unique);
+    let len = ((OUT_HEADER_BYTES + body.len()) as u32).into();
+    reply.record(&OutHeader { len, error: error.into(), unique: unique.into() });
     reply.0.extend_from_slice(body);
     rustix::io::write(fd, &reply.0)?;
     Ok(())
@@ -180,21 +189,34 @@ pub fn answer(args: Reader<'_>, acls: bool, out: &mut Body) -> Result<Option<Par
 }
 
 fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option<Params>> {
-    let (major, minor) = (args.u32()?, args.u32()?);
+    let asked = *args.record::<InitIn>()?;
+    let (major, minor) = (asked.major.get(), asked.minor.get());
+    let ours = InitOut { major: MAJOR.into(), minor: MINOR.into(), ..InitOut::new_zeroed() };
     if major > MAJOR {
-        out.u32(MAJOR).u32(MINOR).zeros(56);
+        out.record(&ours);
         return Ok(None);
     }
     if major < MAJOR || minor < MINOR_MIN {
         return Err(Errno::EPROTO);
     }
-    let (readahead, low) = (args.u32()?, args.u32()?);
-    let high = if u64::from(low) & init::INIT_EXT != 0 { args.u32()? } else { 0 };
-    let flags = (u64::from(low) | u64::from(high) << 32) & wish.flags;
-    out.u32(MAJOR).u32(MINOR).u32(readahead).u32(flags as u32);
-    out.u32(u32::from(wish.background) | u32::from(wish.congestion) << 16);
-    out.u32(wish.transfer_bytes).u32(1).u32(wish.transfer_bytes / PAGE_BYTES);
-    out.u32((flags >> 32) as u32).u32(wish.stack_depth).zeros(24);
+    let low = InitFlags::from_bits_retain(asked.flags.get().into());
+    let high = match low.contains(InitFlags::INIT_EXT) {
+        true => args.record::<U32>()?.get(),
+        false => 0,
+    };
+    let flags = (low | InitFlags::from_bits_retain(u64::from(high) << 32)) & wish.flags;
+    out.record(&InitOut {
+        max_readahead: asked.max_readahead,
+        flags: (flags.bits() as u32).into(),
+        max_background: wish.background.into(),
+        congestion_threshold: wish.congestion.into(),
+        max_write: wish.transfer_bytes.into(),
+        time_gran: 1.into(),
+        max_pages: ((wish.transfer_bytes / PAGE_BYTES) as u16).into(),
+        flags2: ((flags.bits() >> 32) as u32).into(),
+        max_stack_depth: wish.stack_depth.into(),
+        ..ours
+    });
     Ok(Some(Params { minor: minor.min(MINOR), flags }))
 }
 

@@ -15,12 +15,14 @@
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::{
     FS_IOC_FLAGS, FSXATTR_BYTES, FsXattr, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECES_BYTES,
-    PiecesAnswer, WirePiece,
+    PiecesAnswer, PiecesQuestion, WirePiece,
 };
 use polylane_vfs::{Node, flags};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::native_endian::U32;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::call::{Call, End, Outcome};
+use super::records::{FstrimRange, IoctlIn, IoctlOut};
 use crate::lane::nodes::Target;
 use crate::lane::tickets::{Ticket, TicketSlot};
 
@@ -48,13 +50,10 @@ const XFLAGS: [(u32, u32); 5] = [
     (0x80, flags::NODUMP),
 ];
 
-/// Bytes of `struct fuse_ioctl_out`: all zero for an answer with data.
-const HEAD_BYTES: usize = 16;
-
 pub(super) fn ioctl(call: &mut Call<'_>) -> End {
-    let (fh, _flags, command) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    let (_arg, in_size, out_size) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    match (command, in_size.max(out_size) as usize) {
+    let asked = call.args.record::<IoctlIn>()?;
+    let fh = asked.fh.get();
+    match (asked.cmd.get(), asked.in_size.get().max(asked.out_size.get()) as usize) {
         (IOCTL_IDENTIFY, 16..) => identify(call, fh)?,
         (IOCTL_PIECES, PIECES_BYTES..) => pieces(call, fh)?,
         (FITRIM, 24..) => trim(call)?,
@@ -75,19 +74,20 @@ fn identify(call: &mut Call<'_>, fh: u64) -> Result<()> {
     let slot =
         own_slot.map(|slot| TicketSlot { session: slot.session, number: slot.number, has_flags });
     let key = call.session.lane.tickets.issue(&Ticket { file, slot })?;
-    call.out.zeros(HEAD_BYTES).0.extend_from_slice(&key);
+    answer(call, &key);
     Ok(())
 }
 
-/// In: a [`PiecesQuestion`](polylane_ipc::ioctl::PiecesQuestion). Out: a [`PiecesAnswer`].
+/// In: a [`PiecesQuestion`]. Out: a [`PiecesAnswer`].
 fn pieces(call: &mut Call<'_>, fh: u64) -> Result<()> {
-    let (offset, len) = (call.args.u64()?, call.args.u64()?);
+    let asked = PiecesQuestion::read_from_bytes(call.args.bytes(size_of::<PiecesQuestion>())?);
+    let PiecesQuestion { offset, len } = asked.map_err(|_| Errno::EIO)?;
     let (_, file) = call.handle(fh)?;
-    let mut answer = PiecesAnswer::new_zeroed();
+    let mut told = PiecesAnswer::new_zeroed();
     let (mut count, mut more) = (0, false);
     file.pieces(&call.ctx(&call.caller()), offset, len, &mut |piece| {
         let (offset, place, len) = (piece.offset, piece.place, piece.len);
-        match answer.pieces.get_mut(count) {
+        match told.pieces.get_mut(count) {
             Some(room) => {
                 *room = WirePiece { offset, place, len, unwritten: piece.unwritten.into() };
                 count += 1;
@@ -96,8 +96,8 @@ fn pieces(call: &mut Call<'_>, fh: u64) -> Result<()> {
         }
         !more
     })?;
-    (answer.count, answer.more) = (count as u32, more.into());
-    call.out.zeros(HEAD_BYTES).0.extend_from_slice(answer.as_bytes());
+    (told.count, told.more) = (count as u32, more.into());
+    answer(call, &told);
     Ok(())
 }
 
@@ -106,16 +106,21 @@ fn trim(call: &mut Call<'_>) -> Result<()> {
     if call.header.uid != 0 {
         return Err(Errno::EPERM);
     }
-    let (start, len, len_min) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    let asked = *call.args.record::<FstrimRange>()?;
     let vfs = &call.session.lane.vfs;
     let totals = vfs.statfs(&call.ctx(&call.caller()))?;
     let block_bytes = u64::from(totals.bsize);
-    if start / block_bytes >= totals.blocks || len < block_bytes {
+    if asked.start.get() / block_bytes >= totals.blocks || asked.len.get() < block_bytes {
         return Err(Errno::EINVAL);
     }
-    let given = vfs.trim(&call.ctx(&call.caller()), len_min)?;
-    call.out.zeros(HEAD_BYTES).u64(start).u64(given).u64(len_min);
+    let given = vfs.trim(&call.ctx(&call.caller()), asked.minlen.get())?;
+    answer(call, &FstrimRange { len: given.into(), ..asked });
     Ok(())
+}
+
+/// A `struct fuse_ioctl_out` that says that all went well, and the bytes for the caller.
+fn answer(call: &mut Call<'_>, told: &(impl IntoBytes + Immutable)) {
+    call.out.record(&IoctlOut::new_zeroed()).0.extend_from_slice(told.as_bytes());
 }
 
 /// The inode whose flags are asked for. `ENOTTY` for what has none.
@@ -128,7 +133,7 @@ fn flagged(call: &Call<'_>) -> Result<Node> {
 
 fn tell_flags(call: &mut Call<'_>) -> Result<()> {
     let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
-    call.out.zeros(HEAD_BYTES).u32(flags);
+    answer(call, &U32::new(flags));
     Ok(())
 }
 
@@ -138,21 +143,22 @@ fn tell_xflags(call: &mut Call<'_>) -> Result<()> {
     let of = |&(xflag, flag)| if flags & flag != 0 { xflag } else { 0 };
     let xflags: u32 = XFLAGS.iter().map(of).sum();
     let told = FsXattr { xflags, ..FsXattr::default() };
-    call.out.zeros(HEAD_BYTES).0.extend_from_slice(told.as_bytes());
+    answer(call, &told);
     Ok(())
 }
 
 fn set_flags(call: &mut Call<'_>) -> Result<()> {
-    let flags = call.args.u32()?;
+    let flags = call.args.record::<U32>()?.get();
     store_flags(call, &flagged(call)?, flags)
 }
 
 /// Flags that have no `fsx_xflags` stay as they are. `EOPNOTSUPP` for what none of ours mean.
 fn set_xflags(call: &mut Call<'_>) -> Result<()> {
-    let (xflags, extent, _extents) = (call.args.u32()?, call.args.u32()?, call.args.u32()?);
-    let (project, shared_extent) = (call.args.u32()?, call.args.u32()?);
+    let asked = FsXattr::read_from_bytes(call.args.bytes(FSXATTR_BYTES)?);
+    let FsXattr { xflags, extent_bytes, project, shared_extent_bytes, .. } =
+        asked.map_err(|_| Errno::EIO)?;
     let known: u32 = XFLAGS.iter().map(|(xflag, _)| xflag).sum();
-    if xflags & !known != 0 || (extent, project, shared_extent) != (0, 0, 0) {
+    if xflags & !known != 0 || (extent_bytes, project, shared_extent_bytes) != (0, 0, 0) {
         return Err(Errno::EOPNOTSUPP);
     }
     let node = flagged(call)?;
@@ -165,6 +171,6 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
 
 fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32) -> Result<()> {
     call.session.lane.vfs.set_flags(&call.ctx(&call.cred()?), node, flags)?;
-    call.out.zeros(HEAD_BYTES);
+    answer(call, &());
     Ok(())
 }

@@ -20,7 +20,8 @@ use polylane_base::{Errno, Result, Uid};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile};
 
 use super::call::{Call, End, Exit, Outcome};
-use super::protocol::LK_FLOCK;
+use super::flags::LockFlags;
+use super::records::{InterruptIn, LkOut};
 use super::request::LockIn;
 use super::session::Session;
 use crate::lane::locks::{Given, Whose, kernels_owner, process_owner};
@@ -37,7 +38,7 @@ impl Call<'_> {
     /// cannot be told from `F_SETLK`: the kernel sends an owner of its own per open file, and that
     /// is enough.
     fn lock_request(&self, lock: &LockIn, file: &OpenFile) -> Result<LockRequest> {
-        let flock = lock.flags & LK_FLOCK != 0;
+        let flock = lock.flags.contains(LockFlags::FLOCK);
         let kind = match lock.kind as i32 {
             libc::F_RDLCK => LockKind::Read,
             libc::F_WRLCK => LockKind::Write,
@@ -74,7 +75,8 @@ pub(super) fn getlk(call: &mut Call<'_>) -> End {
             (other.start, other.end.min(OFFSET_MAX), kind_number(other.kind), pid)
         }
     };
-    call.out.u64(start).u64(end).u32(kind as u32).u32(pid);
+    let kind = (kind as u32).into();
+    call.out.record(&LkOut { start: start.into(), end: end.into(), kind, pid: pid.into() });
     Ok(Outcome::Reply)
 }
 
@@ -213,7 +215,7 @@ fn wait_for(call: &Call<'_>, file: &Arc<OpenFile>, request: LockRequest, given: 
 }
 
 pub(super) fn interrupt(call: &mut Call<'_>) -> End {
-    let unique = call.args.u64()?;
+    let unique = call.args.record::<InterruptIn>()?.unique.get();
     let session: &Arc<_> = call.session;
     if let Some(ticket) = session.waits.interrupt(unique)
         && session.lane.vfs.cancel_lock(ticket)

@@ -27,6 +27,7 @@ mod deferred;
 mod dirs;
 mod door;
 mod files;
+pub(crate) mod flags;
 mod handles;
 pub(crate) mod init;
 mod ioctl;
@@ -44,5 +45,6 @@ pub(crate) mod unanswered;
 mod waits;
 
 pub use door::{Door, Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
+pub use flags::InitFlags;
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use stats::{Stats, Totals};

@@ -6,8 +6,11 @@ use polylane_vfs::fs::Attr;
 use polylane_vfs::{Create, Kind, Node, OpCtx, OpenFile};
 
 use super::call::{Call, End, Exit, Outcome};
+use super::flags::OpenedFlags;
 use super::handles::Handle;
-use super::protocol::fopen;
+use super::records::{
+    BatchForgetIn, CreateIn, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn,
+};
 use super::reply::decode_device;
 use crate::lane::is_reserved;
 use crate::lane::nodes::{Place, ROOT_ID, Target, VirtualDir};
@@ -163,17 +166,16 @@ fn itself(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn forget(call: &mut Call<'_>) -> End {
-    let count = call.args.u64()?;
+    let count = call.args.record::<ForgetIn>()?.nlookup.get();
     call.session.lane.nodes.forget(call.header.node_id, count);
     Ok(Outcome::Silent)
 }
 
 pub(super) fn batch_forget(call: &mut Call<'_>) -> End {
-    let count = call.args.u32()?;
-    call.args.u32()?;
+    let count = call.args.record::<BatchForgetIn>()?.count.get();
     for _ in 0..count {
-        let (id, lookups) = (call.args.u64()?, call.args.u64()?);
-        call.session.lane.nodes.forget(id, lookups);
+        let one = call.args.record::<ForgetOne>()?;
+        call.session.lane.nodes.forget(one.nodeid.get(), one.nlookup.get());
     }
     Ok(Outcome::Silent)
 }
@@ -185,18 +187,18 @@ pub(super) fn symlink(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn mknod(call: &mut Call<'_>) -> End {
-    let (mode, rdev, umask) = (call.args.u32()?, call.args.u32()?, call.args.u32()?);
-    call.args.u32()?;
+    let asked = call.args.record::<MknodIn>()?;
+    let (mode, umask) = (asked.mode.get(), asked.umask.get());
     let name = call.args.name()?;
     let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
-    let rdev = decode_device(rdev);
+    let rdev = decode_device(asked.rdev.get());
     call.make(name, &Create { kind, perm: mode & 0o7777, umask, rdev, target: b"" })
 }
 
 pub(super) fn mkdir(call: &mut Call<'_>) -> End {
-    let (mode, umask) = (call.args.u32()?, call.args.u32()?);
+    let asked = call.args.record::<MkdirIn>()?;
+    let (perm, umask) = (asked.mode.get() & 0o7777, asked.umask.get());
     let name = call.args.name()?;
-    let perm = mode & 0o7777;
     call.make(name, &Create { kind: Kind::Dir, perm, umask, rdev: 0, target: b"" })
 }
 
@@ -217,14 +219,13 @@ pub(super) fn rmdir(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn rename(call: &mut Call<'_>) -> End {
-    let to_dir = call.args.u64()?;
+    let to_dir = call.args.record::<RenameIn>()?.newdir.get();
     rename_to(call, to_dir, 0)
 }
 
 pub(super) fn rename2(call: &mut Call<'_>) -> End {
-    let (to_dir, flags) = (call.args.u64()?, call.args.u32()?);
-    call.args.u32()?;
-    rename_to(call, to_dir, flags)
+    let asked = call.args.record::<Rename2In>()?;
+    rename_to(call, asked.newdir.get(), asked.flags.get())
 }
 
 fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
@@ -244,7 +245,7 @@ fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
 }
 
 pub(super) fn link(call: &mut Call<'_>) -> End {
-    let id = call.args.u64()?;
+    let id = call.args.record::<LinkIn>()?.oldnodeid.get();
     let name = call.args.name()?;
     let (node, dir) = (call.inode(id)?, call.dir()?);
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
@@ -261,8 +262,8 @@ pub(super) fn readlink(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn create(call: &mut Call<'_>) -> End {
-    let (flags, mode) = (call.args.u32()? as i32, call.args.u32()?);
-    let (umask, _open_flags) = (call.args.u32()?, call.args.u32()?);
+    let asked = call.args.record::<CreateIn>()?;
+    let (flags, umask) = (asked.flags.get() as i32, asked.umask.get());
     let name = call.args.name()?;
     if let Target::Virtual(dir) = call.target()? {
         return match dir {
@@ -272,7 +273,7 @@ pub(super) fn create(call: &mut Call<'_>) -> End {
     }
     let dir = call.dir()?;
     call.not_reserved(call.header.node_id, name, Errno::EISDIR)?;
-    let perm = mode & 0o7777;
+    let perm = asked.mode.get() & 0o7777;
     let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
     for _ in 0..RACES_MAX {
         match call.session.lane.vfs.create(&call.ctx(&call.cred()?), &dir, name, &new) {
@@ -322,11 +323,12 @@ fn open_made(call: &mut Call<'_>, dir: &Node, name: &[u8], flags: i32) -> End {
 }
 
 pub(super) fn tmpfile(call: &mut Call<'_>) -> End {
-    let (flags, mode) = (call.args.u32()? as i32, call.args.u32()?);
-    let umask = call.args.u32()?;
+    let asked = call.args.record::<CreateIn>()?;
+    let (flags, umask) = (asked.flags.get() as i32, asked.umask.get());
+    let perm = asked.mode.get() & 0o7777;
     let dir = call.dir()?;
     let vfs = &call.session.lane.vfs;
-    let node = vfs.create_unlinked(&call.ctx(&call.cred()?), &dir, mode & 0o7777, umask)?;
+    let node = vfs.create_unlinked(&call.ctx(&call.cred()?), &dir, perm, umask)?;
     call.session.lane.made_unnamed(&node, &dir, call.header.pid);
     call.open_new(&node, None, open_flags(flags))
 }
@@ -356,7 +358,7 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
     let attr = call.free_slot_attr(&slot)?;
     let slot = Some(slot);
     let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });
-    call.out.entry(id, 0, &attr, 0).open(fh, fopen::DIRECT_IO | fopen::NOFLUSH);
+    call.out.entry(id, 0, &attr, 0).open(fh, OpenedFlags::DIRECT_IO | OpenedFlags::NOFLUSH);
     Ok(Outcome::Reply)
 }
 
@@ -376,6 +378,6 @@ fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> 
     call.session.opened(id);
     let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
     let fh = call.session.handles.insert(handle);
-    call.out.open(fh, call.session.open_flags(flags) | fopen::NOFLUSH);
+    call.out.open(fh, call.session.open_flags(flags) | OpenedFlags::NOFLUSH);
     Ok(if again { Outcome::ReplyThenTell(node) } else { Outcome::Reply })
 }

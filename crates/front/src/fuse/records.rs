@@ -25,11 +25,204 @@ polylane_base::record! {
         0x08 unique: U64,
     }
 
+    /// `struct fuse_init_in` up to its first flags.
+    pub(super) struct InitIn: 16 {
+        0x00 major: U32,
+        0x04 minor: U32,
+        0x08 max_readahead: U32,
+        0x0c flags: U32,
+    }
+
+    /// `struct fuse_init_out`.
+    pub(super) struct InitOut: 64 {
+        0x00 major: U32,
+        0x04 minor: U32,
+        0x08 max_readahead: U32,
+        0x0c flags: U32,
+        0x10 max_background: U16,
+        0x12 congestion_threshold: U16,
+        0x14 max_write: U32,
+        0x18 time_gran: U32,
+        0x1c max_pages: U16,
+        0x1e map_alignment: U16,
+        0x20 flags2: U32,
+        0x24 max_stack_depth: U32,
+        0x28 unused: [U32; 6],
+    }
+
     /// `struct fuse_ext_header`.
     pub(super) struct ExtHeader: 8 {
         /// Of this header, too.
         0x00 size: U32,
         0x04 kind: U32,
+    }
+
+    /// `struct fuse_forget_in`.
+    pub(super) struct ForgetIn: 8 {
+        0x00 nlookup: U64,
+    }
+
+    /// `struct fuse_batch_forget_in`; as many `struct fuse_forget_one` follow.
+    pub(super) struct BatchForgetIn: 8 {
+        0x00 count: U32,
+        0x04 dummy: U32,
+    }
+
+    /// `struct fuse_forget_one`.
+    pub(super) struct ForgetOne: 16 {
+        0x00 nodeid: U64,
+        0x08 nlookup: U64,
+    }
+
+    /// `struct fuse_interrupt_in`.
+    pub(super) struct InterruptIn: 8 {
+        0x00 unique: U64,
+    }
+
+    /// `struct fuse_mknod_in`; the name follows.
+    pub(super) struct MknodIn: 16 {
+        0x00 mode: U32,
+        0x04 rdev: U32,
+        0x08 umask: U32,
+        0x0c padding: U32,
+    }
+
+    /// `struct fuse_mkdir_in`; the name follows.
+    pub(super) struct MkdirIn: 8 {
+        0x00 mode: U32,
+        0x04 umask: U32,
+    }
+
+    /// `struct fuse_rename_in`; both names follow.
+    pub(super) struct RenameIn: 8 {
+        0x00 newdir: U64,
+    }
+
+    /// `struct fuse_rename2_in`; both names follow.
+    pub(super) struct Rename2In: 16 {
+        0x00 newdir: U64,
+        0x08 flags: U32,
+        0x0c padding: U32,
+    }
+
+    /// `struct fuse_link_in`; the name follows.
+    pub(super) struct LinkIn: 8 {
+        0x00 oldnodeid: U64,
+    }
+
+    /// `struct fuse_open_in`.
+    pub(super) struct OpenIn: 8 {
+        0x00 flags: U32,
+        0x04 open_flags: U32,
+    }
+
+    /// `struct fuse_create_in`; the name follows.
+    pub(super) struct CreateIn: 16 {
+        0x00 flags: U32,
+        0x04 mode: U32,
+        0x08 umask: U32,
+        0x0c open_flags: U32,
+    }
+
+    /// `struct fuse_release_in`.
+    pub(super) struct ReleaseIn: 24 {
+        0x00 fh: U64,
+        0x08 flags: U32,
+        0x0c release_flags: U32,
+        0x10 lock_owner: U64,
+    }
+
+    /// `struct fuse_flush_in`.
+    pub(super) struct FlushIn: 24 {
+        0x00 fh: U64,
+        0x08 unused: U32,
+        0x0c padding: U32,
+        0x10 lock_owner: U64,
+    }
+
+    /// `struct fuse_fsync_in`.
+    pub(super) struct FsyncIn: 16 {
+        0x00 fh: U64,
+        0x08 fsync_flags: U32,
+        0x0c padding: U32,
+    }
+
+    /// `struct fuse_fallocate_in`.
+    pub(crate) struct FallocateIn: 32 {
+        0x00 fh: U64,
+        0x08 offset: U64,
+        0x10 length: U64,
+        0x18 mode: U32,
+        0x1c padding: U32,
+    }
+
+    /// `struct fuse_lseek_in`.
+    pub(super) struct LseekIn: 24 {
+        0x00 fh: U64,
+        0x08 offset: U64,
+        0x10 whence: U32,
+        0x14 padding: U32,
+    }
+
+    /// `struct fuse_copy_file_range_in`.
+    pub(super) struct CopyFileRangeIn: 56 {
+        0x00 fh_in: U64,
+        0x08 off_in: U64,
+        0x10 nodeid_out: U64,
+        0x18 fh_out: U64,
+        0x20 off_out: U64,
+        0x28 len: U64,
+        0x30 flags: U64,
+    }
+
+    /// `struct fuse_access_in`.
+    pub(super) struct AccessIn: 8 {
+        0x00 mask: U32,
+        0x04 padding: U32,
+    }
+
+    /// `struct fuse_setxattr_in` as it was before `FUSE_SETXATTR_EXT`; the name, a NUL and the
+    /// value follow.
+    pub(super) struct SetxattrIn: 8 {
+        0x00 size: U32,
+        0x04 flags: U32,
+    }
+
+    /// What `FUSE_SETXATTR_EXT` adds to it.
+    pub(super) struct SetxattrExt: 8 {
+        0x00 setxattr_flags: U32,
+        0x04 padding: U32,
+    }
+
+    /// `struct fuse_getxattr_in`; of GETXATTR the name follows.
+    pub(super) struct GetxattrIn: 8 {
+        0x00 size: U32,
+        0x04 padding: U32,
+    }
+
+    /// `struct fuse_ioctl_in`; `in_size` bytes follow.
+    pub(super) struct IoctlIn: 32 {
+        0x00 fh: U64,
+        0x08 flags: U32,
+        0x0c cmd: U32,
+        0x10 arg: U64,
+        0x18 in_size: U32,
+        0x1c out_size: U32,
+    }
+
+    /// `struct fuse_ioctl_out`; bytes for the caller follow.
+    pub(super) struct IoctlOut: 16 {
+        0x00 result: I32,
+        0x04 flags: U32,
+        0x08 in_iovs: U32,
+        0x0c out_iovs: U32,
+    }
+
+    /// `struct fstrim_range`, of `FITRIM`.
+    pub(super) struct FstrimRange: 24 {
+        0x00 start: U64,
+        0x08 len: U64,
+        0x10 minlen: U64,
     }
 
     /// `struct fuse_setattr_in`.
@@ -76,6 +269,14 @@ polylane_base::record! {
         0x2c padding: U32,
     }
 
+    /// `struct fuse_lk_out`, which is one `struct fuse_file_lock`.
+    pub(super) struct LkOut: 24 {
+        0x00 start: U64,
+        0x08 end: U64,
+        0x10 kind: U32,
+        0x14 pid: U32,
+    }
+
     /// `struct fuse_attr`.
     pub(crate) struct AttrRecord: 88 {
         0x00 ino: U64,
@@ -97,7 +298,7 @@ polylane_base::record! {
     }
 
     /// `struct fuse_attr_out`.
-    pub(super) struct AttrOut: 104 {
+    pub(crate) struct AttrOut: 104 {
         0x00 attr_valid: U64,
         0x08 attr_valid_nsec: U32,
         0x0c dummy: U32,
@@ -105,7 +306,7 @@ polylane_base::record! {
     }
 
     /// `struct fuse_entry_out`.
-    pub(super) struct EntryOut: 128 {
+    pub(crate) struct EntryOut: 128 {
         0x00 nodeid: U64,
         0x08 generation: U64,
         0x10 entry_valid: U64,
@@ -124,14 +325,25 @@ polylane_base::record! {
     }
 
     /// `struct fuse_open_out`.
-    pub(super) struct OpenOut: 16 {
+    pub(crate) struct OpenOut: 16 {
         0x00 fh: U64,
         0x08 open_flags: U32,
         0x0c backing_id: U32,
     }
 
+    /// `struct fuse_write_out`, `struct fuse_getxattr_out`.
+    pub(super) struct CountOut: 8 {
+        0x00 size: U32,
+        0x04 padding: U32,
+    }
+
+    /// `struct fuse_lseek_out`, `struct fuse_copy_file_range_out`.
+    pub(super) struct LongOut: 8 {
+        0x00 value: U64,
+    }
+
     /// `struct fuse_statfs_out`.
-    pub(super) struct StatfsOut: 80 {
+    pub(crate) struct StatfsOut: 80 {
         0x00 blocks: U64,
         0x08 bfree: U64,
         0x10 bavail: U64,

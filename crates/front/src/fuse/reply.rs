@@ -7,13 +7,13 @@ use polylane_base::record::Record;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{Attr, Kind, Sink, StatFs};
-use zerocopy::native_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::flags::OpenedFlags;
 use super::protocol::{ENTRY_BYTES, OUT_HEADER_BYTES, STATX_MASK, notify};
 use super::records::{
-    AttrOut, AttrRecord, Dirent, EntryOut, InvalEntry, InvalInode, OpenOut, OutHeader, StatfsOut,
-    Statx, StatxOut, Store, SxTime,
+    AttrOut, AttrRecord, CountOut, Dirent, EntryOut, InvalEntry, InvalInode, LongOut, OpenOut,
+    OutHeader, StatfsOut, Statx, StatxOut, Store, SxTime,
 };
 use crate::lane::notifier::{Kernel, Range};
 
@@ -23,19 +23,9 @@ pub struct Body(pub Vec<u8>);
 
 impl Body {
     /// Appends a structure.
-    pub(super) fn record(&mut self, record: &impl Record) -> &mut Self {
+    pub(crate) fn record(&mut self, record: &impl Record) -> &mut Self {
         self.0.extend_from_slice(record.as_bytes());
         self
-    }
-
-    /// Appends four bytes.
-    pub fn u32(&mut self, value: u32) -> &mut Self {
-        self.record(&U32::new(value))
-    }
-
-    /// Appends eight bytes.
-    pub fn u64(&mut self, value: u64) -> &mut Self {
-        self.record(&U64::new(value))
     }
 
     /// Appends `count` zero bytes.
@@ -85,13 +75,19 @@ impl Body {
     }
 
     /// `struct fuse_open_out`.
-    pub fn open(&mut self, fh: u64, flags: u32) -> &mut Self {
-        self.record(&OpenOut { fh: fh.into(), open_flags: flags.into(), backing_id: 0.into() })
+    pub fn open(&mut self, fh: u64, flags: OpenedFlags) -> &mut Self {
+        let open_flags = flags.bits().into();
+        self.record(&OpenOut { fh: fh.into(), open_flags, backing_id: 0.into() })
     }
 
     /// `struct fuse_write_out` and everything else that is one 32-bit count.
     pub fn count(&mut self, count: u32) -> &mut Self {
-        self.u32(count).u32(0)
+        self.record(&CountOut { size: count.into(), padding: 0.into() })
+    }
+
+    /// `struct fuse_lseek_out` and everything else that is one 64-bit number.
+    pub fn long(&mut self, value: u64) -> &mut Self {
+        self.record(&LongOut { value: value.into() })
     }
 
     /// `struct fuse_statfs_out`.

@@ -6,9 +6,10 @@
 
 use polylane_base::record::{self, Record};
 use polylane_base::{Errno, Gid, Result};
-use zerocopy::native_endian::{U32, U64};
+use zerocopy::native_endian::U32;
 
-use super::protocol::{EXT_GROUPS, IN_HEADER_BYTES, fattr, opcode};
+use super::flags::{LockFlags, ReadFlags, SetattrFields, WriteFlags};
+use super::protocol::{EXT_GROUPS, IN_HEADER_BYTES, opcode};
 use super::records::{ExtHeader, InHeader, Lk, Setattr, Transfer};
 
 /// A cursor that cannot leave its bytes.
@@ -24,20 +25,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The structure that is next.
-    pub(super) fn record<T: Record>(&mut self) -> Result<&'a T> {
+    pub(crate) fn record<T: Record>(&mut self) -> Result<&'a T> {
         let (head, tail) = T::ref_from_prefix(self.0).map_err(|_| Errno::EIO)?;
         self.0 = tail;
         Ok(head)
-    }
-
-    /// The next four bytes.
-    pub fn u32(&mut self) -> Result<u32> {
-        Ok(self.record::<U32>()?.get())
-    }
-
-    /// The next eight bytes.
-    pub fn u64(&mut self) -> Result<u64> {
-        Ok(self.record::<U64>()?.get())
     }
 
     /// A string up to its NUL, which must be there.
@@ -119,7 +110,7 @@ impl<'a> Request<'a> {
             let body = start.0.get(size_of::<ExtHeader>()..size).ok_or(Errno::EIO)?;
             if header.kind == EXT_GROUPS {
                 let mut body = Reader(body);
-                let count = body.u32()? as usize;
+                let count = body.record::<U32>()?.get() as usize;
                 let ids = record::get_slice::<U32>(body.0, 0, count).ok_or(Errno::EIO)?;
                 return Ok(ids.iter().map(|id| Gid(id.get())).collect());
             }
@@ -132,8 +123,8 @@ impl<'a> Request<'a> {
 /// `fuse_setattr_in`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetattrIn {
-    /// `FATTR_*`: which fields are meant.
-    pub valid: u32,
+    /// Which fields are meant.
+    pub valid: SetattrFields,
     /// Open handle.
     pub fh: u64,
     /// New size.
@@ -155,7 +146,7 @@ impl SetattrIn {
     pub fn read(args: &mut Reader<'_>) -> Result<SetattrIn> {
         let raw = args.record::<Setattr>()?;
         Ok(SetattrIn {
-            valid: raw.valid.get(),
+            valid: SetattrFields::from_bits_retain(raw.valid.get()),
             fh: raw.fh.get(),
             size: raw.size.get(),
             atime: (raw.atime.get(), raw.atimensec.get()),
@@ -168,10 +159,11 @@ impl SetattrIn {
 
     /// Whether nothing but the size changes, through an open handle: ftruncate(2).
     pub fn is_ftruncate(&self) -> bool {
-        let meant = self.valid & (fattr::MODE | fattr::UID | fattr::GID);
-        let times = self.valid & (fattr::ATIME_NOW | fattr::MTIME_NOW);
-        let given_time = self.valid & (fattr::ATIME | fattr::MTIME) != 0 && times == 0;
-        meant == 0 && !given_time && self.valid & fattr::FH != 0 && self.valid & fattr::SIZE != 0
+        use SetattrFields as Fields;
+        let is_owned = self.valid.intersects(Fields::MODE | Fields::UID | Fields::GID);
+        let now = self.valid.intersects(Fields::ATIME_NOW | Fields::MTIME_NOW);
+        let given_time = self.valid.intersects(Fields::ATIME | Fields::MTIME) && !now;
+        !is_owned && !given_time && self.valid.contains(Fields::FH | Fields::SIZE)
     }
 }
 
@@ -184,8 +176,8 @@ pub struct TransferIn {
     pub offset: u64,
     /// Bytes.
     pub size: u32,
-    /// `READ_*` or `WRITE_*`.
-    pub transfer_flags: u32,
+    /// [`ReadFlags`] or [`WriteFlags`].
+    transfer_flags: u32,
     /// The descriptor's flags at the time of the call.
     pub flags: i32,
 }
@@ -201,6 +193,16 @@ impl TransferIn {
             transfer_flags: raw.transfer_flags.get(),
             flags: raw.flags.get() as i32,
         })
+    }
+
+    /// How a READ is to be done.
+    pub fn read_flags(&self) -> ReadFlags {
+        ReadFlags::from_bits_retain(self.transfer_flags)
+    }
+
+    /// How a WRITE is to be done.
+    pub fn write_flags(&self) -> WriteFlags {
+        WriteFlags::from_bits_retain(self.transfer_flags)
     }
 }
 
@@ -219,8 +221,8 @@ pub struct LockIn {
     pub kind: u32,
     /// The process, for `F_GETLK` of others.
     pub pid: u32,
-    /// `LK_*`.
-    pub flags: u32,
+    /// Which family of locks.
+    pub flags: LockFlags,
 }
 
 impl LockIn {
@@ -234,7 +236,7 @@ impl LockIn {
             end: raw.end.get(),
             kind: raw.kind.get(),
             pid: raw.pid.get(),
-            flags: raw.lk_flags.get(),
+            flags: LockFlags::from_bits_retain(raw.lk_flags.get()),
         })
     }
 }

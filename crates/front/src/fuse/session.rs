@@ -6,9 +6,9 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{InFlight, Store};
 
+use super::flags::{InitFlags, OpenedFlags};
 use super::handles::{Handle, HandleTable};
 use super::init::Params;
-use super::protocol::{fopen, init as init_flags};
 use super::reply::Device;
 use super::waits::Waits;
 use crate::lane::Lane;
@@ -45,7 +45,7 @@ impl Session {
             device,
             waits: Arc::new(Waits::new(in_flight)),
             no_groups: Arc::new([]),
-            flags: AtomicU64::new(params.map_or(0, |params| params.flags)),
+            flags: AtomicU64::new(params.map_or(0, |params| params.flags.bits())),
         })
     }
 
@@ -101,31 +101,31 @@ impl Session {
 
     /// What the kernel and this service agreed on.
     pub(super) fn agree(&self, params: Params) {
-        self.flags.store(params.flags, Ordering::Relaxed);
+        self.flags.store(params.flags.bits(), Ordering::Relaxed);
     }
 
     pub(super) fn has_setxattr_ext(&self) -> bool {
-        self.has(init_flags::SETXATTR_EXT)
+        self.has(InitFlags::SETXATTR_EXT)
     }
 
     /// Whether the kernel minds access control lists.
     pub(super) fn has_acls(&self) -> bool {
-        self.has(init_flags::POSIX_ACL)
+        self.has(InitFlags::POSIX_ACL)
     }
 
     /// Whether file data goes past the kernel's page cache.
     pub(super) fn is_direct(&self) -> bool {
-        self.has(init_flags::DIRECT_IO_ALLOW_MMAP)
+        self.has(InitFlags::DIRECT_IO_ALLOW_MMAP)
     }
 
     /// `fuse_open_out.open_flags` for a handle on a file's own node. Appending goes past the page
     /// cache in any case: the kernel would put the bytes on the page where it thinks the end is.
-    pub(super) fn open_flags(&self, flags: i32) -> u32 {
+    pub(super) fn open_flags(&self, flags: i32) -> OpenedFlags {
         let direct = self.is_direct() || flags & libc::O_APPEND != 0;
-        if direct { fopen::DIRECT_IO } else { 0 }
+        if direct { OpenedFlags::DIRECT_IO } else { OpenedFlags::empty() }
     }
 
-    fn has(&self, flag: u64) -> bool {
-        self.flags.load(Ordering::Relaxed) & flag != 0
+    fn has(&self, flag: InitFlags) -> bool {
+        InitFlags::from_bits_retain(self.flags.load(Ordering::Relaxed)).contains(flag)
     }
 }

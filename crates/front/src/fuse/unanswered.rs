@@ -16,12 +16,12 @@ use super::reply::Device;
 /// Between two requests.
 const STEP: usize = 2;
 /// Before the last that was read, at once: more than are served while one waits for the kernel.
-const RECENT: u64 = 1 << 17;
+const RECENT_MAX: u64 = 1 << 17;
 /// Before the last that was read, beside the new service's work: more than are served until a
 /// service that hangs is ended.
-const FAR: u64 = 1 << 24;
+const FAR_MAX: u64 = 1 << 24;
 /// After the last that was written down: threads were killed between reading and writing.
-const AHEAD: u64 = 1 << 11;
+const AHEAD_MAX: u64 = 1 << 11;
 /// Old requests that are tried between two looks whether this service ends.
 const LOOK_EVERY: usize = 1 << 10;
 
@@ -37,10 +37,10 @@ pub(crate) struct Old {
 pub(crate) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
     let (last, oldest_wait) = in_flight.left()?;
     in_flight.waits_since(None);
-    let from = even(last).saturating_sub(RECENT).max(STEP as u64);
-    let numbers = (from..=even(last).saturating_add(AHEAD)).step_by(STEP);
+    let from = even(last).saturating_sub(RECENT_MAX).max(STEP as u64);
+    let numbers = (from..=even(last).saturating_add(AHEAD_MAX)).step_by(STEP);
     numbers.for_each(|number| device.fail(number, Errno::EIO));
-    let far = even(last).saturating_sub(FAR).max(STEP as u64);
+    let far = even(last).saturating_sub(FAR_MAX).max(STEP as u64);
     Some(Old { from: oldest_wait.map_or(far, |oldest| even(oldest).min(far)), below: from })
 }
 

@@ -3,7 +3,6 @@
 //! A message is copied out of shared memory once and its paths once; then everything is looked at
 //! here, and only here: path lengths, NUL bytes, flags, ranges, types, times, mode bits. What comes
 //! out can be handed to the VFS as it is. Whether a handle exists is the session's to say.
-//!
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 mod brings;
@@ -11,7 +10,7 @@ mod kernels;
 mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SetWhat};
+use polylane_ipc::message::{self, LockFlags, MARK, Message, Op, PATH_BYTES_MAX, SetWhat};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 use zerocopy::little_endian::U64;
@@ -22,7 +21,7 @@ pub use self::shows::{HowToWrite, ShowRead};
 /// Largest offset of a byte behind the end of a file: `i64::MAX`, as `loff_t` allows.
 pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Last byte of a lock that reaches to the end of the file, however far it grows.
+/// Last byte of a lock that reaches to the file's end, however far it grows.
 pub(super) const TO_THE_END: u64 = u64::MAX;
 
 /// Largest value of an extended attribute (`XATTR_SIZE_MAX`).
@@ -207,13 +206,13 @@ impl<'a> Checker<'a> {
     /// A table: one arm per operation.
     fn request(&self) -> Result<FileRequest<'a>> {
         let m = self.message;
-        let (handle, show) = (Handle::from_wire(m.handle), m.flags & SHOW != 0);
+        let (handle, show) = (Handle::from_wire(m.handle), shows::wants_view(m));
         Ok(match m.op {
             Op::Ping => FileRequest::Ping { position: self.position() },
             Op::Open => self.open()?,
-            Op::Close => FileRequest::Close { handle, at_rest: m.flags & AT_REST != 0 },
+            Op::Close => FileRequest::Close { handle, at_rest: m.flags & message::AT_REST != 0 },
             Op::Read => {
-                let show = ShowRead::from_flags(m.flags);
+                let show = ShowRead::of(m);
                 FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show }
             }
             Op::Write => {
@@ -500,10 +499,11 @@ impl<'a> Checker<'a> {
 
     fn lock(&self) -> Result<LockArgs> {
         let m = self.message;
-        let family = match m.flags & (message::LOCK_OFD | message::LOCK_FLOCK) {
-            0 => LockFamily::Posix,
-            message::LOCK_OFD => LockFamily::Ofd,
-            message::LOCK_FLOCK => LockFamily::Flock,
+        let flags = LockFlags::from_bits_retain(m.flags);
+        let family = match flags & (LockFlags::OFD | LockFlags::FLOCK) {
+            none if none.is_empty() => LockFamily::Posix,
+            LockFlags::OFD => LockFamily::Ofd,
+            LockFlags::FLOCK => LockFamily::Flock,
             _ => return Err(Errno::EINVAL),
         };
         let kind = match m.mode as i32 {
@@ -516,8 +516,8 @@ impl<'a> Checker<'a> {
             LockFamily::Flock => (0, TO_THE_END),
             LockFamily::Posix | LockFamily::Ofd => byte_range(m.offset, m.length)?,
         };
-        let (handle, wait) = (Handle::from_wire(m.handle), m.flags & message::LOCK_WAIT != 0);
-        let lend = m.flags & message::LOCK_LEND != 0 && family == LockFamily::Posix;
+        let (handle, wait) = (Handle::from_wire(m.handle), flags.contains(LockFlags::WAIT));
+        let lend = flags.contains(LockFlags::LEND) && family == LockFamily::Posix;
         Ok(LockArgs { handle, family, kind, start, end, wait, lend })
     }
 

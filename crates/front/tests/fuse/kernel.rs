@@ -6,7 +6,7 @@ use std::time::Duration;
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, SystemClock};
 use polylane_front::Lane;
-use polylane_front::fuse::{Ended, Params, ServeOptions, Stop, serve};
+use polylane_front::fuse::{Ended, InitFlags, Params, ServeOptions, Stop, serve};
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Options, Vfs};
@@ -78,7 +78,7 @@ impl Kernel {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a socket pair");
         let stop = Stop::new().expect("an eventfd");
-        let params = Some(Params { minor: 45, flags });
+        let params = Some(Params { minor: 45, flags: InitFlags::from_bits_retain(flags) });
         let options = ServeOptions { params, incarnation, threads: 2, in_flight: None };
         let (served, stopped) = (lane.clone(), stop.clone());
         let server = thread::spawn(move || serve(device, served, options, &stopped));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use polylane_base::sync::Arc;
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, Op, Reply, SHOW, SetWhat, WireAttr};
+use polylane_ipc::message::{Message, Op, Reply, SetWhat, TransferFlags, WireAttr};
 use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_vfs::{OpCtx, OpenFile};
@@ -35,7 +35,8 @@ pub struct File<'a> {
 impl<'a> File<'a> {
     pub fn open(client: &'a Client, path: &str) -> File<'a> {
         let handle = client.open(path, libc::O_CREAT | libc::O_RDWR).unwrap().0;
-        let message = Message { handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        let message =
+            Message { handle, flags: TransferFlags::SHOW.bits(), ..Message::new(Op::Fstat) };
         let reply = client.call(&message).unwrap();
         assert!(reply.handle > 0, "no view");
         File::of(client, handle, reply.handle as u32 - 1)
@@ -76,7 +77,7 @@ impl<'a> File<'a> {
             return data;
         }
         let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Read) };
-        (message.length, message.flags) = (len as u64, SHOW);
+        (message.length, message.flags) = (len as u64, TransferFlags::SHOW.bits());
         let (channel, mailbox) = (&self.client.channel, self.mailbox);
         let reply = channel.call_read(mailbox, &message, &mut data, &Trusting).unwrap();
         data.truncate(outcome(reply).map(|reply| count(&reply)).unwrap());
@@ -206,7 +207,7 @@ impl<'a> File<'a> {
             return;
         }
         let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Write) };
-        (message.length, message.flags) = (data.len() as u64, SHOW);
+        (message.length, message.flags) = (data.len() as u64, TransferFlags::SHOW.bits());
         let (channel, mailbox) = (&self.client.channel, self.mailbox);
         let reply = channel.call_write(mailbox, &message, (0, data), false, &Trusting).unwrap();
         assert_eq!(outcome(reply).map(|reply| count(&reply)), Ok(data.len()));
@@ -217,7 +218,11 @@ impl<'a> File<'a> {
             self.unasked += 1;
             return attr;
         }
-        let message = Message { handle: self.handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        let message = Message {
+            handle: self.handle,
+            flags: TransferFlags::SHOW.bits(),
+            ..Message::new(Op::Fstat)
+        };
         self.client.call(&message).unwrap().attr.unwrap()
     }
 

@@ -83,7 +83,7 @@ fn work(house: &House, directory: &str, stop: &AtomicBool, progress: &AtomicU64)
         let stamp = [SECRET, round].map(u64::to_le_bytes).concat();
         assert_eq!(client.write(handle, 0, &stamp), Ok(16));
         assert_eq!(client.read(handle, 0, 100).unwrap(), stamp);
-        client.lock(handle, polylane_ipc::message::LOCK_OFD, libc::F_WRLCK).unwrap();
+        client.lock(handle, polylane_ipc::message::LockFlags::OFD, libc::F_WRLCK).unwrap();
         let moved = format!("{directory}/{round}-moved");
         client.call_at(Message::new(Op::Rename), name.as_bytes(), moved.as_bytes()).unwrap();
         assert_eq!(client.stat(&moved).unwrap().size, 16);

@@ -16,7 +16,7 @@ use polylane_front::lane::slots::{Access, Slot, Token};
 use polylane_front::shm::{Config, Server};
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
-use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, STREAMED, Status, WireAttr};
+use polylane_ipc::message::{LockFlags, Message, NO_SLOT, Op, Reply, STREAMED, Status, WireAttr};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
 use polylane_testkit::fault::Faulty;
@@ -277,7 +277,7 @@ impl Client {
         self.call_at(Message { mode: 0o755, ..Message::new(op) }, path.as_bytes(), b"")
     }
 
-    pub fn lock(&self, handle: u64, flags: u32, kind: i32) -> Result<Reply, Errno> {
+    pub fn lock(&self, handle: u64, flags: LockFlags, kind: i32) -> Result<Reply, Errno> {
         self.call(&lock_message(handle, flags, kind))
     }
 }
@@ -294,7 +294,8 @@ impl Thread {
     }
 }
 
-pub fn lock_message(handle: u64, flags: u32, kind: i32) -> Message {
+pub fn lock_message(handle: u64, flags: LockFlags, kind: i32) -> Message {
+    let flags = flags.bits();
     Message { handle, flags, mode: kind as u32, ..Message::new(Op::Lock) }
 }
 

@@ -18,18 +18,33 @@ pub const CONTROL: &str = "/dev/ublk-control";
 
 /// A server that died can be replaced, requests that it had are sent again, and commands are
 /// encoded as this module does it: what is asked of a kernel.
-const WANTED: u64 = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE | flag::CMD_IOCTL_ENCODE;
+const WANTED: Features = Features::USER_RECOVERY
+    .union(Features::USER_RECOVERY_REISSUE)
+    .union(Features::CMD_IOCTL_ENCODE);
 
 /// How long a control command may take.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// `UBLK_F_*`
-mod flag {
-    pub(super) const USER_RECOVERY: u64 = 1 << 3;
-    pub(super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-    pub(super) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
-    pub(super) const UPDATE_SIZE: u64 = 1 << 10;
-    pub(super) const NO_AUTO_PART_SCAN: u64 = 1 << 18;
+bitflags::bitflags! {
+    /// `UBLK_F_*`
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Features: u64 {
+        const USER_RECOVERY = 1 << 3;
+        const USER_RECOVERY_REISSUE = 1 << 4;
+        const CMD_IOCTL_ENCODE = 1 << 6;
+        const UPDATE_SIZE = 1 << 10;
+        const NO_AUTO_PART_SCAN = 1 << 18;
+        // Kernels may have others.
+        const _ = !0;
+    }
+
+    /// `UBLK_ATTR_*`
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Attributes: u32 {
+        const READ_ONLY = 1 << 0;
+        const VOLATILE_CACHE = 1 << 2;
+        const FUA = 1 << 3;
+    }
 }
 
 /// `UBLK_U_CMD_*`: `_IOR` or `_IOWR` of 'u', a number and a [`ControlCommand`].
@@ -114,10 +129,6 @@ struct Parameters {
 /// `UBLK_PARAM_TYPE_*`, of what is in [`Parameters`].
 const TYPES: u32 = 1 | 2;
 const PARAMETER_BYTES: u32 = 60;
-/// `UBLK_ATTR_*`
-const READ_ONLY: u32 = 1;
-const VOLATILE_CACHE: u32 = 1 << 2;
-const FUA: u32 = 1 << 3;
 
 const _: () = assert!(size_of::<ControlCommand>() == 32);
 const _: () = assert!(size_of::<DeviceInfo>() == 64);
@@ -151,21 +162,21 @@ impl Control<OwnedFd> {
         let opened = rustix::fs::open(CONTROL, flags, Mode::empty());
         let control = Control(opened.map_err(|error| Errno(error.raw_os_error()))?);
         let features = control.features()?;
-        if features & WANTED == WANTED { Ok(control) } else { Err(Errno::EOPNOTSUPP) }
+        if features.contains(WANTED) { Ok(control) } else { Err(Errno::EOPNOTSUPP) }
     }
 }
 
 impl<F: AsFd> Control<F> {
-    fn features(&self) -> Result<u64> {
+    fn features(&self) -> Result<Features> {
         let mut features = 0u64;
         let command = ControlCommand { len: 8, ..self.command(u32::MAX) };
         self.with(number::GET_FEATURES, command, &mut features)?;
-        Ok(features)
+        Ok(Features::from_bits_retain(features))
     }
 
     /// Whether devices can get another size while they are in use (Linux 6.16).
     pub fn resizes(&self) -> bool {
-        self.features().is_ok_and(|features| features & flag::UPDATE_SIZE != 0)
+        self.features().is_ok_and(|features| features.contains(Features::UPDATE_SIZE))
     }
 
     /// Makes a device that is not there for others yet; its number. `tag` can be [asked
@@ -179,7 +190,7 @@ impl<F: AsFd> Control<F> {
             depth: geometry.depth,
             transfer_bytes: geometry.transfer_bytes,
             device: u32::MAX,
-            flags: WANTED | self.features()? & flag::NO_AUTO_PART_SCAN,
+            flags: (WANTED | self.features()? & Features::NO_AUTO_PART_SCAN).bits(),
             tag,
             ..DeviceInfo::default()
         };
@@ -201,10 +212,12 @@ impl<F: AsFd> Control<F> {
         read_only: bool,
     ) -> Result<()> {
         let most = u32::MAX / SECTOR_BYTES;
+        let mut attributes = Attributes::VOLATILE_CACHE | Attributes::FUA;
+        attributes.set(Attributes::READ_ONLY, read_only);
         let mut parameters = Parameters {
             len: PARAMETER_BYTES,
             types: TYPES,
-            attributes: VOLATILE_CACHE | FUA | if read_only { READ_ONLY } else { 0 },
+            attributes: attributes.bits(),
             logical_shift: 9,
             physical_shift: 12,
             optimal_shift: 12,

@@ -37,7 +37,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use polylane_base::Errno;
-use polylane_ipc::message::{LEASED, Message, Op};
+use polylane_ipc::message::{LEASED, Message, NameEffects, Op};
 use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, ShortName};
 
 use self::benefit::{Benefit, CHANGES};
@@ -383,7 +383,7 @@ impl Leases {
         from: &At<'_>,
         to: &At<'_>,
         replace: bool,
-    ) -> Option<Outcome<u64>> {
+    ) -> Option<Outcome<NameEffects>> {
         let inside = self.enter(session)?;
         let ((lease, name), (lease2, name2)) = (inside.find(from)?, inside.find(to)?);
         if lease != lease2 || name == name2 {
@@ -404,7 +404,7 @@ impl Leases {
                 let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
                 return Some(done.map(|reply| {
                     names.rename(lease, &name, &name2);
-                    reply.value[0]
+                    NameEffects::from_bits_retain(reply.value[0])
                 }));
             }
             (Some(_), _) => {}
@@ -418,7 +418,7 @@ impl Leases {
             inside.post(&moved).ok()?;
         }
         names.rename(lease, &name, &name2);
-        Some(Ok(0))
+        Some(Ok(NameEffects::empty()))
     }
 
     /// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use super::session::TRANSFER_BYTES_MAX;
 use crate::fuse::Params;
+use crate::fuse::flags::InitFlags;
 use crate::fuse::init::{Wish, negotiate_as};
-use crate::fuse::protocol::init;
 
 /// Requests without a waiting caller that the kernel may have outstanding: all of a loop device's,
 /// which are 128.
@@ -15,14 +15,14 @@ const BACKGROUND_MAX: u16 = 256;
 const CONGESTION: u16 = BACKGROUND_MAX;
 
 /// Everything wanted where the kernel offers it: asynchronous direct I/O before all.
-const WANTED: u64 = init::ASYNC_READ
-    | init::BIG_WRITES
-    | init::ASYNC_DIO
-    | init::MAX_PAGES
-    | init::HANDLE_KILLPRIV_V2
-    | init::INIT_EXT
-    | init::PASSTHROUGH
-    | init::HAS_RESEND;
+const WANTED: InitFlags = InitFlags::ASYNC_READ
+    .union(InitFlags::BIG_WRITES)
+    .union(InitFlags::ASYNC_DIO)
+    .union(InitFlags::MAX_PAGES)
+    .union(InitFlags::HANDLE_KILLPRIV_V2)
+    .union(InitFlags::INIT_EXT)
+    .union(InitFlags::PASSTHROUGH)
+    .union(InitFlags::HAS_RESEND);
 
 /// The volume's file lies on an ordinary file system.
 const STACK_DEPTH: u32 = 1;

@@ -143,6 +143,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
+    use crate::fuse::InitFlags;
     use crate::fuse::protocol::{IN_HEADER_BYTES, opcode};
 
     /// The number and the error of the next answer.
@@ -165,7 +166,7 @@ mod tests {
         let options = FileOptions {
             name: "volume".into(),
             backing: None,
-            params: Params { minor: 45, flags: 0 },
+            params: Params { minor: 45, flags: InitFlags::empty() },
             again: true,
             in_flight: Some(left()),
             threads: 1,

@@ -1,6 +1,9 @@
 //! Replies about the root and the one file in it.
 
-use crate::fuse::protocol::fopen;
+use zerocopy::FromZeros;
+
+use crate::fuse::flags::OpenedFlags;
+use crate::fuse::records::{AttrOut, AttrRecord, EntryOut, OpenOut, StatfsOut};
 use crate::fuse::reply::Body;
 
 /// A regular file for its owner alone (`S_IFREG | 0600`).
@@ -13,43 +16,51 @@ const BLOCK_BYTES: u32 = 4096;
 
 /// `struct fuse_attr_out` of the file, of `size` bytes, or the root. The kernel keeps none of it.
 pub(super) fn attr(out: &mut Body, node: u64, size: u64) {
-    out.zeros(16);
-    bare_attr(out, node, size);
+    out.record(&AttrOut { attr: bare_attr(node, size), ..AttrOut::new_zeroed() });
 }
 
 /// `struct fuse_entry_out` of the file. The kernel keeps none of it.
 pub(super) fn entry(out: &mut Body, size: u64) {
-    out.u64(super::FILE).zeros(32);
-    bare_attr(out, super::FILE, size);
+    let attr = bare_attr(super::FILE, size);
+    out.record(&EntryOut { nodeid: super::FILE.into(), attr, ..EntryOut::new_zeroed() });
 }
 
-/// `struct fuse_attr`.
-fn bare_attr(out: &mut Body, node: u64, size: u64) {
+fn bare_attr(node: u64, size: u64) -> AttrRecord {
     let (mode, links, size) = match node {
         super::ROOT => (ROOT_MODE, 2, 0),
         _ => (FILE_MODE, 1, size),
     };
-    out.u64(node).u64(size).u64(size / 512);
-    // Three times, with their nanoseconds.
-    out.zeros(24 + 12);
-    // Owner and group, then the device number of special files.
-    out.u32(mode).u32(links).zeros(8).u32(0).u32(BLOCK_BYTES).u32(0);
+    AttrRecord {
+        ino: node.into(),
+        size: size.into(),
+        blocks: (size / 512).into(),
+        mode: mode.into(),
+        nlink: links.into(),
+        blksize: BLOCK_BYTES.into(),
+        ..AttrRecord::new_zeroed()
+    }
 }
 
 /// `struct fuse_open_out` of the file.
 pub(super) fn open(out: &mut Body, backing: Option<u32>) {
     let flags = match backing {
-        Some(_) => fopen::PASSTHROUGH | fopen::NOFLUSH,
-        None => fopen::DIRECT_IO | fopen::NOFLUSH | fopen::PARALLEL_DIRECT_WRITES,
+        Some(_) => OpenedFlags::PASSTHROUGH | OpenedFlags::NOFLUSH,
+        None => OpenedFlags::DIRECT_IO | OpenedFlags::NOFLUSH | OpenedFlags::PARALLEL_DIRECT_WRITES,
     };
-    out.u64(0).u32(flags).u32(backing.unwrap_or(0));
+    let backing_id = backing.unwrap_or(0).into();
+    out.record(&OpenOut { fh: 0.into(), open_flags: flags.bits().into(), backing_id });
 }
 
 /// `struct fuse_statfs_out`, of a file system that is this file.
 pub(super) fn statfs(out: &mut Body, size: u64) {
-    let block = u64::from(BLOCK_BYTES);
-    out.u64(size / block).u64(0).u64(0).u64(1).u64(0);
-    out.u32(BLOCK_BYTES).u32(255).u32(BLOCK_BYTES).zeros(28);
+    out.record(&StatfsOut {
+        blocks: (size / u64::from(BLOCK_BYTES)).into(),
+        files: 1.into(),
+        bsize: BLOCK_BYTES.into(),
+        namelen: 255.into(),
+        frsize: BLOCK_BYTES.into(),
+        ..StatfsOut::new_zeroed()
+    });
 }
 
 #[cfg(test)]
@@ -57,7 +68,6 @@ mod tests {
     use super::*;
     use crate::export::file::{FILE, ROOT};
     use crate::fuse::protocol::ENTRY_BYTES;
-    use crate::fuse::records::AttrRecord;
 
     const ATTR_BYTES: usize = size_of::<AttrRecord>();
 

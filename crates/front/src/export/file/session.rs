@@ -13,8 +13,9 @@ use rustix::event::epoll;
 use super::{FILE, FileOptions, ROOT, reply};
 use crate::export::Bell;
 use crate::export::work::{Job, LARGE_BYTES, Work};
-use crate::fuse::protocol::{IN_HEADER_BYTES, fattr, opcode};
-use crate::fuse::records::{InHeader, Transfer};
+use crate::fuse::flags::SetattrFields;
+use crate::fuse::protocol::{IN_HEADER_BYTES, opcode};
+use crate::fuse::records::{FallocateIn, InHeader, Transfer};
 use crate::fuse::reply::{Body, Device};
 use crate::fuse::request::{Request, SetattrIn, TransferIn, wants_reply};
 
@@ -196,8 +197,9 @@ impl Session {
             }
             opcode::FSYNC => return Ok(self.start(Job::FLUSH, unique)),
             opcode::FALLOCATE => {
-                let (_fh, offset, length) = (args.u64()?, args.u64()?, args.u64()?);
-                let op = match args.u32()? {
+                let asked = args.record::<FallocateIn>()?;
+                let (offset, length) = (asked.offset.get(), asked.length.get());
+                let op = match asked.mode.get() {
                     mode if mode == PUNCH_HOLE | KEEP_SIZE => Op::Discard,
                     mode if mode == ZERO_RANGE | KEEP_SIZE => {
                         Op::WriteZeroes { unmap: false, fua: false }
@@ -216,8 +218,7 @@ impl Session {
             opcode::GETATTR => reply::attr(&mut self.body, request.header.node_id, size),
             opcode::SETATTR => {
                 let change = SetattrIn::read(&mut args)?;
-                let times = fattr::ATIME | fattr::MTIME | fattr::ATIME_NOW | fattr::MTIME_NOW;
-                if change.valid & !(times | fattr::FH | fattr::KILL_SUIDGID | CTIME) != 0 {
+                if !HARMLESS.contains(change.valid) {
                     return Err(Errno::EPERM);
                 }
                 reply::attr(&mut self.body, request.header.node_id, size);
@@ -295,8 +296,14 @@ impl Session {
     }
 }
 
-/// `FATTR_CTIME`
-const CTIME: u32 = 1 << 10;
+/// What a SETATTR may set, without any of it being kept: times, and what the kernel adds.
+const HARMLESS: SetattrFields = SetattrFields::FH
+    .union(SetattrFields::KILL_SUIDGID)
+    .union(SetattrFields::ATIME)
+    .union(SetattrFields::ATIME_NOW)
+    .union(SetattrFields::MTIME)
+    .union(SetattrFields::MTIME_NOW)
+    .union(SetattrFields::CTIME);
 
 /// `O_DSYNC`: the write is durable when it is answered.
 const DSYNC: i32 = 0o10000;

@@ -1,6 +1,11 @@
 //! What a client says with a read or a write besides where and how much.
 
-use polylane_ipc::message::{APPENDS, AT_END, AT_OFFSET, Message, SAYS_APPENDS, SHOW, SHOW_END};
+use polylane_ipc::message::{Message, TransferFlags};
+
+/// Whether a client would like to see the file that it asks about.
+pub(super) fn wants_view(message: &Message) -> bool {
+    TransferFlags::from_bits_retain(message.flags).contains(TransferFlags::SHOW)
+}
 
 /// What a client that reads would like to see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,11 +19,12 @@ pub enum ShowRead {
 }
 
 impl ShowRead {
-    pub(super) fn from_flags(flags: u32) -> ShowRead {
-        match flags {
-            _ if flags & SHOW != 0 => ShowRead::Pages,
-            _ if flags & SHOW_END != 0 => ShowRead::End,
-            _ => ShowRead::Nothing,
+    pub(super) fn of(message: &Message) -> ShowRead {
+        let flags = TransferFlags::from_bits_retain(message.flags);
+        match flags & (TransferFlags::SHOW | TransferFlags::SHOW_END) {
+            none if none.is_empty() => ShowRead::Nothing,
+            TransferFlags::SHOW_END => ShowRead::End,
+            _ => ShowRead::Pages,
         }
     }
 }
@@ -36,9 +42,11 @@ pub struct HowToWrite {
 
 impl HowToWrite {
     pub(super) fn of(message: &Message) -> HowToWrite {
-        let is = |flag| message.flags & flag != 0;
-        let appends = is(SAYS_APPENDS).then_some(is(APPENDS));
-        let at_end = (is(AT_END) != is(AT_OFFSET)).then_some(is(AT_END));
-        HowToWrite { show: is(SHOW), appends, at_end }
+        let flags = TransferFlags::from_bits_retain(message.flags);
+        let is = |flag| flags.contains(flag);
+        let appends = is(TransferFlags::SAYS_APPENDS).then_some(is(TransferFlags::APPENDS));
+        let at_end = (is(TransferFlags::AT_END) != is(TransferFlags::AT_OFFSET))
+            .then_some(is(TransferFlags::AT_END));
+        HowToWrite { show: is(TransferFlags::SHOW), appends, at_end }
     }
 }

@@ -1,9 +1,7 @@
 //! Every operation's checks: what passes, what is refused with which errno, and random words.
 
 use polylane_base::rng::Rng;
-use polylane_ipc::message::{
-    APPENDS, DIR_ROOT, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, NO_SLOT, SAYS_APPENDS, WORDS,
-};
+use polylane_ipc::message::{DIR_ROOT, LockFlags, NO_SLOT, TransferFlags, WORDS};
 
 use super::*;
 
@@ -94,8 +92,11 @@ fn io_stays_in_range() {
     message.offset = 0;
     let want = FileRequest::Write { handle, offset: 0, len: BUFFER, how: HowToWrite::default() };
     assert_eq!(check(&message, b""), Ok(want));
-    for (bits, appends) in [(SAYS_APPENDS, Some(false)), (SAYS_APPENDS | APPENDS, Some(true))] {
-        message.flags = SHOW | bits;
+    for (bits, appends) in [
+        (TransferFlags::SAYS_APPENDS, Some(false)),
+        (TransferFlags::SAYS_APPENDS | TransferFlags::APPENDS, Some(true)),
+    ] {
+        message.flags = (TransferFlags::SHOW | bits).bits();
         let how = HowToWrite { show: true, appends, at_end: None };
         let want = FileRequest::Write { handle, offset: 0, len: BUFFER, how };
         assert_eq!(check(&message, b""), Ok(want));
@@ -208,7 +209,7 @@ fn lock_ranges() {
     };
     assert_eq!(range(&message), Ok((LockFamily::Posix, 0, TO_THE_END, false)));
     (message.offset, message.length) = (10, 5);
-    message.flags = LOCK_WAIT | LOCK_OFD;
+    message.flags = (LockFlags::WAIT | LockFlags::OFD).bits();
     assert_eq!(range(&message), Ok((LockFamily::Ofd, 10, 14, true)));
     (message.offset, message.length) = (OFFSET_MAX, 1);
     assert_eq!(range(&message), Ok((LockFamily::Ofd, OFFSET_MAX, OFFSET_MAX, true)));
@@ -216,9 +217,9 @@ fn lock_ranges() {
     assert_eq!(range(&message), Err(Errno::EOVERFLOW));
     message.length = u64::MAX;
     assert_eq!(range(&message), Err(Errno::EOVERFLOW));
-    message.flags = LOCK_FLOCK;
+    message.flags = LockFlags::FLOCK.bits();
     assert_eq!(range(&message), Ok((LockFamily::Flock, 0, TO_THE_END, false)));
-    message.flags = LOCK_FLOCK | LOCK_OFD;
+    message.flags = (LockFlags::FLOCK | LockFlags::OFD).bits();
     assert_eq!(range(&message), Err(Errno::EINVAL));
     message.flags = 0;
     message.mode = 3;

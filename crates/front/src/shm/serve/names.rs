@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, REPLACED_DIR, Reply};
+use polylane_ipc::message::{NameEffects, Reply};
 use polylane_vfs::{Create, Kind, Last, Node, OpCtx, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done};
@@ -84,7 +84,7 @@ impl Call<'_> {
             }
             let mut reply = dirs(gone.is_some_and(|gone| self.is_known_dir(&gone)), false);
             if had_leases && !self.session.rights().has_leases() {
-                reply.value[0] |= ENDED_LEASES;
+                reply.value[0] |= NameEffects::ENDED_LEASES.bits();
             }
             return Ok(reply);
         }
@@ -165,8 +165,10 @@ impl Call<'_> {
 
 /// Done; which of the inodes that changed names are directories that the kernel knows.
 fn dirs(moved: bool, replaced: bool) -> Reply {
-    let bit = |is: bool, bit: u64| if is { bit } else { 0 };
+    let mut effects = NameEffects::empty();
+    effects.set(NameEffects::MOVED_DIR, moved);
+    effects.set(NameEffects::REPLACED_DIR, replaced);
     let mut reply = done(0);
-    reply.value[0] = bit(moved, MOVED_DIR) | bit(replaced, REPLACED_DIR);
+    reply.value[0] = effects.bits();
     reply
 }
