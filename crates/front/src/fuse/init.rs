@@ -15,7 +15,7 @@ use zerocopy::native_endian::U32;
 
 use super::flags::InitFlags;
 use super::protocol::{MAJOR, MINOR, MINOR_MIN, OUT_HEADER_BYTES, opcode};
-use super::records::{InitIn, InitOut, OutHeader};
+use super::records::{InitOut, InitVersion, InitWish, OutHeader};
 use super::reply::Body;
 use super::request::{Reader, Request};
 
@@ -189,8 +189,8 @@ pub fn answer(args: Reader<'_>, acls: bool, out: &mut Body) -> Result<Option<Par
 }
 
 fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option<Params>> {
-    let asked = *args.record::<InitIn>()?;
-    let (major, minor) = (asked.major.get(), asked.minor.get());
+    let version = args.record::<InitVersion>()?;
+    let (major, minor) = (version.major.get(), version.minor.get());
     let ours = InitOut { major: MAJOR.into(), minor: MINOR.into(), ..InitOut::new_zeroed() };
     if major > MAJOR {
         out.record(&ours);
@@ -199,6 +199,7 @@ fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option
     if major < MAJOR || minor < MINOR_MIN {
         return Err(Errno::EPROTO);
     }
+    let asked = *args.record::<InitWish>()?;
     let low = InitFlags::from_bits_retain(asked.flags.get().into());
     let high = match low.contains(InitFlags::INIT_EXT) {
         true => args.record::<U32>()?.get(),

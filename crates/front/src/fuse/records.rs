@@ -25,12 +25,16 @@ polylane_base::record! {
         0x08 unique: U64,
     }
 
-    /// `struct fuse_init_in` up to its first flags.
-    pub(super) struct InitIn: 16 {
+    /// What `struct fuse_init_in` begins with in every version of the protocol.
+    pub(super) struct InitVersion: 8 {
         0x00 major: U32,
         0x04 minor: U32,
-        0x08 max_readahead: U32,
-        0x0c flags: U32,
+    }
+
+    /// What follows, up to the first flags.
+    pub(super) struct InitWish: 8 {
+        0x00 max_readahead: U32,
+        0x04 flags: U32,
     }
 
     /// `struct fuse_init_out`.
