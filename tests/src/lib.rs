@@ -16,6 +16,7 @@ pub mod attached;
 pub mod cut;
 pub mod guest;
 pub mod host;
+pub mod http;
 pub mod nbd;
 pub mod oracle;
 pub mod pool;

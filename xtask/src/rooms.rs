@@ -36,7 +36,8 @@ const ROOMS: &[Room] = &[
     ),
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
-    room("polylane", &["base", "sys", "volume", "pool", "image", "bench"], &["testkit"]),
+    room("daemon", &["base", "sys"], &[]),
+    room("polylane", &["base", "sys", "volume", "pool", "image", "bench", "daemon"], &["testkit"]),
     room("tests", &["base"], &["base", "front", "testkit"]),
     room("xtask", &[], &[]),
 ];

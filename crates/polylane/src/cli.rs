@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Image(crate::image::ImageCommand),
     /// Print what gives a process or a container the fast way into the lane at PATH
     Env(crate::lane_env::EnvArgs),
+    /// Keep pools and mounts as configuration files say, and serve an HTTP interface to them
+    Daemon(crate::daemon::DaemonArgs),
     /// Show the counters of running pools and of attachments
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it

@@ -17,7 +17,7 @@ use polylane_pool::{run, service, stats};
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::lane_args::{LaneArg, SourceArg};
 use crate::print::{print, print_json};
-use crate::{attach, bench, image, lane_env, mount, pool, top, volume};
+use crate::{attach, bench, daemon, image, lane_env, mount, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -36,6 +36,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Image(command) => image::execute(command),
         Command::Env(arguments) => lane_env::execute(&arguments),
         Command::Stats(arguments) => print_stats(&arguments),
+        Command::Daemon(arguments) => daemon::execute(arguments),
         Command::Doctor(json) => print_findings(json.json),
         Command::Completions { shell } => print_completions(shell),
         Command::Bench(command) => bench::execute(command),

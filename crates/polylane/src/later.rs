@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 /// Commands of later versions.
-const COMMANDS: [&str; 2] = ["container", "daemon"];
+const COMMANDS: [&str; 1] = ["container"];
 
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
@@ -26,7 +26,7 @@ mod tests {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             refusal(&words)
         };
-        assert_eq!(refused("polylane daemon"), Some("daemon: not in this version yet".to_string()));
+        assert_eq!(refused("polylane image"), Some("image: not in this version yet".to_string()));
         assert_eq!(refused("polylane pool ls"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);

@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod cli;
 mod commands;
+mod daemon;
 mod helper;
 mod image;
 mod lane_args;

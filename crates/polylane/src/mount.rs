@@ -43,6 +43,9 @@ pub(crate) struct MountArgs {
     /// Nothing can be changed through this mount
     #[arg(long, requires = "source")]
     ro: bool,
+    /// Where the same is mounted already, leave it so: it is not counted once more
+    #[arg(long, requires = "source")]
+    once: bool,
     /// Let set-user-ID programs in the lane change the user
     #[arg(long, requires = "source")]
     suid: bool,
@@ -78,6 +81,9 @@ pub(crate) struct UmountArgs {
     /// Also a lane that is in use: what is open on it gets errors once all is written back
     #[arg(long, short)]
     lazy: bool,
+    /// Take a mount away however often it was counted; where none is, nothing is to be done
+    #[arg(long)]
+    all: bool,
 }
 
 /// Executes `polylane mount`; the exit status.
@@ -93,10 +99,12 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let source = LaneSource::parse(source)?.over(&arguments.lower)?;
     let path = path.clone();
     let (pool, share, read_only) = (arguments.pool.clone(), arguments.share, arguments.ro);
+    let once = arguments.once;
     let lane = lane(arguments)?;
     let at = path.clone();
-    match lasting::mount(MountOptions { source, path: at, pool, share, read_only, lane })? {
+    match lasting::mount(MountOptions { source, path: at, pool, share, read_only, once, lane })? {
         Mounted::New | Mounted::Shared => {}
+        Mounted::Again(_) if once => {}
         Mounted::Again(count) => {
             say(format_args!("{}: mounted already, now {count} times", Shown::new(&path)));
         }
@@ -144,6 +152,10 @@ fn table(mounts: &[Value]) -> String {
 /// Executes `polylane umount`; the exit status. The first path that cannot be unmounted ends it.
 pub(crate) fn umount(arguments: &UmountArgs) -> Result<u8> {
     for path in &arguments.paths {
+        if arguments.all {
+            lasting::umount_all(path, arguments.lazy)?;
+            continue;
+        }
         match lasting::umount(path, arguments.lazy)? {
             0 => {}
             count => say(format_args!("{}: still mounted {count} times", Shown::new(path))),

@@ -46,6 +46,9 @@ pub(crate) enum PoolCommand {
         /// Their names
         #[arg(required = true, value_name = "POOL")]
         pools: Vec<String>,
+        /// A pool that is not there is no failure
+        #[arg(long)]
+        if_exists: bool,
     },
 }
 
@@ -141,9 +144,11 @@ pub(crate) fn execute(command: PoolCommand) -> Result<u8> {
             let device = arguments.limits.wanted(None);
             lasting::change(&arguments.pool, &arguments.pool_limits.change(), device)?;
         }
-        PoolCommand::Rm { pools } => {
+        PoolCommand::Rm { pools, if_exists } => {
             for pool in pools {
-                lasting::remove(&pool)?;
+                if !if_exists || lasting::exists(&pool)? {
+                    lasting::remove(&pool)?;
+                }
             }
         }
     }

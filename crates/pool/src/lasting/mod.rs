@@ -43,6 +43,6 @@ pub use exec::exec;
 pub use info::{idle_pools, info};
 pub use list::list;
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
-pub use pools::{PoolChange, change, create, remove, upgrade_all};
+pub use pools::{PoolChange, change, create, exists, remove, upgrade_all};
 pub use source::LaneSource;
-pub use umount::umount;
+pub use umount::{umount, umount_all};

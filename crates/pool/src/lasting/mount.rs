@@ -72,6 +72,8 @@ pub struct MountOptions {
     pub share: bool,
     /// Nothing can be changed through the mount.
     pub read_only: bool,
+    /// Where the same is mounted already, it is not counted once more.
+    pub once: bool,
     /// What a run of such a lane would be given; source, path and command are not looked at.
     pub lane: RunOptions,
 }
@@ -182,8 +184,10 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
                     Shown::new(OsStr::from_bytes(&place))
                 )));
             }
-            let count = there.entry.count + 1;
-            tables.put(&there.pool, &Entry { count, ..there.entry })?;
+            let count = there.entry.count + u32::from(!options.once);
+            if !options.once {
+                tables.put(&there.pool, &Entry { count, ..there.entry })?;
+            }
             return Ok(Reserved::Served(Mounted::Again(count)));
         }
         // Another command mounts or unmounts the very same now.

@@ -177,6 +177,14 @@ pub(crate) fn lanes(dir: &Path, pool: &str) -> Vec<String> {
     names.filter(|name| dir.join(format!("{name}.lock")).exists()).filter(held).collect()
 }
 
+/// Whether a pool of this name was made to last.
+///
+/// # Errors
+/// Its record cannot be read.
+pub fn exists(name: &str) -> Result<bool> {
+    PoolRecord::load(&volume::state_dir()?, name).map(|record| record.is_some())
+}
+
 /// Removes a pool in which nothing is.
 ///
 /// # Errors

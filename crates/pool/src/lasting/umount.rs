@@ -67,6 +67,35 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     Ok(0)
 }
 
+/// Takes all mounts of PATH away, however often they were counted. None is no error.
+///
+/// # Errors
+/// As [`umount`]'s.
+pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
+    if path.parent().is_some_and(|above| above.try_exists().is_ok_and(|exists| !exists)) {
+        return Ok(());
+    }
+    while is_mounted(path)? {
+        match umount(path, lazy) {
+            Ok(_) => {}
+            // Another command was faster.
+            Err(failure) => match is_mounted(path)? {
+                true => return Err(failure),
+                false => return Ok(()),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Whether a lane is mounted at PATH.
+fn is_mounted(path: &Path) -> Result<bool> {
+    let path = places::find(path)?;
+    let tables = Tables::lock(&names::runtime_dir())?;
+    tables.clear_dead()?;
+    find(&tables, &path).map(|found| found.is_some())
+}
+
 /// The mount at `path`: by the table, or, where directories above it were renamed, by its number.
 fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
     let bytes = path.as_os_str().as_bytes();

@@ -1,0 +1,118 @@
+//! One command of this program in a process of its own, for a limited time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use polylane_base::sync::{Arc, Mutex};
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::process::Command;
+
+use crate::refusal::Refusal;
+
+/// Most bytes of a command's output that are kept.
+const OUTPUT_BYTES_MAX: usize = 4 << 20;
+
+/// Most bytes of a command's last line that are shown.
+const LINE_BYTES_MAX: usize = 400;
+
+/// Variables of a service manager that are for the daemon alone.
+const MANAGER_VARIABLES: [&str; 4] =
+    ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
+
+/// This program's file.
+#[derive(Clone, Debug)]
+pub(crate) struct Program(Arc<Path>);
+
+/// Where the running command of a task writes its messages; empty between commands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Messages(Arc<Mutex<Option<Arc<Said>>>>);
+
+impl Messages {
+    /// The last line that the running command has said so far.
+    pub(crate) fn last_line(&self) -> Option<String> {
+        let said = self.0.lock().clone()?;
+        let text = said.text().ok()?;
+        // A bar on a terminal's line ends with a carriage return.
+        let line = text.rsplit(['\n', '\r']).find(|line| !line.trim().is_empty())?;
+        Some(line.trim().chars().take(LINE_BYTES_MAX).collect())
+    }
+}
+
+impl Program {
+    pub(crate) fn new(path: PathBuf) -> Program {
+        Program(path.into())
+    }
+
+    /// Executes a command and waits for its end, `limit` at most: then it is killed. Its output.
+    ///
+    /// Its output goes into files of memory and not into pipes: a process that outlives the command
+    /// may inherit them and would keep a pipe open.
+    ///
+    /// # Errors
+    /// It cannot be started, its time was over, or it failed: its status as one of HTTP, with its
+    /// own line.
+    pub(crate) async fn execute(
+        &self,
+        words: &[String],
+        limit: Duration,
+        messages: &Messages,
+    ) -> Result<String, Refusal> {
+        let broken = |error: io::Error| Refusal::internal(&format_args!("{words:?}: {error}"));
+        let (output, error) = (Said::new().map_err(broken)?, Said::new().map_err(broken)?);
+        let error = Arc::new(error);
+        let mut command = Command::new(&*self.0);
+        for name in MANAGER_VARIABLES {
+            command.env_remove(name);
+        }
+        let ends = (output.end().map_err(broken)?, error.end().map_err(broken)?);
+        command.args(words).stdin(Stdio::null()).stdout(ends.0).stderr(ends.1);
+        let mut child = command.spawn().map_err(broken)?;
+        *messages.0.lock() = Some(Arc::clone(&error));
+        let ended = tokio::time::timeout(limit, child.wait()).await;
+        *messages.0.lock() = None;
+        let Ok(status) = ended else {
+            child.kill().await.map_err(broken)?;
+            let message = format!("not done within {} s", limit.as_secs());
+            return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message));
+        };
+        let status = status.map_err(broken)?;
+        if status.success() {
+            return output.text().map_err(broken);
+        }
+        let line = error.text().map_err(broken)?;
+        let line =
+            line.trim_end().strip_prefix("polylane: ").unwrap_or(line.trim_end()).to_string();
+        Err(match status.code() {
+            Some(1) => Refusal::new(StatusCode::CONFLICT, "failed", line),
+            Some(2) => Refusal::new(StatusCode::BAD_REQUEST, "usage", line),
+            _ => Refusal::internal(&format_args!("{status}: {line}")),
+        })
+    }
+}
+
+/// What a command writes.
+#[derive(Debug)]
+struct Said(File);
+
+impl Said {
+    fn new() -> io::Result<Said> {
+        Ok(Said(File::from(memfd_create(c"polylane-command", MemfdFlags::CLOEXEC)?)))
+    }
+
+    fn end(&self) -> io::Result<Stdio> {
+        Ok(self.0.try_clone()?.into())
+    }
+
+    /// Read at an offset: the command writes at the file's own.
+    fn text(&self) -> io::Result<String> {
+        let length = usize::try_from(self.0.metadata()?.len()).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length.min(OUTPUT_BYTES_MAX)];
+        self.0.read_exact_at(&mut bytes, 0)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}

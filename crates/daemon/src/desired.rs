@@ -1,0 +1,291 @@
+//! Files of the desired state, and the commands that bring it about.
+//!
+//! All files `*.toml` of one directory, in the order of their names, hold `[[pool]]` and
+//! `[[mount]]` tables. A word that is not known is an error: a mistyped limit is not passed over.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// Most bytes of one file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What is to be there.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Desired {
+    #[serde(default)]
+    pub(crate) daemon: Settings,
+    #[serde(default, rename = "pool")]
+    pub(crate) pools: Vec<Pool>,
+    #[serde(default, rename = "mount")]
+    pub(crate) mounts: Vec<Mount>,
+}
+
+/// Settings of the daemon itself.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// Whose members are served beside the daemon's user: a name of /etc/group or a number.
+    pub(crate) group: Option<String>,
+}
+
+/// A pool that lasts; its limits as `polylane pool create` takes them.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    cpus: Option<String>,
+    memory: Option<String>,
+    pids: Option<u64>,
+    weight: Option<u32>,
+    dirty_limit: Option<String>,
+}
+
+/// A lane; its options as `polylane mount` takes them.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mount {
+    pub(crate) source: String,
+    pub(crate) path: PathBuf,
+    #[serde(default)]
+    lower: Vec<String>,
+    pool: Option<String>,
+    size: Option<String>,
+    weight: Option<u32>,
+    #[serde(default)]
+    share: bool,
+    #[serde(default)]
+    ro: bool,
+}
+
+impl Pool {
+    /// Arguments of `polylane pool create` or `set`.
+    pub(crate) fn command(&self, verb: &str) -> Vec<String> {
+        let mut words = vec!["pool".to_string(), verb.to_string()];
+        words.extend(self.options());
+        words.extend(["--".to_string(), self.name.clone()]);
+        words
+    }
+
+    /// Whether nothing is said but the name.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.options().is_empty()
+    }
+
+    fn options(&self) -> Vec<String> {
+        let options = [
+            ("cpus", self.cpus.clone()),
+            ("memory", self.memory.clone()),
+            ("pids", self.pids.map(|count| count.to_string())),
+            ("weight", self.weight.map(|weight| weight.to_string())),
+            ("dirty-limit", self.dirty_limit.clone()),
+        ];
+        options.into_iter().filter_map(|(name, value)| option(name, value)).collect()
+    }
+}
+
+impl Mount {
+    /// Arguments of the command that mounts it, unless it is mounted.
+    pub(crate) fn command(&self) -> Vec<String> {
+        let mut words = vec!["mount".to_string(), "--once".to_string()];
+        let options = [
+            ("pool", self.pool.clone()),
+            ("size", self.size.clone()),
+            ("weight", self.weight.map(|weight| weight.to_string())),
+        ];
+        words.extend(options.into_iter().filter_map(|(name, value)| option(name, value)));
+        words.extend(self.lower.iter().map(|lower| format!("--lower={lower}")));
+        let flags = [("--share", self.share), ("--ro", self.ro)];
+        words.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_string()));
+        words.extend(["--".to_string(), self.source.clone(), self.path.display().to_string()]);
+        words
+    }
+}
+
+impl Mount {
+    /// Whether its path, its source or a lower of it is below another mount's path.
+    fn lies_in(&self, other: &Mount) -> bool {
+        let file = |source: &String| {
+            let path = source.split_once(':').map_or(source.as_str(), |(_, rest)| rest);
+            PathBuf::from(path)
+        };
+        let sources = std::iter::once(&self.source).chain(&self.lower).map(file);
+        let own = std::iter::once(self.path.clone()).chain(sources);
+        self.path != other.path && own.into_iter().any(|path| path.starts_with(&other.path))
+    }
+}
+
+/// One word, so that a value cannot be taken for an option.
+fn option(name: &str, value: Option<String>) -> Option<String> {
+    value.map(|value| format!("--{name}={value}"))
+}
+
+/// Reads a directory, and what is wrong there, one line each: a file that cannot be read or
+/// understood, a pool or path that is there twice. What is wrong is left out. A directory that is
+/// absent desires nothing.
+pub(crate) fn read(dir: &Path) -> (Desired, Vec<String>) {
+    let (mut desired, mut faults) = (Desired::default(), Vec::new());
+    let files = files(dir).unwrap_or_else(|error| {
+        faults.push(format!("{}: {error}", dir.display()));
+        Vec::new()
+    });
+    for path in files {
+        match read_file(&path) {
+            Ok(file) => desired.add(file, &path, &mut faults),
+            Err(why) => faults.push(format!("{}: {why}", path.display())),
+        }
+    }
+    (desired, faults)
+}
+
+/// The files of a directory, in the order of their names.
+fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut files: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path) -> Result<Desired, String> {
+    let read = |error: io::Error| error.to_string();
+    let metadata = fs::metadata(path).map_err(read)?;
+    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
+        return Err(format!("no file of at most {FILE_BYTES_MAX} bytes"));
+    }
+    parse(&fs::read_to_string(path).map_err(read)?)
+}
+
+impl Desired {
+    /// Adds what a file says, without what is there already.
+    fn add(&mut self, file: Desired, path: &Path, faults: &mut Vec<String>) {
+        let mut twice = |what: String| faults.push(format!("{}: {what} twice", path.display()));
+        for pool in file.pools {
+            match self.pools.iter().any(|other| other.name == pool.name) {
+                true => twice(format!("pool {}", pool.name)),
+                false => self.pools.push(pool),
+            }
+        }
+        for mount in file.mounts {
+            match self.mounts.iter().any(|other| other.path == mount.path) {
+                true => twice(format!("path {}", mount.path.display())),
+                false => self.mounts.push(mount),
+            }
+        }
+        match (&self.daemon.group, file.daemon.group) {
+            (Some(_), Some(group)) => twice(format!("group {group}")),
+            (None, group) => self.daemon.group = group,
+            (Some(_), None) => {}
+        }
+    }
+
+    /// The mounts in steps, each of which can be made side by side: what lies in another lane, by
+    /// its path or its source, comes after that.
+    pub(crate) fn steps(&self) -> Vec<Vec<Mount>> {
+        let mut left: Vec<&Mount> = self.mounts.iter().collect();
+        let mut steps = Vec::new();
+        while !left.is_empty() {
+            let waits = |mount: &&Mount| left.iter().any(|other| mount.lies_in(other));
+            let (mut later, mut now): (Vec<&Mount>, Vec<&Mount>) =
+                left.iter().copied().partition(waits);
+            if now.is_empty() {
+                // Each lies in another one: all are tried, and say why they cannot be.
+                std::mem::swap(&mut later, &mut now);
+            }
+            steps.push(now.into_iter().cloned().collect());
+            left = later;
+        }
+        steps
+    }
+}
+
+/// One line for what is wrong with a file.
+fn parse(text: &str) -> Result<Desired, String> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or_default());
+        let line = before.matches('\n').count() + 1;
+        format!("line {line}: {}", error.message().replace('\n', " "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_become_commands() {
+        let desired = parse(
+            "[[pool]]\nname = 'web'\nmemory = '512M'\npids = 9\n\
+             [[mount]]\nsource = '/v.img'\npath = '/srv/a'\npool = 'web'\nro = true\n",
+        )
+        .expect("understood");
+        let line = |words: Vec<String>| words.join(" ");
+        let pool = line(desired.pools[0].command("create"));
+        assert_eq!(pool, "pool create --memory=512M --pids=9 -- web");
+        let mount = line(desired.mounts[0].command());
+        assert_eq!(mount, "mount --once --pool=web --ro -- /v.img /srv/a");
+        assert!(!desired.pools[0].is_bare());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_said_with_its_line() {
+        for (text, line) in [
+            ("[[pool]]\nname = 'a'\nmemroy = '1G'\n", "line 3: unknown field"),
+            ("[[pool]]\nname = 7\n", "line 2: invalid type"),
+            ("\n[[mount]]\nsource = 'mem:1G'\n", "line 2: missing field `path`"),
+            ("[daemon]\nuser = 'a'\n", "line 2: unknown field"),
+            ("[[pool\n", "line 1: "),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.starts_with(line) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_in_order_and_what_is_wrong_is_left_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect(name);
+        assert_eq!(read(&dir.path().join("absent")), (Desired::default(), Vec::new()));
+        write("b.toml", "[[pool]]\nname = 'second'\n[daemon]\ngroup = 'g'\n");
+        write("a.toml", "[[pool]]\nname = 'first'\n");
+        write("c.toml.old", "nonsense");
+        let names = || {
+            let (desired, faults) = read(dir.path());
+            let names: Vec<_> = desired.pools.into_iter().map(|pool| pool.name).collect();
+            (names.join(" "), faults)
+        };
+        assert_eq!(names(), ("first second".to_string(), Vec::new()));
+        write("c.toml", "[[pool]]\nname = 'first'\n[[pool]]\nname = 'third'\n");
+        write("d.toml", "nonsense");
+        fs::create_dir(dir.path().join("e.toml")).expect("mkdir");
+        let (names, faults) = names();
+        assert_eq!(names, "first second third");
+        assert_eq!(faults.len(), 3, "{faults:?}");
+        assert!(faults[0].ends_with("c.toml: pool first twice"), "{faults:?}");
+    }
+
+    #[test]
+    fn a_mount_in_another_comes_after_it() {
+        let of = |mounts: &[(&str, &str)]| {
+            let table = |(source, path): &(&str, &str)| {
+                format!("[[mount]]\nsource = '{source}'\npath = '{path}'\n")
+            };
+            let desired = parse(&mounts.iter().map(table).collect::<String>()).expect("TOML");
+            let names = |step: &Vec<Mount>| {
+                step.iter().map(|mount| mount.path.display().to_string()).collect::<Vec<_>>()
+            };
+            desired.steps().iter().map(|step| names(step).join(" ")).collect::<Vec<_>>()
+        };
+        let chain = [("mem", "/b/c"), ("dir:/b/c/d", "/x"), ("/v", "/b"), ("mem", "/bc")];
+        assert_eq!(of(&chain), ["/b /bc", "/b/c", "/x"]);
+        assert_eq!(of(&[("dir:/y/1", "/x"), ("/x/2", "/y")]), ["/x /y"], "a circle ends");
+        assert_eq!(of(&[]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,130 @@
+//! `polylane daemon`: desired state and the HTTP interface.
+//!
+//! The daemon holds nothing that a lane needs. Each verb is a command of this same program in a
+//! process of its own, as the command line has it: there is no second way, a lane's supervisor is
+//! no child of the daemon, and a killed daemon leaves lanes as they are (docs/design/daemon.md).
+//!
+//! | file | what |
+//! |---|---|
+//! | `refusal` | why a request is refused: a status, a code, a line |
+//! | `command` | one command of this program, for a limited time |
+//! | `desired` | files of the desired state, and the commands that bring it about |
+//! | `verbs` | what each change executes |
+//! | `events` | events as a stream |
+//! | `changes` | what comes and goes on this host, as events |
+//! | `tasks` | changes that go on or are over |
+//! | `boot` | the desired state brought about: pools, then mounts, side by side |
+//! | `caller` | who calls, and what that caller may |
+//! | `routes` | the requests of the interface, and their OpenAPI document |
+//! | `server` | HTTP on a UNIX socket, with its limits |
+#![forbid(unsafe_code)]
+
+mod boot;
+mod caller;
+mod changes;
+mod command;
+mod desired;
+mod events;
+mod refusal;
+mod routes;
+mod server;
+mod tasks;
+mod verbs;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use command::Program;
+use desired::Desired;
+use events::Events;
+use routes::Daemon;
+use tasks::Tasks;
+
+/// Where the desired state is, unless said otherwise.
+pub const CONFIG_DIR: &str = "/etc/polylane";
+
+/// What `polylane daemon` was asked for.
+#[derive(Clone, Debug)]
+pub struct DaemonOptions {
+    /// Directory of the desired state: its files named `*.toml`.
+    pub config: PathBuf,
+    /// Path of the socket, made by the daemon.
+    pub socket: PathBuf,
+    /// This program.
+    pub program: PathBuf,
+}
+
+/// Why the daemon ended: what it was about, and what went wrong.
+#[derive(Debug)]
+pub struct DaemonError {
+    object: String,
+    why: String,
+}
+
+impl DaemonError {
+    fn new(object: impl fmt::Display, why: impl fmt::Display) -> DaemonError {
+        DaemonError { object: object.to_string(), why: why.to_string() }
+    }
+}
+
+impl fmt::Display for DaemonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.why)
+    }
+}
+
+/// Brings the desired state about and serves the interface until SIGTERM or SIGINT. SIGHUP brings
+/// the desired state about again, with what was added to it.
+///
+/// `report` gets each line that the operator is to see.
+///
+/// # Errors
+/// The socket cannot be made. What is wrong with the desired state, or cannot be brought about, is
+/// reported, and ends nothing.
+pub fn serve(options: DaemonOptions, report: fn(&str)) -> Result<(), DaemonError> {
+    let failed = |error: io::Error| DaemonError::new("daemon", error);
+    let desired = read(&options, report);
+    let group = match desired.daemon.group.as_deref().map(caller::group_number) {
+        None => None,
+        Some(Ok(group)) => Some(group),
+        Some(Err(why)) => {
+            report(&format!("{why}: only the daemon's user is served"));
+            None
+        }
+    };
+    let listener = server::listen(&options.socket, group)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(failed)?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut again = signal(SignalKind::hangup()).map_err(failed)?;
+        let events = Events::default();
+        let program = Program::new(options.program.clone());
+        let tasks = Tasks::new(program.clone(), events.clone());
+        let boot = |desired: Desired| {
+            tokio::spawn(boot::bring_about(desired, tasks.clone(), events.clone(), report));
+        };
+        boot(desired);
+        tokio::spawn(changes::watch(program.clone(), events.clone()));
+        let daemon = Daemon { program, tasks: tasks.clone(), events: events.clone() };
+        let mut accepting = std::pin::pin!(server::accept(listener, daemon, group));
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+                _ = again.recv() => boot(read(&options, report)),
+                Err(error) = &mut accepting => return Err(failed(error)),
+            }
+        }
+    })
+}
+
+/// Reads the desired state, and reports what is wrong with it.
+fn read(options: &DaemonOptions, report: fn(&str)) -> Desired {
+    let (desired, faults) = desired::read(&options.config);
+    faults.iter().for_each(|line| report(line));
+    desired
+}

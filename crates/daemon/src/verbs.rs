@@ -1,0 +1,89 @@
+//! What each change executes. All are idempotent: what is so already is left so.
+
+use std::time::Duration;
+
+use crate::command::{Messages, Program};
+use crate::desired::{Mount, Pool};
+use crate::refusal::Refusal;
+
+/// Longest time of one command.
+const TIME_MAX: Duration = Duration::from_secs(90);
+
+/// Longest time of a command that only looks.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A change of a pool or a mount.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// The pool is there, with these limits; others that it has stay.
+    Pool(Pool),
+    /// No pool has this name.
+    RemovePool(String),
+    /// The lane is mounted there.
+    Mount(Mount),
+    /// No lane is mounted at this path.
+    Unmount(String),
+}
+
+impl Change {
+    /// Its name in tasks and events.
+    pub(crate) fn verb(&self) -> &'static str {
+        match self {
+            Change::Pool(_) => "put-pool",
+            Change::RemovePool(_) => "delete-pool",
+            Change::Mount(_) => "put-mount",
+            Change::Unmount(_) => "delete-mount",
+        }
+    }
+
+    /// The name of the pool, or the path of the mount.
+    pub(crate) fn object(&self) -> String {
+        match self {
+            Change::Pool(pool) => pool.name.clone(),
+            Change::Mount(mount) => mount.path.display().to_string(),
+            Change::RemovePool(name) => name.clone(),
+            Change::Unmount(path) => path.clone(),
+        }
+    }
+
+    /// Brings it about.
+    ///
+    /// # Errors
+    /// The command's own line.
+    pub(crate) async fn make(self, program: &Program, messages: &Messages) -> Result<(), Refusal> {
+        let words = match &self {
+            Change::Pool(pool) => match exists(program, &pool.name, messages).await? {
+                true if pool.is_bare() => return Ok(()),
+                true => pool.command("set"),
+                false => pool.command("create"),
+            },
+            Change::RemovePool(name) => words(&["pool", "rm", "--if-exists", "--", name]),
+            Change::Mount(mount) => mount.command(),
+            Change::Unmount(path) => words(&["umount", "--all", "--", path]),
+        };
+        program.execute(&words, TIME_MAX, messages).await.map(drop)
+    }
+}
+
+/// Whether a pool of this name was made to last.
+async fn exists(program: &Program, name: &str, messages: &Messages) -> Result<bool, Refusal> {
+    let info = words(&["pool", "info", "--json", "--", name]);
+    match program.execute(&info, LOOK_TIME_MAX, messages).await {
+        Ok(_) => Ok(true),
+        Err(refusal) if refusal.code == "failed" => Ok(false),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// The JSON that a command prints.
+///
+/// # Errors
+/// The command's own line.
+pub(crate) async fn look(program: &Program, line: &[&str]) -> Result<serde_json::Value, Refusal> {
+    let output = program.execute(&words(line), LOOK_TIME_MAX, &Messages::default()).await?;
+    serde_json::from_str(&output).map_err(|error| Refusal::internal(&error))
+}
+
+fn words(line: &[&str]) -> Vec<String> {
+    line.iter().map(|word| (*word).to_string()).collect()
+}
