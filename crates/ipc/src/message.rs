@@ -105,10 +105,10 @@ ops! {
     Symlink = 10,
     /// `linkat`: first path below `dir`, second below `dir2`; `flags`: `AT_SYMLINK_FOLLOW`.
     Link = 11,
-    /// `unlinkat`; `flags`: `AT_REMOVEDIR`. Reply: `value[0]`: [`MOVED_DIR`] or 0.
+    /// `unlinkat`; `flags`: `AT_REMOVEDIR`. Reply: `value[0]`: [`NameEffects`].
     Unlink = 12,
     /// `renameat2`: first path below `dir`, second below `dir2`; `flags`: `RENAME_*`. Reply:
-    /// `value[0]`: [`MOVED_DIR`], [`REPLACED_DIR`].
+    /// `value[0]`: [`NameEffects`].
     Rename = 13,
     /// `readlinkat`. Reply: count; target in the buffer.
     Readlink = 14,

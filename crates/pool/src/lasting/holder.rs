@@ -247,19 +247,25 @@ impl Held {
 
     /// The mount, wherever it is in this namespace.
     fn own(&self) -> Option<places::Seen> {
-        places::seen().into_iter().find(|seen| seen.id == self.id)
+        let is_own = |seen: &places::Seen| seen.id == self.id && seen.device == self.entry.device;
+        places::seen().into_iter().find(is_own)
     }
 
     /// Unmounts the lane itself, unless another command counts on it. Nothing is asked of its
     /// service as long as the tables are locked.
     fn unmount_lane(&self) -> std::result::Result<(), Errno> {
-        let tables = Tables::lock(&self.dir);
-        let now = tables.as_ref().ok().and_then(|tables| tables.find(&self.entry.path).ok()?);
-        if now.is_some_and(|now| now.entry.count > 1) {
+        let tables = Tables::lock(&self.dir).ok();
+        let now = tables.as_ref().and_then(|tables| tables.find(&self.entry.path).ok()?);
+        if now.as_ref().is_some_and(|now| now.entry.count > 1) {
             return Err(Errno::EBUSY);
         }
         let own = self.own().ok_or(Errno::EBUSY)?;
-        point::unmount(&own, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))
+        point::unmount(&own, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
+        let ours = now.filter(|now| now.entry.supervisor == self.entry.supervisor);
+        if let (Some(tables), Some(now)) = (tables, ours) {
+            let _ = tables.is_gone(&now.pool, &now.entry);
+        }
+        Ok(())
     }
 
     /// The supervisor was killed: the mount has no service any more, or will have none.

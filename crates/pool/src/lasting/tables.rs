@@ -228,6 +228,15 @@ impl Tables {
         Table::open_or_make(&Table::path(&self.dir, pool))?.put(entry)
     }
 
+    /// Notes that the mount of an entry was taken away, while the entry stays until its lane has
+    /// ended: the kernel gives its numbers to the next mount, which may be another lane's.
+    ///
+    /// # Errors
+    /// See [`Table::put`].
+    pub(crate) fn is_gone(&self, pool: &str, entry: &Entry) -> Result<()> {
+        self.put(pool, &Entry { device: 0, mount: 0, ..entry.clone() })
+    }
+
     /// Takes the mount at `path` out.
     ///
     /// # Errors
@@ -249,11 +258,15 @@ impl Drop for Tables {
     }
 }
 
-/// Takes all mounts of a lane away, the later instances first. The tables stay locked meanwhile:
-/// the kernel gives a path and a device number to the next mount once they are free.
+/// Takes all mounts of a lane away, the later instances first. The tables stay locked until their
+/// entries say so: the kernel gives a path and a device number to the next mount once they are
+/// free.
 pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
-    tables.of_lane(owner).unwrap_or_default().iter().rev().for_each(point::detach);
+    for entry in tables.of_lane(owner).unwrap_or_default().iter().rev() {
+        point::detach(entry);
+        let _ = tables.is_gone(&owner.pool, entry);
+    }
 }
 
 /// Takes all entries of a lane out of its pool's table.
@@ -378,6 +391,19 @@ mod tests {
         drop(tables);
         alive.remove_files();
         assert!(!dir.exists(), "the directory goes with its last file");
+    }
+
+    #[test]
+    fn a_mount_that_was_taken_away_is_none_of_the_next_of_its_numbers() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tables = Tables::lock(&dir.path().join("run")).expect("lock");
+        let former = Entry { device: 60, mount: 100, ..entry("/m/a", 1) };
+        tables.put("web", &former).expect("put");
+        tables.is_gone("web", &former).expect("noted");
+        let now = tables.find(b"/m/a").expect("find").expect("an entry until its lane has ended");
+        assert_eq!((now.entry.device, now.entry.mount), (0, 0));
+        assert_eq!(now.entry, Entry { device: 0, mount: 0, ..former });
+        tables.remove("web", b"/m/a").expect("remove");
     }
 
     #[test]
