@@ -100,7 +100,10 @@ impl Place {
         lane.args(["run", "--at", MOUNT, "--volume"]).arg(&lanes);
         lane.args((!sequence.by_library).then_some("--no-preload"));
         lane.args(["--", "sh", "-euc", &script]);
-        let said = [kernel, lane].map(|command| {
+        let said = [kernel, lane].map(|mut command| {
+            if !sequence.by_library {
+                command.env("BESIDE_AS_FUSE", "1");
+            }
             let text = output(command, LIMIT, &words);
             String::from_utf8_lossy(&text.stdout).lines().map(String::from).collect::<Vec<_>>()
         });

@@ -77,8 +77,14 @@ pub(crate) fn check_remove(ctx: &OpCtx<'_>, dir: &Inode, victim: &Inode) -> Resu
 }
 
 /// Group and permission bits of a new inode in `dir`: group and set-gid bit come from a set-gid
-/// directory, a set-gid program only from members of its group.
-pub(crate) fn inherit(ctx: &OpCtx<'_>, dir: &Inode, kind: Kind, perm: u32) -> (Gid, u32) {
+/// directory, a set-gid program only from members of its group. It is one by the bits that were
+/// `asked` for, before the umask or a default list left `perm` of them.
+pub(crate) fn inherit(
+    ctx: &OpCtx<'_>,
+    dir: &Inode,
+    kind: Kind,
+    (asked, perm): (u32, u32),
+) -> (Gid, u32) {
     if dir.perm() & SET_GID == 0 {
         return (ctx.gid(), perm);
     }
@@ -87,7 +93,7 @@ pub(crate) fn inherit(ctx: &OpCtx<'_>, dir: &Inode, kind: Kind, perm: u32) -> (G
         return (gid, perm | SET_GID);
     }
     let program = SET_GID | GROUP_EXEC;
-    if perm & program == program && !ctx.has_fsetid() && !ctx.in_group(gid) {
+    if asked & program == program && !ctx.has_fsetid() && !ctx.in_group(gid) {
         return (gid, perm & !SET_GID);
     }
     (gid, perm)

@@ -279,7 +279,7 @@ impl Vfs {
             return Err(exists_or(ctx, core, dir, name, Errno::EMLINK));
         }
         let inherited = Inherited::new(ctx, dir, new.kind, new_perm(new), new.umask)?;
-        let (gid, perm) = access::inherit(ctx, dir, new.kind, inherited.perm);
+        let (gid, perm) = access::inherit(ctx, dir, new.kind, (new_perm(new), inherited.perm));
         let node = NewNode {
             kind: new.kind,
             perm,
@@ -320,7 +320,7 @@ impl Vfs {
             let _entries = self.core.lock_entries(ctx, dir);
             check_alive(dir)?;
             let inherited = Inherited::new(ctx, dir, Kind::File, perm & 0o7777, umask)?;
-            let (gid, perm) = access::inherit(ctx, dir, Kind::File, inherited.perm);
+            let (gid, perm) = access::inherit(ctx, dir, Kind::File, (perm, inherited.perm));
             let (kind, uid, rdev, acls) = (Kind::File, ctx.uid(), 0, inherited.acls());
             let flags = flags::inherited(dir, kind);
             let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls, flags };

@@ -157,6 +157,13 @@ fn a_set_gid_directory_gives_its_group() {
     assert_eq!((sub.uid, sub.gid, sub.perm), (Uid(1), Gid(50), 0o2755));
     let file = attr(&create(&lane, &alice, &dir, "file", Kind::File, 0o2775).unwrap());
     assert_eq!((file.gid, file.perm), (Gid(50), 0o755), "no set-gid program of a foreign group");
+    let (ctx, kind) = (OpCtx::as_user(&alice), Kind::File);
+    let new = Create { kind, perm: 0o2777, umask: 0o077, rdev: 0, target: b"" };
+    let file = attr(&lane.vfs.create(&ctx, &dir, b"asked", &new).unwrap());
+    assert_eq!((file.gid, file.perm), (Gid(50), 0o700), "it counts what was asked for");
+    let new = Create { perm: 0o2767, ..new };
+    let file = attr(&lane.vfs.create(&ctx, &dir, b"no program", &new).unwrap());
+    assert_eq!((file.gid, file.perm), (Gid(50), 0o2700));
     let member = user(1, 10, &[50]);
     let file = attr(&create(&lane, &member, &dir, "mine", Kind::File, 0o2775).unwrap());
     assert_eq!((file.gid, file.perm), (Gid(50), 0o2755));

@@ -312,6 +312,9 @@ static void op_chown(void)
 	int fd = *slot(), how = (int)chance(3);
 	char *name = path();
 	uid_t uid = (uid_t)PICK(0, 1000, 1001, -1, -1), gid = (gid_t)PICK(0, 1000, 1001, -1, 1000);
+	/* FUSE sends a lane what may as well begin a change of contents. */
+	if (as_fuse() && uid == (uid_t)-1 && gid == (gid_t)-1)
+		gid = 1000;
 	errno = 0;
 	long result = how == 0 ? chown(name, uid, gid) : how == 1 ? lchown(name, uid, gid) : fchown(fd, uid, gid);
 	printf("chown %s %d %d", how < 2 ? name : "", (int)uid, (int)gid);

@@ -39,6 +39,9 @@ extern unsigned long seed;
 const char *kind_of(unsigned long index);
 unsigned actor_of(unsigned long index);
 
+/* Whether what FUSE does not tell a lane is left out. */
+int as_fuse(void);
+
 /* Does one operation; its line is printed. */
 void operate(unsigned long index);
 

@@ -87,6 +87,7 @@ impl Reference {
     /// `inode_init_owner` and `mode_strip_sgid`.
     pub(super) fn inherit<'a>(&self, user: User, dir: &Attr, new: &NewNode<'a>) -> NewNode<'a> {
         let mut new = NewNode { uid: user.uid, gid: user.gid, ..new.clone() };
+        let asked = new.perm;
         if new.kind != Kind::Symlink {
             new.perm &= !UMASK;
         }
@@ -94,7 +95,7 @@ impl Reference {
             new.gid = dir.gid;
             if new.kind == Kind::Dir {
                 new.perm |= 0o2000;
-            } else if new.perm & 0o2010 == 0o2010 && !user.is_root() && !user.in_group(dir.gid) {
+            } else if asked & 0o2010 == 0o2010 && !user.is_root() && !user.in_group(dir.gid) {
                 new.perm &= !0o2000;
             }
         }
