@@ -19,7 +19,7 @@
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
 //! | `values` | values of attributes in inodes of their own |
-//! | `quota` | what users, groups and projects take |
+//! | `quota`, [`limits`] | what users, groups and projects take, and may |
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -35,6 +35,7 @@
 //! the VFS's locks                one change of a directory at a time, one cross-directory rename
 //!   cell (Cell::core)            a directory before what it names; two of those by number
 //!     promised │ inode shard
+//!     turn of those who are limited
 //!       log                      who writes a transaction's body or checkpoints; kept across I/O
 //!         gate                   entered: a handle; shut: a transaction is being closed
 //!           a quota file           and its own cell
@@ -70,6 +71,7 @@ pub mod inode;
 pub mod io;
 pub mod journal;
 mod late;
+pub mod limits;
 pub mod mount;
 pub mod ops;
 pub mod orphan;

@@ -68,6 +68,7 @@ impl Volume {
         if room == Room::SetAside {
             return Ok(None);
         }
+        self.check_growth(ctx, (parent, above), name)?;
         match self.promise_to(ctx, NAME_BLOCKS) {
             Err(Error::Errno(Errno::ENOSPC)) => {
                 let grown = dir::growth(self, parent, above, name)?;
@@ -225,7 +226,7 @@ pub fn create(
     let own = own_blocks(new);
     let acls = u64::from(new.acls.each().next().is_some());
     let (project, new) = (above.project_within(), &grouped(volume, &above, new));
-    volume.enter(ctx, [new.uid.0, new.gid.0, project])?;
+    let _turn = volume.admit_new(ctx, [new.uid.0, new.gid.0, project], own + acls)?;
     let _promise = volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, (dir, project), new, room)?;
@@ -353,7 +354,7 @@ pub fn create_unlinked(
     let above = parent.core.read();
     let (project, new) = (above.project_within(), &grouped(volume, &above, new));
     drop(above);
-    volume.enter(ctx, [new.uid.0, new.gid.0, project])?;
+    let _turn = volume.admit_new(ctx, [new.uid.0, new.gid.0, project], 0)?;
     let _promise = new.acls.each().next().map(|_| volume.promise_to(ctx, 1)).transpose()?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, (dir, project), new, Room::Free)?;

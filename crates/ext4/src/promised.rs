@@ -20,12 +20,15 @@ use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::inline;
 use crate::inode::{Cell, Core};
+use crate::limits::Owner;
 use crate::volume::Volume;
 
 /// Ranges of file blocks: start to end. No two touch.
 #[derive(Default, Debug)]
 pub struct Promised {
     ranges: BTreeMap<u32, u32>,
+    /// Where limits are enforced.
+    owner: Option<Owner>,
 }
 
 type Range = (u32, u32);
@@ -63,6 +66,20 @@ impl Promised {
         gaps
     }
 
+    /// How many blocks are promised.
+    pub fn count(&self) -> u64 {
+        self.ranges.iter().map(|(start, end)| u64::from(end - start)).sum()
+    }
+
+    /// From now on it is owed to `owner`.
+    pub fn owe_to(&mut self, owner: Owner) {
+        let count = self.count();
+        owner.add(count);
+        if let Some(former) = self.owner.replace(owner) {
+            former.remove(count);
+        }
+    }
+
     fn insert(&mut self, (mut start, mut end): Range) {
         let touching: Vec<Range> = self
             .ranges
@@ -71,11 +88,16 @@ impl Promised {
             .take_while(|(_, stop)| **stop >= start)
             .map(|(from, stop)| (*from, *stop))
             .collect();
+        let mut had = 0;
         for (from, stop) in touching {
             self.ranges.remove(&from);
             (start, end) = (start.min(from), end.max(stop));
+            had += u64::from(stop - from);
         }
         self.ranges.insert(start, end);
+        if let Some(owner) = &self.owner {
+            owner.add(u64::from(end - start) - had);
+        }
     }
 
     /// Takes `start..end` out; returns how many blocks that were.
@@ -98,6 +120,9 @@ impl Promised {
             }
             count += u64::from(stop.min(end) - from.max(start));
         }
+        if let Some(owner) = &self.owner {
+            owner.remove(count);
+        }
         count
     }
 }
@@ -105,7 +130,7 @@ impl Promised {
 /// Promises blocks for `offset..offset + len` where the file has none.
 ///
 /// # Errors
-/// `ENOSPC`, `EFBIG`, the device's, or a corrupt tree.
+/// `ENOSPC`, `EDQUOT`, `EFBIG`, the device's, or a corrupt tree.
 pub fn reserve(
     ctx: &OpCtx<'_>,
     volume: &Volume,
@@ -126,7 +151,7 @@ pub fn reserve(
         return promise(ctx, volume, cell, holes(volume, cell, &core, &gaps)?);
     }
     match promise(ctx, volume, cell, gaps.clone()) {
-        Err(Error::Errno(Errno::ENOSPC)) => {
+        Err(Error::Errno(Errno::ENOSPC | Errno::EDQUOT)) => {
             let holes = holes(volume, cell, &cell.core.read(), &gaps)?;
             promise(ctx, volume, cell, holes)
         }
@@ -235,6 +260,8 @@ fn promise(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, ranges: Vec<Range>) ->
         return Ok(());
     }
     let from = volume.blocks_for(ctx);
+    let ids = cell.promised.lock().owner.as_ref().map(Owner::ids);
+    let _turn = ids.map(|ids| volume.admit(ctx, ids, (count, 0))).transpose()?;
     volume.with_space(|| volume.alloc.reserve(count, from))?;
     let mut promised = cell.promised.lock();
     ranges.into_iter().for_each(|range| promised.insert(range));

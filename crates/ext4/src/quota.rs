@@ -5,7 +5,7 @@
 //! same transaction. So the files are right in every state that a power cut leaves. Entries of ids
 //! that have none are made ahead by [`Accounts::enter`], in a handle of their own, and stay.
 //!
-//! Limits are not enforced: images that want that by themselves are open for reading only.
+//! Limits are enforced where the image's own mount options say so ([`crate::limits`]).
 //!
 //! # Locking
 //!
@@ -25,6 +25,7 @@ use crate::format::quota::{self, BLOCK_BYTES, Charge, Head, Info, QuotaKind};
 use crate::format::superblock::Superblock;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::limits::{Owed, Owner};
 use crate::volume::{Accounts, Volume};
 
 /// Blocks that a new entry changes, those for room included.
@@ -37,6 +38,8 @@ pub struct Quotas {
     files: Vec<QuotaFile>,
     /// Inodes that are charged: the root, and those from here on which hold no quotas.
     first_inode: u32,
+    /// Where a limit of any kind is enforced.
+    owed: Option<Arc<Owed>>,
 }
 
 struct QuotaFile {
@@ -44,6 +47,8 @@ struct QuotaFile {
     cell: Arc<Cell>,
     /// Where the entry of each id is: a block and a place in it.
     entries: Mutex<FxHashMap<u32, (u32, usize)>>,
+    /// Grace times in seconds of bytes and inodes, where limits are enforced.
+    graces: Option<[u64; 2]>,
 }
 
 /// A block of a quota file: of the file system's, which holds it, and where it begins there.
@@ -72,11 +77,13 @@ impl Quotas {
         for kind in QuotaKind::ALL {
             let ino = superblock.quota_inode(kind);
             if ino != 0 {
-                files.push(QuotaFile::open(volume, kind, ino)?);
+                let is_limited = superblock.asks_for_limits(kind);
+                files.push(QuotaFile::open(volume, kind, ino, is_limited)?);
             }
         }
         let first_inode = superblock.first_inode();
-        Ok((!files.is_empty()).then_some(Quotas { files, first_inode }))
+        let owed = files.iter().any(|file| file.graces.is_some()).then(Arc::default);
+        Ok((!files.is_empty()).then_some(Quotas { files, first_inode, owed }))
     }
 
     fn counts(&self, ino: u32) -> bool {
@@ -86,6 +93,36 @@ impl Quotas {
 }
 
 impl Accounts for Quotas {
+    fn owed(&self) -> Option<&Arc<Owed>> {
+        self.owed.as_ref()
+    }
+
+    fn allow(
+        &self,
+        ctx: &OpCtx<'_>,
+        volume: &Volume,
+        ids: [Option<u32>; 3],
+        (bytes, inodes): (u64, u64),
+    ) -> Result<bool> {
+        let Some(owed) = &self.owed else { return Ok(true) };
+        let now = volume.now(ctx).sec as u64;
+        for file in self.files.iter().filter(|file| file.graces.is_some()) {
+            let Some(id) = ids[file.kind as usize] else { continue };
+            let Some((number, index)) = file.entries.lock().get(&id).copied() else { continue };
+            let place = file.place(volume, &file.cell.core.read(), number)?;
+            let look = |block: &[u8]| (quota::limits(block, index), quota::usage(block, index));
+            let ([of_bytes, of_inodes], (has_bytes, has_inodes)) = place.look(look);
+            let promised = owed.of(file.kind, id) * u64::from(volume.geometry.block_bytes);
+            let (all_bytes, all_inodes) = (has_bytes + promised + bytes, has_inodes + inodes);
+            let refused = bytes > 0 && !of_bytes.allows(all_bytes, now)
+                || inodes > 0 && !of_inodes.allows(all_inodes, now);
+            if refused {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()> {
         for file in &self.files {
             let id = ids[file.kind as usize];
@@ -111,6 +148,11 @@ impl Accounts for Quotas {
             return Ok(());
         }
         core.charged = new;
+        if let Some(owed) =
+            self.owed.as_ref().filter(|_| new.inodes > 0 && (old.inodes, old.ids) != (1, new.ids))
+        {
+            cell.promised.lock().owe_to(Owner::new(owed, new.ids));
+        }
         for file in &self.files {
             let (from, to) = (old.ids[file.kind as usize], new.ids[file.kind as usize]);
             if old.inodes > 0 && (from != to || new.inodes == 0) {
@@ -126,9 +168,13 @@ impl Accounts for Quotas {
 }
 
 impl QuotaFile {
-    fn open(volume: &Volume, kind: QuotaKind, ino: u32) -> Result<QuotaFile> {
+    fn open(volume: &Volume, kind: QuotaKind, ino: u32, is_limited: bool) -> Result<QuotaFile> {
         let cell = volume.cell(ino)?;
-        let file = QuotaFile { kind, cell, entries: Mutex::default() };
+        let mut file = QuotaFile { kind, cell, entries: Mutex::default(), graces: None };
+        if is_limited {
+            let place = file.place(volume, &file.cell.core.read(), 0)?;
+            file.graces = Some(place.look(quota::graces));
+        }
         let mut entries = FxHashMap::default();
         file.read_tree(volume, quota::ROOT, 0, &mut entries)?;
         *file.entries.lock() = entries;
@@ -213,6 +259,9 @@ impl QuotaFile {
             let less = (has_bytes.saturating_sub(old_bytes), has_inodes.saturating_sub(old_inodes));
             let now = (less.0.saturating_add(bytes), less.1.saturating_add(inodes));
             quota::set_usage(block, index, now);
+            if let Some(graces) = self.graces {
+                quota::set_times(block, index, volume.now(handle.ctx()).sec as u64, graces);
+            }
         });
         Ok(())
     }

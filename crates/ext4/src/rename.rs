@@ -132,9 +132,11 @@ impl Move<'_> {
         existing: Option<(Arc<Cell>, Found)>,
     ) -> Result<Renamed> {
         let volume = self.volume;
+        let mut _turn = None;
         if self.mode == RenameMode::Whiteout {
             let new = whiteout_of(ctx, volume, self.source, dirs.from());
-            volume.enter(ctx, [new.uid.0, new.gid.0, dirs.from().project_within()])?;
+            let ids = [new.uid.0, new.gid.0, dirs.from().project_within()];
+            _turn = volume.admit_new(ctx, ids, 0)?;
         }
         let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
         dirs.to().check_project(&core)?;

@@ -26,7 +26,7 @@ pub(crate) fn set(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, set: &SetAttr) -> 
     let owner = |new: Option<u32>, old: u32| new.unwrap_or(old);
     let (uid, gid) = (set.uid.map(|uid| uid.0), set.gid.map(|gid| gid.0));
     let ids = [owner(uid, core.raw.uid()), owner(gid, core.raw.gid()), core.raw.project()];
-    volume.enter(ctx, ids)?;
+    let _turn = volume.admit_given(ctx, (&cell, &core), ids)?;
     apply(&mut core, set, volume.now(ctx));
     let handle = volume.start(ctx, INODE_CREDITS)?;
     volume.store(&handle, &cell, &mut core, false)?;

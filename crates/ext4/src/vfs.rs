@@ -304,7 +304,7 @@ impl FileSystem for Ext4 {
 
     fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
         let block_bytes = self.volume.io.block_bytes() as u64;
-        self.volume.journal.as_ref().map(|_| bytes.div_ceil(block_bytes) + 2 * pieces)
+        self.volume.sets_aside().then(|| bytes.div_ceil(block_bytes) + 2 * pieces)
     }
 
     fn reserve_blocks(&self, count: u64) -> polylane_base::Result<()> {
@@ -520,6 +520,9 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve_names(&self, count: u32) -> polylane_base::Result<()> {
+        if self.volume.has_limits() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         self.making(|| {
             let alloc = &self.volume.alloc;
             alloc.reserve_inodes(count)?;
@@ -540,7 +543,11 @@ impl FileSystem for Ext4 {
     }
 
     fn creates_reserved(&self) -> bool {
-        self.volume.journal.is_some()
+        self.volume.sets_aside()
+    }
+
+    fn has_limits(&self) -> bool {
+        self.volume.has_limits()
     }
 
     fn create_reserved(

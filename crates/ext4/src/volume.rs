@@ -25,6 +25,7 @@ use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
+use crate::limits::Owed;
 use crate::orphan::{self, Orphans};
 use polylane_vfs::OpCtx;
 
@@ -39,6 +40,21 @@ pub trait Accounts: Send + Sync {
     /// # Errors
     /// `ENOSPC`, the device's, or damaged quota files.
     fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()>;
+
+    /// What is promised to those who have accounts, where limits are enforced.
+    fn owed(&self) -> Option<&Arc<Owed>>;
+
+    /// Whether users, groups and projects may take so many more bytes and inodes.
+    ///
+    /// # Errors
+    /// The device's, or damaged quota files.
+    fn allow(
+        &self,
+        ctx: &OpCtx<'_>,
+        volume: &Volume,
+        ids: [Option<u32>; 3],
+        more: (u64, u64),
+    ) -> Result<bool>;
 
     /// Charges what an inode takes now, in the handle that stores it.
     ///
@@ -252,6 +268,7 @@ impl Volume {
         let charged = Charge::of(&raw, self.geometry.block_bytes);
         let cell = Cell::new(ino, self.seed, raw);
         cell.core.write().charged = charged;
+        self.owe(&cell, charged.ids);
         if let Some(journal) = &self.journal {
             // What was changed before the inode was forgotten may not have committed yet.
             cell.note_change(journal.latest(&block), true);

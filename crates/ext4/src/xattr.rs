@@ -134,6 +134,8 @@ pub fn set(
         .collect();
     let own = u64::from(takes_block(volume, cell, core, &outside)?);
     let blocks = own + moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum::<u64>();
+    let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()];
+    let _turn = (own > 0).then(|| volume.admit(ctx, ids, (own, 0))).transpose()?;
     let _promise = (blocks > 0).then(|| volume.promise_to(ctx, blocks)).transpose()?;
     let kept = shared_values(volume, cell, core)?;
     volume.alloc.reserve_inodes(moved.len() as u32)?;

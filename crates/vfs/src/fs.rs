@@ -397,6 +397,12 @@ pub trait FileSystem: Send + Sync {
     /// Ends what [`reserve`](Self::reserve) promised from `offset` on: nobody will write there.
     fn unreserve(&self, _ino: Ino, _offset: u64) {}
 
+    /// Whether limits of users are enforced: what is promised counts for them, so nothing is
+    /// promised ahead of a write.
+    fn has_limits(&self) -> bool {
+        false
+    }
+
     /// How many blocks may be needed for so many bytes in at most so many pieces, wherever they go;
     /// `None`: no blocks can be set aside ([`reserve_blocks`](Self::reserve_blocks)).
     fn blocks_for(&self, _bytes: u64, _pieces: u64) -> Option<u64> {

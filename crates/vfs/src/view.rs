@@ -170,7 +170,7 @@ impl Vfs {
     pub fn reserve_ahead(&self, ctx: &OpCtx<'_>, node: &Node, end: u64) -> Result<()> {
         let size = node.size();
         let len = end.checked_sub(size).ok_or(Errno::EINVAL)?;
-        node.pages().ok_or(Errno::EOPNOTSUPP)?;
+        node.pages().filter(|_| !self.core.fs.has_limits()).ok_or(Errno::EOPNOTSUPP)?;
         self.core.fs.reserve(ctx, node.ino(), size, len)
     }
 

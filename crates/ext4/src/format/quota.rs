@@ -56,6 +56,9 @@ pub const ROOT: u32 = 1;
 /// Levels of the tree.
 pub const LEVELS: u32 = 4;
 
+/// A time that keeps the entry of id 0 from being all zeros.
+const NOT_BEGUN: u64 = 1;
+
 const VERSION: u32 = 1;
 const MAGICS: [u32; 3] = [0xd9c0_1f11, 0xd9c0_1927, 0xd9c0_3f14];
 /// Entries of a block.
@@ -134,6 +137,12 @@ impl Info {
     }
 }
 
+/// For how many seconds a soft limit may be passed: of bytes, and of inodes. From the first block.
+pub fn graces(block: &[u8]) -> [u64; 2] {
+    record::get::<HeaderRecord>(block, 0)
+        .map_or([0; 2], |header| [header.bgrace.get().into(), header.igrace.get().into()])
+}
+
 /// The place of `id`'s number in a node of a level.
 pub fn slot(id: u32, level: u32) -> usize {
     4 * (id >> (8 * (LEVELS - 1 - level)) & 0xff) as usize
@@ -206,7 +215,7 @@ pub fn begin(block: &mut [u8], index: usize, id: u32) {
     entry.id.set(id);
     if id == 0 {
         // One of zeros would be none.
-        entry.itime.set(1);
+        entry.itime.set(NOT_BEGUN);
     }
 }
 
@@ -221,6 +230,54 @@ pub fn set_usage(block: &mut [u8], index: usize, (bytes, inodes): (u64, u64)) {
     let entry: &mut EntryRecord = record::at_mut(block, place(index));
     entry.curspace.set(bytes);
     entry.curinodes.set(inodes);
+}
+
+/// What an id may take of one kind: bytes, or inodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Limit {
+    /// May be passed until `until`; 0: none.
+    pub soft: u64,
+    /// Is never passed; 0: none.
+    pub hard: u64,
+    /// When the grace time of the soft limit ends, in seconds since 1970; 0: it is not passed.
+    pub until: u64,
+}
+
+impl Limit {
+    /// Whether `amount` may be had now.
+    pub fn allows(self, amount: u64, now: u64) -> bool {
+        let past_soft = self.soft > 0 && amount > self.soft;
+        let over = past_soft && self.until > NOT_BEGUN && now >= self.until;
+        !over && (self.hard == 0 || amount <= self.hard)
+    }
+
+    /// When the grace time ends once `amount` is taken.
+    fn until(self, amount: u64, now: u64, grace: u64) -> u64 {
+        match self.soft > 0 && amount > self.soft {
+            true if self.until > NOT_BEGUN => self.until,
+            true => now + grace,
+            false if self.until == NOT_BEGUN => NOT_BEGUN,
+            false => 0,
+        }
+    }
+}
+
+/// The limits of an entry: of bytes, and of inodes.
+pub fn limits(block: &[u8], index: usize) -> [Limit; 2] {
+    let entry = entry(block, index);
+    let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
+    let (soft, hard) = (bytes(entry.bsoftlimit.get()), bytes(entry.bhardlimit.get()));
+    let of_bytes = Limit { soft, hard, until: entry.btime.get() };
+    let (soft, hard) = (entry.isoftlimit.get(), entry.ihardlimit.get());
+    [of_bytes, Limit { soft, hard, until: entry.itime.get() }]
+}
+
+/// Begins and ends grace times, after the usage changed.
+pub fn set_times(block: &mut [u8], index: usize, now: u64, graces: [u64; 2]) {
+    let ([of_bytes, of_inodes], (bytes, inodes)) = (limits(block, index), usage(block, index));
+    let entry: &mut EntryRecord = record::at_mut(block, place(index));
+    entry.btime.set(of_bytes.until(bytes, now, graces[0]));
+    entry.itime.set(of_inodes.until(inodes, now, graces[1]));
 }
 
 #[cfg(test)]
@@ -241,6 +298,30 @@ mod tests {
         assert_eq!(ENTRIES, 14);
         let slots = [0, 1, 2, 3].map(|level| slot(0x0102_03ff, level) / 4);
         assert_eq!(slots, [1, 2, 3, 255]);
+    }
+
+    #[test]
+    fn limits_are_kept_and_grace_begins_and_ends() {
+        let mut block = vec![0; BLOCK_BYTES];
+        begin(&mut block, 3, 7);
+        let entry: &mut EntryRecord = record::at_mut(&mut block, place(3));
+        entry.bsoftlimit.set(4);
+        entry.bhardlimit.set(8);
+        entry.isoftlimit.set(2);
+        let [bytes, inodes] = limits(&block, 3);
+        assert_eq!((bytes.soft, bytes.hard, inodes.soft, inodes.hard), (4096, 8192, 2, 0));
+        assert!(bytes.allows(8192, 50) && !bytes.allows(8193, 50) && inodes.allows(u64::MAX, 50));
+        set_usage(&mut block, 3, (4096, 3));
+        set_times(&mut block, 3, 50, [100, 10]);
+        let [bytes, inodes] = limits(&block, 3);
+        assert_eq!((bytes.until, inodes.until), (0, 60));
+        assert!(inodes.allows(3, 59) && !inodes.allows(3, 60) && inodes.allows(2, 60));
+        set_usage(&mut block, 3, (4097, 4));
+        set_times(&mut block, 3, 55, [100, 10]);
+        assert_eq!(limits(&block, 3).map(|limit| limit.until), [155, 60]);
+        set_usage(&mut block, 3, (0, 2));
+        set_times(&mut block, 3, 300, [100, 10]);
+        assert_eq!(limits(&block, 3).map(|limit| limit.until), [0, 0]);
     }
 
     #[test]

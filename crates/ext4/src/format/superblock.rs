@@ -178,18 +178,32 @@ impl Superblock {
 
     /// What of quotas keeps the image from being written.
     fn quota_reasons(&self) -> impl Iterator<Item = &'static str> {
-        let options = &self.raw.mount_opts;
-        let named = |option: &[u8]| options.windows(option.len()).any(|part| part == option);
-        let enforced = [b"usrquota", b"grpquota", b"prjquota"].into_iter().any(|name| named(name));
-        let enforced = enforced || named(b"usrjquota") || named(b"grpjquota");
         let has_quota = self.has_ro_compat(RoCompat::QUOTA);
+        let asks = QuotaKind::ALL.into_iter().any(|kind| self.asks_for_limits(kind));
+        let in_files = self.mount_option_names().any(is_quota_file);
         [
-            (enforced, "its mount options enforce quotas"),
+            (!has_quota && (asks || in_files), "its mount options ask for quotas in files"),
             (has_quota && self.has_incompat(Incompat::EA_INODE), "quota beside ea_inode"),
             (has_quota && self.has_compat(Compat::FAST_COMMIT), "quota beside fast_commit"),
         ]
         .into_iter()
         .filter_map(|(is, reason)| is.then_some(reason))
+    }
+
+    /// The options that the image has of its own (`s_mount_opts`).
+    fn mount_option_names(&self) -> impl Iterator<Item = &[u8]> {
+        let options = self.raw.mount_opts.split(|byte| *byte == 0).next().unwrap_or_default();
+        options.split(|byte| *byte == b',')
+    }
+
+    /// Whether its own mount options have limits of a kind enforced.
+    pub fn asks_for_limits(&self, kind: QuotaKind) -> bool {
+        let names: &[&[u8]] = match kind {
+            QuotaKind::User => &[b"usrquota", b"quota"],
+            QuotaKind::Group => &[b"grpquota"],
+            QuotaKind::Project => &[b"prjquota"],
+        };
+        self.mount_option_names().any(|name| names.contains(&name))
     }
 
     /// The inode that holds quotas of a kind, 0 for none (`s_usr_quota_inum` and others).
@@ -518,4 +532,9 @@ fn lacking(raw: &SuperblockRecord) -> Vec<String> {
         names.push("bigalloc with blocks of 1 KiB".into());
     }
     names
+}
+/// Whether a mount option names a file of quotas.
+fn is_quota_file(option: &[u8]) -> bool {
+    let has_file = |prefix: &[u8]| option.strip_prefix(prefix).is_some_and(|file| !file.is_empty());
+    has_file(b"usrjquota=") || has_file(b"grpjquota=")
 }

@@ -167,10 +167,10 @@ impl Core {
             Room::Aside(aside) => aside.time,
             Room::Free => self.now(ctx),
         };
-        let mut done = 0;
+        let (mut done, mut most) = (0, CHUNK_BYTES);
         while done < len {
             let at = offset + done as u64;
-            let count = (CHUNK_BYTES - (at % PAGE as u64) as usize).min(len - done);
+            let count = (most - (at % PAGE as u64) as usize).min(len - done);
             let mut edges = match self.edges(ctx, node, pages, at, count) {
                 Ok(edges) => edges,
                 Err(_) if done > 0 => break,
@@ -179,6 +179,11 @@ impl Core {
             if !pages.are_dirty(at, count)
                 && let Err(errno) = self.room_for(ctx, node, (at, count as u64), &mut room)
             {
+                if errno == Errno::EDQUOT && most > PAGE {
+                    // As much as the owner may have.
+                    most = (most / 2).max(PAGE);
+                    continue;
+                }
                 if done > 0 {
                     break;
                 }
