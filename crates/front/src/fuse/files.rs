@@ -29,6 +29,10 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
             let file = open_node(call, &node, flags, how)?;
             let door = call.header.node_id;
             let grown = call.session.opened(door);
+            if flags & libc::O_TRUNC != 0 {
+                // With the reply the kernel takes the file to be empty.
+                call.session.lane.nodes.tell_size(door, 0);
+            }
             let done = match flags & libc::O_TRUNC {
                 0 if grown => Outcome::ReplyAfter(node, Range { offset: 0, len: 1 }, Some(door)),
                 0 => Outcome::Reply,
@@ -234,9 +238,12 @@ pub(super) fn fsync(call: &mut Call<'_>) -> End {
 pub(super) fn fallocate(call: &mut Call<'_>) -> End {
     let asked = call.args.record::<FallocateIn>()?;
     let (offset, len, mode) = (asked.offset.get(), asked.length.get(), asked.mode.get() as i32);
-    let (_, file) = call.handle(asked.fh.get())?;
+    let (handle, file) = call.handle(asked.fh.get())?;
     call.settle(file.node(), Range::ALL)?;
     file.fallocate(&call.ctx(&call.changer()), mode, offset, len)?;
+    if mode & libc::FALLOC_FL_KEEP_SIZE == 0 {
+        call.session.wrote(&handle, offset.saturating_add(len));
+    }
     // Collapse and insert move everything behind.
     Ok(call.changed(file.node(), Range { offset, len: 0 }))
 }
@@ -262,7 +269,7 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
     if asked.flags.get() != 0 {
         return Err(Errno::EINVAL.into());
     }
-    let ((_, source), (_, target)) =
+    let ((_, source), (to, target)) =
         (call.handle(asked.fh_in.get())?, call.handle(asked.fh_out.get())?);
     call.settle(source.node(), Range { offset: from, len })?;
     call.settle(target.node(), Range { offset: at, len })?;
@@ -270,6 +277,9 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
     let wide = call.header.opcode == opcode::COPY_FILE_RANGE_64;
     let len = if wide { len } else { len.min(u64::from(u32::MAX) & !4095) };
     let copied = source.copy_range(&call.ctx(&call.changer()), from, (&target, at), len)?;
+    if copied > 0 {
+        call.session.wrote(&to, at.saturating_add(copied));
+    }
     match wide {
         true => call.out.long(copied),
         false => call.out.count(copied as u32),
