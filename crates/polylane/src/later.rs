@@ -26,7 +26,10 @@ mod tests {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             refusal(&words)
         };
-        assert_eq!(refused("polylane image"), Some("image: not in this version yet".to_string()));
+        assert_eq!(
+            refused("polylane container"),
+            Some("container: not in this version yet".to_string())
+        );
         assert_eq!(refused("polylane pool ls"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);

@@ -249,7 +249,15 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     let name = call.args.name()?;
     let (node, dir) = (call.inode(id)?, call.dir()?);
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
-    call.session.lane.vfs.link(&call.ctx(&call.cred()?), &node, &dir, name)?;
+    let cred = call.cred()?;
+    if matches!(call.session.lane.nodes.get(id)?, Target::Slot(_)) {
+        // The kernel checked it by the owner and the mode that it takes the slot to have.
+        let unchecked = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
+        if !call.session.lane.may_link(&unchecked, &node)? {
+            return Err(Errno::EPERM.into());
+        }
+    }
+    call.session.lane.vfs.link(&call.ctx(&cred), &node, &dir, name)?;
     call.session.lane.nodes.linked(id);
     call.entry_of((&dir, name), &node)?;
     Ok(Outcome::Reply)

@@ -60,8 +60,13 @@ impl Call<'_> {
         let node = self.node(from)?;
         let last = self.last_file(to)?;
         if !self.session.connection.lane.may_link(&self.ctx(), &node)? {
+            // What the kernel finds at the new name comes first.
             let found = self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
-            return Err(if found.is_ok() { Errno::EEXIST } else { Errno::EPERM }.into());
+            return Err(match found {
+                Ok(_) => Errno::EEXIST.into(),
+                Err(Errno::ENAMETOOLONG) => Errno::ENAMETOOLONG.into(),
+                Err(_) => Errno::EPERM.into(),
+            });
         }
         self.vfs().link(&self.ctx(), &node, &last.dir, &last.name)?;
         Ok(done(0))
