@@ -31,6 +31,17 @@ fn coreutils_print_what_they_print_on_tmpfs() {
     same_as_tmpfs(&cases, &LANES);
 }
 
+/// Those of a `--dir` lane that root runs are refused (`confinement.rs`: `make-device`).
+#[test]
+fn device_nodes() {
+    if unavailable("device_nodes") {
+        return;
+    }
+    let script = Script::new(format!("exec 2>&1\n{}", Script::file("devices.sh").text()));
+    let lanes = [Lane::Fuse, Lane::Preload, Lane::FuseVolume, Lane::PreloadVolume];
+    same_as_tmpfs(&[("devices.sh".to_owned(), script)], &lanes);
+}
+
 #[test]
 fn access_control_lists() {
     let test = "access_control_lists";
