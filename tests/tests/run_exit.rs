@@ -169,7 +169,7 @@ fn later_commands_and_completions() {
             .expect("polylane");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    for command in ["volume", "attach", "daemon", "top", "umount"] {
+    for command in ["volume", "attach", "container", "top", "umount"] {
         assert_eq!(polylane(&[command]).0, Some(2), "{command}");
     }
     for shell in ["bash", "zsh", "fish"] {

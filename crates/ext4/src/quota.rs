@@ -112,8 +112,11 @@ impl Accounts for Quotas {
             let place = file.place(volume, &file.cell.core.read(), number)?;
             let look = |block: &[u8]| (quota::limits(block, index), quota::usage(block, index));
             let ([of_bytes, of_inodes], (has_bytes, has_inodes)) = place.look(look);
-            let promised = owed.of(file.kind, id) * u64::from(volume.geometry.block_bytes);
-            let (all_bytes, all_inodes) = (has_bytes + promised + bytes, has_inodes + inodes);
+            let block_bytes = u64::from(volume.geometry.block_bytes);
+            let promised = owed.of(file.kind, id).saturating_mul(block_bytes);
+            // What an image says may be any number.
+            let all_bytes = has_bytes.saturating_add(promised).saturating_add(bytes);
+            let all_inodes = has_inodes.saturating_add(inodes);
             let refused = bytes > 0 && !of_bytes.allows(all_bytes, now)
                 || inodes > 0 && !of_inodes.allows(all_inodes, now);
             if refused {

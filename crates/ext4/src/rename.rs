@@ -132,13 +132,14 @@ impl Move<'_> {
         existing: Option<(Arc<Cell>, Found)>,
     ) -> Result<Renamed> {
         let volume = self.volume;
+        let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
+        // After the cells, as everywhere: a writer of this file has its cell and awaits a turn.
         let mut _turn = None;
         if self.mode == RenameMode::Whiteout {
             let new = whiteout_of(ctx, volume, self.source, dirs.from());
             let ids = [new.uid.0, new.gid.0, dirs.from().project_within()];
             _turn = volume.admit_new(ctx, ids, 0)?;
         }
-        let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
         dirs.to().check_project(&core)?;
         let is_dir = core.raw.mode() >> 12 == 4;
         if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)

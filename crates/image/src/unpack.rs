@@ -62,7 +62,7 @@ pub(crate) fn unpack(stream: impl Read, to: &Path, layer: &str) -> Result<Unpack
     };
     while let Some(member) = reader.next().map_err(broken)? {
         unpacker.unpacked.members += 1;
-        unpacker.unpacked.bytes += member.size;
+        unpacker.unpacked.bytes = unpacker.unpacked.bytes.saturating_add(member.size);
         unpacker.add(&member, &mut reader).map_err(|wrong| unpacker.named(&member, wrong))?;
     }
     reader.drain().map_err(broken)?;
