@@ -27,7 +27,7 @@ const ROOMS: &[Room] = &[
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
     room("ceph", &["base", "vfs"], &["testkit"]),
-    room("image", &["base"], &[]),
+    room("image", &["base", "sys"], &[]),
     room("volume", &["base", "sys", "block", "ext4"], &[]),
     room(
         "pool",

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use polylane_base::errno::plain;
-use polylane_base::shown::Shown;
+use polylane_base::shown::{Shown, escape_control};
 
 /// A failure; its text is one line that names the object.
 #[derive(Debug)]
@@ -54,9 +54,29 @@ impl fmt::Display for Error {
             Error::Io { path, what, error } => {
                 write!(f, "{}: cannot {what}: {}", Shown::new(path), plain(error))
             }
-            Error::Bad { object, why } => write!(f, "{object}: {why}"),
+            // Both may have words of a source's in them.
+            Error::Bad { object, why } => {
+                write!(f, "{}: {}", escape_control(object), escape_control(why))
+            }
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_that_no_terminal_obeys() {
+        let hostile = "\x1b]0;x\x07\n\u{202e}\u{9b}31m";
+        for error in [
+            Error::bad(hostile, hostile),
+            Error::io(Path::new(hostile), "read it", io::Error::from_raw_os_error(2)),
+        ] {
+            let text = error.to_string();
+            assert!(!text.chars().any(|c| c.is_control() || c == '\u{202e}'), "{text:?}");
+        }
+    }
+}

@@ -23,13 +23,34 @@ impl Store {
     /// # Errors
     /// There is no such image, `to` is there already, or cannot be written; then it is not made.
     pub fn export(&self, word: &str, to: &Path) -> Result<()> {
-        // Nothing is removed meanwhile.
-        let _changing = self.change()?;
-        let image = self.find(word)?;
-        write_new(to, |out| self.write_archive(&image, out))
+        let (image, blobs) = self.opened(word)?;
+        write_new(to, |out| self.write_archive(&image, blobs, out))
     }
 
-    fn write_archive(&self, image: &Image, out: &mut dyn Write) -> Result<()> {
+    /// An image, and its blobs in the order of their digests: another command may remove it while
+    /// it is written.
+    fn opened(&self, word: &str) -> Result<(Image, Vec<(Digest, File)>)> {
+        let _changing = self.change()?;
+        let image = self.find(word)?;
+        let mut digests = vec![&image.manifest.digest, &image.config.digest];
+        digests.extend(image.layers.iter().map(|layer| &layer.blob.digest));
+        digests.sort();
+        digests.dedup();
+        let open = |digest: &Digest| {
+            let path = self.blob(digest);
+            let file = File::open(&path).map_err(|error| Error::io(&path, "read it", error))?;
+            Ok((digest.clone(), file))
+        };
+        let blobs = digests.into_iter().map(open).collect::<Result<_>>()?;
+        Ok((image, blobs))
+    }
+
+    fn write_archive(
+        &self,
+        image: &Image,
+        blobs: Vec<(Digest, File)>,
+        out: &mut dyn Write,
+    ) -> Result<()> {
         let name = Path::new(&image.name);
         let failed = |error| Error::io(name, "export it", error);
         let mut writer = Writer::new(out);
@@ -43,16 +64,11 @@ impl Store {
             "manifests": [manifest],
         });
         writer.add_bytes(layout::INDEX_FILE, index.to_string().as_bytes()).map_err(failed)?;
-        let mut digests: Vec<&Digest> = vec![&image.manifest.digest, &image.config.digest];
-        digests.extend(image.layers.iter().map(|layer| &layer.blob.digest));
-        digests.sort();
-        digests.dedup();
-        for digest in digests {
-            let path = self.blob(digest);
+        for (digest, file) in blobs {
+            let path = self.blob(&digest);
             let read = |error| Error::io(&path, "read it", error);
-            let file = File::open(&path).map_err(read)?;
             let size = file.metadata().map_err(read)?.len();
-            writer.add_stream(&layout::blob_file(digest), file, size).map_err(failed)?;
+            writer.add_stream(&layout::blob_file(&digest), file, size).map_err(failed)?;
         }
         writer.finish().map_err(failed)?;
         Ok(())

@@ -10,45 +10,62 @@ use crate::compression::{self, BUFFER_BYTES, Compression};
 use crate::digest::{Copying, Digest, Hashing};
 use crate::error::{Error, Result};
 use crate::layout::{self, Descriptor, SourceImage, SourceLayer};
+use crate::limits::{Budget, Limits};
 use crate::members::{Members, Section};
 use crate::pack::Writer;
-use crate::store::{self, Changing, Image, Layer, Store};
+use crate::store::{self, Image, Layer, Store, Work};
 use crate::unpack::{Unpacked, unpack};
 
 impl Store {
     /// Imports the image at `source`: an OCI layout (a directory or an archive), what `docker save`
     /// wrote, or a root file system (a directory or a tar file); archives may be packed with gzip
     /// or zstd. `name`: what it is called, by default what the source calls it. It takes the name
-    /// of an image that is called so already.
+    /// of an image that is called so already. Any number of imports may run at once.
     ///
     /// # Errors
-    /// The source cannot be read, or is refused; then nothing has changed.
-    pub fn import(&self, source: &Path, name: Option<&str>) -> Result<Image> {
+    /// The source cannot be read, is refused, or goes past a limit; then nothing has changed.
+    pub fn import(&self, source: &Path, name: Option<&str>, limits: Limits) -> Result<Image> {
         name.map_or(Ok(()), store::check_name)?;
         fs::metadata(source).map_err(|error| Error::io(source, "read it", error))?;
-        let changing = self.change()?;
-        let imported = Import { store: self, source, wanted: name, made: Vec::new() }.import();
-        // What was made and is not used; also after a failure.
-        let cleared = changing.collect().and_then(|()| clear(&changing));
-        let image = imported?;
-        cleared.map(|()| image)
+        let work = self.change()?.work()?;
+        let (budget, copied) = (Budget::new(limits), Budget::new(limits));
+        let import = Import {
+            store: self,
+            source,
+            wanted: name,
+            work: &work,
+            budget: &budget,
+            copied: &copied,
+            made: Vec::new(),
+            asides: 0,
+        };
+        let imported = import.import();
+        let object = Shown::new(source).to_string();
+        let refused = || budget.refusal(&object).or_else(|| copied.refusal(&object));
+        imported.map_err(|error| refused().unwrap_or(error))
     }
-}
-
-fn clear(changing: &Changing<'_>) -> Result<()> {
-    let tmp = changing.store.tmp();
-    for name in crate::pack::sorted(&tmp)? {
-        store::remove_tree(&tmp.join(name))?;
-    }
-    Ok(())
 }
 
 struct Import<'a> {
     store: &'a Store,
     source: &'a Path,
     wanted: Option<&'a str>,
-    /// What is complete in `tmp`, and the name that it gets.
+    work: &'a Work,
+    budget: &'a Budget,
+    /// Of the source as one file, where it has to be made.
+    copied: &'a Budget,
+    /// What is complete in the work directory, and the name that it gets.
     made: Vec<(PathBuf, PathBuf)>,
+    /// How many names in the work directory were used.
+    asides: u64,
+}
+
+/// An image of which all layers are in the store or made.
+struct Complete {
+    name: String,
+    manifest: Option<(Descriptor, Vec<u8>)>,
+    config: Vec<u8>,
+    layers: Vec<Layer>,
 }
 
 impl Import<'_> {
@@ -100,9 +117,10 @@ impl Import<'_> {
                 return Ok(file);
             }
         }
-        let path = self.store.tmp().join("source");
+        let path = self.work.path().join("source");
         let failed = |error| Error::io(&path, "write it", error);
-        let mut stream = compression::unpacked(file).map_err(|error| self.unreadable(error))?;
+        let stream = compression::unpacked(file).map_err(|error| self.unreadable(error))?;
+        let mut stream = self.copied.counting(stream);
         let mut plain = File::create_new(&path).map_err(failed)?;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
@@ -123,10 +141,11 @@ impl Import<'_> {
     }
 
     /// A directory that is a root file system.
-    fn packed_dir(mut self) -> Result<Image> {
-        let path = self.store.tmp().join("source");
+    fn packed_dir(self) -> Result<Image> {
+        let path = self.work.path().join("source");
         let failed = |error| Error::io(&path, "write it", error);
         let file = File::create_new(&path).map_err(failed)?;
+        let file = self.copied.counting(file);
         let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file));
         writer.add_tree(self.source)?;
         writer.finish().map_err(failed)?;
@@ -135,7 +154,7 @@ impl Import<'_> {
     }
 
     /// A tar file that is a root file system.
-    fn root(mut self, file: File) -> Result<Image> {
+    fn root(self, file: File) -> Result<Image> {
         let length = file.metadata().map_err(|error| self.unreadable(error))?.len();
         match length {
             0 => Err(Error::bad_file(self.source, "empty")),
@@ -143,32 +162,61 @@ impl Import<'_> {
         }
     }
 
-    fn root_from(&mut self, mut file: File) -> Result<Image> {
+    fn root_from(mut self, mut file: File) -> Result<Image> {
         file.rewind().map_err(|error| self.unreadable(error))?;
         let section = Section::whole(file).map_err(|error| self.unreadable(error))?;
         let object = Shown::new(self.source).to_string();
         let layer = self.layer(section, &object, None, None)?;
         let config = layout::new_config(&layer.diff_id);
-        self.finish(None, None, config, vec![layer])
+        let complete =
+            Complete { name: self.name(None)?, manifest: None, config, layers: vec![layer] };
+        match self.publish(&complete)? {
+            Some(image) => Ok(image),
+            None => Err(Error::bad(object, "its layer was removed while it was imported")),
+        }
     }
 
     fn layers(mut self, members: &Members, image: SourceImage) -> Result<Image> {
-        let mut layers = Vec::new();
-        for SourceLayer { file, blob, diff_id } in image.layers {
-            if let Some(layer) = self.kept(blob.as_ref(), &diff_id)? {
-                layers.push(layer);
-                continue;
+        let SourceImage { name, manifest, config, layers: sources } = image;
+        let name = self.name(name)?;
+        // Those made here stay, so that every round makes one more at least.
+        let mut made: Vec<Option<Layer>> = vec![None; sources.len()];
+        loop {
+            let mut layers = Vec::new();
+            for (source, made) in sources.iter().zip(&mut made) {
+                layers.push(match made.clone() {
+                    Some(layer) => layer,
+                    None => self.source_layer(members, source, made)?,
+                });
             }
-            let object = match &blob {
-                Some(blob) => format!("layer {}", blob.digest),
-                None => format!("layer {file}"),
-            };
-            let Some(section) = members.find(&file)? else {
-                return Err(Error::bad(object, "not in the source"));
-            };
-            layers.push(self.layer(section, &object, blob, Some(diff_id))?);
+            let (name, manifest, config) = (name.clone(), manifest.clone(), config.clone());
+            // Another command may have removed a layer that was in the store.
+            if let Some(image) = self.publish(&Complete { name, manifest, config, layers })? {
+                return Ok(image);
+            }
         }
-        self.finish(image.name, image.manifest, image.config, layers)
+    }
+
+    /// A layer of the store, or one that is made of the source.
+    fn source_layer(
+        &mut self,
+        members: &Members,
+        source: &SourceLayer,
+        made: &mut Option<Layer>,
+    ) -> Result<Layer> {
+        let SourceLayer { file, blob, diff_id } = source;
+        if let Some(layer) = self.kept(blob.as_ref(), diff_id)? {
+            return Ok(layer);
+        }
+        let object = match blob {
+            Some(blob) => format!("layer {}", blob.digest),
+            None => format!("layer {}", Shown::new(file)),
+        };
+        let Some(section) = members.find(file)? else {
+            return Err(Error::bad(object, "not in the source"));
+        };
+        let layer = self.layer(section, &object, blob.clone(), Some(diff_id.clone()))?;
+        Ok(made.insert(layer).clone())
     }
 
     /// A layer that is there already, as it was kept.
@@ -198,10 +246,10 @@ impl Import<'_> {
         let mut kept = File::create_new(&blob_path).map_err(failed)?;
         let mut packed = Hashing::new(Copying { from: section, to: Some(&mut kept) });
         let stream = compression::unpacked(&mut packed).map_err(unread)?;
-        let mut plain = Hashing::new(stream);
-        let unpacked = unpack(&mut plain, &tree, object);
+        let mut plain = Hashing::new(self.budget.counting(stream));
+        let unpacked = unpack(&mut plain, &tree, object, self.budget);
         let (tar, _, stream) = plain.finish();
-        drop(stream);
+        drop(stream.into_inner());
         let unpacked: Unpacked = unpacked?;
         // Bytes after what was packed.
         io::copy(&mut packed, &mut io::sink()).map_err(unread)?;
@@ -223,9 +271,10 @@ impl Import<'_> {
         Ok(Layer { diff_id: tar, blob, members: unpacked.members, bytes: unpacked.bytes })
     }
 
-    /// A name in `tmp` that nothing has.
-    fn aside(&self, what: &str) -> PathBuf {
-        self.store.tmp().join(format!("{what}-{}", self.made.len()))
+    /// A name in the work directory that nothing has.
+    fn aside(&mut self, what: &str) -> PathBuf {
+        self.asides += 1;
+        self.work.path().join(format!("{what}-{}", self.asides))
     }
 
     fn document(&mut self, bytes: &[u8]) -> Result<Digest> {
@@ -236,55 +285,68 @@ impl Import<'_> {
         Ok(digest)
     }
 
-    fn finish(
-        &mut self,
-        name: Option<String>,
-        manifest: Option<(Descriptor, Vec<u8>)>,
-        config: Vec<u8>,
-        layers: Vec<Layer>,
-    ) -> Result<Image> {
-        let name = match (self.wanted, name) {
+    /// What the image is called: `said` is what its source calls it.
+    fn name(&self, said: Option<String>) -> Result<String> {
+        let name = match (self.wanted, said) {
             (Some(wanted), _) => wanted.to_string(),
             (None, Some(name)) => name,
             (None, None) => name_of(self.source),
         };
         store::check_name(&name)?;
-        let config_digest = self.document(&config)?;
-        let manifest = match manifest {
+        Ok(name)
+    }
+
+    /// Makes everything durable, then gives it its names, the image's last. `None`: a layer that
+    /// was in the store is gone.
+    fn publish(&mut self, complete: &Complete) -> Result<Option<Image>> {
+        let config_digest = self.document(&complete.config)?;
+        let manifest = match &complete.manifest {
             Some((manifest, bytes)) => {
-                self.document(&bytes)?;
-                manifest
+                self.document(bytes)?;
+                manifest.clone()
             }
             None => {
-                let blobs: Vec<_> = layers.iter().map(|layer| layer.blob.clone()).collect();
-                let bytes = layout::new_manifest(&config, &blobs);
+                let blobs: Vec<_> =
+                    complete.layers.iter().map(|layer| layer.blob.clone()).collect();
+                let bytes = layout::new_manifest(&complete.config, &blobs);
                 let digest = self.document(&bytes)?;
                 Descriptor::new(layout::MANIFEST, digest, bytes.len() as u64)
             }
         };
-        let config = Descriptor::new(layout::CONFIG, config_digest, config.len() as u64);
+        let size = complete.config.len() as u64;
+        let config = Descriptor::new(layout::CONFIG, config_digest, size);
+        let (name, layers) = (complete.name.clone(), complete.layers.clone());
         let image = Image { name, manifest, config, layers, created: store::now() };
-        self.publish(&image)?;
-        Ok(image)
+        self.place(&image)
     }
 
-    /// Makes everything durable, then gives it its names, the image's last.
-    fn publish(&mut self, image: &Image) -> Result<()> {
-        let tmp = self.store.tmp();
-        let failed = |error: io::Error| Error::io(&tmp, "make what is in it durable", error);
-        let dir = File::open(&tmp).map_err(failed)?;
+    fn place(&mut self, image: &Image) -> Result<Option<Image>> {
+        let tmp = self.work.path();
+        let failed = |error: io::Error| Error::io(tmp, "make what is in it durable", error);
+        let dir = File::open(tmp).map_err(failed)?;
         rustix::fs::syncfs(&dir).map_err(|errno| failed(errno.into()))?;
-        for (from, to) in self.made.drain(..) {
-            // Two layers of an image may be the same.
+        let changing = self.store.change()?;
+        let is_made = |path: &Path| path.exists() || self.made.iter().any(|(_, to)| to == path);
+        let is_there = |layer: &Layer| {
+            is_made(&self.store.layer(&layer.diff_id))
+                && is_made(&self.store.blob(&layer.blob.digest))
+        };
+        if !image.layers.iter().all(is_there) {
+            return Ok(None);
+        }
+        for (from, to) in &self.made {
+            // Another image may have the layer, or this one twice.
             if !to.exists() {
-                fs::rename(&from, &to).map_err(|error| Error::io(&to, "make it", error))?;
+                fs::rename(from, to).map_err(|error| Error::io(to, "make it", error))?;
             }
         }
         for dir in ["blobs", "layers"] {
-            let dir = tmp.with_file_name(dir);
+            let dir = self.store.kind_dir(dir);
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
         }
-        store::write_record(&self.store.name_file(&image.name), &tmp, image)
+        store::write_record(&self.store.name_file(&image.name), tmp, image)?;
+        changing.collect(self.work)?;
+        Ok(Some(image.clone()))
     }
 }
 

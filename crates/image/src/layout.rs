@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use polylane_base::shown::Shown;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -228,13 +229,16 @@ pub(crate) fn of_docker(
     let Some(config) = members.document(&image.config)? else {
         return Err(Error::bad(
             object,
-            format!("its config {:?} is not in the source", image.config),
+            format!("its config {} is not in the source", Shown::new(&image.config)),
         ));
     };
     let file = image.config.rsplit('/').next().unwrap_or_default();
     let said = Digest::parse(&format!("sha256:{}", file.trim_end_matches(".json")));
     if said.is_some_and(|said| said != Digest::of(&config)) {
-        return Err(Error::bad(format!("config {file:?}"), "its bytes have another digest"));
+        return Err(Error::bad(
+            format!("config {}", Shown::new(file)),
+            "its bytes have another digest",
+        ));
     }
     let diff_ids = diff_ids(&config)?;
     check_count(image.layers.len(), diff_ids.len(), &object)?;

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `error.rs` | what can go wrong |
+//! | `limits.rs` | how much an import may make of its source |
 //! | `digest.rs` | digests, and streams that compute them |
 //! | `member.rs` | members of a tar file, read from untrusted bytes |
 //! | `members.rs` | members of an archive by their name, and files of a layout directory |
@@ -20,8 +21,10 @@
 //! # Trust
 //!
 //! A source is hostile. Its digests are computed, its paths never leave the layer's tree
-//! (`openat2` with `RESOLVE_BENEATH`), headers and documents have a largest size, and nothing has
-//! a name in the store before all of it was verified.
+//! (`openat2` with `RESOLVE_BENEATH`), headers, names and documents have a largest size, so have
+//! all bytes and members together, and nothing has a name in the store before all of it was
+//! verified. What memory an import takes does not depend on the number of members. A source is read
+//! without the store's lock.
 #![forbid(unsafe_code)]
 
 mod compression;
@@ -30,6 +33,7 @@ mod error;
 mod export;
 mod import;
 mod layout;
+mod limits;
 mod member;
 mod members;
 mod pack;
@@ -38,4 +42,5 @@ mod tree;
 mod unpack;
 
 pub use error::{Error, Result};
+pub use limits::Limits;
 pub use store::{Image, Layer, Store};

@@ -1,7 +1,7 @@
 //! Members of a tar file, read one after the other from bytes that nothing vouches for.
 //!
 //! ustar, the extensions of POSIX (`x`: names, sizes, owners, times, attributes) and GNU's long
-//! names. Extensions have a largest size. Sparse members are refused.
+//! names. Extensions and names have a largest size. Sparse members are refused.
 
 use std::io::{self, Read, Write};
 
@@ -9,8 +9,11 @@ use tar::{EntryType, Header};
 
 use crate::compression::BUFFER_BYTES;
 
-/// Most bytes of one extension. Attributes have 64 KiB at most, and names 4 KiB.
-const EXTENSION_BYTES_MAX: u64 = 1 << 20;
+/// Most bytes of all extensions of a member. Attributes have 64 KiB at most, and names 4 KiB.
+const EXTENSIONS_BYTES_MAX: u64 = 1 << 20;
+
+/// Most bytes of a name or of what a link leads to: Linux takes no longer ones.
+const NAME_BYTES_MAX: usize = 4096;
 
 const BLOCK: u64 = 512;
 
@@ -98,15 +101,20 @@ impl<R: Read> Reader<R> {
     /// The next member; `None` at the end.
     pub(crate) fn next(&mut self) -> Result<Option<Member>, Broken> {
         let mut extended = Extended::default();
+        let mut budget = EXTENSIONS_BYTES_MAX;
         loop {
             self.skip()?;
             let Some(header) = self.header()? else { return Ok(None) };
             let size = header.entry_size().map_err(|_| Broken::Format("a size is no number"))?;
             match header.entry_type() {
-                EntryType::XGlobalHeader => drop(self.extension(size)?),
-                EntryType::XHeader => pax(&self.extension(size)?, &mut extended)?,
-                EntryType::GNULongName => extended.path = Some(text(self.extension(size)?)),
-                EntryType::GNULongLink => extended.link = Some(text(self.extension(size)?)),
+                EntryType::XGlobalHeader => drop(self.extension(size, &mut budget)?),
+                EntryType::XHeader => pax(&self.extension(size, &mut budget)?, &mut extended)?,
+                EntryType::GNULongName => {
+                    extended.path = Some(text(self.extension(size, &mut budget)?));
+                }
+                EntryType::GNULongLink => {
+                    extended.link = Some(text(self.extension(size, &mut budget)?));
+                }
                 kind => return self.member(&header, kind, size, extended).map(Some),
             }
         }
@@ -177,10 +185,12 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn extension(&mut self, size: u64) -> Result<Vec<u8>, Broken> {
-        if size > EXTENSION_BYTES_MAX {
-            return Err(Broken::Format("an extended header is larger than 1 MiB"));
-        }
+    /// The data of an extension. Each costs a block of the member's budget, also an empty one.
+    fn extension(&mut self, size: u64, budget: &mut u64) -> Result<Vec<u8>, Broken> {
+        *budget = size
+            .checked_add(BLOCK)
+            .and_then(|cost| budget.checked_sub(cost))
+            .ok_or(Broken::Format("extended headers of a member are larger than 1 MiB"))?;
         self.begin(size);
         let mut bytes = Vec::new();
         self.copy(&mut bytes)?;
@@ -212,6 +222,12 @@ impl<R: Read> Reader<R> {
             _ => return Err(Broken::Format("a member is of an unknown type")),
         };
         let path = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let link = extended
+            .link
+            .unwrap_or_else(|| header.link_name_bytes().unwrap_or_default().into_owned());
+        if path.len().max(link.len()) > NAME_BYTES_MAX {
+            return Err(Broken::Format("a name is longer than 4096 bytes"));
+        }
         // As before POSIX: a directory is a file whose name ends in a slash.
         let kind = if kind == Kind::File && path.ends_with(b"/") { Kind::Dir } else { kind };
         // A link's size is not followed by data, whatever it says.
@@ -230,9 +246,7 @@ impl<R: Read> Reader<R> {
         let part = |part: io::Result<Option<u32>>| part.ok().flatten().unwrap_or(0);
         Ok(Member {
             kind,
-            link: extended
-                .link
-                .unwrap_or_else(|| header.link_name_bytes().unwrap_or_default().into_owned()),
+            link,
             size: if kind == Kind::File { size } else { 0 },
             mode: header.mode().map_err(|_| Broken::Format("a mode is no number"))? & 0o7777,
             uid: number(extended.uid.map_or_else(|| header.uid(), Ok))?,
@@ -366,6 +380,57 @@ mod tests {
         assert!(
             matches!(all(header.as_bytes()), Err(Broken::Format(why)) if why.contains("1 MiB"))
         );
+    }
+
+    /// An extension of this type and data.
+    fn extension(kind: EntryType, data: &[u8]) -> Vec<u8> {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(kind);
+        header.set_size(data.len() as u64);
+        header.set_cksum();
+        let mut bytes = [header.as_bytes(), data].concat();
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    }
+
+    #[test]
+    fn extensions_of_a_member_share_one_budget() {
+        let record = format!("70000 SCHILY.xattr.user.a={}\n", "x".repeat(70_000 - 27));
+        for kind in [EntryType::XHeader, EntryType::XGlobalHeader, EntryType::GNULongName] {
+            let one = extension(kind, record.as_bytes());
+            let why = all(&one.repeat(16)).expect_err("16 times 70,000 bytes");
+            assert!(matches!(why, Broken::Format(why) if why.contains("1 MiB")), "{why:?}");
+            let empty = extension(kind, b"").repeat(3000);
+            let why = all(&empty).expect_err("3000 blocks");
+            assert!(matches!(why, Broken::Format(why) if why.contains("1 MiB")), "{why:?}");
+        }
+    }
+
+    #[test]
+    fn names_have_a_largest_size() {
+        let file = {
+            let mut header = Header::new_ustar();
+            for set in [Header::set_uid, Header::set_gid, Header::set_mtime, Header::set_size] {
+                set(&mut header, 0);
+            }
+            header.set_mode(0o644);
+            header.set_cksum();
+            header.as_bytes().to_vec()
+        };
+        for (length, is_taken) in [(4096, true), (4097, false), (1 << 19, false)] {
+            let name = "n".repeat(length);
+            for kind in [EntryType::GNULongName, EntryType::GNULongLink] {
+                let bytes = [extension(kind, name.as_bytes()), file.clone()].concat();
+                assert_eq!(all(&bytes).is_ok(), is_taken, "{length}");
+            }
+            for key in ["path", "linkpath"] {
+                let rest = key.len() + length + 3;
+                let total = (rest..).find(|total| total - total.to_string().len() == rest);
+                let record = format!("{} {key}={name}\n", total.expect("one"));
+                let bytes = [extension(EntryType::XHeader, record.as_bytes()), file.clone()];
+                assert_eq!(all(&bytes.concat()).is_ok(), is_taken, "{length}");
+            }
+        }
     }
 
     #[test]

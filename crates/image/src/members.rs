@@ -6,6 +6,7 @@ use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use polylane_base::shown::Shown;
 use rustix::fs::OFlags;
 
 use crate::compression::BUFFER_BYTES;
@@ -18,6 +19,9 @@ const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 
 /// Most members of an archive that can be a layout; one of more is a root file system.
 const MEMBERS_MAX: usize = 100_000;
+
+/// Most bytes of a name that a file of a layout has.
+const NAME_BYTES_MAX: usize = 255;
 
 /// Most links from name to name.
 const LINKS_MAX: usize = 8;
@@ -94,6 +98,10 @@ impl Members {
                 Kind::Symlink => Entry::Link(beside(&path, &member.link)),
                 _ => continue,
             };
+            let link = if let Entry::Link(to) = &entry { to.len() } else { 0 };
+            if path.len().max(link) > NAME_BYTES_MAX {
+                continue;
+            }
             entries.insert(path, entry);
             if entries.len() > MEMBERS_MAX {
                 entries.clear();
@@ -107,7 +115,10 @@ impl Members {
     pub(crate) fn find(&self, name: &str) -> Result<Option<Section>> {
         let failed = |error: io::Error| Error::io(&self.source.join(name), "read it", error);
         let Ok(path) = tree::clean(name.as_bytes()) else {
-            return Err(Error::bad_file(&self.source, format!("names a file outside: {name:?}")));
+            return Err(Error::bad_file(
+                &self.source,
+                format!("names a file outside: {}", Shown::new(name)),
+            ));
         };
         match &self.place {
             Place::Dir(tree) => {

@@ -5,16 +5,18 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata};
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use crate::error::{Error, Result};
+use crate::tree;
 
 const BLOCK: usize = 512;
 
@@ -22,11 +24,14 @@ const BLOCK: usize = 512;
 const XATTRS: [&[u8]; 3] = [b"user.", b"security.capability", b"system.posix_acl_"];
 const MARKS: &[u8] = b"user.overlay.";
 
+const DIR: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 /// Writes a tar file.
 pub(crate) struct Writer<W> {
     to: W,
     /// The first names of files with several: device and number.
-    links: HashMap<(u64, u64), PathBuf>,
+    links: HashMap<(u64, u64), Vec<u8>>,
 }
 
 impl<W: Write> Writer<W> {
@@ -34,15 +39,29 @@ impl<W: Write> Writer<W> {
         Writer { to, links: HashMap::new() }
     }
 
-    /// Adds everything below `root`.
+    /// Adds everything below `root`. Its owner may change it meanwhile: no link in it is followed,
+    /// so nothing outside of it is read.
     pub(crate) fn add_tree(&mut self, root: &Path) -> Result<()> {
-        self.add(root, Path::new(""))?;
-        let mut dirs = vec![PathBuf::new()];
-        while let Some(dir) = dirs.pop() {
+        let top = openat(CWD, root.as_os_str().as_bytes(), DIR.difference(OFlags::NOFOLLOW))
+            .map_err(|errno| Error::io(root, "open it", errno))?;
+        let failed =
+            |path: &[u8], error| Error::io(&root.join(OsStr::from_bytes(path)), "read it", error);
+        self.add_dir(b"", &top).map_err(|error| failed(b"", error))?;
+        let mut dirs = vec![Vec::new()];
+        while let Some(path) = dirs.pop() {
+            let dir = match path.as_slice() {
+                b"" => top.try_clone().map_err(|error| failed(&path, error))?,
+                path => beneath(&top, path).map_err(|error| failed(path, error))?,
+            };
             let mut inner = Vec::new();
-            for name in sorted(&root.join(&dir))? {
-                let path = dir.join(name);
-                if self.add(root, &path)?.is_dir() {
+            for name in sorted_names(&dir).map_err(|error| failed(&path, error))? {
+                let mut path = path.clone();
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&name);
+                let is_dir = self.add(&dir, &name, &path).map_err(|error| failed(&path, error))?;
+                if is_dir {
                     inner.push(path);
                 }
             }
@@ -51,52 +70,68 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds the file at `path` below `root`. Sockets are left out.
-    pub(crate) fn add(&mut self, root: &Path, path: &Path) -> Result<Metadata> {
-        let full = root.join(path);
-        let failed = |error| Error::io(&full, "read it", error);
-        let metadata = fs::symlink_metadata(&full).map_err(failed)?;
-        let kind = metadata.file_type();
-        if kind.is_socket() {
-            return Ok(metadata);
-        }
-        let mut name = match path.as_os_str().is_empty() {
-            true => b".".to_vec(),
-            false => path.as_os_str().as_bytes().to_vec(),
+    fn add_dir(&mut self, path: &[u8], dir: &OwnedFd) -> io::Result<()> {
+        let name = match path {
+            b"" => b"./".to_vec(),
+            path => [path, b"/"].concat(),
         };
-        if kind.is_dir() {
-            name.push(b'/');
-        }
-        let mut link = Vec::new();
-        let entry = match () {
-            () if kind.is_dir() => EntryType::Directory,
-            () if kind.is_symlink() => {
-                link = fs::read_link(&full).map_err(failed)?.into_os_string().into_encoded_bytes();
-                EntryType::Symlink
+        let stat = rustix::fs::fstat(dir)?;
+        self.head(header(&stat, EntryType::Directory), &name, b"", &xattrs(dir)?)
+    }
+
+    /// Adds what is called `name` in `dir` as `path`; whether it is a directory. Sockets are left
+    /// out.
+    fn add(&mut self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> io::Result<bool> {
+        let seen = tree::stat(dir, name)?;
+        let entry = match FileType::from_raw_mode(seen.st_mode) {
+            FileType::Directory => {
+                self.add_dir(path, &openat(dir, name, DIR)?)?;
+                return Ok(true);
             }
-            () if kind.is_fifo() => EntryType::Fifo,
-            () if kind.is_char_device() => EntryType::Char,
-            () if kind.is_block_device() => EntryType::Block,
-            () => EntryType::Regular,
+            FileType::Socket => return Ok(false),
+            FileType::RegularFile => EntryType::Regular,
+            FileType::Symlink => EntryType::Symlink,
+            FileType::Fifo => EntryType::Fifo,
+            FileType::CharacterDevice => EntryType::Char,
+            FileType::BlockDevice => EntryType::Block,
+            FileType::Unknown => return Err(io::Error::other("of an unknown type")),
         };
-        if !kind.is_dir() && metadata.nlink() > 1 {
-            let id = (metadata.dev(), metadata.ino());
-            if let Some(first) = self.links.get(&id) {
-                link = first.as_os_str().as_bytes().to_vec();
-                let header = header(&metadata, EntryType::Link);
-                self.head(header, &name, &link, &[]).map_err(failed)?;
-                return Ok(metadata);
+        if entry != EntryType::Regular {
+            if self.linked(&seen, path)? {
+                return Ok(false);
             }
-            self.links.insert(id, path.to_path_buf());
+            let link = match entry {
+                EntryType::Symlink => rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes(),
+                _ => Vec::new(),
+            };
+            self.head(header(&seen, entry), path, &link, &[])?;
+            return Ok(false);
         }
-        let xattrs = xattrs(&full, kind.is_file() || kind.is_dir()).map_err(failed)?;
-        let header = header(&metadata, entry);
-        self.head(header, &name, &link, &xattrs).map_err(failed)?;
-        if entry == EntryType::Regular {
-            let file = File::open(&full).map_err(failed)?;
-            self.data(file, metadata.len()).map_err(failed)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(dir, name, flags)?;
+        let stat = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(io::Error::other("it became another one while it was read"));
         }
-        Ok(metadata)
+        if !self.linked(&stat, path)? {
+            self.head(header(&stat, entry), path, b"", &xattrs(&file)?)?;
+            self.data(File::from(file), stat.st_size.cast_unsigned())?;
+        }
+        Ok(false)
+    }
+
+    /// Whether a file has another name already, to which a link is added then.
+    fn linked(&mut self, stat: &Stat, path: &[u8]) -> io::Result<bool> {
+        if stat.st_nlink < 2 {
+            return Ok(false);
+        }
+        let id = (stat.st_dev, stat.st_ino);
+        let Some(first) = self.links.get(&id).cloned() else {
+            self.links.insert(id, path.to_vec());
+            return Ok(false);
+        };
+        self.head(header(stat, EntryType::Link), path, &first, &[])?;
+        Ok(true)
     }
 
     /// Adds a file of these bytes, of root's.
@@ -194,19 +229,18 @@ fn set_start(header: &mut Header, name: &[u8]) {
     }
 }
 
-fn header(metadata: &Metadata, kind: EntryType) -> Header {
+fn header(stat: &Stat, kind: EntryType) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
-    header.set_mode(metadata.mode() & 0o7777);
-    header.set_uid(metadata.uid().into());
-    header.set_gid(metadata.gid().into());
-    header.set_mtime(metadata.mtime().max(0).cast_unsigned());
-    header.set_size(if kind == EntryType::Regular { metadata.len() } else { 0 });
+    header.set_mode(stat.st_mode & 0o7777);
+    header.set_uid(stat.st_uid.into());
+    header.set_gid(stat.st_gid.into());
+    header.set_mtime(stat.st_mtime.max(0).cast_unsigned());
+    header.set_size(if kind == EntryType::Regular { stat.st_size.cast_unsigned() } else { 0 });
     if matches!(kind, EntryType::Char | EntryType::Block) {
-        let device = metadata.rdev();
         // Of a ustar header, which has them.
-        let _ = header.set_device_major(rustix::fs::major(device));
-        let _ = header.set_device_minor(rustix::fs::minor(device));
+        let _ = header.set_device_major(rustix::fs::major(stat.st_rdev));
+        let _ = header.set_device_minor(rustix::fs::minor(stat.st_rdev));
     }
     header
 }
@@ -222,23 +256,39 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.extend_from_slice(&[key, b"=", value, b"\n"].concat());
 }
 
+fn openat(dir: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
+
+/// The directory at a path below `top`, by no link.
+fn beneath(top: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    loop {
+        match rustix::fs::openat2(top, path, DIR, Mode::empty(), resolve) {
+            // Something was renamed meanwhile, anywhere.
+            Err(Errno::AGAIN) => {}
+            opened => return Ok(opened?),
+        }
+    }
+}
+
 /// Names in a directory, in order.
-pub(crate) fn sorted(dir: &Path) -> Result<Vec<std::ffi::OsString>> {
-    let failed = |error| Error::io(dir, "list it", error);
-    let entries = fs::read_dir(dir).map_err(failed)?;
-    let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
-    let mut names: Vec<_> = names.collect::<io::Result<_>>().map_err(failed)?;
+fn sorted_names(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if !matches!(name.as_slice(), b"." | b"..") {
+            names.push(name);
+        }
+    }
     names.sort();
     Ok(names)
 }
 
 /// The extended attributes that a layer carries.
-pub(crate) fn xattrs(path: &Path, has_some: bool) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    if !has_some {
-        return Ok(Vec::new());
-    }
+fn xattrs(file: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut names = vec![0; 64 << 10];
-    let length = match rustix::fs::llistxattr(path, names.as_mut_slice()) {
+    let length = match rustix::fs::flistxattr(file, names.as_mut_slice()) {
         Ok(length) => length,
         Err(Errno::OPNOTSUPP) => 0,
         Err(errno) => return Err(errno.into()),
@@ -248,7 +298,7 @@ pub(crate) fn xattrs(path: &Path, has_some: bool) -> io::Result<Vec<(Vec<u8>, Ve
         let is_carried = XATTRS.iter().any(|prefix| name.starts_with(prefix));
         if is_carried && !name.starts_with(MARKS) {
             let mut value = vec![0; 64 << 10];
-            let length = rustix::fs::lgetxattr(path, name, value.as_mut_slice())?;
+            let length = rustix::fs::fgetxattr(file, name, value.as_mut_slice())?;
             value.truncate(length);
             xattrs.push((name.to_vec(), value));
         }
@@ -259,6 +309,8 @@ pub(crate) fn xattrs(path: &Path, has_some: bool) -> io::Result<Vec<(Vec<u8>, Ve
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::member::{Kind, Reader};
 
@@ -297,5 +349,46 @@ mod tests {
             (&inner, Kind::HardLink),
         ];
         assert_eq!(members, expected.map(|(name, kind)| (name.to_string(), kind)));
+    }
+
+    /// Its owner swaps a file and a directory for links to what root alone may read, and back, as
+    /// fast as it can: nothing of that is ever packed.
+    #[test]
+    fn links_that_are_swapped_in_are_not_followed() {
+        use std::os::unix::fs::symlink;
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        const SECRET: &[u8] = b"only-root-may-read-this";
+        let place = tempfile::tempdir().expect("tempdir");
+        let (root, secrets) = (place.path().join("root"), place.path().join("secrets"));
+        for dir in [&root, &secrets, &root.join("d"), &root.join("links")] {
+            fs::create_dir(dir).expect("mkdir");
+        }
+        fs::write(secrets.join("f"), SECRET).expect("write");
+        fs::write(root.join("d/f"), "own").expect("write");
+        fs::write(root.join("f"), "own").expect("write");
+        symlink(secrets.join("f"), root.join("links/f")).expect("symlink");
+        symlink(&secrets, root.join("links/d")).expect("symlink");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                while !done.load(Ordering::Relaxed) {
+                    for name in ["f", "d"] {
+                        let (one, other) = (root.join(name), root.join("links").join(name));
+                        rustix::fs::renameat_with(CWD, one, CWD, other, exchange).expect("swapped");
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                let mut writer = Writer::new(Vec::new());
+                // It may fail: what was a file is a link when it is opened.
+                if writer.add_tree(&root).is_ok() {
+                    let bytes = writer.finish().expect("to memory");
+                    assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
     }
 }

@@ -1,12 +1,13 @@
 //! Where images are kept, and how they are removed.
 //!
 //! ```text
-//! images/lock            held by a command that changes anything
+//! images/lock            held while names of the store change, and never while a source is read
 //! images/names/NAME.json an image: NAME with '/' and '%' as %2F and %25
 //! images/blobs/HEX       documents and layers as they came, by the digest of their bytes
 //! images/layers/HEX      a layer's tree, by the digest of its tar file
 //! images/used/ID.json    the image and the layers that a container uses
-//! images/tmp/            what is being made: removed by the next command that changes anything
+//! images/tmp/ID/         what a command makes or removes, and holds locked meanwhile: removed by
+//!                        the next command that changes anything, where nobody holds it
 //! ```
 //!
 //! # Invariants
@@ -98,10 +99,48 @@ pub struct Store {
     dir: PathBuf,
 }
 
-/// The store, for one command that changes it.
+/// The right to change names of the store. Nothing that others decide the length of is done
+/// meanwhile: sources are read, and trees removed, without it.
 pub(crate) struct Changing<'a> {
     pub(crate) store: &'a Store,
     _lock: File,
+    /// What killed commands left: removed after the lock is given back.
+    _left: Vec<Work>,
+}
+
+/// A directory in `tmp` for one command. It is removed with all that is in it; where that fails,
+/// by a later command.
+pub(crate) struct Work {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Work {
+    /// Locks a directory in `tmp`; `None`: another process has it, or it is gone.
+    fn claim(path: &Path) -> Result<Option<Work>> {
+        let failed = |error: io::Error| Error::io(path, "lock it", error);
+        let lock = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Work { path: path.to_path_buf(), _lock: lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// Where things may be made.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // What is left is no image: it takes room until a later command can remove it.
+        let _ = remove_tree(&self.path);
+    }
 }
 
 impl Store {
@@ -118,8 +157,13 @@ impl Store {
         self.dir.join("layers").join(diff_id.hex())
     }
 
-    pub(crate) fn tmp(&self) -> PathBuf {
+    fn tmp(&self) -> PathBuf {
         self.dir.join("tmp")
+    }
+
+    /// The directory `blobs`, `layers`…
+    pub(crate) fn kind_dir(&self, kind: &str) -> PathBuf {
+        self.dir.join(kind)
     }
 
     pub(crate) fn name_file(&self, name: &str) -> PathBuf {
@@ -185,14 +229,15 @@ impl Store {
     /// # Errors
     /// The image was removed meanwhile, or the store cannot be written.
     pub fn hold(&self, image: &Image, id: &str) -> Result<()> {
-        let _changing = self.change()?;
+        let changing = self.change()?;
+        let work = changing.work()?;
         self.find(&image.id())?;
         let used = Used {
             image: image.name.clone(),
             config: image.config.digest.clone(),
             layers: image.layers.iter().map(|layer| layer.diff_id.clone()).collect(),
         };
-        write_record(&self.dir.join("used").join(format!("{id}.json")), &self.tmp(), &used)
+        write_record(&self.dir.join("used").join(format!("{id}.json")), work.path(), &used)
     }
 
     /// Container `id` uses nothing any more.
@@ -230,10 +275,11 @@ impl Store {
         }
         let path = self.name_file(&image.name);
         fs::remove_file(&path).map_err(|error| Error::io(&path, "remove it", error))?;
-        changing.collect()
+        let work = changing.work()?;
+        changing.collect(&work)
     }
 
-    /// The right to change the store; what an interrupted command left is removed.
+    /// Waits for the right to change names of the store.
     pub(crate) fn change(&self) -> Result<Changing<'_>> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
@@ -248,16 +294,35 @@ impl Store {
         let lock = options.open(&path).map_err(failed)?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)
             .map_err(|errno| failed(errno.into()))?;
+        let mut left = Vec::new();
         for name in names(&self.tmp())? {
-            remove_tree(&self.tmp().join(name))?;
+            let path = self.tmp().join(name);
+            match fs::symlink_metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => left.extend(Work::claim(&path)?),
+                // Of an older version.
+                Ok(_) => remove_tree(&path)?,
+                Err(_) => {}
+            }
         }
-        Ok(Changing { store: self, _lock: lock })
+        Ok(Changing { store: self, _lock: lock, _left: left })
     }
 }
 
 impl Changing<'_> {
-    /// Removes blobs and layers that no image and no container refers to.
-    pub(crate) fn collect(&self) -> Result<()> {
+    /// A directory for what this command makes.
+    pub(crate) fn work(&self) -> Result<Work> {
+        let tmp = self.store.tmp();
+        let made = tempfile::Builder::new().prefix("").tempdir_in(&tmp);
+        let path = made.map_err(|error| Error::io(&tmp, "make a directory in it", error))?.keep();
+        match Work::claim(&path)? {
+            Some(work) => Ok(work),
+            None => Err(Error::bad_file(&path, "another process took it")),
+        }
+    }
+
+    /// Moves blobs and layers that no image and no container refers to into `work`, with which
+    /// they go: their names are whole or not there. The lock is given back.
+    pub(crate) fn collect(self, work: &Work) -> Result<()> {
         let store = self.store;
         let mut blobs = HashSet::new();
         let mut layers = HashSet::new();
@@ -271,17 +336,16 @@ impl Changing<'_> {
         for used in records::<Used>(&store.dir.join("used"))? {
             layers.extend(used.layers);
         }
-        for (dir, kept) in [("blobs", &blobs), ("layers", &layers)] {
-            let dir = store.dir.join(dir);
+        for (kind, kept) in [("blobs", &blobs), ("layers", &layers)] {
+            let kept: HashSet<&str> = kept.iter().map(Digest::hex).collect();
+            let dir = store.dir.join(kind);
             for name in names(&dir)? {
-                if kept.iter().any(|digest| digest.hex() == name) {
+                if kept.contains(name.as_str()) {
                     continue;
                 }
-                // Whole or not there: a tree is not removed under its name.
-                let aside = store.tmp().join(&name);
                 let path = dir.join(&name);
-                fs::rename(&path, &aside).map_err(|error| Error::io(&path, "remove it", error))?;
-                remove_tree(&aside)?;
+                let aside = work.path().join(format!("{kind}-{name}"));
+                fs::rename(&path, aside).map_err(|error| Error::io(&path, "remove it", error))?;
             }
         }
         Ok(())
@@ -355,13 +419,6 @@ pub(crate) fn write_record(path: &Path, tmp: &Path, record: &impl Serialize) -> 
 }
 
 /// Removes a file or a directory with all that is in it.
-pub(crate) fn remove_tree(path: &Path) -> Result<()> {
-    let is_dir = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-    let removed = if is_dir { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(path, "remove it", error))
-        }
-        _ => Ok(()),
-    }
+fn remove_tree(path: &Path) -> Result<()> {
+    polylane_sys::removal::remove_tree(path).map_err(|error| Error::io(path, "remove it", error))
 }

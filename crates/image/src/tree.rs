@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
 type Result<T, E = Errno> = std::result::Result<T, E>;
@@ -61,8 +61,17 @@ pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 /// A directory below which everything happens.
 pub(crate) struct Tree {
     root: OwnedFd,
-    /// The directory used last.
-    last: Option<(Vec<u8>, OwnedFd)>,
+    /// The directory used last. It gets its time back when another one is used, so that no list of
+    /// directories is kept until all have their entries.
+    last: Option<Used>,
+    /// Directories that paths had and nothing had made.
+    made: u64,
+}
+
+struct Used {
+    path: Vec<u8>,
+    dir: OwnedFd,
+    mtime: Timespec,
 }
 
 const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -70,12 +79,21 @@ const DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC)
 impl Tree {
     pub(crate) fn open(root: &Path) -> Result<Tree> {
         let root = rustix::fs::open(root, DIR.union(OFlags::NOFOLLOW), Mode::empty())?;
-        Ok(Tree { root, last: None })
+        Ok(Tree { root, last: None, made: 0 })
     }
 
-    /// Forgets the directory used last: what its path means may have changed.
-    pub(crate) fn forget(&mut self) {
-        self.last = None;
+    /// Leaves the directory used last, which gets the time back that it had: what its path means
+    /// may change then, and its time may be set.
+    pub(crate) fn leave(&mut self) -> Result<()> {
+        match self.last.take() {
+            Some(used) => set_mtime(&used.dir, used.mtime),
+            None => Ok(()),
+        }
+    }
+
+    /// How many directories were made, as paths had them, since this was asked last.
+    pub(crate) fn take_made(&mut self) -> u64 {
+        std::mem::take(&mut self.made)
     }
 
     /// Opens something as a path. Links on the way may lead anywhere in the tree.
@@ -91,19 +109,22 @@ impl Tree {
         }
     }
 
-    /// The directory at a clean path, made with those above it where it is not there.
+    /// The directory at a clean path, made with those above it where it is not there. What is made
+    /// in it does not change its time.
     pub(crate) fn dir(&mut self, path: &[u8]) -> Result<&OwnedFd> {
-        if self.last.as_ref().is_none_or(|(last, _)| last != path) {
+        if self.last.as_ref().is_none_or(|last| last.path != path) {
+            self.leave()?;
             let dir = match self.find(path, DIR) {
                 Err(Errno::NOENT) => self.make_dirs(path)?,
                 found => found?,
             };
-            self.last = Some((path.to_vec(), dir));
+            let mtime = mtime(&dir)?;
+            self.last = Some(Used { path: path.to_vec(), dir, mtime });
         }
-        self.last.as_ref().map(|(_, dir)| dir).ok_or(Errno::NOENT)
+        self.last.as_ref().map(|last| &last.dir).ok_or(Errno::NOENT)
     }
 
-    fn make_dirs(&self, path: &[u8]) -> Result<OwnedFd> {
+    fn make_dirs(&mut self, path: &[u8]) -> Result<OwnedFd> {
         let mut dir = self.find(b"", DIR)?;
         let mut end = 0;
         while end < path.len() {
@@ -112,8 +133,11 @@ impl Tree {
             end = more.map_or(path.len(), |more| start + more);
             dir = match self.find(&path[..end], DIR) {
                 Err(Errno::NOENT) => {
+                    let before = mtime(&dir)?;
                     let mode = Mode::from_raw_mode(0o755);
                     rustix::fs::mkdirat(&dir, &path[start..end], mode)?;
+                    self.made += 1;
+                    set_mtime(&dir, before)?;
                     self.find(&path[..end], DIR)?
                 }
                 found => found?,
@@ -121,6 +145,18 @@ impl Tree {
         }
         Ok(dir)
     }
+}
+
+fn mtime(dir: &OwnedFd) -> Result<Timespec> {
+    let stat = rustix::fs::fstat(dir)?;
+    let tv_nsec = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    Ok(Timespec { tv_sec: stat.st_mtime, tv_nsec })
+}
+
+fn set_mtime(dir: &OwnedFd, mtime: Timespec) -> Result<()> {
+    let omitted = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let times = Timestamps { last_access: omitted, last_modification: mtime };
+    rustix::fs::utimensat(dir, "", &times, AtFlags::EMPTY_PATH)
 }
 
 /// What has this name in a directory.

@@ -23,6 +23,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use crate::limits::Budget;
 use crate::member::{Broken, Kind, Member, Reader};
 use crate::tree::{self, Tree};
 
@@ -50,23 +51,32 @@ pub(crate) struct Unpacked {
 }
 
 /// Unpacks the tar file `stream` into the empty directory `to`, and reads `stream` to its end.
-/// `layer`: what messages call it.
-pub(crate) fn unpack(stream: impl Read, to: &Path, layer: &str) -> Result<Unpacked> {
+/// `layer`: what messages call it. A failure may be that of `budget`, which tells.
+pub(crate) fn unpack(
+    stream: impl Read,
+    to: &Path,
+    layer: &str,
+    budget: &Budget,
+) -> Result<Unpacked> {
     let tree = Tree::open(to).map_err(|error| Error::io(to, "open it", error))?;
-    let mut unpacker =
-        Unpacker { tree, layer, dirs: Vec::new(), root: to, unpacked: Unpacked::default() };
+    let mut unpacker = Unpacker { tree, layer };
+    let mut unpacked = Unpacked::default();
     let mut reader = Reader::new(stream);
     let broken = |error: Broken| match error {
         Broken::Io(error) => Error::bad(layer, format!("cannot be unpacked: {error}")),
         Broken::Format(why) => Error::bad(layer, format!("cannot be unpacked: {why}")),
     };
     while let Some(member) = reader.next().map_err(broken)? {
-        unpacker.unpacked.members += 1;
-        unpacker.unpacked.bytes = unpacker.unpacked.bytes.saturating_add(member.size);
-        unpacker.add(&member, &mut reader).map_err(|wrong| unpacker.named(&member, wrong))?;
+        unpacked.members += 1;
+        unpacked.bytes = unpacked.bytes.saturating_add(member.size);
+        let added = unpacker.add(&member, &mut reader).and_then(|()| {
+            budget.members(1 + unpacker.tree.take_made()).map_err(|_| Wrong::TooMany)
+        });
+        added.map_err(|wrong| unpacker.named(&member, wrong))?;
     }
     reader.drain().map_err(broken)?;
-    unpacker.finish()
+    unpacker.tree.leave().map_err(|errno| Error::io(to, "set times in it", errno))?;
+    Ok(unpacked)
 }
 
 /// Why a member cannot be made.
@@ -77,6 +87,8 @@ enum Wrong {
     Kernel(Errno),
     /// The archive cannot be read on.
     Archive(Broken),
+    /// It is one member more than is allowed.
+    TooMany,
 }
 
 impl From<Errno> for Wrong {
@@ -92,10 +104,6 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, Wrong> {
 struct Unpacker<'a> {
     tree: Tree,
     layer: &'a str,
-    root: &'a Path,
-    /// Directories get their times when nothing is made in them any more.
-    dirs: Vec<(Vec<u8>, (i64, u32))>,
-    unpacked: Unpacked,
 }
 
 impl Unpacker<'_> {
@@ -115,6 +123,7 @@ impl Unpacker<'_> {
                     format!("cannot make it: {}", polylane_base::errno::plain(&error)),
                 )
             }
+            Wrong::TooMany => Error::bad(object, "too many members"),
             Wrong::Archive(Broken::Io(error)) => {
                 Error::bad(object, format!("cannot be unpacked: {error}"))
             }
@@ -130,10 +139,10 @@ impl Unpacker<'_> {
         if name.is_empty() {
             return match member.kind {
                 Kind::Dir => {
+                    self.tree.leave()?;
                     let root = self.tree.find(b"", OFlags::RDONLY | OFlags::DIRECTORY)?;
                     give(&root, member)?;
-                    self.dirs.push((path, member.mtime));
-                    Ok(())
+                    Ok(rustix::fs::futimens(&root, &times(member.mtime))?)
                 }
                 _ => refuse("the root of a layer is a directory"),
             };
@@ -153,7 +162,7 @@ impl Unpacker<'_> {
                 if is_opaque {
                     mark_opaque(&made)?;
                 }
-                self.dirs.push((path, member.mtime));
+                rustix::fs::futimens(&made, &times(member.mtime))?;
             }
             Kind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -192,7 +201,7 @@ impl Unpacker<'_> {
             (false, _) => {
                 rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
                 // A link that paths went through may be gone.
-                self.tree.forget();
+                self.tree.leave()?;
                 Ok(tree::is_whiteout(&there))
             }
         }
@@ -246,19 +255,6 @@ impl Unpacker<'_> {
             Err(Errno::EXIST) => Ok(()),
             made => Ok(made?),
         }
-    }
-
-    fn finish(self) -> Result<Unpacked> {
-        // The innermost first does not matter: a time is not changed by times below.
-        for (path, mtime) in &self.dirs {
-            let dir = self.tree.find(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC);
-            match dir.and_then(|dir| rustix::fs::futimens(&dir, &times(*mtime))) {
-                // A later member took its place.
-                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV) => {}
-                Err(error) => return Err(Error::io(self.root, "set times in it", error)),
-            }
-        }
-        Ok(self.unpacked)
     }
 }
 

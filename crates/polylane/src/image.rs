@@ -4,13 +4,16 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use polylane_base::size::ByteSize;
-use polylane_image::{Error, Image, Store};
+use polylane_image::{Error, Image, Limits, Store};
 use polylane_pool::failure::{Failure, Result};
 use polylane_volume as volume;
 use serde_json::json;
 
 use crate::args::JsonArgs;
 use crate::print::{columns, print, print_json};
+
+/// [`Limits::default`]'s bytes.
+const BYTES_MAX: &str = "64G";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
@@ -21,6 +24,12 @@ pub(crate) enum ImageCommand {
         source: PathBuf,
         /// What to call it [default: as the source does, else as the file is called]
         name: Option<String>,
+        /// Most bytes that it may unpack to, all its layers together
+        #[arg(long, value_name = "SIZE", default_value = BYTES_MAX)]
+        max_size: ByteSize,
+        /// Most files and directories in all its layers
+        #[arg(long, value_name = "N", default_value_t = Limits::default().members)]
+        max_members: u64,
     },
     /// List images
     Ls(JsonArgs),
@@ -52,8 +61,9 @@ pub(crate) fn failed(error: Error) -> Failure {
 pub(crate) fn execute(command: ImageCommand) -> Result<u8> {
     let store = store()?;
     match command {
-        ImageCommand::Import { source, name } => {
-            let image = store.import(&source, name.as_deref()).map_err(failed)?;
+        ImageCommand::Import { source, name, max_size: ByteSize(bytes), max_members: members } => {
+            let limits = Limits { bytes, members };
+            let image = store.import(&source, name.as_deref(), limits).map_err(failed)?;
             print(&format!("{}\n", image.name))?;
         }
         ImageCommand::Ls(json) => list(&store.list().map_err(failed)?, json.json)?,
@@ -89,4 +99,14 @@ fn list(images: &[Image], json: bool) -> Result<()> {
         [image.name.clone(), image.short_id().to_string(), image.layer_count().to_string(), size]
     });
     print(&columns(std::iter::once(head).chain(rows).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_shows_the_default_limit() {
+        assert_eq!(BYTES_MAX.parse(), Ok(ByteSize(Limits::default().bytes)));
+    }
 }

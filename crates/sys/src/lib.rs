@@ -28,6 +28,7 @@ pub mod ns;
 pub mod privileges;
 pub mod pulse;
 pub mod region;
+pub mod removal;
 pub mod sched;
 pub mod scm;
 pub mod seccomp;
