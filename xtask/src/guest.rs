@@ -54,13 +54,13 @@ pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
         ("POLYLANE_GUEST", kits.as_str()),
         ("POLYLANE_GUEST_SHOW", "1"),
         ("POLYLANE_TEST_SKIPS", skips_path.as_str()),
-        (limit::AGAIN, "1"),
     ];
-    let mut words = vec!["--package", "polylane-tests", "--test", "guest", "--test", "vhost"];
-    words.extend(["--test", "vhost_journals", "--", "--test-threads=1"]);
+    let mut args = vec!["--package", "polylane-tests"];
+    args.extend(["--test", "guest", "--test", "vhost", "--test", "vhost_journals"]);
+    let mut words = vec!["--test-threads=1"];
     words.extend(names.iter().map(String::as_str));
     let mut tally = Tally::new();
-    tally.cargo_test(root, &words, &env)?;
+    tally.tests(root, &args, &words, &env, true)?;
     print!("{}", table(&consoles)?);
     tally.finish(&skips)
 }

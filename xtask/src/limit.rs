@@ -8,10 +8,9 @@
 //! that no later `sync` or `umount` waits for a server that cannot die.
 
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader};
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,15 +26,6 @@ pub const DEADLINE: &str = "POLYLANE_TEST_DEADLINE";
 /// Seconds that each test binary may run, where that is not [`LIMIT`].
 pub const EACH: &str = "POLYLANE_TEST_LIMIT";
 
-/// Set where tests that failed are run a second time.
-pub const AGAIN: &str = "POLYLANE_TEST_AGAIN";
-
-/// Begins the line that says how many failed tests are run again.
-pub const RUN_AGAIN: &str = "xtask: failed tests that are run again: ";
-
-/// Begins the line about a test that failed and then passed.
-pub const FLAKY: &str = "xtask: FLAKY ";
-
 /// How long a killed process may take to go. One that waits for a dead device may never.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -46,77 +36,28 @@ const TIMED_OUT: u8 = 124;
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Runs `words` (a test binary and its arguments) and ends as it ended, or with 124 after it was
-/// killed because its time was over. With [`AGAIN`] set, tests that failed are run once more,
-/// alone, and the second outcome is what counts; the first is told as `xtask: FLAKY`.
+/// killed because its time was over.
 pub fn run(words: &[OsString]) -> Result<ExitCode> {
     let (binary, args) = words.split_first().context("no test binary was named")?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("become the reaper")?;
     let limit = limit();
-    let ended = reap();
-    let first = attempt(binary, args, limit, &ended)?;
-    let name = Path::new(binary).file_name().unwrap_or(binary).to_string_lossy();
-    let Some(code) = first.code else {
-        println!("xtask: FAILED {name}: had not ended after {} s", limit.as_secs());
-        return Ok(ExitCode::from(TIMED_OUT));
-    };
-    if code == 0 || first.failed.is_empty() || std::env::var_os(AGAIN).is_none() {
-        return Ok(ExitCode::from(code));
-    }
-    let mut alone: Vec<OsString> = vec!["--exact".into(), "--test-threads=1".into()];
-    alone.extend(first.failed.iter().map(OsString::from));
-    println!("{RUN_AGAIN}{}", first.failed.len());
-    let second = attempt(binary, &alone, self::limit(), &ended)?;
-    if second.code.is_some() {
-        let flaky = first.failed.difference(&second.failed);
-        flaky.for_each(|test| println!("{FLAKY}{name}: {test}"));
-    }
-    Ok(ExitCode::from(second.code.unwrap_or(TIMED_OUT)))
-}
-
-/// How one run of a test binary went.
-struct Attempt {
-    /// Its exit code; `None`: it did not end in time.
-    code: Option<u8>,
-    failed: BTreeSet<String>,
-}
-
-fn attempt(
-    binary: &OsStr,
-    args: &[OsString],
-    limit: Duration,
-    ended: &Receiver<(Pid, u8)>,
-) -> Result<Attempt> {
     let before = connections();
     // Of a shell's background jobs and under nohup(1) signals are ignored, and tests send them.
     let mut command = Command::new("env");
-    command.arg("--default-signal=HUP,INT,QUIT").arg(binary);
-    let mut child = command.args(args).stdout(Stdio::piped()).spawn().context("start the tests")?;
-    let output = child.stdout.take().context("the tests' output")?;
-    let main = Pid::from_child(&child);
-    let (told, failed) = mpsc::channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            println!("{line}");
-            failed_test(&line).map(|test| told.send(test.to_string()));
-        }
-    });
-    let code = wait(ended, main, limit);
+    command.arg("--default-signal=HUP,INT,QUIT").arg(binary).args(args);
+    let ended = reap();
+    let child = command.spawn().context("start the tests")?;
+    let code = wait(&ended, Pid::from_child(&child), limit);
     if code.is_none() {
         descendants().iter().for_each(|pid| println!("xtask: hangs: {}", portrait(*pid)));
     }
     end_what_is_left(&before, code.is_some());
-    // What still holds the output open cannot be killed, and is not waited for.
-    let mut names = BTreeSet::new();
-    while let Ok(name) = failed.recv_timeout(Duration::from_secs(1)) {
-        names.insert(name);
+    if code.is_none() {
+        let name = Path::new(binary).file_name().unwrap_or(binary).to_string_lossy();
+        println!("xtask: FAILED {name}: had not ended after {} s", limit.as_secs());
     }
-    Ok(Attempt { code, failed: names })
-}
-
-/// The name in libtest's `test NAME ... FAILED`.
-fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+    Ok(ExitCode::from(code.unwrap_or(TIMED_OUT)))
 }
 
 /// What is left of the whole check's time, at most [`LIMIT`] or what [`EACH`] says.
@@ -270,13 +211,6 @@ mod tests {
         }
         assert!(!descendants().contains(&pid), "a zombie is no process");
         child.wait().expect("wait for sleep");
-    }
-
-    #[test]
-    fn failed_tests_are_named() {
-        assert_eq!(failed_test("test apps::git ... FAILED"), Some("apps::git"));
-        assert_eq!(failed_test("test apps::git ... ok"), None);
-        assert_eq!(failed_test("test result: FAILED. 4 passed; 2 failed"), None);
     }
 
     #[test]

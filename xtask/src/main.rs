@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 mod apps;
+mod binaries;
 mod campaign;
 mod floors;
 mod fuzz;
@@ -120,14 +121,14 @@ fn all_rooms() -> Result<()> {
 }
 
 /// The rooms' own tests. The whole-system tests need the release binary and have their own door.
-const ROOM_TESTS: &[&str] = &["--workspace", "--exclude", "polylane-tests", "--quiet"];
+const ROOMS: &[&str] = &["--workspace", "--exclude", "polylane-tests"];
 
 fn check() -> Result<()> {
     for (name, run) in STEPS {
         step(name, run)?;
     }
     step("fuzz", || fuzz::check(&root(), &target_dir()))?;
-    step("test", || cargo(&[&["test"], ROOM_TESTS].concat(), &[]))
+    step("test", || cargo(&[&["test", "--quiet"], ROOMS].concat(), &[]))
 }
 
 /// Everything, whatever fails on the way.
@@ -136,7 +137,8 @@ fn test() -> Result<()> {
     for (name, run) in STEPS {
         tally.step(name, step(name, run));
     }
-    tally.cargo_test(&root(), ROOM_TESTS, &[])?;
+    tally.tests(&root(), ROOMS, &["--quiet"], &[], false)?;
+    tally.examples(&root(), &[ROOMS, &["--quiet"]].concat())?;
     tally.step("loom", step("loom", loom));
     whole_system(tally)
 }
@@ -149,8 +151,13 @@ fn whole_system(mut tally: Tally) -> Result<()> {
     let path = skips.to_str().context("target directory is not UTF-8")?;
     // Real programs, kernels and clocks: a test that fails is judged by a second run, alone, and
     // the first is told beside the sum. The rooms' own tests get no second chance.
-    let env = [("POLYLANE_TEST_SKIPS", path), (limit::AGAIN, "1")];
-    tally.cargo_test(&root(), &["--package", "polylane-tests"], &env)?;
+    tally.tests(
+        &root(),
+        &["--package", "polylane-tests"],
+        &[],
+        &[("POLYLANE_TEST_SKIPS", path)],
+        true,
+    )?;
     tally.finish(&skips)
 }
 

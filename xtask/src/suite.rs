@@ -3,15 +3,15 @@
 //! A step that fails does not keep the later ones from running. A test that could not run here has
 //! written why to the file that `POLYLANE_TEST_SKIPS` names; it counts as skipped, not as passed.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
-use crate::limit::{DEADLINE, FLAKY, RUN_AGAIN};
+use crate::binaries::{self, Binary, Ended, Runner};
+use crate::limit::DEADLINE;
 
 /// How long everything may take: a check that hangs is told by its own report, within the 90
 /// minutes that CI gives it with its builds.
@@ -23,8 +23,6 @@ pub struct Tally {
     begun: SystemTime,
     passed: usize,
     failed: usize,
-    /// Test binaries that said that they begin and have not said how they ended.
-    running: usize,
     /// Tests that failed and passed when they were run again.
     flaky: Vec<String>,
 }
@@ -32,7 +30,7 @@ pub struct Tally {
 impl Tally {
     /// Nothing yet; the time begins.
     pub fn new() -> Self {
-        Self { begun: SystemTime::now(), passed: 0, failed: 0, running: 0, flaky: Vec::new() }
+        Self { begun: SystemTime::now(), passed: 0, failed: 0, flaky: Vec::new() }
     }
 
     /// Counts a step that is no test binary: as one test.
@@ -46,59 +44,104 @@ impl Tally {
         }
     }
 
-    /// Runs `cargo test` with these arguments, each test binary under a time limit
-    /// ([`crate::limit`]), shows what it prints and counts its tests. One that fails without a
-    /// failed test (it does not compile, a binary crashed or hung) counts as one failure.
-    pub fn cargo_test(&mut self, root: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<()> {
+    /// Builds the test binaries that `args` select and runs them side by side, each with `words`
+    /// and under a time limit ([`crate::limit`]); shows what they print and counts their tests.
+    /// With `again`, tests that failed are run once more, alone, when all others have ended: the
+    /// second outcome counts and the first is told. What does not compile is one failure, and so is
+    /// a binary that fails without a failed test: it crashed or hung.
+    pub fn tests(
+        &mut self,
+        root: &Path,
+        args: &[&str],
+        words: &[&str],
+        env: &[(&str, &str)],
+        again: bool,
+    ) -> Result<()> {
+        let binaries = match binaries::build(root, args) {
+            Ok(binaries) => binaries,
+            Err(error) => {
+                self.step("build of tests", Err(error));
+                return Ok(());
+            }
+        };
+        let limited = self.limited()?;
+        let outputs = crate::target_dir().join("test-output");
+        std::fs::create_dir_all(&outputs).context("folder of tests' output")?;
+        let deadline = self.deadline().to_string();
+        let env = [&[(DEADLINE, deadline.as_str())], env].concat();
+        let runner = Runner { limited: &limited, outputs: &outputs, env: &env };
+        let mut failed = Vec::new();
+        runner.run(binaries, words, |ended| {
+            let tests = ended.failed_tests();
+            self.ended(&ended);
+            if again && !tests.is_empty() {
+                failed.push((ended.binary, tests));
+            }
+        })?;
+        failed.into_iter().try_for_each(|(binary, tests)| self.again(&runner, binary, &tests))
+    }
+
+    /// Shows what a test binary said and counts its tests.
+    fn ended(&mut self, ended: &Ended) {
+        println!("{}: {:.1} s", ended.binary.name, ended.took.as_secs_f64());
+        print!("{}", ended.output);
+        let before = self.failed;
+        let mut running = 0;
+        ended.output.lines().for_each(|line| self.count(line, &mut running));
+        // One that begins and never says how its tests ended has crashed.
+        self.failed += running;
+        if !ended.success && self.failed == before {
+            eprintln!("xtask: FAILED {}", ended.binary.name);
+            self.failed += 1;
+        }
+    }
+
+    /// Runs tests that failed once more, one at a time.
+    fn again(
+        &mut self,
+        runner: &Runner<'_>,
+        binary: Binary,
+        tests: &BTreeSet<String>,
+    ) -> Result<()> {
+        let mut words = vec!["--exact", "--test-threads=1"];
+        words.extend(tests.iter().map(String::as_str));
+        println!("{}: {} that failed are run again", binary.name, tests.len());
+        let second = runner.one(binary, &words)?;
+        self.failed = self.failed.saturating_sub(tests.len());
+        self.ended(&second);
+        let still = second.failed_tests();
+        let flaky = tests.difference(&still).filter(|_| second.output.contains("test result: "));
+        self.flaky.extend(flaky.map(|test| format!("{}: {test}", second.binary.name)));
+        Ok(())
+    }
+
+    /// Runs `cargo test` as it is with these arguments, for documents' examples, and counts.
+    pub fn examples(&mut self, root: &Path, args: &[&str]) -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.current_dir(root).arg("test").arg("--no-fail-fast");
-        // Before `args`: what comes after a "--" there is the tests'.
-        command.arg("--config").arg(self.runner()?).args(args);
-        command.env(DEADLINE, self.deadline().to_string());
-        command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("run cargo")?;
-        let output = child.stdout.take().context("cargo's output")?;
-        let (told, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            BufReader::new(output)
-                .lines()
-                .map_while(Result::ok)
-                .try_for_each(|line| told.send(line))
-        });
-        let failed_before = self.failed;
-        loop {
-            match lines.recv_timeout(Duration::from_secs(1)) {
-                Ok(line) => {
-                    println!("{line}");
-                    self.count(&line);
-                }
-                Err(RecvTimeoutError::Disconnected) => break,
-                // A process that cannot die may hold cargo's output open for ever.
-                Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => break,
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-        self.all_ended();
-        let status = child.wait().context("wait for cargo")?;
-        if !status.success() && self.failed == failed_before {
-            eprintln!("xtask: FAILED cargo test {}", args.join(" "));
-            self.failed += 1;
+        command.current_dir(root).args(["test", "--doc", "--no-fail-fast"]).args(args);
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let output = output.context("run cargo")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        print!("{text}");
+        let (before, mut running) = (self.failed, 0);
+        text.lines().for_each(|line| self.count(line, &mut running));
+        if !output.status.success() && self.failed == before {
+            self.step("examples in documents", Err(anyhow::anyhow!("cargo test --doc failed")));
         }
         Ok(())
     }
 
-    /// Cargo's setting that puts this program in front of each test binary: a copy, since the
-    /// workspace's build may replace the program.
-    fn runner(&self) -> Result<String> {
+    /// A copy of this program, which sets tests their limit: the workspace's build may replace the
+    /// program itself.
+    fn limited(&self) -> Result<PathBuf> {
         let copy = crate::target_dir().join("xtask-limited");
         let unfinished = copy.with_extension("new");
         let me = std::env::current_exe().context("this program's path")?;
         std::fs::create_dir_all(crate::target_dir()).context("target directory")?;
         std::fs::copy(&me, &unfinished).context("copy this program")?;
         std::fs::rename(&unfinished, &copy).context("name the copy of this program")?;
-        let copy = copy.to_str().context("target directory is not UTF-8")?;
-        Ok(format!(r#"target."cfg(unix)".runner = ["{copy}", "limited"]"#))
+        Ok(copy)
     }
 
     /// When test binaries that still run are ended, seconds since the epoch.
@@ -107,29 +150,19 @@ impl Tally {
         (begun + WHOLE).as_secs()
     }
 
-    /// A binary that begins and never says how its tests ended has crashed: one failure. They are
-    /// counted at the end, because one may start another.
-    fn all_ended(&mut self) {
-        self.failed += std::mem::take(&mut self.running);
-    }
-
     /// Adds up a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
-    fn count(&mut self, line: &str) {
+    /// `running`: test binaries that said that they begin and have not said how they ended; one may
+    /// start another.
+    fn count(&mut self, line: &str, running: &mut usize) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            self.running += 1;
-        }
-        if let Some(test) = line.strip_prefix(FLAKY) {
-            self.flaky.push(test.to_string());
-        }
-        if let Some(count) = line.strip_prefix(RUN_AGAIN) {
-            self.failed = self.failed.saturating_sub(count.parse().unwrap_or(0));
+            *running += 1;
         }
         let Some((_, counts)) =
             line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
         };
-        self.running = self.running.saturating_sub(1);
+        *running = running.saturating_sub(1);
         for part in counts.split(';') {
             match part.trim().split_once(' ') {
                 Some((count, "passed")) => self.passed += count.parse().unwrap_or(0),
@@ -161,35 +194,29 @@ impl Tally {
 mod tests {
     use super::*;
 
-    #[test]
-    fn results_are_added_up() {
-        let mut tally = Tally::new();
-        tally.count("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out");
-        tally.count("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured");
-        tally.step("fmt", Ok(()));
-        tally.step("tidy", Err(anyhow::anyhow!("on purpose, in a test")));
-        assert_eq!((tally.passed, tally.failed, tally.running), (8, 3, 0));
-        assert_eq!(tally.sum(2), "6 passed, 3 failed, 2 skipped");
+    fn ended(output: &str, success: bool) -> Ended {
+        let binary = Binary::default();
+        Ended { binary, output: output.to_owned(), success, took: Duration::ZERO }
     }
 
     #[test]
-    fn a_test_that_passes_the_second_time_is_told() {
+    fn results_are_added_up() {
         let mut tally = Tally::new();
-        tally.count("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured");
-        tally.count("xtask: failed tests that are run again: 2");
-        tally.count("test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured");
-        tally.count("xtask: FLAKY attach-0123: grows");
-        assert_eq!((tally.passed, tally.failed), (5, 1));
-        assert_eq!(tally.flaky, ["attach-0123: grows"]);
+        tally.ended(&ended("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured", true));
+        tally.ended(&ended("test result: FAILED. 4 passed; 2 failed; 0 ignored", false));
+        tally.step("fmt", Ok(()));
+        tally.step("tidy", Err(anyhow::anyhow!("on purpose, in a test")));
+        assert_eq!((tally.passed, tally.failed), (8, 3));
+        assert_eq!(tally.sum(2), "6 passed, 3 failed, 2 skipped");
     }
 
     #[test]
     fn a_crashed_binary_is_a_failure() {
         let mut tally = Tally::new();
-        tally.count("running 3 tests");
-        tally.count("running 1 test");
-        tally.count("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured");
-        tally.all_ended();
-        assert_eq!((tally.passed, tally.failed, tally.running), (1, 1, 0));
+        let one_of_two = "running 3 tests\nrunning 1 test\ntest result: ok. 1 passed; 0 failed";
+        tally.ended(&ended(one_of_two, false));
+        assert_eq!((tally.passed, tally.failed), (1, 1));
+        tally.ended(&ended("running 1 test\ntest result: ok. 1 passed; 0 failed", false));
+        assert_eq!((tally.passed, tally.failed), (2, 2), "it failed without a failed test");
     }
 }
