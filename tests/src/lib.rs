@@ -14,6 +14,7 @@ use std::time::Duration;
 
 pub mod attached;
 pub mod cut;
+pub mod daemon;
 pub mod guest;
 pub mod host;
 pub mod http;

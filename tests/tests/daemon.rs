@@ -3,85 +3,14 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
+use polylane_tests::daemon::{Daemon, code, mounts};
 use polylane_tests::host::{Host, refused, succeeds, text, until};
-use polylane_tests::http::{self, Answer};
 use polylane_tests::pool::signal_to;
-use polylane_tests::{binary, unavailable};
+use polylane_tests::unavailable;
 use serde_json::json;
-
-/// A daemon of a test; dropped, it is killed.
-struct Daemon {
-    child: Child,
-    socket: PathBuf,
-    log: PathBuf,
-}
-
-impl Daemon {
-    /// Starts one with a directory's configuration and waits until it listens.
-    fn start(host: &Host, config: &Path) -> Daemon {
-        let (socket, log) = (host.path("daemon.sock"), host.path("daemon.log"));
-        let mut command = Command::new(binary());
-        command.args(["daemon", "--config", text(config), "--socket", text(&socket)]);
-        command.stdin(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
-        let child = command.spawn().expect("polylane");
-        let daemon = Daemon { child, socket, log };
-        until("the daemon listens", || {
-            std::os::unix::net::UnixStream::connect(&daemon.socket).is_ok()
-        });
-        daemon
-    }
-
-    fn request(&self, method: &str, path: &str, body: &str) -> Answer {
-        http::request(&self.socket, method, path, body)
-    }
-
-    /// The answer of a request that is done at once or in a while.
-    fn done(&self, method: &str, path: &str, body: &str) -> Answer {
-        let answer = self.request(method, path, body);
-        if answer.status != 202 {
-            return answer;
-        }
-        let task = format!("/v1/tasks/{}", answer.body["id"]);
-        assert!(answer.head.contains(&format!("location: {task}")), "{}", answer.head);
-        until("the task ends", || self.request("GET", &task, "").body["state"] != "running");
-        let mut ended = self.request("GET", &task, "");
-        if ended.body["state"] == "failed" {
-            ended.status = 409;
-        }
-        ended
-    }
-
-    /// Lines that it has said.
-    fn said(&self) -> String {
-        fs::read_to_string(&self.log).expect("a log")
-    }
-
-    fn kill(&mut self) {
-        signal_to(self.child.id(), "KILL");
-        self.child.wait().expect("ended");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.kill();
-        }
-    }
-}
-
-/// A mount path as one segment.
-fn mounts(path: &Path) -> String {
-    format!("/v1/mounts/{}", text(path).replace('/', "%2F"))
-}
-
-/// The error code of an answer.
-fn code(answer: &Answer) -> &str {
-    answer.body["error"]["code"].as_str().unwrap_or("no code")
-}
 
 #[test]
 fn pools_and_mounts_are_made_changed_and_removed_by_http() {

@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::caller::Caller;
 use crate::desired::Desired;
 use crate::events::Events;
 use crate::refusal::Refusal;
@@ -50,7 +51,7 @@ async fn step(changes: impl Iterator<Item = Change>, tasks: &Tasks, report: fn(&
 
 async fn made(tasks: &Tasks, change: Change) -> Result<(), Refusal> {
     loop {
-        match tasks.start(change.clone()) {
+        match tasks.start(Caller::Owner, change.clone()) {
             Ok(task) => return task.end().await,
             Err(_) => tokio::time::sleep(PAUSE).await,
         }

@@ -3,36 +3,54 @@
 use std::fs;
 use std::os::fd::AsFd;
 
-use hyper::StatusCode;
-
 use crate::refusal::Refusal;
 
-/// A caller that is served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A caller, and how far it is served.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Caller {
     /// The daemon's own user: root, for the daemon of a host.
     Owner,
-    /// A member of the configured group. Commands have the daemon's rights on SOURCE and PATH, so
-    /// a member changes pools and sees all, and mounts nothing.
-    Member,
+    /// A member of the configured group, by its user. Commands have the daemon's rights on SOURCE
+    /// and PATH, so a member changes pools and sees all, and mounts nothing.
+    Member(u32),
+    /// Another user, who is not served. [`UNKNOWN`] is one of whom the kernel does not tell.
+    Stranger(u32),
 }
+
+/// No user has this number.
+const UNKNOWN: u32 = u32::MAX;
 
 impl Caller {
     /// The caller at the other end of a connection.
-    ///
-    /// # Errors
-    /// It is neither, or is not known.
-    pub(crate) fn of(socket: impl AsFd, group: Option<u32>) -> Result<Caller, Refusal> {
-        let forbidden = |message: &str| Refusal::new(StatusCode::FORBIDDEN, "forbidden", message);
-        let caller = polylane_sys::scm::identity(socket)
-            .map_err(|_| forbidden("the kernel does not say who calls"))?;
+    pub(crate) fn of(socket: impl AsFd, group: Option<u32>) -> Caller {
+        let Ok(caller) = polylane_sys::scm::identity(socket) else {
+            return Caller::Stranger(UNKNOWN);
+        };
         let is_member = |group| caller.gid == group || caller.groups.contains(&group);
         if caller.uid == rustix::process::geteuid().as_raw() {
-            return Ok(Caller::Owner);
+            return Caller::Owner;
         }
         match group.is_some_and(is_member) {
-            true => Ok(Caller::Member),
-            false => Err(forbidden("only the daemon's user and members of its group are served")),
+            true => Caller::Member(caller.uid),
+            false => Caller::Stranger(caller.uid),
+        }
+    }
+
+    /// Whether both are served equally far.
+    pub(crate) fn is_of_kind(self, other: Caller) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+
+    /// Refuses a stranger.
+    pub(crate) fn must_be_served(self) -> Result<(), Refusal> {
+        match self {
+            Caller::Owner | Caller::Member(_) => Ok(()),
+            Caller::Stranger(UNKNOWN) => {
+                Err(Refusal::forbidden("the kernel does not say who calls"))
+            }
+            Caller::Stranger(_) => Err(Refusal::forbidden(
+                "only the daemon's user and members of its group are served",
+            )),
         }
     }
 
@@ -40,9 +58,7 @@ impl Caller {
     pub(crate) fn must_own(self) -> Result<(), Refusal> {
         match self {
             Caller::Owner => Ok(()),
-            Caller::Member => Err(Refusal::new(
-                StatusCode::FORBIDDEN,
-                "forbidden",
+            Caller::Member(_) | Caller::Stranger(_) => Err(Refusal::forbidden(
                 "mounts are changed by the daemon's user alone: a command has that user's rights \
                  on SOURCE and PATH",
             )),

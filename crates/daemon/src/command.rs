@@ -5,12 +5,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 use polylane_base::sync::{Arc, Mutex};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::process::Command;
+use tokio::sync::Semaphore;
 
 use crate::refusal::Refusal;
 
@@ -24,9 +25,18 @@ const LINE_BYTES_MAX: usize = 400;
 const MANAGER_VARIABLES: [&str; 4] =
     ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
+/// Longest time of a command that only looks, waiting for its turn included.
+pub(crate) const LOOK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Most commands at a time that only look.
+const LOOKS_MAX: usize = 8;
+
 /// This program's file.
 #[derive(Clone, Debug)]
-pub(crate) struct Program(Arc<Path>);
+pub(crate) struct Program {
+    path: Arc<Path>,
+    looks: Arc<Semaphore>,
+}
 
 /// Where the running command of a task writes its messages; empty between commands.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +55,25 @@ impl Messages {
 
 impl Program {
     pub(crate) fn new(path: PathBuf) -> Program {
-        Program(path.into())
+        Program { path: path.into(), looks: Arc::new(Semaphore::new(LOOKS_MAX)) }
+    }
+
+    /// A program whose looks wait for none of this one's: for another kind of callers.
+    pub(crate) fn apart(&self) -> Program {
+        Program { looks: Arc::new(Semaphore::new(LOOKS_MAX)), path: Arc::clone(&self.path) }
+    }
+
+    /// Executes a command that only looks; its output. [`LOOKS_MAX`] look at a time. One that
+    /// nobody waits for any more is killed.
+    ///
+    /// # Errors
+    /// As [`execute`](Program::execute); its turn did not come.
+    pub(crate) async fn look(&self, words: &[String]) -> Result<String, Refusal> {
+        let start = Instant::now();
+        let turn = tokio::time::timeout(LOOK_TIME_MAX, self.looks.acquire()).await;
+        let _turn = turn.map_err(|_| Refusal::busy("too much is looked at: try again later"))?;
+        let left = LOOK_TIME_MAX.saturating_sub(start.elapsed());
+        self.run(words, left, &Messages::default(), true).await
     }
 
     /// Executes a command and waits for its end, `limit` at most: then it is killed. Its output.
@@ -62,13 +90,25 @@ impl Program {
         limit: Duration,
         messages: &Messages,
     ) -> Result<String, Refusal> {
+        self.run(words, limit, messages, false).await
+    }
+
+    async fn run(
+        &self,
+        words: &[String],
+        limit: Duration,
+        messages: &Messages,
+        is_look: bool,
+    ) -> Result<String, Refusal> {
         let broken = |error: io::Error| Refusal::internal(&format_args!("{words:?}: {error}"));
         let (output, error) = (Said::new().map_err(broken)?, Said::new().map_err(broken)?);
         let error = Arc::new(error);
-        let mut command = Command::new(&*self.0);
+        let mut command = Command::new(&*self.path);
         for name in MANAGER_VARIABLES {
             command.env_remove(name);
         }
+        // A change goes on to its end whoever still listens; see [`Program::look`].
+        command.kill_on_drop(is_look);
         let ends = (output.end().map_err(broken)?, error.end().map_err(broken)?);
         command.args(words).stdin(Stdio::null()).stdout(ends.0).stderr(ends.1);
         let mut child = command.spawn().map_err(broken)?;

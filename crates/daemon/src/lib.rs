@@ -12,10 +12,13 @@
 //! | `verbs` | what each change executes |
 //! | `events` | events as a stream |
 //! | `changes` | what comes and goes on this host, as events |
+//! | `caller` | who calls, and what that caller may |
+//! | `places` | what callers may have at a time |
 //! | `tasks` | changes that go on or are over |
 //! | `boot` | the desired state brought about: pools, then mounts, side by side |
-//! | `caller` | who calls, and what that caller may |
 //! | `routes` | the requests of the interface, and their OpenAPI document |
+//! | `listen` | the socket, and the lock that one daemon has |
+//! | `pipe` | a connection whose writes end in time |
 //! | `server` | HTTP on a UNIX socket, with its limits |
 #![forbid(unsafe_code)]
 
@@ -25,6 +28,9 @@ mod changes;
 mod command;
 mod desired;
 mod events;
+mod listen;
+mod pipe;
+mod places;
 mod refusal;
 mod routes;
 mod server;
@@ -95,7 +101,7 @@ pub fn serve(options: DaemonOptions, report: fn(&str)) -> Result<(), DaemonError
             None
         }
     };
-    let listener = server::listen(&options.socket, group)?;
+    let listener = listen::listen(&options.socket, group)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(failed)?.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -110,7 +116,7 @@ pub fn serve(options: DaemonOptions, report: fn(&str)) -> Result<(), DaemonError
         boot(desired);
         tokio::spawn(changes::watch(program.clone(), events.clone()));
         let daemon = Daemon { program, tasks: tasks.clone(), events: events.clone() };
-        let mut accepting = std::pin::pin!(server::accept(listener, daemon, group));
+        let mut accepting = std::pin::pin!(server::accept(&listener, daemon, group));
         loop {
             tokio::select! {
                 _ = terminate.recv() => return Ok(()),

@@ -33,6 +33,11 @@ impl Refusal {
         Refusal::new(StatusCode::NOT_FOUND, "not-found", message)
     }
 
+    /// A caller that may not.
+    pub(crate) fn forbidden(message: &str) -> Refusal {
+        Refusal::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
     /// Too much is going on.
     pub(crate) fn busy(message: impl Into<String>) -> Refusal {
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message)

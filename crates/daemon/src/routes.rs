@@ -87,17 +87,20 @@ pub(crate) async fn answer(
         Verb::Document => whole(document()),
         Verb::ListPools => whole(look(&daemon.program, &["pool", "ls", "--json"]).await?),
         Verb::Pool => whole(pool(daemon, &parameter).await?),
-        Verb::PutPool => change(daemon, Change::Pool(named("name", parameter, body)?)).await,
-        Verb::DeletePool => change(daemon, Change::RemovePool(parameter)).await,
+        Verb::PutPool => {
+            change((daemon, caller), Change::Pool(named("name", parameter, body)?)).await
+        }
+        Verb::DeletePool => change((daemon, caller), Change::RemovePool(parameter)).await,
         Verb::ListMounts => whole(look(&daemon.program, &["mount", "--json"]).await?),
         Verb::Mount => whole(mount(daemon, &parameter).await?),
         Verb::PutMount => {
             caller.must_own()?;
-            change(daemon, Change::Mount(named("path", absolute(parameter)?, body)?)).await
+            change((daemon, caller), Change::Mount(named("path", absolute(parameter)?, body)?))
+                .await
         }
         Verb::DeleteMount => {
             caller.must_own()?;
-            change(daemon, Change::Unmount(absolute(parameter)?)).await
+            change((daemon, caller), Change::Unmount(absolute(parameter)?)).await
         }
         Verb::ListTasks => whole(daemon.tasks.describe()),
         Verb::Task => {
@@ -182,8 +185,8 @@ fn named<T: serde::de::DeserializeOwned>(
 }
 
 /// Starts a change, and says how it is once it has ended or a request may wait no longer.
-async fn change(daemon: &Daemon, change: Change) -> Result<Answer, Refusal> {
-    let task = daemon.tasks.start(change)?;
+async fn change((daemon, caller): (&Daemon, Caller), change: Change) -> Result<Answer, Refusal> {
+    let task = daemon.tasks.start(caller, change)?;
     match task.wait().await {
         Some(Ok(())) => Ok(Answer::Whole(StatusCode::OK, task.describe())),
         Some(Err(refusal)) => Err(refusal),

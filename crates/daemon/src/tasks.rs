@@ -10,13 +10,15 @@ use polylane_base::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex as Turn, watch};
 
+use crate::caller::Caller;
 use crate::command::{Messages, Program};
 use crate::events::Events;
+use crate::places::{Limits, Place, Places};
 use crate::refusal::Refusal;
 use crate::verbs::Change;
 
-/// Most changes that go on or wait at a time.
-const RUNNING_MAX: usize = 64;
+/// Most changes that go on or wait at a time, by who asked for them.
+const RUNNING_MAX: Limits = Limits { of_a_kind: 64, each: 16 };
 
 /// Most changes that are over and remembered.
 const ENDED_MAX: usize = 256;
@@ -31,6 +33,7 @@ pub(crate) struct Tasks(Arc<Shared>);
 struct Shared {
     program: Program,
     events: Events,
+    running: Places,
     list: Mutex<List>,
 }
 
@@ -59,15 +62,17 @@ pub(crate) struct Task {
 
 impl Tasks {
     pub(crate) fn new(program: Program, events: Events) -> Tasks {
-        Tasks(Arc::new(Shared { program, events, list: Mutex::default() }))
+        let running = Places::new(RUNNING_MAX);
+        Tasks(Arc::new(Shared { program, events, running, list: Mutex::default() }))
     }
 
     /// Starts a change.
     ///
     /// # Errors
-    /// As many as may be go on already.
-    pub(crate) fn start(&self, change: Change) -> Result<Arc<Task>, Refusal> {
-        let (task, turn) = self.enlist(&change)?;
+    /// As many of this caller's, or of all callers of its kind, go on already as may be.
+    pub(crate) fn start(&self, caller: Caller, change: Change) -> Result<Arc<Task>, Refusal> {
+        let place = self.place(caller)?;
+        let (task, turn) = self.enlist(&change);
         let (tasks, own) = (self.clone(), Arc::clone(&task));
         self.0.events.tell(&json!({ "event": "started", "task": task.describe() }));
         tokio::spawn(async move {
@@ -76,19 +81,20 @@ impl Tasks {
             drop(held);
             *own.end.lock() = Some(Instant::now());
             own.outcome.send_replace(Some(outcome));
-            drop(turn);
+            drop((turn, place));
             tasks.tidy_up(&own.object);
             tasks.0.events.tell(&json!({ "event": "ended", "task": own.describe() }));
         });
         Ok(task)
     }
 
-    fn enlist(&self, change: &Change) -> Result<(Arc<Task>, Arc<Turn<()>>), Refusal> {
+    fn place(&self, caller: Caller) -> Result<Place, Refusal> {
+        let busy = || Refusal::busy("as many changes go on as may at a time: try again later");
+        self.0.running.take(caller).ok_or_else(busy)
+    }
+
+    fn enlist(&self, change: &Change) -> (Arc<Task>, Arc<Turn<()>>) {
         let mut list = self.0.list.lock();
-        let running = list.tasks.values().filter(|task| task.outcome().is_none()).count();
-        if running >= RUNNING_MAX {
-            return Err(Refusal::busy(format!("{running} changes go on: try again later")));
-        }
         list.last += 1;
         let task = Arc::new(Task {
             id: list.last,
@@ -101,7 +107,7 @@ impl Tasks {
         });
         let turn = Arc::clone(list.turns.entry(task.object.clone()).or_default());
         list.tasks.insert(task.id, Arc::clone(&task));
-        Ok((task, turn))
+        (task, turn)
     }
 
     /// Forgets an object that no change waits for, and the oldest of too many ended tasks.

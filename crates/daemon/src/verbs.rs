@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use crate::command::{Messages, Program};
+use crate::command::{LOOK_TIME_MAX, Messages, Program};
 use crate::desired::{Mount, Pool};
 use crate::refusal::Refusal;
 
 /// Longest time of one command.
 const TIME_MAX: Duration = Duration::from_secs(90);
-
-/// Longest time of a command that only looks.
-const LOOK_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A change of a pool or a mount.
 #[derive(Clone, Debug)]
@@ -80,7 +77,7 @@ async fn exists(program: &Program, name: &str, messages: &Messages) -> Result<bo
 /// # Errors
 /// The command's own line.
 pub(crate) async fn look(program: &Program, line: &[&str]) -> Result<serde_json::Value, Refusal> {
-    let output = program.execute(&words(line), LOOK_TIME_MAX, &Messages::default()).await?;
+    let output = program.look(&words(line)).await?;
     serde_json::from_str(&output).map_err(|error| Refusal::internal(&error))
 }
 
