@@ -15,6 +15,8 @@
 //! | `store.rs` | what is kept where, and how it is removed |
 //! | `import.rs` | a source becomes an image |
 //! | `export.rs` | an image becomes a layout |
+//! | `diff.rs` | what a tree changed of another becomes a layer |
+//! | `overlay.rs` | an upper of the kernel's overlayfs over its lowers |
 //!
 //! Files of the store: docs/design/images.md.
 //!
@@ -28,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod compression;
+mod diff;
 mod digest;
 mod error;
 mod export;
@@ -36,11 +39,14 @@ mod layout;
 mod limits;
 mod member;
 mod members;
+mod overlay;
 mod pack;
 mod store;
 mod tree;
 mod unpack;
 
+pub use diff::{Packing, diff};
 pub use error::{Error, Result};
 pub use limits::Limits;
+pub use overlay::Overlay;
 pub use store::{Image, Layer, Store};

@@ -42,17 +42,13 @@ impl<W: Write> Writer<W> {
     /// Adds everything below `root`. Its owner may change it meanwhile: no link in it is followed,
     /// so nothing outside of it is read.
     pub(crate) fn add_tree(&mut self, root: &Path) -> Result<()> {
-        let top = openat(CWD, root.as_os_str().as_bytes(), DIR.difference(OFlags::NOFOLLOW))
-            .map_err(|errno| Error::io(root, "open it", errno))?;
+        let top = open_dir(root).map_err(|errno| Error::io(root, "open it", errno))?;
         let failed =
             |path: &[u8], error| Error::io(&root.join(OsStr::from_bytes(path)), "read it", error);
         self.add_dir(b"", &top).map_err(|error| failed(b"", error))?;
         let mut dirs = vec![Vec::new()];
         while let Some(path) = dirs.pop() {
-            let dir = match path.as_slice() {
-                b"" => top.try_clone().map_err(|error| failed(&path, error))?,
-                path => beneath(&top, path).map_err(|error| failed(path, error))?,
-            };
+            let dir = beneath(&top, &path).map_err(|error| failed(&path, error))?;
             let mut inner = Vec::new();
             for name in sorted_names(&dir).map_err(|error| failed(&path, error))? {
                 let mut path = path.clone();
@@ -70,7 +66,8 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    fn add_dir(&mut self, path: &[u8], dir: &OwnedFd) -> io::Result<()> {
+    /// Adds a directory without what is in it.
+    pub(crate) fn add_dir(&mut self, path: &[u8], dir: &OwnedFd) -> io::Result<()> {
         let name = match path {
             b"" => b"./".to_vec(),
             path => [path, b"/"].concat(),
@@ -81,7 +78,7 @@ impl<W: Write> Writer<W> {
 
     /// Adds what is called `name` in `dir` as `path`; whether it is a directory. Sockets are left
     /// out.
-    fn add(&mut self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> io::Result<bool> {
+    pub(crate) fn add(&mut self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> io::Result<bool> {
         let seen = tree::stat(dir, name)?;
         let entry = match FileType::from_raw_mode(seen.st_mode) {
             FileType::Directory => {
@@ -141,15 +138,13 @@ impl<W: Write> Writer<W> {
 
     /// Adds a file of root's whose `size` bytes are `data`'s.
     pub(crate) fn add_stream(&mut self, name: &str, data: impl Read, size: u64) -> io::Result<()> {
-        let mut header = Header::new_ustar();
-        header.set_entry_type(EntryType::Regular);
-        header.set_mode(0o644);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(0);
-        header.set_size(size);
-        self.head(header, name.as_bytes(), b"", &[])?;
+        self.head(own_header(size), name.as_bytes(), b"", &[])?;
         self.data(data, size)
+    }
+
+    /// Adds an empty file of root's, which says something about its directory.
+    pub(crate) fn add_mark(&mut self, path: &[u8]) -> io::Result<()> {
+        self.head(own_header(0), path, b"", &[])
     }
 
     /// Ends the file.
@@ -229,6 +224,18 @@ fn set_start(header: &mut Header, name: &[u8]) {
     }
 }
 
+/// The header of a file of root's.
+fn own_header(size: u64) -> Header {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(EntryType::Regular);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(size);
+    header
+}
+
 fn header(stat: &Stat, kind: EntryType) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
@@ -260,8 +267,23 @@ fn openat(dir: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> 
     rustix::fs::openat(dir, name, flags, Mode::empty())
 }
 
+/// Opens the root of a tree.
+pub(crate) fn open_dir(root: &Path) -> Result<OwnedFd, Errno> {
+    openat(CWD, root.as_os_str().as_bytes(), DIR.difference(OFlags::NOFOLLOW))
+}
+
+/// Whether two directories have the same state, whatever is in them.
+pub(crate) fn same_dir(one: &OwnedFd, other: &OwnedFd) -> io::Result<bool> {
+    let all = |dir: &OwnedFd| {
+        let stat = rustix::fs::fstat(dir)?;
+        io::Result::Ok((stat.st_mode, stat.st_uid, stat.st_gid, stat.st_mtime, xattrs(dir)?))
+    };
+    Ok(all(one)? == all(other)?)
+}
+
 /// The directory at a path below `top`, by no link.
-fn beneath(top: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+pub(crate) fn beneath(top: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+    let path = if path.is_empty() { b"." } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     loop {
         match rustix::fs::openat2(top, path, DIR, Mode::empty(), resolve) {
@@ -273,7 +295,7 @@ fn beneath(top: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Names in a directory, in order.
-fn sorted_names(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+pub(crate) fn sorted_names(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let name = entry?.file_name().to_bytes().to_vec();

@@ -240,6 +240,18 @@ impl Store {
         write_record(&self.dir.join("used").join(format!("{id}.json")), work.path(), &used)
     }
 
+    /// The directories of the layers that container `id` uses, the uppermost first; `None`: there
+    /// is no such container.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn used_lowers(&self, id: &str) -> Result<Option<Vec<PathBuf>>> {
+        let is_name = !id.is_empty() && !id.contains('/');
+        let path = self.dir.join("used").join(format!("{id}.json"));
+        let used = if is_name { record::<Used>(&path)? } else { None };
+        Ok(used.map(|used| used.layers.iter().rev().map(|layer| self.layer(layer)).collect()))
+    }
+
     /// Container `id` uses nothing any more.
     ///
     /// # Errors

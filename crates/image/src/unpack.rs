@@ -27,9 +27,9 @@ use crate::limits::Budget;
 use crate::member::{Broken, Kind, Member, Reader};
 use crate::tree::{self, Tree};
 
-const WHITEOUT: &[u8] = b".wh.";
+pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const WHITEOUT_META: &[u8] = b".wh..wh.";
-const OPAQUE: &[u8] = b".wh..wh..opq";
+pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// overlayfs' mark of a directory that hides those below.
 const OPAQUE_MARKS: [&str; 2] = ["trusted.overlay.opaque", "user.overlay.opaque"];

@@ -1,11 +1,15 @@
 //! `polylane image`: container images, kept in the state directory.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
-use polylane_image::{Error, Image, Limits, Store};
+use polylane_image::{Error, Image, Limits, Overlay, Packing, Store};
 use polylane_pool::failure::{Failure, Result};
+use polylane_pool::lower::LowerSource;
+use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
 use polylane_volume as volume;
 use serde_json::json;
 
@@ -46,6 +50,29 @@ pub(crate) enum ImageCommand {
         /// The new file, or - for standard output
         to: PathBuf,
     },
+    /// Write what a container changed of its image as an OCI layer, which other tools load
+    Diff {
+        /// A container that is not running
+        #[arg(required_unless_present = "upper", conflicts_with_all = ["upper", "lower"])]
+        container: Option<String>,
+        /// In place of a container, what lies over lowers: a volume, a lane's directory, or an
+        /// 'upperdir' of the kernel's overlayfs
+        #[arg(long, value_name = "DIR|VOLUME", requires = "lower")]
+        upper: Option<PathBuf>,
+        /// The lowers that it lies over, the uppermost first: a directory, or a volume
+        #[arg(long, value_name = "SOURCE")]
+        lower: Vec<OsString>,
+        /// The new file, or - for standard output
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// How the layer is packed: none, gzip or zstd
+        #[arg(long, value_name = "HOW", default_value = "none")]
+        #[arg(value_parser = ["none", "gzip", "zstd"])]
+        compress: String,
+    },
+    /// What 'diff' runs in the lanes that it makes
+    #[command(hide = true)]
+    DiffTrees { base: PathBuf, merged: PathBuf, to: PathBuf, compress: String },
 }
 
 /// The images of this host, or user.
@@ -72,8 +99,97 @@ pub(crate) fn execute(command: ImageCommand) -> Result<u8> {
                 store.remove(image).map_err(failed)?;
             }
         }
+        ImageCommand::Diff { container, upper, lower, output, compress } => {
+            let lowers = lower.iter().map(|text| LowerSource::parse(text)).collect();
+            let (upper, lowers) = match (upper, container) {
+                (Some(upper), _) => (upper, lowers),
+                (None, container) => container_layers(&store, &container.unwrap_or_default())?,
+            };
+            return diff(&upper, lowers, &output, &compress);
+        }
+        ImageCommand::DiffTrees { base, merged, to, compress } => {
+            polylane_image::diff(&base, &merged, &to, packing(&compress)).map_err(failed)?;
+        }
         ImageCommand::Export { image, to } => store.export(&image, &to).map_err(failed)?,
     }
+    Ok(0)
+}
+
+/// Where the lane with the upper is, for the command that reads it.
+const MERGED: &str = "/lane";
+
+/// Where the one with the lowers alone is.
+const BASE: &str = "/lane-lowers";
+
+fn packing(word: &str) -> Packing {
+    match word {
+        "gzip" => Packing::Gzip,
+        "zstd" => Packing::Zstd,
+        _ => Packing::Plain,
+    }
+}
+
+/// The volume and the lowers of a container.
+fn container_layers(store: &Store, id: &str) -> Result<(PathBuf, Vec<LowerSource>)> {
+    let Some(lowers) = store.used_lowers(id).map_err(failed)? else {
+        let id = Shown::new(id);
+        return Err(Failure::failed(format!(
+            "{id}: no such container: 'container ps -a' lists them"
+        )));
+    };
+    let upper = volume::state_dir()?.join("containers").join(id).join("upper.img");
+    Ok((upper, lowers.into_iter().map(LowerSource::Dir).collect()))
+}
+
+/// Writes a layer of an upper: in two lanes, one with it and one with its lowers alone, or in two
+/// mounts of the kernel's overlayfs where that wrote it.
+fn diff(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
+    let whole =
+        |path: &Path| path.canonicalize().map_err(|error| Failure::path(path, "find it", error));
+    let upper = whole(upper)?;
+    let lowers = lowers.iter().map(|lower| match lower {
+        LowerSource::Dir(path) => Ok(LowerSource::Dir(whole(path)?)),
+        LowerSource::Volume(path) => Ok(LowerSource::Volume(whole(path)?)),
+    });
+    let lowers: Vec<_> = lowers.collect::<Result<_>>()?;
+    if upper.is_dir() && !upper.join("work").is_dir() {
+        return diff_kernels(&upper, &lowers, to, compress);
+    }
+    let source = match upper.is_dir() {
+        true => Source::Dir(upper),
+        false => Source::Volume(Some(upper)),
+    };
+    let to = match to.to_str() {
+        Some("-") => to.to_path_buf(),
+        _ => std::path::absolute(to).map_err(|error| Failure::path(to, "find it", error))?,
+    };
+    let mut command =
+        ["/proc/self/exe", "image", "diff-trees", BASE, MERGED].map(OsString::from).to_vec();
+    command.extend([to.into(), compress.into()]);
+    let base = LaneBeside { source: Source::Lowers, lowers: lowers.clone(), at: BASE.into() };
+    let at = MERGED.into();
+    run::run(RunOptions {
+        lowers,
+        at,
+        more: vec![base],
+        preload: false,
+        ..RunOptions::new(source, command)
+    })
+}
+
+/// The same for the `upperdir` of an overlayfs.
+fn diff_kernels(upper: &Path, lowers: &[LowerSource], to: &Path, compress: &str) -> Result<u8> {
+    let dirs = lowers.iter().map(|lower| match lower {
+        LowerSource::Dir(path) => Ok(path.clone()),
+        LowerSource::Volume(path) => Err(Failure::usage(format!(
+            "--lower {}: a volume, and {} is an upperdir of overlayfs: its lowers are directories",
+            Shown::new(path),
+            Shown::new(upper)
+        ))),
+    });
+    let overlay = Overlay::mount(upper, &dirs.collect::<Result<Vec<_>>>()?).map_err(failed)?;
+    let (base, merged) = (overlay.base(), overlay.merged());
+    polylane_image::diff(&base, &merged, to, packing(compress)).map_err(failed)?;
     Ok(0)
 }
 
