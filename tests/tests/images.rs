@@ -363,6 +363,90 @@ fn a_debian_comes_in_and_runs() {
     assert_eq!(good(&run.output().expect("polylane")), "Status: install ok installed\n");
 }
 
+/// Two layers that an ordinary user cannot make as they are.
+fn layers_of_several_users() -> [Vec<u8>; 2] {
+    let dir = |path: &str, mode| {
+        let mut header = header(EntryType::Directory, path, "", 0);
+        header.set_mode(mode);
+        header.set_cksum();
+        header.as_bytes().to_vec()
+    };
+    let mut program = header(EntryType::Regular, "closed/su", "", 3);
+    program.set_mode(0o4111);
+    program.set_cksum();
+    let mut program = [program.as_bytes(), &b"abc"[..]].concat();
+    program.resize(1024, 0);
+    let mut device = header(EntryType::Char, "null", "", 0);
+    device.set_device_major(1).expect("ustar");
+    device.set_device_minor(3).expect("ustar");
+    device.set_cksum();
+    let low = tar_of(&[file("gone", b"1"), dir("d", 0o755), file("d/low", b"1")]);
+    let high = tar_of(&[
+        dir("./", 0o555),
+        dir("closed", 0o0),
+        program,
+        device.as_bytes().to_vec(),
+        file(".wh.gone", b""),
+        file("d/.wh..wh..opq", b""),
+        file("d/high", b"1"),
+    ]);
+    [low, high]
+}
+
+/// By nobody, whose files all are then: a line says so, and a lane shows them.
+#[test]
+fn an_ordinary_user_has_images_of_his_own() {
+    let test = "an_ordinary_user_has_images_of_his_own";
+    if unavailable(test) || lacks(test, &["setpriv", "mknod"]) {
+        return;
+    }
+    let Some(place) = Place::new(test) else { return };
+    let layers = layers_of_several_users();
+    let layout = place.layout("layout", &layers);
+    fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+    let copied = Command::new("cp").arg(binary()).arg(place.path("polylane")).status();
+    assert!(copied.expect("cp").success());
+    let as_nobody = |script: &str| {
+        let script = format!(
+            "mknod -m 666 fuse c 10 229; mount --bind fuse /dev/fuse; rm -f fuse 2>/dev/null || :; \
+             export XDG_STATE_HOME=$PWD/own; exec setpriv --reuid 65534 --regid 65534 \
+             --clear-groups --inh-caps=-all env -u XDG_RUNTIME_DIR bash -euc '{script}'"
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation=private", "bash", "-euc", &script]);
+        command.current_dir(place.dir.path()).stdin(Stdio::null()).output().expect("unshare")
+    };
+    let imported = as_nobody(&format!("mkdir own; ./polylane image import {} i", layout.display()));
+    let said = String::from_utf8_lossy(&imported.stderr).into_owned();
+    good(&imported);
+    assert!(said.contains("are yours") && said.matches('\n').count() == 1, "{said}");
+    let mut own = Place { dir: tempfile::tempdir().expect("tempdir"), state: place.path("own") };
+    let lowers = own.lowers("i");
+    let list = format!(
+        "cd {}; find . -printf \"%P %y %m %U\\n\" | sort; cat closed/su; cd {}; cat d/low",
+        lowers[0].display(),
+        lowers[1].display()
+    );
+    let expected = " d 755 65534\nclosed d 700 65534\nclosed/su f 511 65534\nd d 755 65534\n\
+                    d/high f 644 65534\ngone c 0 65534\nabc1";
+    assert_eq!(good(&as_nobody(&list)), expected);
+    own.state.clear();
+    let layers = lowers.iter().map(|lower| format!("--lower {}", lower.display()));
+    let run = format!(
+        "./polylane run --mem {} --no-preload -- sh -c \"cd /lane && echo * d/*\"",
+        layers.collect::<Vec<_>>().join(" ")
+    );
+    let allowed = as_nobody("unshare --user --mount true");
+    if !allowed.status.success() {
+        return skip(test, "ordinary users may make no user namespaces here");
+    }
+    assert_eq!(good(&as_nobody(&run)), "closed d d/high\n");
+    let removed = "./polylane image rm i; ls own/polylane/images/layers own/polylane/images/tmp";
+    assert_eq!(good(&as_nobody(removed)).matches("sha").count(), 0);
+    let left = fs::read_dir(place.path("own/polylane/images/layers")).expect("list").count();
+    assert_eq!(left, 0);
+}
+
 #[test]
 fn hostile_sources_are_refused_in_one_line() {
     let Some(place) = Place::new("hostile_sources_are_refused_in_one_line") else { return };

@@ -250,7 +250,7 @@ impl Import<'_> {
         let unpacked = unpack(&mut plain, &tree, object, self.budget);
         let (tar, _, stream) = plain.finish();
         drop(stream.into_inner());
-        let unpacked: Unpacked = unpacked?;
+        let unpacked = unpacked?;
         // Bytes after what was packed.
         io::copy(&mut packed, &mut io::sink()).map_err(unread)?;
         let (digest, size, _) = packed.finish();
@@ -268,7 +268,8 @@ impl Import<'_> {
         });
         self.made.push((blob_path, self.store.blob(&digest)));
         self.made.push((tree, self.store.layer(&tar)));
-        Ok(Layer { diff_id: tar, blob, members: unpacked.members, bytes: unpacked.bytes })
+        let Unpacked { members, bytes, squashed } = unpacked;
+        Ok(Layer { diff_id: tar, blob, members, bytes, squashed })
     }
 
     /// A name in the work directory that nothing has.

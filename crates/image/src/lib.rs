@@ -10,6 +10,7 @@
 //! | `compression.rs` | gzip and zstd |
 //! | `tree.rs` | files of a layer below its root, and never outside of it |
 //! | `unpack.rs` | a layer's tar file becomes a tree with overlayfs' marks |
+//! | `owners.rs` | whose the files of a tree are |
 //! | `pack.rs` | a tree becomes a tar file |
 //! | `layout.rs` | the JSON of OCI layouts and of `docker save` |
 //! | `store.rs` | what is kept where, and how it is removed |
@@ -40,6 +41,7 @@ mod limits;
 mod member;
 mod members;
 mod overlay;
+mod owners;
 mod pack;
 mod store;
 mod tree;

@@ -49,6 +49,13 @@ pub struct Layer {
     pub(crate) members: u64,
     /// Bytes of its files.
     pub(crate) bytes: u64,
+    /// Members that are others in its tree than in its tar file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) squashed: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// An image of the store.
@@ -78,6 +85,12 @@ impl Image {
     /// How many layers it has.
     pub fn layer_count(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Members whose owner, device or capabilities the user who imported it could not give: they
+    /// are his files, or left out. None for root.
+    pub fn squashed_count(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.squashed).sum()
     }
 
     /// Bytes of files in its layers.

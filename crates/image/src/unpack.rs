@@ -10,21 +10,21 @@
 //! Marks that a layer brings itself (`trusted.overlay.*`, `user.overlay.*`, a device 0/0) are
 //! refused: they would show files of other layers under other names. So are devices that reach
 //! hardware or the kernel; those of every `/dev` (`null`, `zero`, `tty`…) are made.
+//! Owners and modes: `owners.rs`.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use polylane_base::shown::Shown;
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 use crate::member::{Broken, Kind, Member, Reader};
+use crate::owners::Owners;
 use crate::tree::{self, Tree};
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
@@ -48,6 +48,8 @@ pub(crate) struct Unpacked {
     pub(crate) members: u64,
     /// Bytes of files.
     pub(crate) bytes: u64,
+    /// Members that are others in the tree: the caller may not make them as they are.
+    pub(crate) squashed: u64,
 }
 
 /// Unpacks the tar file `stream` into the empty directory `to`, and reads `stream` to its end.
@@ -59,7 +61,7 @@ pub(crate) fn unpack(
     budget: &Budget,
 ) -> Result<Unpacked> {
     let tree = Tree::open(to).map_err(|error| Error::io(to, "open it", error))?;
-    let mut unpacker = Unpacker { tree, layer };
+    let mut unpacker = Unpacker { tree, layer, owners: Owners::of_caller() };
     let mut unpacked = Unpacked::default();
     let mut reader = Reader::new(stream);
     let broken = |error: Broken| match error {
@@ -68,6 +70,7 @@ pub(crate) fn unpack(
     };
     while let Some(member) = reader.next().map_err(broken)? {
         unpacked.members += 1;
+        unpacked.squashed += u64::from(unpacker.owners.squash(&member));
         unpacked.bytes = unpacked.bytes.saturating_add(member.size);
         let added = unpacker.add(&member, &mut reader).and_then(|()| {
             budget.members(1 + unpacker.tree.take_made()).map_err(|_| Wrong::TooMany)
@@ -104,6 +107,7 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, Wrong> {
 struct Unpacker<'a> {
     tree: Tree,
     layer: &'a str,
+    owners: Owners,
 }
 
 impl Unpacker<'_> {
@@ -135,14 +139,15 @@ impl Unpacker<'_> {
 
     fn add(&mut self, member: &Member, reader: &mut Reader<impl Read>) -> Result<(), Wrong> {
         let path = clean(&member.path)?;
+        member.xattrs.iter().try_for_each(|(attribute, _)| refuse_mark(attribute))?;
         let (dir_path, name) = tree::split(&path);
+        let owners = self.owners;
         if name.is_empty() {
             return match member.kind {
                 Kind::Dir => {
                     self.tree.leave()?;
                     let root = self.tree.find(b"", OFlags::RDONLY | OFlags::DIRECTORY)?;
-                    give(&root, member)?;
-                    Ok(rustix::fs::futimens(&root, &times(member.mtime))?)
+                    Ok(owners.give(&root, member)?)
                 }
                 _ => refuse("the root of a layer is a directory"),
             };
@@ -158,29 +163,30 @@ impl Unpacker<'_> {
         match member.kind {
             Kind::Dir => {
                 let made = make_dir(dir, name)?;
-                give(&made, member)?;
+                owners.give(&made, member)?;
                 if is_opaque {
                     mark_opaque(&made)?;
                 }
-                rustix::fs::futimens(&made, &times(member.mtime))?;
             }
             Kind::File => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o600))?;
                 let mut file = File::from(made);
                 reader.copy(&mut file).map_err(Wrong::Archive)?;
-                give(file.as_fd(), member)?;
-                rustix::fs::futimens(&file, &times(member.mtime))?;
+                owners.give(&file, member)?;
             }
             Kind::Symlink => {
                 rustix::fs::symlinkat(member.link.as_slice(), dir, name)?;
-                give_node(dir, name, member)?;
+                owners.give_node(dir, name, member)?;
             }
             Kind::Fifo | Kind::Char | Kind::Block => {
-                make_node(dir, name, member)?;
-                let mode = Mode::from_raw_mode(member.mode);
-                give_node(dir, name, member)?;
-                rustix::fs::chmodat(dir, name, mode, AtFlags::empty())?;
+                let kind = node_kind(member)?;
+                if owners == Owners::Kept || kind == FileType::Fifo {
+                    let (major, minor) = member.device;
+                    let device = rustix::fs::makedev(major, minor);
+                    rustix::fs::mknodat(dir, name, kind, Mode::from_raw_mode(0o600), device)?;
+                    owners.give_node(dir, name, member)?;
+                }
             }
             Kind::HardLink => {}
         }
@@ -275,49 +281,17 @@ fn make_dir(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Wrong> {
     Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
-fn make_node(dir: &OwnedFd, name: &[u8], member: &Member) -> Result<(), Wrong> {
+/// What a node is to be made as.
+fn node_kind(member: &Member) -> Result<FileType, Wrong> {
     let (major, minor) = member.device;
-    let kind = match member.kind {
-        Kind::Fifo => FileType::Fifo,
-        Kind::Char if DEVICES.contains(&member.device) => FileType::CharacterDevice,
+    match member.kind {
+        Kind::Fifo => Ok(FileType::Fifo),
+        Kind::Char if DEVICES.contains(&member.device) => Ok(FileType::CharacterDevice),
         _ if member.device == (0, 0) => {
-            return refuse("a device 0/0, which is overlayfs' mark of a removed name");
+            refuse("a device 0/0, which is overlayfs' mark of a removed name")
         }
-        _ => return refuse(format!("device {major}/{minor}: not one that images may have")),
-    };
-    let device = rustix::fs::makedev(major, minor);
-    match rustix::fs::mknodat(dir, name, kind, Mode::from_raw_mode(0o600), device) {
-        Err(Errno::PERM) => refuse(format!("device {major}/{minor}: only root can make it")),
-        made => Ok(made?),
+        _ => refuse(format!("device {major}/{minor}: not one that images may have")),
     }
-}
-
-/// Gives a file or directory the member's owner, attributes and mode.
-fn give(file: impl AsFd, member: &Member) -> Result<(), Wrong> {
-    let file = file.as_fd();
-    // In this order: a change of owner takes set-id bits and capabilities away.
-    rustix::fs::fchown(file, Some(Uid::from_raw(member.uid)), Some(Gid::from_raw(member.gid)))?;
-    for (name, value) in &member.xattrs {
-        refuse_mark(name)?;
-        match rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty()) {
-            // Labels of a security module that this host does not have.
-            Err(Errno::OPNOTSUPP) if name.starts_with(b"security.") => {}
-            set => set?,
-        }
-    }
-    rustix::fs::fchmod(file, Mode::from_raw_mode(member.mode))?;
-    Ok(())
-}
-
-/// Gives what cannot be opened the member's owner and time.
-fn give_node(dir: &OwnedFd, name: &[u8], member: &Member) -> Result<(), Wrong> {
-    for (attribute, _) in &member.xattrs {
-        refuse_mark(attribute)?;
-    }
-    let (uid, gid) = (Uid::from_raw(member.uid), Gid::from_raw(member.gid));
-    rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-    rustix::fs::utimensat(dir, name, &times(member.mtime), AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(())
 }
 
 fn refuse_mark(name: &[u8]) -> Result<(), Wrong> {
@@ -331,12 +305,11 @@ fn refuse_mark(name: &[u8]) -> Result<(), Wrong> {
 
 fn mark_opaque(dir: &OwnedFd) -> Result<(), Wrong> {
     for mark in OPAQUE_MARKS {
-        rustix::fs::fsetxattr(dir, mark, b"y", XattrFlags::empty())?;
+        match rustix::fs::fsetxattr(dir, mark, b"y", XattrFlags::empty()) {
+            // Of an ordinary user, who cannot mount what needs it either.
+            Err(Errno::PERM) if mark.starts_with("trusted.") => {}
+            set => set?,
+        }
     }
     Ok(())
-}
-
-fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
-    let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() };
-    Timestamps { last_access: time, last_modification: time }
 }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_image::{Error, Image, Limits, Overlay, Packing, Store};
-use polylane_pool::failure::{Failure, Result};
+use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lower::LowerSource;
 use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
 use polylane_volume as volume;
@@ -91,6 +91,14 @@ pub(crate) fn execute(command: ImageCommand) -> Result<u8> {
         ImageCommand::Import { source, name, max_size: ByteSize(bytes), max_members: members } => {
             let limits = Limits { bytes, members };
             let image = store.import(&source, name.as_deref(), limits).map_err(failed)?;
+            let squashed = image.squashed_count();
+            if squashed > 0 {
+                say(format!(
+                    "{}: {squashed} files have other owners, devices or capabilities in it than \
+                     here, where they are yours: import it as root to keep them",
+                    image.name
+                ));
+            }
             print(&format!("{}\n", image.name))?;
         }
         ImageCommand::Ls(json) => list(&store.list().map_err(failed)?, json.json)?,
