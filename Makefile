@@ -6,6 +6,9 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 PREFIX ?= /usr/local
 # Where mount(8) and umount(8) look for their helpers.
 SBINDIR ?= /usr/sbin
+# Where systemd looks for units of the administrator's own programs, and Docker for volume plugins.
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+PLUGINDIR ?= /etc/docker/plugins
 BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
@@ -93,6 +96,11 @@ install: build
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/mount.polylane
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/umount.fuse.polylane
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@PREFIX@|$(PREFIX)|' dist/systemd/polylane.service > $(DESTDIR)$(UNITDIR)/polylane.service
+	install -m 644 dist/systemd/polylane.socket $(DESTDIR)$(UNITDIR)/polylane.socket
+	install -D -m 644 dist/systemd/srv-web.mount $(DESTDIR)$(PREFIX)/share/doc/polylane/srv-web.mount
+	install -D -m 644 dist/polylane.spec $(DESTDIR)$(PLUGINDIR)/polylane.spec
 	[ ! -e $(CARGO_TARGET_DIR)/release/libpolylane-musl.so ] || \
 		install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane-musl.so \
 			$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane-musl.so

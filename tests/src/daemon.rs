@@ -22,10 +22,16 @@ pub struct Daemon {
 impl Daemon {
     /// Starts one with a directory's configuration and waits until it listens.
     pub fn start(host: &Host, config: &Path) -> Daemon {
+        Daemon::start_with(host, config, &[])
+    }
+
+    /// Starts one with some variables of its environment as well.
+    pub fn start_with(host: &Host, config: &Path, variables: &[(&str, &Path)]) -> Daemon {
         let (socket, log) = (host.path("daemon.sock"), host.path("daemon.log"));
         let mut command = Command::new(binary());
         command.args(["daemon", "--config", text(config), "--socket", text(&socket)]);
         command.stdin(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
+        command.envs(variables.iter().copied());
         let child = command.spawn().expect("polylane");
         let daemon = Daemon { child, socket, log };
         until("the daemon listens", || {

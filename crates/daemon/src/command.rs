@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 
+use crate::manager;
 use crate::refusal::Refusal;
 
 /// Most bytes of a command's output that are kept.
@@ -20,10 +21,6 @@ const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
 /// Most bytes of a command's last line that are shown.
 const LINE_BYTES_MAX: usize = 400;
-
-/// Variables of a service manager that are for the daemon alone.
-const MANAGER_VARIABLES: [&str; 4] =
-    ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
 /// Longest time of a command that only looks, waiting for its turn included.
 pub(crate) const LOOK_TIME_MAX: Duration = Duration::from_secs(10);
@@ -104,7 +101,7 @@ impl Program {
         let (output, error) = (Said::new().map_err(broken)?, Said::new().map_err(broken)?);
         let error = Arc::new(error);
         let mut command = Command::new(&*self.path);
-        for name in MANAGER_VARIABLES {
+        for name in manager::VARIABLES {
             command.env_remove(name);
         }
         // A change goes on to its end whoever still listens; see [`Program::look`].

@@ -52,9 +52,9 @@ pub(crate) struct Mount {
     pub(crate) path: PathBuf,
     #[serde(default)]
     lower: Vec<String>,
-    pool: Option<String>,
-    size: Option<String>,
-    weight: Option<u32>,
+    pub(crate) pool: Option<String>,
+    pub(crate) size: Option<String>,
+    pub(crate) weight: Option<u32>,
     #[serde(default)]
     share: bool,
     #[serde(default)]
@@ -88,6 +88,20 @@ impl Pool {
 }
 
 impl Mount {
+    /// A mount without options.
+    pub(crate) fn of(source: String, path: PathBuf) -> Mount {
+        Mount {
+            source,
+            path,
+            lower: Vec::new(),
+            pool: None,
+            size: None,
+            weight: None,
+            share: false,
+            ro: false,
+        }
+    }
+
     /// Arguments of the command that mounts it, unless it is mounted.
     pub(crate) fn command(&self) -> Vec<String> {
         let mut words = vec!["mount".to_string(), "--once".to_string()];

@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | `refusal` | why a request is refused: a status, a code, a line |
+//! | `manager` | the service manager: sockets handed down, what it is told |
 //! | `command` | one command of this program, for a limited time |
 //! | `desired` | files of the desired state, and the commands that bring it about |
 //! | `verbs` | what each change executes |
@@ -16,6 +17,7 @@
 //! | `places` | what callers may have at a time |
 //! | `tasks` | changes that go on or are over |
 //! | `boot` | the desired state brought about: pools, then mounts, side by side |
+//! | `volumes` | the volume plugin of Docker and podman |
 //! | `routes` | the requests of the interface, and their OpenAPI document |
 //! | `listen` | the socket, and the lock that one daemon has |
 //! | `pipe` | a connection whose writes end in time |
@@ -29,6 +31,7 @@ mod command;
 mod desired;
 mod events;
 mod listen;
+mod manager;
 mod pipe;
 mod places;
 mod refusal;
@@ -36,18 +39,26 @@ mod routes;
 mod server;
 mod tasks;
 mod verbs;
+mod volumes;
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
 use command::Program;
 use desired::Desired;
 use events::Events;
+use listen::Listener;
+use manager::Manager;
 use routes::Daemon;
 use tasks::Tasks;
+use volumes::Volumes;
+
+/// The period of a watchdog that nobody has.
+const A_DAY: Duration = Duration::from_secs(86_400);
 
 /// Where the desired state is, unless said otherwise.
 pub const CONFIG_DIR: &str = "/etc/polylane";
@@ -59,6 +70,8 @@ pub struct DaemonOptions {
     pub config: PathBuf,
     /// Path of the socket, made by the daemon.
     pub socket: PathBuf,
+    /// The state directory, where volumes of the plugin are.
+    pub state: PathBuf,
     /// This program.
     pub program: PathBuf,
 }
@@ -101,7 +114,12 @@ pub fn serve(options: DaemonOptions, report: fn(&str)) -> Result<(), DaemonError
             None
         }
     };
-    let listener = listen::listen(&options.socket, group)?;
+    let manager = Manager::of_process();
+    let mut listener = match manager::socket_handed_down() {
+        Some(socket) => Listener::of_manager(socket),
+        None => listen::listen(&options.socket, group)?,
+    };
+    listener.keep_by(&manager);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(failed)?.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -111,20 +129,38 @@ pub fn serve(options: DaemonOptions, report: fn(&str)) -> Result<(), DaemonError
         let program = Program::new(options.program.clone());
         let tasks = Tasks::new(program.clone(), events.clone());
         let boot = |desired: Desired| {
-            tokio::spawn(boot::bring_about(desired, tasks.clone(), events.clone(), report));
+            let tried = boot::bring_about(desired, tasks.clone(), events.clone(), report);
+            let manager = manager.clone();
+            tokio::spawn(async move {
+                tried.await;
+                // Units that come after the daemon find their mounts.
+                manager.tell("READY=1\nSTATUS=Pools and mounts were tried");
+            });
         };
+        manager.tell("STATUS=Serves requests; makes pools and mounts");
         boot(desired);
         tokio::spawn(changes::watch(program.clone(), events.clone()));
-        let daemon = Daemon { program, tasks: tasks.clone(), events: events.clone() };
+        let volumes = Volumes::new(&options.state);
+        let (tasks, events) = (tasks.clone(), events.clone());
+        let daemon = Daemon { program, tasks, events, volumes };
+        // Without a manager that watches it, a day is as good as any.
+        let mut alive = tokio::time::interval(manager.watchdog.unwrap_or(A_DAY));
         let mut accepting = std::pin::pin!(server::accept(&listener, daemon, group));
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(()),
-                _ = interrupt.recv() => return Ok(()),
-                _ = again.recv() => boot(read(&options, report)),
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = again.recv() => {
+                    let now = manager::monotonic_usec();
+                    manager.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now}"));
+                    boot(read(&options, report));
+                }
+                _ = alive.tick() => manager.tell("WATCHDOG=1"),
                 Err(error) = &mut accepting => return Err(failed(error)),
             }
         }
+        manager.tell("STOPPING=1");
+        Ok(())
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
 use crate::DaemonError;
+use crate::manager::Manager;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -19,7 +21,7 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: StdListener,
-    _own: Option<Own>,
+    own: Option<Own>,
 }
 
 /// What was made for the socket.
@@ -27,11 +29,27 @@ pub(crate) struct Listener {
 struct Own {
     path: PathBuf,
     lock_path: PathBuf,
+    /// Whether the socket is another's to remove.
+    is_kept: bool,
     /// Held for as long as the socket is there.
     _lock: File,
 }
 
 impl Listener {
+    /// A socket that a service manager made and keeps.
+    pub(crate) fn of_manager(socket: OwnedFd) -> Listener {
+        Listener { socket: StdListener::from(socket), own: None }
+    }
+
+    /// Gives the socket into the keeping of a manager that has a store, for the next daemon.
+    pub(crate) fn keep_by(&mut self, manager: &Manager) {
+        if let Some(own) = &mut self.own
+            && manager.store(&self.socket)
+        {
+            own.is_kept = true;
+        }
+    }
+
     /// The same socket for the runtime.
     pub(crate) fn to_async(&self) -> io::Result<UnixListener> {
         let socket = self.socket.try_clone()?;
@@ -43,7 +61,9 @@ impl Listener {
 impl Drop for Own {
     /// The lock's file goes before it is unlocked: who opened it before sees that it is gone.
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if !self.is_kept {
+            let _ = fs::remove_file(&self.path);
+        }
         let _ = fs::remove_file(&self.lock_path);
     }
 }
@@ -72,8 +92,8 @@ pub(crate) fn listen(path: &Path, group: Option<u32>) -> Result<Listener, Daemon
         fs::remove_file(path).map_err(failed)?;
     }
     let socket = bind(path, group).map_err(failed)?;
-    let own = Own { path: path.to_path_buf(), lock_path, _lock: lock };
-    Ok(Listener { socket, _own: Some(own) })
+    let own = Own { path: path.to_path_buf(), lock_path, is_kept: false, _lock: lock };
+    Ok(Listener { socket, own: Some(own) })
 }
 
 /// Takes the lock; `None`: another has it.
@@ -90,8 +110,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         }
         // The former holder may have removed what was opened here.
         let own = file.metadata()?;
-        let is_own = |there: fs::Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
-        if fs::symlink_metadata(path).is_ok_and(is_own) {
+        let isown = |there: fs::Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
+        if fs::symlink_metadata(path).is_ok_and(isown) {
             return Ok(Some(file));
         }
     }
@@ -125,7 +145,7 @@ fn bind(path: &Path, group: Option<u32>) -> io::Result<StdListener> {
     Ok(StdListener::from(socket))
 }
 
-fn stream(flags: SocketFlags) -> io::Result<std::os::fd::OwnedFd> {
+fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }

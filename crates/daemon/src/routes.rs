@@ -9,6 +9,7 @@ use crate::events::{Events, Stream};
 use crate::refusal::Refusal;
 use crate::tasks::Tasks;
 use crate::verbs::{Change, look};
+use crate::volumes::{self, Volumes};
 
 /// What requests act on.
 #[derive(Clone)]
@@ -16,6 +17,7 @@ pub(crate) struct Daemon {
     pub(crate) program: Program,
     pub(crate) tasks: Tasks,
     pub(crate) events: Events,
+    pub(crate) volumes: Volumes,
 }
 
 /// What a request asks for.
@@ -81,6 +83,10 @@ pub(crate) async fn answer(
     (method, path): (&Method, &str),
     body: &[u8],
 ) -> Result<Answer, Refusal> {
+    if volumes::is_request(path) && method == Method::POST {
+        let (status, value) = daemon.volumes.answer(&daemon.tasks, caller, path, body).await;
+        return Ok(Answer::Whole(status, value));
+    }
     let (verb, parameter) = find(method, path)?;
     let whole = |value: Value| Ok(Answer::Whole(StatusCode::OK, value));
     match verb {

@@ -66,6 +66,11 @@ impl Tasks {
         Tasks(Arc::new(Shared { program, events, running, list: Mutex::default() }))
     }
 
+    /// The program whose commands make changes.
+    pub(crate) fn program(&self) -> &Program {
+        &self.0.program
+    }
+
     /// Starts a change.
     ///
     /// # Errors

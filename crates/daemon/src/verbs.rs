@@ -7,7 +7,7 @@ use crate::desired::{Mount, Pool};
 use crate::refusal::Refusal;
 
 /// Longest time of one command.
-const TIME_MAX: Duration = Duration::from_secs(90);
+pub(crate) const TIME_MAX: Duration = Duration::from_secs(90);
 
 /// A change of a pool or a mount.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use clap::Args;
 use polylane_daemon::{CONFIG_DIR, DaemonOptions};
 use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::names;
+use polylane_volume as volume;
 
 /// `polylane daemon`.
 #[derive(Debug, Args)]
@@ -28,7 +29,8 @@ pub(crate) fn execute(arguments: DaemonArgs) -> Result<u8> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::because("daemon", "find this program", error))?;
     let socket = arguments.socket.unwrap_or_else(|| names::runtime_dir().join("daemon.sock"));
-    let options = DaemonOptions { config: arguments.config, socket, program };
+    let state = volume::state_dir()?;
+    let options = DaemonOptions { config: arguments.config, socket, state, program };
     polylane_daemon::serve(options, |line| say(line))
         .map_err(|error| Failure::failed(error.to_string()))?;
     Ok(0)
