@@ -280,3 +280,36 @@ fn uppers_that_others_could_mark_are_refused() {
         refused(option, path);
     }
 }
+
+#[test]
+fn a_data_only_lower_has_data_for_files_that_point_to_it() {
+    let test = "a_data_only_lower_has_data_for_files_that_point_to_it";
+    if unavailable(test) || polylane_tests::lacks(test, &["setfattr"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let script = "mkdir -p low/d data/blobs; head -c 300000 /dev/urandom > data/blobs/x; \
+                  truncate -s 300000 low/d/f; setfattr -n user.overlay.metacopy low/d/f; \
+                  setfattr -n user.overlay.redirect -v /blobs/x low/d/f";
+    let mut make = std::process::Command::new("sh");
+    make.args(["-ec", script]).current_dir(dir.path());
+    printed(&make.output().expect("sh"));
+    let data = format!("data:{}", dir.path().join("data").display());
+    let over = |words: [&str; 2]| {
+        let lowers =
+            words.map(|word| word.replace("LOW", &dir.path().join("low").display().to_string()));
+        lowers.iter().fold(Run::new("--mem"), |run, lower| run.arg("--lower").arg(lower))
+    };
+    let script = format!(
+        "cd /lane && ls && cmp d/f {0} && echo more >> d/f && head -c 300000 d/f | cmp - {0} && \
+         stat -c %s d/f",
+        dir.path().join("data/blobs/x").display()
+    );
+    let output = over(["LOW", &data]).script(&script).output();
+    assert_eq!(printed(&output), "d\n300005\n");
+    for (words, why) in [([data.as_str(), "LOW"], "write those last"), ([&data, &data], "no other")]
+    {
+        let (_, line) = over(words).script("true").refusal();
+        assert!(line.contains(why), "{line}");
+    }
+}

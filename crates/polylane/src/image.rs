@@ -155,11 +155,7 @@ fn diff(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Re
     let whole =
         |path: &Path| path.canonicalize().map_err(|error| Failure::path(path, "find it", error));
     let upper = whole(upper)?;
-    let lowers = lowers.iter().map(|lower| match lower {
-        LowerSource::Dir(path) => Ok(LowerSource::Dir(whole(path)?)),
-        LowerSource::Volume(path) => Ok(LowerSource::Volume(whole(path)?)),
-    });
-    let lowers: Vec<_> = lowers.collect::<Result<_>>()?;
+    let lowers = lowers.iter().map(LowerSource::canonical).collect::<Result<Vec<_>>>()?;
     if upper.is_dir() && !upper.join("work").is_dir() {
         return diff_kernels(&upper, &lowers, to, compress);
     }
@@ -189,9 +185,9 @@ fn diff(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Re
 fn diff_kernels(upper: &Path, lowers: &[LowerSource], to: &Path, compress: &str) -> Result<u8> {
     let dirs = lowers.iter().map(|lower| match lower {
         LowerSource::Dir(path) => Ok(path.clone()),
-        LowerSource::Volume(path) => Err(Failure::usage(format!(
-            "--lower {}: a volume, and {} is an upperdir of overlayfs: its lowers are directories",
-            Shown::new(path),
+        other => Err(Failure::usage(format!(
+            "--lower {}: no directory with names, and {} is an upperdir of overlayfs",
+            Shown::new(other.path()),
             Shown::new(upper)
         ))),
     });

@@ -257,8 +257,8 @@ fn over_lowers(
         Some(fs) if lowers.is_empty() => return Ok((fs, None)),
         upper => upper,
     };
-    let mut layers = Vec::new();
-    for (LowerSpec { label, .. }, lower) in spec.lowers.iter().zip(lowers) {
+    let (mut layers, mut data_only) = (Vec::new(), Vec::new());
+    for (LowerSpec { label, is_data_only, .. }, lower) in spec.lowers.iter().zip(lowers) {
         let fs: Own = match lower {
             Below::Host(host) => Arc::new(host),
             Below::Volume(files) => {
@@ -269,9 +269,10 @@ fn over_lowers(
             }
         };
         let layer = Layer::new(fs);
-        layers.push(layer.map_err(|error| Failure::because(label, "use it as a lower", error))?);
+        let layer = layer.map_err(|error| Failure::because(label, "use it as a lower", error))?;
+        if *is_data_only { data_only.push(layer) } else { layers.push(layer) }
     }
-    let union = Union::open(layers, upper.map(UpperOn::new));
+    let union = Union::open_with_data(layers, data_only, upper.map(UpperOn::new));
     let union = Arc::new(union.map_err(|error| Failure::failed(format!("lane: {error}")))?);
     Ok((union.clone(), Some(union)))
 }

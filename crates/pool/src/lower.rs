@@ -30,6 +30,8 @@ pub enum LowerSource {
     Dir(PathBuf),
     /// The root of the ext4 on a volume.
     Volume(PathBuf),
+    /// One of these of which no names are seen: files of the layers above point into it.
+    Data(Box<LowerSource>),
 }
 
 /// A layer under a lane's own files, as descriptors.
@@ -42,10 +44,14 @@ pub(crate) enum Lower {
 }
 
 impl LowerSource {
-    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`, or a path. A
-    /// path that leads to a file or a device is a volume's.
+    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`, or a path; for
+    /// a data-only one with `data:` before that. A path that leads to a file or a device is a
+    /// volume's.
     pub fn parse(text: &OsStr) -> LowerSource {
         let after = |kind: &str| text.as_bytes().strip_prefix(kind.as_bytes());
+        if let Some(data) = after("data:") {
+            return LowerSource::Data(Box::new(LowerSource::parse(OsStr::from_bytes(data))));
+        }
         let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
         match (after("dir:"), after("volume:")) {
             (Some(dir), _) => LowerSource::Dir(path(dir)),
@@ -58,13 +64,26 @@ impl LowerSource {
     }
 
     /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        let (LowerSource::Dir(path) | LowerSource::Volume(path)) = self;
-        path
+    pub fn path(&self) -> &Path {
+        match self {
+            LowerSource::Dir(path) | LowerSource::Volume(path) => path,
+            LowerSource::Data(data) => data.path(),
+        }
+    }
+
+    /// Nothing of it is seen but data that files of other layers point to.
+    pub(crate) fn is_data_only(&self) -> bool {
+        matches!(self, LowerSource::Data(_))
     }
 
     /// The same by an absolute path without links.
-    pub(crate) fn canonical(&self) -> Result<LowerSource> {
+    ///
+    /// # Errors
+    /// It is not there, or a link on the way leads through another user's directory.
+    pub fn canonical(&self) -> Result<LowerSource> {
+        if let LowerSource::Data(data) = self {
+            return Ok(LowerSource::Data(Box::new(data.canonical()?)));
+        }
         let path = self.path();
         if let LowerSource::Volume(_) = self {
             // Links that lead through other users' directories are not followed.
@@ -73,18 +92,18 @@ impl LowerSource {
         let whole = path.canonicalize();
         let whole = whole.map_err(|error| Failure::path(path, "use it as a lower", error))?;
         Ok(match self {
-            LowerSource::Dir(_) => LowerSource::Dir(whole),
             LowerSource::Volume(_) => LowerSource::Volume(whole),
+            LowerSource::Dir(_) | LowerSource::Data(_) => LowerSource::Dir(whole),
         })
     }
 
     /// As it is written on the command line, so that it is read back as the same.
     pub(crate) fn text(&self) -> Vec<u8> {
-        let (kind, path) = match self {
-            LowerSource::Dir(path) => (&b""[..], path),
-            LowerSource::Volume(path) => (&b"volume:"[..], path),
-        };
-        [kind, path.as_os_str().as_bytes()].concat()
+        match self {
+            LowerSource::Dir(path) => path.as_os_str().as_bytes().to_vec(),
+            LowerSource::Volume(path) => [b"volume:", path.as_os_str().as_bytes()].concat(),
+            LowerSource::Data(data) => [b"data:", &data.text()[..]].concat(),
+        }
     }
 }
 
@@ -116,17 +135,15 @@ pub(crate) fn open(lowers: &[LowerSource], own: Option<&Path>) -> Result<Vec<Low
     if lowers.len() > LOWERS_MAX {
         return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
     }
+    check_data_only(lowers)?;
     let mut dirs = Vec::new();
     let mut opened = Vec::new();
     for (at, lower) in lowers.iter().enumerate() {
         let whole = lower.canonical()?;
-        let is_lowest = at + 1 == lowers.len();
-        opened.push(match &whole {
-            LowerSource::Dir(whole) => Lower::Dir(open_dir(lower.path(), whole)?),
-            LowerSource::Volume(whole) => Lower::Volume(open_volume(whole, is_lowest)?),
-        });
-        let (LowerSource::Dir(whole) | LowerSource::Volume(whole)) = whole;
-        dirs.push((lower.path(), whole));
+        // Marks of the lowest, and of what has no names, show nothing.
+        let is_lowest = at + 1 == lowers.len() || lower.is_data_only();
+        opened.push(open_one(lower.path(), &whole, is_lowest)?);
+        dirs.push((lower.path(), whole.path().to_path_buf()));
     }
     if let Some(path) = own {
         // One that is yet to be made lies where its parent does.
@@ -138,10 +155,37 @@ pub(crate) fn open(lowers: &[LowerSource], own: Option<&Path>) -> Result<Vec<Low
     Ok(opened)
 }
 
+/// Data-only layers are the lowest, under another one.
+fn check_data_only(lowers: &[LowerSource]) -> Result<()> {
+    let first = lowers.iter().position(LowerSource::is_data_only).unwrap_or(lowers.len());
+    if let Some(lower) = lowers[first..].iter().find(|lower| !lower.is_data_only()) {
+        let (lower, data) = (Shown::new(lower.path()), Shown::new(lowers[first].path()));
+        return Err(Failure::usage(format!(
+            "--lower {lower}: under the data-only lower {data}: write those last"
+        )));
+    }
+    match lowers.first() {
+        Some(lower) if first == 0 => Err(Failure::usage(format!(
+            "--lower data:{}: no other lower is over it, whose files would point into it",
+            Shown::new(lower.path())
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn open_one(path: &Path, whole: &LowerSource, is_lowest: bool) -> Result<Lower> {
+    match whole {
+        LowerSource::Dir(whole) => open_dir(path, whole).map(Lower::Dir),
+        LowerSource::Volume(whole) => open_volume(whole, is_lowest).map(Lower::Volume),
+        LowerSource::Data(data) => open_one(path, data, is_lowest),
+    }
+}
+
 /// What the service is told of the lowers.
 pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
     let each = named.iter().zip(opened).map(|(named, lower)| LowerSpec {
         label: Shown::new(named.path()).to_string(),
+        is_data_only: named.is_data_only(),
         files: match lower {
             Lower::Dir(_) => None,
             Lower::Volume(files) => Some(files.len()),
@@ -250,7 +294,11 @@ mod tests {
         ] {
             assert_eq!(LowerSource::parse(OsStr::new(text)), expected, "{text}");
         }
-        for lower in [as_dir(dir.path().into()), as_volume(file.clone())] {
+        let data = LowerSource::Data(Box::new(as_volume(file.clone())));
+        assert_eq!(LowerSource::parse(OsStr::new("data:volume:a:b")), {
+            LowerSource::Data(Box::new(as_volume("a:b".into())))
+        });
+        for lower in [as_dir(dir.path().into()), as_volume(file.clone()), data] {
             let lower = lower.canonical().expect("there");
             assert_eq!(LowerSource::parse(OsStr::from_bytes(&lower.text())), lower);
         }

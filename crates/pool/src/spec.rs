@@ -123,6 +123,9 @@ pub struct LowerSpec {
     pub label: String,
     /// How many files its volume is in; `None`: it is a directory.
     pub files: Option<usize>,
+    /// Nothing of it is seen but data that files of other layers point to.
+    #[serde(default)]
+    pub is_data_only: bool,
 }
 
 impl LowerSpec {
@@ -219,7 +222,11 @@ mod tests {
         let spec = PoolSpec {
             name: "one".to_string(),
             backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
-            lowers: vec![LowerSpec { label: "below".to_string(), files: Some(2) }],
+            lowers: vec![LowerSpec {
+                label: "below".to_string(),
+                files: Some(2),
+                is_data_only: true,
+            }],
             mount_path: b"/lane \xff".to_vec(),
             covered: vec![b"proc".to_vec()],
             cpus: "0-1".parse().expect("cpus"),

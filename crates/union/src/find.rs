@@ -299,8 +299,9 @@ impl Act<'_> {
     fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
         let mut way = way;
         let mut found = InLowers::default();
-        // A file without data of its own was found.
+        // A file without data of its own was found, and where it says that it is.
         let mut wants_data = false;
+        let mut data_path = None;
         let last = self.lowers.len().saturating_sub(1);
         for (index, layer) in self.lowers.iter().enumerate() {
             let walked = self.look(dir, &way, (index, layer))?;
@@ -335,14 +336,17 @@ impl Act<'_> {
                 (false, Some(value)) if value == BLOCKS => return Err(Errno::EIO),
                 (false, mark) => mark.is_some(),
             };
-            let redirect =
-                if goes_on && deeper { lower.held.mark(self.ctx, Mark::Redirect)? } else { None };
+            let redirect = match goes_on && (deeper || !is_dir && !self.data_only.is_empty()) {
+                true => lower.held.mark(self.ctx, Mark::Redirect)?,
+                false => None,
+            };
             match wants_data && !goes_on {
                 true => found.data = Some(lower),
                 false if is_dir || found.lowers.is_empty() => found.lowers.push(lower),
                 false => {}
             }
             wants_data = !is_dir && goes_on;
+            data_path = redirect.clone().filter(|path| wants_data && path.starts_with(b"/"));
             if !goes_on || walked.is_end {
                 break;
             }
@@ -350,7 +354,26 @@ impl Act<'_> {
                 way = Way::redirected(b"", Some(redirect));
             }
         }
-        if wants_data { Err(Errno::EIO) } else { Ok(found) }
+        if wants_data {
+            let path = data_path.ok_or(Errno::EIO)?;
+            found.data = Some(self.find_data(&path)?);
+        }
+        Ok(found)
+    }
+
+    /// The file at a path in the data-only lowers; `EIO` where there is none that has data.
+    fn find_data(&self, path: &[u8]) -> Result<Lower> {
+        for (at, layer) in self.data_only.iter().enumerate() {
+            // Whatever these layers' directories say of other layers is not asked.
+            if let Entry::Node(held, attr) = walk(self.ctx, layer, path, false)?.entry {
+                let is_data = attr.kind == Kind::File
+                    && held.mark(self.ctx, Mark::Metacopy)?.is_none()
+                    && held.mark(self.ctx, Mark::Redirect)?.is_none();
+                let lower = Lower { index: self.lowers.len() + at, held };
+                return if is_data { Ok(lower) } else { Err(Errno::EIO) };
+            }
+        }
+        Err(Errno::EIO)
     }
 
     /// Looks for something in one lower.

@@ -74,6 +74,9 @@ use upper::{Canary, Upper};
 /// A union. Thread-safe; see the module header.
 pub struct Union {
     lowers: Vec<Arc<Layer>>,
+    /// Lowers that have no names in the union: files of `lowers` without data of their own say by
+    /// path where theirs is in them.
+    data_only: Vec<Arc<Layer>>,
     upper: Option<Upper>,
     table: Arc<Table>,
     root: Arc<Node>,
@@ -109,12 +112,27 @@ impl Union {
         lowers: Vec<Arc<Layer>>,
         upper: Option<UpperOn>,
     ) -> std::result::Result<Union, OpenError> {
+        Union::open_with_data(lowers, Vec::new(), upper)
+    }
+
+    /// The same with data-only lowers, as overlayfs' `lowerdir=LOWER::DATA`: a file of the lowers
+    /// with the marks `metacopy` and an absolute `redirect` has the data of the first of
+    /// `data_only` that has a file at that path. Nothing else of them is seen.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open_with_data(
+        lowers: Vec<Arc<Layer>>,
+        data_only: Vec<Arc<Layer>>,
+        upper: Option<UpperOn>,
+    ) -> std::result::Result<Union, OpenError> {
         let ctx = &OpCtx::service();
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
         }
         let mut roots = Vec::new();
-        for (index, layer) in lowers.iter().enumerate() {
+        for (index, layer) in lowers.iter().chain(&data_only).enumerate() {
             let held = layer.root();
             let canary = upper::find_canary(ctx, &held);
             match canary.map_err(|errno| OpenError::Lower(index, errno))? {
@@ -123,6 +141,7 @@ impl Union {
             }
             roots.push(Lower { index, held });
         }
+        roots.truncate(lowers.len());
         let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
         let upper = upper.map(|on| Upper::open(ctx, on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
@@ -145,9 +164,10 @@ impl Union {
             },
         };
         let root = table.enter(parts, By::Vfs).ok_or(failed(Errno::EIO))?;
-        let character = character(&lowers, upper.as_ref());
+        let character = character((&lowers, &data_only), upper.as_ref());
         Ok(Union {
             lowers,
+            data_only,
             upper,
             table,
             root,
@@ -175,12 +195,16 @@ impl Union {
 }
 
 /// The upper's; a lower does not change, and is cached where any layer wants that.
-fn character(lowers: &[Arc<Layer>], upper: Option<&Upper>) -> Character {
+fn character(
+    (lowers, data_only): (&[Arc<Layer>], &[Arc<Layer>]),
+    upper: Option<&Upper>,
+) -> Character {
     let lower = lowers[0].fs().character();
     let above = upper.map(|upper| upper.fs().character());
     let cache_data = |layer: &Arc<Layer>| layer.fs().character().cache_data;
     Character {
-        cache_data: lowers.iter().any(cache_data) || above.is_some_and(|above| above.cache_data),
+        cache_data: lowers.iter().chain(data_only).any(cache_data)
+            || above.is_some_and(|above| above.cache_data),
         volatile: false,
         read_only: above.is_none_or(|above| above.read_only),
         ..above.unwrap_or(lower)

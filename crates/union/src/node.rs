@@ -30,7 +30,7 @@ const LARGE: u64 = 0xffff << LOWER_INO_BITS;
 /// An inode in one lower.
 #[derive(Clone, Debug)]
 pub(crate) struct Lower {
-    /// Its layer's place among the lowers, 0 for the uppermost.
+    /// Its layer's place among the lowers, 0 for the uppermost; the data-only ones come last.
     pub(crate) index: usize,
     /// The inode.
     pub(crate) held: Held,

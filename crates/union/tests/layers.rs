@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{Tree, memfs, union};
 use polylane_base::Errno;
 use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, XattrMode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr, XattrMode};
 
 #[test]
 fn the_uppermost_layer_counts() {
@@ -279,4 +281,72 @@ fn what_was_left_aside_is_removed_however_deep_it_is() {
     });
     assert_eq!(opened.expect("a thread").join().expect("no panic"), b"low");
     assert_eq!(Tree(&*upper).names(aside), [""; 0]);
+}
+
+/// A file whose marks say where in the data-only lowers its data is; see `lowerdir=LOWER::DATA` of
+/// overlayfs.
+fn pointing(fs: &dyn FileSystem, name: &str, path: &[u8], size: u64) {
+    let ctx = &OpCtx::service();
+    let ino = Tree(fs).file(name, b"");
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    fs.setattr(ctx, ino, &set).expect("grows");
+    for (mark, value) in [(&b"trusted.overlay.metacopy"[..], &b""[..]), (REDIRECT, path)] {
+        fs.setxattr(ctx, ino, mark, value, XattrMode::Any).expect("kept");
+    }
+}
+
+const REDIRECT: &[u8] = b"trusted.overlay.redirect";
+
+#[test]
+fn data_only_lowers_have_data_and_no_names() {
+    let (meta, first, second, upper) = (memfs(), memfs(), memfs(), memfs());
+    let blob = vec![7; 200_000];
+    for (fs, name, data) in
+        [(&first, "a", &blob[..]), (&second, "a", b"hidden"), (&second, "b", b"b")]
+    {
+        if Tree(&**fs).find("blobs").is_err() {
+            Tree(&**fs).mkdir("blobs");
+        }
+        Tree(&**fs).file(&format!("blobs/{name}"), data);
+    }
+    Tree(&*second).mkdir("blobs/dir");
+    let m = Tree(&*meta);
+    m.mkdir("d");
+    pointing(&*meta, "d/one", b"/blobs/a", 200_000);
+    pointing(&*meta, "d/two", b"/blobs/b", 1);
+    pointing(&*meta, "none", b"/blobs/c", 1);
+    pointing(&*meta, "dir", b"/blobs/dir", 1);
+    pointing(&*meta, "relative", b"a", 1);
+    pointing(&*meta, "up", b"/blobs/../blobs/a", 1);
+    m.file("plain", b"x");
+    let open = |upper: Option<&Arc<dyn FileSystem>>| {
+        let layer = |fs: &Arc<dyn FileSystem>| Layer::new(fs.clone()).expect("a root");
+        let data = vec![layer(&first), layer(&second)];
+        let upper = upper.cloned().map(UpperOn::new);
+        Union::open_with_data(vec![layer(&meta)], data, upper).expect("opens")
+    };
+    let fs = open(None);
+    let u = Tree(&fs);
+    assert_eq!(u.names(""), ["d", "dir", "none", "plain", "relative", "up"]);
+    assert_eq!(u.read(u.ino("d/one")), blob);
+    assert_eq!(u.read(u.ino("d/two")), b"b");
+    for name in ["none", "dir", "relative", "up"] {
+        assert_eq!(u.find(name), Err(Errno::EIO), "{name}");
+    }
+    // Copied up by blocks, and after the union was opened again.
+    let fs = open(Some(&upper));
+    let u = Tree(&fs);
+    u.write(u.ino("d/one"), 100_000, b"own");
+    u.rename("d", "e").expect("renames");
+    let mut expected = blob;
+    expected[100_000..100_003].copy_from_slice(b"own");
+    assert_eq!(u.read(u.ino("e/one")), expected);
+    drop(fs);
+    let fs = open(Some(&upper));
+    let u = Tree(&fs);
+    assert_eq!((u.read(u.ino("e/one")), u.read(u.ino("e/two"))), (expected.clone(), b"b".to_vec()));
+    fs.solidify().expect("whole");
+    drop(fs);
+    let fs = union(&[&meta], Some(&upper));
+    assert_eq!(Tree(&*fs).read(Tree(&*fs).ino("e/one")), expected, "needs no lower any more");
 }
