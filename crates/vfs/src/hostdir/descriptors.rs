@@ -18,7 +18,7 @@
 
 use super::host::{self, errno};
 use super::node::{Held, Node, gone_is_stale};
-use crate::fs::Kind;
+use crate::fs::{Attr, Kind};
 use polylane_base::sync::Mutex;
 use polylane_base::{Errno, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -134,16 +134,17 @@ impl Descriptors {
 
     /// Changes the contents of a file, whose set-id bits stay: the VFS takes them away itself, of
     /// those who may not keep them, and the host takes them of every service that is not root of
-    /// the host, also of one that writes back later what root wrote.
+    /// the host, also of one that writes back later what root wrote. A user of the host may give
+    /// the file away or change its mode meanwhile: then the bits are not given back.
     pub(super) fn keeping_set_id<T>(
         &self,
         fd: &Held,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let perm = host::stat(fd)?.attr.perm;
+        let before = host::stat(fd)?.attr;
         let changed = change()?;
-        if perm & SET_ID != 0 && host::stat(fd)?.attr.perm != perm {
-            self.chmod(fd, perm)?;
+        if before.perm & SET_ID != 0 && has_lost_set_id(&before, &host::stat(fd)?.attr) {
+            self.chmod(fd, before.perm)?;
         }
         Ok(changed)
     }
@@ -194,9 +195,13 @@ impl Descriptors {
         if attr.uid.0 != rustix::process::geteuid().as_raw() {
             return Err(Errno::EACCES);
         }
-        self.chmod(path, attr.perm | 0o600)?;
+        let lent = Attr { perm: attr.perm | 0o600, ..attr };
+        self.chmod(path, lent.perm)?;
         let opened = self.open_again(path, flags);
-        self.chmod(path, attr.perm)?;
+        // Unless a user of the host has changed it meanwhile.
+        if is_as_lent(&lent, &host::stat(path)?.attr) {
+            self.chmod(path, attr.perm)?;
+        }
         opened
     }
 
@@ -224,6 +229,22 @@ impl Descriptors {
             }
         }
     }
+}
+
+/// Whether a file is as before, but for set-id bits that it has no more.
+fn has_lost_set_id(before: &Attr, now: &Attr) -> bool {
+    let lost = before.perm & !now.perm;
+    lost != 0 && lost & !SET_ID == 0 && before.perm == now.perm | lost && is_owned_as(before, now)
+}
+
+/// Whether a file still has the owner and the mode that it was given for a moment. The host's
+/// kernel may have taken the set-group-id bit with that `chmod`.
+fn is_as_lent(lent: &Attr, now: &Attr) -> bool {
+    (lent.perm == now.perm || has_lost_set_id(lent, now)) && is_owned_as(lent, now)
+}
+
+fn is_owned_as(before: &Attr, now: &Attr) -> bool {
+    (before.uid, before.gid) == (now.uid, now.gid)
 }
 
 /// The name of a descriptor in /proc/self/fd.

@@ -1,5 +1,6 @@
 //! Unit tests of the parts of `hostdir` that need no host.
 
+use super::descriptors::Descriptors;
 use super::host::{HostStat, Key, component, stat};
 use super::node::Node;
 use super::table::Table;
@@ -73,4 +74,51 @@ fn a_forgotten_directory_comes_back_while_something_below_lives() {
     drop(below);
     table.forget(below_ino);
     assert!(weak.upgrade().is_none());
+}
+
+/// The host takes set-id bits of a service that is not its root with each change of contents: they
+/// come back, unless a user of the host changed mode or owner meanwhile.
+#[test]
+fn set_id_bits_come_back_to_a_file_that_is_as_it_was() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path();
+    let chmod = |mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let fds = Descriptors::new(16).unwrap();
+    let held = fds.counted(file.reopen().unwrap().into());
+    for (before, now, after) in [
+        (0o4755, 0o755, 0o4755),
+        (0o6755, 0o755, 0o6755),
+        (0o6755, 0o2755, 0o6755),
+        (0o2755, 0o2755, 0o2755),
+        (0o755, 0o700, 0o700),
+        (0o4755, 0o4700, 0o4700),
+        (0o4755, 0o711, 0o711),
+        (0o4755, 0o777, 0o777),
+        (0o4755, 0o2755, 0o2755),
+    ] {
+        chmod(before);
+        let change = || {
+            chmod(now);
+            Ok(())
+        };
+        fds.keeping_set_id(&held, change).unwrap();
+        assert_eq!(stat(&held).unwrap().attr.perm, after, "{before:o}, then {now:o}");
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped for owners: only root gives files away");
+        return;
+    }
+    for (uid, gid) in [(Some(1000), None), (None, Some(1000))] {
+        chown(path, Some(0), Some(0)).unwrap();
+        chmod(0o6755);
+        fds.keeping_set_id(&held, || {
+            chown(path, uid, gid).unwrap();
+            chmod(0o755);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(stat(&held).unwrap().attr.perm, 0o755, "given to {uid:?} {gid:?}");
+    }
 }
