@@ -340,6 +340,7 @@ fn fill_hole(
         Err(error) => (Err(error), None),
     };
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, false)?;
+    core.landed = if was_promised { count.into() } else { 0 };
     finish(ctx, volume, handle, cell, core, at + bytes as u64, true)?;
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
@@ -412,7 +413,7 @@ fn claim(
     if run > 0 {
         let claim = |goal| volume.alloc.claim(goal, want.min(run));
         let claim = volume.claim_for(core, goal, claim)?;
-        volume.alloc.unreserve(promised.remove(first.0, first.0 + claim.count));
+        volume.alloc.unreserve(promised.claim(first.0, first.0 + claim.count));
         return Ok((claim, true));
     }
     let upto = promised.next(first.0).map_or(want, |next| want.min(next - first.0));

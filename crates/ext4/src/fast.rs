@@ -158,7 +158,7 @@ impl Replay<'_, '_> {
         whole[..CLASSIC_BYTES].copy_from_slice(&bytes[..CLASSIC_BYTES]);
         whole[CLASSIC_BYTES..bytes.len()].copy_from_slice(&bytes[CLASSIC_BYTES..]);
         let charged = Charge::default();
-        let mut core = Core { raw: RawInode::from_bytes(&whole), index: None, charged };
+        let mut core = Core::new(RawInode::from_bytes(&whole), charged);
         let is_listed = volume.orphans.lock().has(ino);
         core.raw.set_dtime(if is_listed { dtime } else { 0 });
         check(&volume.geometry, None, ino, &core.raw)?;

@@ -19,6 +19,7 @@ use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::quota::Charge;
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
+use crate::limits::Booking;
 use crate::promised::Promised;
 
 /// An inode in use.
@@ -53,6 +54,10 @@ pub struct Core {
     pub index: Option<DirIndex>,
     /// What quotas were charged for it.
     pub charged: Charge,
+    /// What was booked for it, and is charged when it is stored next.
+    pub booked: Booking,
+    /// Blocks that it was promised, and has when it is stored next.
+    pub landed: u64,
 }
 
 impl Cell {
@@ -63,7 +68,7 @@ impl Cell {
             seed: inode_seed(file_system_seed, ino, raw.generation()),
             is_mapped: raw.mode() >> 12 == 8
                 && !raw.has_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA),
-            core: RwLock::new(Core { raw, index: None, charged: Charge::default() }),
+            core: RwLock::new(Core::new(raw, Charge::default())),
             changed_in: AtomicU64::new(0),
             data_changed_in: AtomicU64::new(0),
             chained: AtomicU64::new(0),
@@ -100,6 +105,11 @@ impl Cell {
 }
 
 impl Core {
+    /// Of an inode that was charged for.
+    pub fn new(raw: RawInode, charged: Charge) -> Core {
+        Core { raw, index: None, charged, booked: Booking::default(), landed: 0 }
+    }
+
     /// The project of what is made in this directory.
     pub fn project_within(&self) -> u32 {
         if self.raw.has_flag(InodeFlags::PROJECT_INHERIT) { self.raw.project() } else { 0 }

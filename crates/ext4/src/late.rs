@@ -124,7 +124,7 @@ fn claim(volume: &Volume, goal: DeviceBlock, parts: &mut Vec<Part>) -> Result<De
         volume.alloc.unclaim(Claim { start: rest, count: count - used });
     }
     for part in parts.iter() {
-        volume.alloc.unreserve(part.cell.promised.lock().remove(0, part.count));
+        volume.alloc.unreserve(part.cell.promised.lock().claim(0, part.count));
     }
     Ok(start)
 }
@@ -177,6 +177,7 @@ fn link(
     core.raw.set_size(size);
     core.raw.set_time(Stamp::Modify, late.times[0]);
     core.raw.set_time(Stamp::Change, late.times[1]);
+    core.landed = part.count.into();
     volume.store(&handle, &part.cell, &mut core, true)?;
     handle.complete();
     drop(promise);

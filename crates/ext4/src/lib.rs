@@ -34,11 +34,12 @@
 //! ```text
 //! the VFS's locks                one change of a directory at a time, one cross-directory rename
 //!   cell (Cell::core)            a directory before what it names; two of those by number
-//!     promised │ inode shard
-//!     turn of those who are limited
+//!     inode shard
 //!       log                      who writes a transaction's body or checkpoints; kept across I/O
 //!         gate                   entered: a handle; shut: a transaction is being closed
-//!           a quota file           and its own cell
+//!           promised
+//!             ledger of what is owed
+//!               a quota file       and its own cell
 //!           orphans
 //!             superblock │ group of the allocator, one at a time
 //!               block            a metadata block's bytes, one at a time

@@ -1,11 +1,23 @@
 //! Limits of quotas: what takes a user, a group or a project past one is refused before it is done.
 //!
-//! Delayed writes are charged when they are written back; until then, what is promised to an
-//! owner's files counts in [`Owed`]. Root is not limited, as Linux has it for `CAP_SYS_RESOURCE`.
+//! One rule: an owner has what is charged and what is owed, and each block and inode that it takes
+//! is in one of the two from the check on that allowed it. The [`Ledger`] holds what is owed. Under
+//! its lock a limit is checked and what was asked for is booked; under it, too,
+//! [`Accounts::settle`] charges an inode and ends what was owed for that. So no two checks allow
+//! the same last block, and none counts a block twice.
+//!
+//! | owed for | as | until |
+//! |---|---|---|
+//! | delayed writes | what is promised to a file, and claimed for that | the file is stored |
+//! | all else | a [`Booking`] of the operation | the inode is stored, or it fails |
+//!
+//! Root is not limited, as Linux has it for `CAP_SYS_RESOURCE`: nothing is booked for it.
 //!
 //! # Locking
 //!
-//! `cell → turn → handle`. Between a check and what it allows, nothing else is checked.
+//! `cell → handle → promised → ledger → a quota file`.
+//!
+//! [`Accounts::settle`]: crate::volume::Accounts::settle
 
 use polylane_base::Errno;
 use polylane_base::sync::{Arc, Mutex, MutexGuard};
@@ -16,28 +28,52 @@ use crate::dir::{self, Name};
 use crate::error::{Error, Result};
 use crate::format::quota::QuotaKind;
 use crate::inode::{Cell, Core};
+use crate::journal::Handle;
 use crate::volume::Volume;
 
-/// Blocks that are promised to each user, group and project.
+/// A user, a group and a project; `None`: it does not matter.
+pub type Ids = [Option<u32>; 3];
+
+/// What is owed to each user, group and project.
 #[derive(Default, Debug)]
 pub struct Owed {
-    turn: Mutex<()>,
-    blocks: Mutex<FxHashMap<(usize, u32), u64>>,
+    ledger: Mutex<Ledger>,
 }
 
 impl Owed {
-    /// What one of them was promised.
-    pub fn of(&self, kind: QuotaKind, id: u32) -> u64 {
-        self.blocks.lock().get(&(kind as usize, id)).copied().unwrap_or(0)
+    /// Nothing is checked, booked or charged but by who has it.
+    pub fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock()
+    }
+}
+
+/// Blocks and inodes that are owed.
+#[derive(Default, Debug)]
+pub struct Ledger(FxHashMap<(usize, u32), (u64, u64)>);
+
+impl Ledger {
+    /// Blocks and inodes that one of them is owed.
+    pub fn of(&self, kind: QuotaKind, id: u32) -> (u64, u64) {
+        self.0.get(&(kind as usize, id)).copied().unwrap_or_default()
     }
 
-    fn change(&self, ids: [u32; 3], change: impl Fn(u64) -> u64) {
-        let mut blocks = self.blocks.lock();
-        for key in ids.into_iter().enumerate() {
-            let now = change(blocks.get(&key).copied().unwrap_or(0));
+    /// So many blocks and inodes more are owed.
+    pub fn add(&mut self, ids: Ids, more: (u64, u64)) {
+        self.change(ids, |now| (now.0 + more.0, now.1 + more.1));
+    }
+
+    /// So many blocks and inodes are owed no more.
+    pub fn remove(&mut self, ids: Ids, less: (u64, u64)) {
+        self.change(ids, |now| (now.0.saturating_sub(less.0), now.1.saturating_sub(less.1)));
+    }
+
+    fn change(&mut self, ids: Ids, change: impl Fn((u64, u64)) -> (u64, u64)) {
+        for (kind, id) in ids.into_iter().enumerate() {
+            let Some(id) = id else { continue };
+            let now = change(self.0.get(&(kind, id)).copied().unwrap_or_default());
             match now {
-                0 => blocks.remove(&key),
-                now => blocks.insert(key, now),
+                (0, 0) => self.0.remove(&(kind, id)),
+                now => self.0.insert((kind, id), now),
             };
         }
     }
@@ -61,19 +97,41 @@ impl Owner {
         self.ids
     }
 
-    /// So many blocks more are promised.
-    pub fn add(&self, blocks: u64) {
-        self.owed.change(self.ids, |now| now + blocks);
+    /// The same for the ledger.
+    pub fn each(&self) -> Ids {
+        self.ids.map(Some)
     }
 
-    /// So many blocks are promised no more.
-    pub fn remove(&self, blocks: u64) {
-        self.owed.change(self.ids, |now| now.saturating_sub(blocks));
+    /// What it is owed.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.owed.lock()
     }
 }
 
-/// While one lives, nothing else is allowed to take of what is limited.
-pub type Turn<'a> = Option<MutexGuard<'a, ()>>;
+/// What an operation is about to take, owed until it has it. Dropping it takes it back.
+#[derive(Default, Debug)]
+pub struct Booking {
+    owed: Option<Arc<Owed>>,
+    ids: Ids,
+    amount: (u64, u64),
+}
+
+impl Booking {
+    /// Ends it: it is charged under the lock that `ledger` is of.
+    pub fn settle(mut self, ledger: &mut Ledger) {
+        if self.owed.take().is_some() {
+            ledger.remove(self.ids, self.amount);
+        }
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        if let Some(owed) = self.owed.take() {
+            owed.lock().remove(self.ids, self.amount);
+        }
+    }
+}
 
 impl Volume {
     fn owed(&self) -> Option<&Arc<Owed>> {
@@ -93,125 +151,132 @@ impl Volume {
     /// What is promised to a file is owed to a user, a group and a project, where that counts.
     pub fn owe(&self, cell: &Cell, ids: [u32; 3]) {
         if let Some(owed) = self.owed() {
-            cell.promised.lock().owe_to(Owner::new(owed, ids));
+            let owner = Owner::new(owed, ids);
+            cell.promised.lock().owe_to(owner, &mut owed.lock());
         }
     }
 
-    /// Begins to take blocks and inodes for a user, a group and a project that have accounts. What
-    /// is returned is to be kept until they are charged or promised. Call without a handle.
+    /// Books blocks and inodes for a user, a group and a project that have accounts.
     ///
     /// # Errors
     /// `EDQUOT`, the device's, or damaged quota files.
-    pub fn admit(
-        &self,
-        ctx: &OpCtx<'_>,
-        ids: [u32; 3],
-        (blocks, inodes): (u64, u64),
-    ) -> Result<Turn<'_>> {
-        self.admit_some(ctx, ids.map(Some), (blocks, inodes))
-    }
-
-    fn admit_some(
-        &self,
-        ctx: &OpCtx<'_>,
-        ids: [Option<u32>; 3],
-        (blocks, inodes): (u64, u64),
-    ) -> Result<Turn<'_>> {
-        let (Some(owed), false) = (self.owed(), ctx.is_root()) else { return Ok(None) };
-        let turn = owed.turn.lock();
-        self.check(ctx, ids, (blocks, inodes))?;
-        Ok(Some(turn))
-    }
-
-    fn check(
-        &self,
-        ctx: &OpCtx<'_>,
-        ids: [Option<u32>; 3],
-        (blocks, inodes): (u64, u64),
-    ) -> Result<()> {
-        let Some(accounts) = self.accounts.as_ref().filter(|_| !ctx.is_root()) else {
-            return Ok(());
+    pub fn book(&self, ctx: &OpCtx<'_>, ids: Ids, amount: (u64, u64)) -> Result<Booking> {
+        let (Some(owed), false) = (self.owed(), ctx.is_root()) else {
+            return Ok(Booking::default());
         };
-        let bytes = blocks * u64::from(self.geometry.block_bytes);
-        match accounts.allow(ctx, self, ids, (bytes, inodes))? {
+        let mut ledger = owed.lock();
+        self.check(ctx, &ledger, ids, amount)?;
+        ledger.add(ids, amount);
+        drop(ledger);
+        Ok(Booking { owed: Some(owed.clone()), ids, amount })
+    }
+
+    fn check(&self, ctx: &OpCtx<'_>, ledger: &Ledger, ids: Ids, more: (u64, u64)) -> Result<()> {
+        let Some(accounts) = &self.accounts else { return Ok(()) };
+        match accounts.allow(ctx, self, ledger, ids, more)? {
             true => Ok(()),
             false => Err(Errno::EDQUOT.into()),
         }
     }
 
-    /// The same for a new inode, whose owner may have no accounts yet.
+    /// The same for a new inode, whose owner may have no accounts yet. Call without a handle.
     ///
     /// # Errors
-    /// `ENOSPC`, and those of [`Volume::admit`].
-    pub fn admit_new(&self, ctx: &OpCtx<'_>, ids: [u32; 3], blocks: u64) -> Result<Turn<'_>> {
+    /// `ENOSPC`, and those of [`Volume::book`].
+    pub fn book_new(&self, ctx: &OpCtx<'_>, ids: [u32; 3], blocks: u64) -> Result<Booking> {
         self.enter(ctx, ids)?;
-        self.admit(ctx, ids, (blocks, 1))
+        self.book(ctx, ids.map(Some), (blocks, 1))
     }
 
-    /// The same for an inode that is given to others: those of them who had it before do not
-    /// count.
+    /// The same for an inode that is given to others, who have accounts: those of them who had it
+    /// before do not count. What is promised to it is owed to them from now on.
     ///
     /// # Errors
-    /// `ENOSPC`, and those of [`Volume::admit`].
-    pub fn admit_given(
+    /// Those of [`Volume::book`]: nothing has changed then.
+    pub fn book_given(
         &self,
         ctx: &OpCtx<'_>,
         (cell, core): (&Cell, &Core),
         ids: [u32; 3],
-    ) -> Result<Turn<'_>> {
-        self.enter(ctx, ids)?;
+    ) -> Result<Booking> {
         let had = [core.raw.uid(), core.raw.gid(), core.raw.project()];
-        if ids == had || !self.has_limits() {
-            return Ok(None);
-        }
+        let Some(owed) = self.owed().filter(|_| ids != had) else { return Ok(Booking::default()) };
         let block_bytes = self.geometry.block_bytes;
         let blocks = core.raw.sectors(block_bytes) * 512 / u64::from(block_bytes);
-        let blocks = blocks + cell.promised.lock().count();
         let new = [0, 1, 2].map(|kind| Some(ids[kind]).filter(|id| *id != had[kind]));
-        self.admit_some(ctx, new, (blocks, 1))
+        let mut promised = cell.promised.lock();
+        let mut ledger = owed.lock();
+        if !ctx.is_root() {
+            self.check(ctx, &ledger, new, (blocks + promised.count(), 1))?;
+        }
+        promised.owe_to(Owner::new(owed, ids), &mut ledger);
+        ledger.add(new, (blocks, 1));
+        drop(ledger);
+        Ok(Booking { owed: Some(owed.clone()), ids: new, amount: (blocks, 1) })
     }
 
-    /// Begins to take up to `want` blocks for a file: as many as its owners may have. Call without
-    /// a handle.
+    /// Books up to `want` blocks for a file: as many as its owners may have.
     ///
     /// # Errors
     /// `EDQUOT`: none, the device's, or damaged quota files.
-    pub fn admit_most(&self, ctx: &OpCtx<'_>, core: &Core, want: u32) -> Result<(Turn<'_>, u32)> {
-        let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()];
-        let turn = match self.admit(ctx, ids, (want.into(), 0)) {
-            Err(Error::Errno(Errno::EDQUOT)) => self.admit(ctx, ids, (1, 0))?,
-            all => return all.map(|turn| (turn, want)),
+    pub fn book_most(&self, ctx: &OpCtx<'_>, core: &Core, want: u32) -> Result<(Booking, u32)> {
+        let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()].map(Some);
+        let (Some(owed), false) = (self.owed(), ctx.is_root()) else {
+            return Ok((Booking::default(), want));
         };
-        let (mut most, mut refused) = (1, want);
+        let mut ledger = owed.lock();
+        let allows = |blocks: u32| match self.check(ctx, &ledger, ids, (blocks.into(), 0)) {
+            Err(Error::Errno(Errno::EDQUOT)) => Ok(false),
+            allowed => allowed.map(|()| true),
+        };
+        let (mut most, mut refused) = if allows(want)? { (want, want) } else { (0, want) };
         while most + 1 < refused {
             let middle = most + (refused - most) / 2;
-            match self.check(ctx, ids.map(Some), (middle.into(), 0)) {
-                Err(Error::Errno(Errno::EDQUOT)) => refused = middle,
-                allowed => most = allowed.map(|()| middle)?,
+            match allows(middle)? {
+                true => most = middle,
+                false => refused = middle,
             }
         }
-        Ok((turn, most))
+        if most == 0 {
+            return Err(Errno::EDQUOT.into());
+        }
+        ledger.add(ids, (most.into(), 0));
+        drop(ledger);
+        Ok((Booking { owed: Some(owed.clone()), ids, amount: (most.into(), 0) }, most))
     }
 
-    /// Refuses a name whose directory would grow past a limit of its owner's. Call without a
-    /// handle.
+    /// Stores an inode that has what was booked for it.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn store_booked(
+        &self,
+        handle: &Handle<'_>,
+        cell: &Cell,
+        core: &mut Core,
+        booked: Booking,
+    ) -> Result<()> {
+        core.booked = booked;
+        self.store(handle, cell, core, true)
+    }
+
+    /// Books what a directory grows by for a new name. Call without a handle.
     ///
     /// # Errors
     /// `EDQUOT`, the device's, or a corrupt directory.
-    pub fn check_growth(
+    pub fn book_growth(
         &self,
         ctx: &OpCtx<'_>,
         (parent, above): (&Cell, &mut Core),
         name: Name<'_>,
-    ) -> Result<()> {
+    ) -> Result<Booking> {
         if !self.has_limits() || ctx.is_root() {
-            return Ok(());
+            return Ok(Booking::default());
         }
-        let grown = dir::growth(self, parent, above, name)?.unwrap_or(1);
         let ids = [above.raw.uid(), above.raw.gid(), above.raw.project()];
-        match grown {
-            0 => Ok(()),
-            _ => self.check(ctx, ids.map(Some), (grown, 0)),
+        match dir::own_growth(self, parent, above, name)? {
+            0 => Ok(Booking::default()),
+            blocks => self.book(ctx, ids.map(Some), (blocks, 0)),
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::limits::Booking;
 use crate::orphan;
 use crate::promised;
 use crate::space::{self, remove_credits};
@@ -56,7 +57,7 @@ pub enum Room {
 impl Volume {
     /// What a new name's blocks are promised from. Where less is left than a name may take at most,
     /// what it does take is looked up: `own` blocks of the inode that is made with it, and the
-    /// directory's. Call without a handle.
+    /// directory's. What the directory grows by is booked for its owner. Call without a handle.
     pub(crate) fn room_for_name(
         &self,
         ctx: &OpCtx<'_>,
@@ -64,18 +65,19 @@ impl Volume {
         (parent, above): (&Cell, &mut Core),
         name: Name<'_>,
         own: u64,
-    ) -> Result<Option<Promise<'_>>> {
+    ) -> Result<(Option<Promise<'_>>, Booking)> {
         if room == Room::SetAside {
-            return Ok(None);
+            return Ok((None, Booking::default()));
         }
-        self.check_growth(ctx, (parent, above), name)?;
-        match self.promise_to(ctx, NAME_BLOCKS) {
+        let booked = self.book_growth(ctx, (parent, above), name)?;
+        let promise = match self.promise_to(ctx, NAME_BLOCKS) {
             Err(Error::Errno(Errno::ENOSPC)) => {
                 let grown = dir::growth(self, parent, above, name)?;
-                self.promise_to(ctx, grown.unwrap_or(NAME_BLOCKS) + own).map(Some)
+                self.promise_to(ctx, grown.unwrap_or(NAME_BLOCKS) + own)?
             }
-            promised => promised.map(Some),
-        }
+            promised => promised?,
+        };
+        Ok((Some(promise), booked))
     }
 
     pub(crate) fn attr(&self, cell: &Cell, core: &Core) -> Attr {
@@ -226,8 +228,9 @@ pub fn create(
     let own = own_blocks(new);
     let acls = u64::from(new.acls.each().next().is_some());
     let (project, new) = (above.project_within(), &grouped(volume, &above, new));
-    let _turn = volume.admit_new(ctx, [new.uid.0, new.gid.0, project], own + acls)?;
-    let _promise = volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], own + acls)?;
+    let (_promise, growth) =
+        volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, (dir, project), new, room)?;
     let mut core = cell.core.write();
@@ -237,12 +240,12 @@ pub fn create(
     if let Err(error) = added {
         return Err(give_up(volume, handle, &cell, &mut core, error)?);
     }
-    volume.store(&handle, &cell, &mut core, true)?;
+    volume.store_booked(&handle, &cell, &mut core, booked)?;
     if new.kind == Kind::Dir {
         add_links(&mut above, 1);
     }
     above.touch(volume.now(handle.ctx()));
-    volume.store(&handle, &parent, &mut above, true)?;
+    volume.store_booked(&handle, &parent, &mut above, growth)?;
     handle.complete();
     if room == Room::SetAside {
         volume.alloc.unreserve_inodes(1);
@@ -254,19 +257,6 @@ pub fn create(
 /// Blocks that a new inode has from the beginning: a directory's, or a long target's.
 fn own_blocks(new: &NewNode<'_>) -> u64 {
     u64::from(new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES)
-}
-
-/// The kind that an entry's file type names.
-pub(crate) fn kind_of(file_type: u8) -> Kind {
-    match file_type {
-        2 => Kind::Dir,
-        3 => Kind::Char,
-        4 => Kind::Block,
-        5 => Kind::Fifo,
-        6 => Kind::Socket,
-        7 => Kind::Symlink,
-        _ => Kind::File,
-    }
 }
 
 /// Whether a directory can take a new name: it is still there, and has none such.
@@ -354,7 +344,8 @@ pub fn create_unlinked(
     let above = parent.core.read();
     let (project, new) = (above.project_within(), &grouped(volume, &above, new));
     drop(above);
-    let _turn = volume.admit_new(ctx, [new.uid.0, new.gid.0, project], 0)?;
+    let acls = u64::from(new.acls.each().next().is_some());
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], acls)?;
     let _promise = new.acls.each().next().map(|_| volume.promise_to(ctx, 1)).transpose()?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, (dir, project), new, Room::Free)?;
@@ -364,7 +355,7 @@ pub fn create_unlinked(
     }
     core.raw.set_links(0);
     orphan::add(volume, &cell);
-    volume.store(&handle, &cell, &mut core, true)?;
+    volume.store_booked(&handle, &cell, &mut core, booked)?;
     handle.complete();
     Ok(volume.attr(&cell, &core))
 }
@@ -386,11 +377,12 @@ pub(crate) fn make_whiteout(
     handle: &Handle<'_>,
     parent: &Cell,
     above: &Core,
+    booked: Booking,
 ) -> Result<Arc<Cell>> {
     let new = whiteout_of(handle.ctx(), volume, parent, above);
     let place = (parent.ino, above.project_within());
     let cell = make_inode(volume, handle, place, &new, Room::Free)?;
-    volume.store(handle, &cell, &mut cell.core.write(), true)?;
+    volume.store_booked(handle, &cell, &mut cell.core.write(), booked)?;
     Ok(cell)
 }
 
@@ -414,7 +406,8 @@ pub fn link(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, dir: u32, name: &[u8]) -
         return Err(Errno::EMLINK.into());
     }
     above.check_project(&core)?;
-    let _promise = volume.room_for_name(ctx, Room::Free, (&parent, &mut above), name, 0)?;
+    let (_promise, growth) =
+        volume.room_for_name(ctx, Room::Free, (&parent, &mut above), name, 0)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());
     if let Err(refused) = dir::insert(volume, &handle, &parent, &mut above, name, ino, kind) {
@@ -426,7 +419,7 @@ pub fn link(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, dir: u32, name: &[u8]) -
     core.raw.set_time(Stamp::Change, volume.now(handle.ctx()));
     volume.store(&handle, &cell, &mut core, true)?;
     above.touch(volume.now(handle.ctx()));
-    volume.store(&handle, &parent, &mut above, true)?;
+    volume.store_booked(&handle, &parent, &mut above, growth)?;
     handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }

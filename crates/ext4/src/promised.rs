@@ -7,7 +7,7 @@
 //!
 //! # Locking
 //!
-//! `cell → promised → nothing`.
+//! `cell → promised → ledger`.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,16 @@ use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::inline;
 use crate::inode::{Cell, Core};
-use crate::limits::Owner;
+use crate::limits::{Booking, Ledger, Owner};
 use crate::volume::Volume;
 
 /// Ranges of file blocks: start to end. No two touch.
 #[derive(Default, Debug)]
 pub struct Promised {
     ranges: BTreeMap<u32, u32>,
-    /// Where limits are enforced.
+    /// Blocks that were claimed for what was promised, and are not the file's yet.
+    claimed: u64,
+    /// Where limits are enforced: who is owed both.
     owner: Option<Owner>,
 }
 
@@ -66,21 +68,52 @@ impl Promised {
         gaps
     }
 
-    /// How many blocks are promised.
+    /// How many blocks are promised, those among them that were claimed.
     pub fn count(&self) -> u64 {
-        self.ranges.iter().map(|(start, end)| u64::from(end - start)).sum()
+        let promised = self.ranges.iter().map(|(start, end)| u64::from(end - start));
+        promised.sum::<u64>() + self.claimed
     }
 
     /// From now on it is owed to `owner`.
-    pub fn owe_to(&mut self, owner: Owner) {
+    pub fn owe_to(&mut self, owner: Owner, ledger: &mut Ledger) {
+        if self.owner.as_ref().is_some_and(|former| former.ids() == owner.ids()) {
+            return;
+        }
         let count = self.count();
-        owner.add(count);
+        ledger.add(owner.each(), (count, 0));
         if let Some(former) = self.owner.replace(owner) {
-            former.remove(count);
+            ledger.remove(former.each(), (count, 0));
         }
     }
 
-    fn insert(&mut self, (mut start, mut end): Range) {
+    /// Blocks are claimed for `start..end`; returns how many of them were promised. They are owed
+    /// until the file has them ([`Promised::land`]) or not ([`renew`]).
+    pub fn claim(&mut self, start: u32, end: u32) -> u64 {
+        let count = self.take(start, end);
+        if self.owner.is_some() {
+            self.claimed += count;
+        }
+        count
+    }
+
+    /// Claimed blocks are the file's, and charged.
+    pub fn land(&mut self, count: u64, ledger: &mut Ledger) {
+        self.claimed = self.claimed.saturating_sub(count);
+        if let Some(owner) = &self.owner {
+            ledger.remove(owner.each(), (count, 0));
+        }
+    }
+
+    /// Promises a range; what of it is new is owed.
+    fn insert(&mut self, range: Range) {
+        let added = self.put(range);
+        if let Some(owner) = &self.owner {
+            owner.ledger().add(owner.each(), (added, 0));
+        }
+    }
+
+    /// Promises a range; returns how many blocks of it were not promised before.
+    fn put(&mut self, (mut start, mut end): Range) -> u64 {
         let touching: Vec<Range> = self
             .ranges
             .range(..=end)
@@ -95,13 +128,19 @@ impl Promised {
             had += u64::from(stop - from);
         }
         self.ranges.insert(start, end);
-        if let Some(owner) = &self.owner {
-            owner.add(u64::from(end - start) - had);
-        }
+        u64::from(end - start) - had
     }
 
-    /// Takes `start..end` out; returns how many blocks that were.
+    /// Takes `start..end` out; returns how many blocks that were. They are owed no more.
     pub fn remove(&mut self, start: u32, end: u32) -> u64 {
+        let count = self.take(start, end);
+        if let Some(owner) = &self.owner {
+            owner.ledger().remove(owner.each(), (count, 0));
+        }
+        count
+    }
+
+    fn take(&mut self, start: u32, end: u32) -> u64 {
         let overlapping: Vec<Range> = self
             .ranges
             .range(..end)
@@ -119,9 +158,6 @@ impl Promised {
                 self.ranges.insert(end, stop);
             }
             count += u64::from(stop.min(end) - from.max(start));
-        }
-        if let Some(owner) = &self.owner {
-            owner.remove(count);
         }
         count
     }
@@ -260,20 +296,44 @@ fn promise(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, ranges: Vec<Range>) ->
         return Ok(());
     }
     let from = volume.blocks_for(ctx);
-    let ids = cell.promised.lock().owner.as_ref().map(Owner::ids);
-    let _turn = ids.map(|ids| volume.admit(ctx, ids, (count, 0))).transpose()?;
+    let owner = cell.promised.lock().owner.clone();
+    let mut booked = book(ctx, volume, owner.as_ref(), count)?;
     volume.with_space(|| volume.alloc.reserve(count, from))?;
     let mut promised = cell.promised.lock();
-    ranges.into_iter().for_each(|range| promised.insert(range));
+    // One who was given the file meanwhile has to be allowed that, too.
+    let mut asked = owner;
+    while asked.as_ref().map(Owner::ids) != promised.owner.as_ref().map(Owner::ids) {
+        asked = promised.owner.clone();
+        drop(promised);
+        drop(std::mem::take(&mut booked));
+        booked = book(ctx, volume, asked.as_ref(), count)
+            .inspect_err(|_| volume.alloc.unreserve(count))?;
+        promised = cell.promised.lock();
+    }
+    let added: u64 = ranges.into_iter().map(|range| promised.put(range)).sum();
+    if let Some(owner) = &promised.owner {
+        let mut ledger = owner.ledger();
+        ledger.add(owner.each(), (added, 0));
+        booked.settle(&mut ledger);
+    }
     Ok(())
+}
+
+fn book(ctx: &OpCtx<'_>, volume: &Volume, owner: Option<&Owner>, count: u64) -> Result<Booking> {
+    owner.map_or(Ok(Booking::default()), |owner| volume.book(ctx, owner.each(), (count, 0)))
 }
 
 /// Promises `start..end` again: blocks that were claimed for it, and are given back next.
 pub fn renew(volume: &Volume, cell: &Cell, start: u32, end: u32) {
     let mut promised = cell.promised.lock();
-    let before = promised.remove(start, end);
-    promised.insert((start, end));
-    volume.alloc.renew(u64::from(end - start) - before);
+    let claimed = u64::from(end - start);
+    let added = promised.put((start, end));
+    promised.claimed = promised.claimed.saturating_sub(claimed);
+    if let Some(owner) = &promised.owner {
+        // What was promised once more meanwhile is owed twice.
+        owner.ledger().remove(owner.each(), (claimed - added, 0));
+    }
+    volume.alloc.renew(added);
 }
 
 /// Ends the promises for `start..end`: they were kept, or are not needed.

@@ -9,8 +9,8 @@
 //!
 //! # Locking
 //!
-//! `cell → handle → a quota file → that file's cell → block`. A quota file's cell is locked by
-//! nobody else.
+//! `cell → handle → promised → ledger → a quota file → that file's cell → block`. A quota file's
+//! cell is locked by nobody else, and stored without the ledger.
 
 use polylane_base::sync::{Arc, Mutex};
 use polylane_vfs::OpCtx;
@@ -25,7 +25,7 @@ use crate::format::quota::{self, BLOCK_BYTES, Charge, Head, Info, QuotaKind};
 use crate::format::superblock::Superblock;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
-use crate::limits::{Owed, Owner};
+use crate::limits::{Ids, Ledger, Owed, Owner};
 use crate::volume::{Accounts, Volume};
 
 /// Blocks that a new entry changes, those for room included.
@@ -101,10 +101,12 @@ impl Accounts for Quotas {
         &self,
         ctx: &OpCtx<'_>,
         volume: &Volume,
-        ids: [Option<u32>; 3],
-        (bytes, inodes): (u64, u64),
+        ledger: &Ledger,
+        ids: Ids,
+        (blocks, inodes): (u64, u64),
     ) -> Result<bool> {
-        let Some(owed) = &self.owed else { return Ok(true) };
+        let block_bytes = u64::from(volume.geometry.block_bytes);
+        let bytes = blocks.saturating_mul(block_bytes);
         let now = volume.now(ctx).sec as u64;
         for file in self.files.iter().filter(|file| file.graces.is_some()) {
             let Some(id) = ids[file.kind as usize] else { continue };
@@ -112,11 +114,11 @@ impl Accounts for Quotas {
             let place = file.place(volume, &file.cell.core.read(), number)?;
             let look = |block: &[u8]| (quota::limits(block, index), quota::usage(block, index));
             let ([of_bytes, of_inodes], (has_bytes, has_inodes)) = place.look(look);
-            let block_bytes = u64::from(volume.geometry.block_bytes);
-            let promised = owed.of(file.kind, id).saturating_mul(block_bytes);
+            let (owed_blocks, owed_inodes) = ledger.of(file.kind, id);
+            let owed_bytes = owed_blocks.saturating_mul(block_bytes);
             // What an image says may be any number.
-            let all_bytes = has_bytes.saturating_add(promised).saturating_add(bytes);
-            let all_inodes = has_inodes.saturating_add(inodes);
+            let all_bytes = has_bytes.saturating_add(owed_bytes).saturating_add(bytes);
+            let all_inodes = has_inodes.saturating_add(owed_inodes).saturating_add(inodes);
             let refused = bytes > 0 && !of_bytes.allows(all_bytes, now)
                 || inodes > 0 && !of_inodes.allows(all_inodes, now);
             if refused {
@@ -146,16 +148,32 @@ impl Accounts for Quotas {
         cell: &Cell,
         core: &mut Core,
     ) -> Result<()> {
+        if !self.counts(cell.ino) {
+            return Ok(());
+        }
+        let Some(owed) = &self.owed else { return self.charge(volume, handle, core) };
+        let (booked, landed) = (std::mem::take(&mut core.booked), std::mem::take(&mut core.landed));
+        let mut promised = cell.promised.lock();
+        let mut ledger = owed.lock();
+        let raw = &core.raw;
+        if raw.mode() != 0 {
+            let ids = [raw.uid(), raw.gid(), raw.project()];
+            promised.owe_to(Owner::new(owed, ids), &mut ledger);
+        }
+        let charged = self.charge(volume, handle, core);
+        promised.land(landed, &mut ledger);
+        booked.settle(&mut ledger);
+        charged
+    }
+}
+
+impl Quotas {
+    fn charge(&self, volume: &Volume, handle: &Handle<'_>, core: &mut Core) -> Result<()> {
         let (old, new) = (core.charged, Charge::of(&core.raw, volume.geometry.block_bytes));
-        if old == new || !self.counts(cell.ino) {
+        if old == new {
             return Ok(());
         }
         core.charged = new;
-        if let Some(owed) =
-            self.owed.as_ref().filter(|_| new.inodes > 0 && (old.inodes, old.ids) != (1, new.ids))
-        {
-            cell.promised.lock().owe_to(Owner::new(owed, new.ids));
-        }
         for file in &self.files {
             let (from, to) = (old.ids[file.kind as usize], new.ids[file.kind as usize]);
             if old.inodes > 0 && (from != to || new.inodes == 0) {

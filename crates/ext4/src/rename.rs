@@ -11,6 +11,7 @@ use crate::format::dirent::file_type;
 use crate::format::inode::Stamp;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::limits::Booking;
 use crate::ops::{
     NAME_CREDITS, Room, add_links, can_count, drop_link, make_whiteout, name_refused, named, undo,
     whiteout_of,
@@ -133,12 +134,11 @@ impl Move<'_> {
     ) -> Result<Renamed> {
         let volume = self.volume;
         let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
-        // After the cells, as everywhere: a writer of this file has its cell and awaits a turn.
-        let mut _turn = None;
+        let mut booked = Booking::default();
         if self.mode == RenameMode::Whiteout {
             let new = whiteout_of(ctx, volume, self.source, dirs.from());
             let ids = [new.uid.0, new.gid.0, dirs.from().project_within()];
-            _turn = volume.admit_new(ctx, ids, 0)?;
+            booked = volume.book_new(ctx, ids, 0)?;
         }
         dirs.to().check_project(&core)?;
         let is_dir = core.raw.mode() >> 12 == 4;
@@ -151,12 +151,12 @@ impl Move<'_> {
         if is_dir && self.crosses() && victim.is_none() && !can_count(volume, dirs.to()) {
             return Err(Errno::EMLINK.into());
         }
-        let _promise = match existing {
-            Some(_) => None,
+        let (_promise, growth) = match existing {
+            Some(_) => (None, Booking::default()),
             None => volume.room_for_name(ctx, self.room, (self.target, dirs.to()), self.to, 0)?,
         };
         let handle = volume.start(ctx, RENAME_CREDITS)?;
-        let whiteout = self.whiteout(&handle, dirs.from())?;
+        let whiteout = self.whiteout(&handle, dirs.from(), booked)?;
         let kind = file_type(core.raw.mode());
         match &existing {
             Some((_, place)) => {
@@ -188,14 +188,21 @@ impl Move<'_> {
         core.raw.set_time(Stamp::Change, volume.now(ctx));
         volume.store(&handle, cell, &mut core, true)?;
         let node = volume.attr(cell, &core);
+        dirs.to().booked = growth;
         self.finish(ctx, handle, dirs, node, other)
     }
 
     /// The whiteout that this rename leaves, if it leaves one. Made first: what lacks an inode for
     /// it changes nothing.
-    fn whiteout(&self, handle: &Handle<'_>, from: &Core) -> Result<Option<Arc<Cell>>> {
+    fn whiteout(
+        &self,
+        handle: &Handle<'_>,
+        from: &Core,
+        booked: Booking,
+    ) -> Result<Option<Arc<Cell>>> {
         let wanted = self.mode == RenameMode::Whiteout;
-        wanted.then(|| make_whiteout(self.volume, handle, self.source, from)).transpose()
+        let make = || make_whiteout(self.volume, handle, self.source, from, booked);
+        wanted.then(make).transpose()
     }
 
     /// Ends a rename whose new name found no room: everything is as it was.

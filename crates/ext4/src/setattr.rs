@@ -9,6 +9,7 @@ use crate::data::{INODE_CREDITS, regular};
 use crate::error::Result;
 use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::inode::Core;
+use crate::ops::name_refused;
 use crate::space;
 use crate::volume::Volume;
 
@@ -26,9 +27,14 @@ pub(crate) fn set(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, set: &SetAttr) -> 
     let owner = |new: Option<u32>, old: u32| new.unwrap_or(old);
     let (uid, gid) = (set.uid.map(|uid| uid.0), set.gid.map(|gid| gid.0));
     let ids = [owner(uid, core.raw.uid()), owner(gid, core.raw.gid()), core.raw.project()];
-    let _turn = volume.admit_given(ctx, (&cell, &core), ids)?;
-    apply(&mut core, set, volume.now(ctx));
+    volume.enter(ctx, ids)?;
     let handle = volume.start(ctx, INODE_CREDITS)?;
+    // In the handle: what is promised goes along at once, and nothing fails after it.
+    match volume.book_given(ctx, (&cell, &core), ids) {
+        Ok(booked) => core.booked = booked,
+        Err(refused) => return Err(name_refused(handle, refused)),
+    }
+    apply(&mut core, set, volume.now(ctx));
     volume.store(&handle, &cell, &mut core, false)?;
     handle.complete();
     Ok(volume.attr(&cell, &core))

@@ -244,14 +244,14 @@ fn allocate_run(
     want: u32,
 ) -> Result<u32> {
     let (goal, from) = (goal(volume, cell, core, first)?, volume.blocks_for(ctx));
-    let (turn, want) = volume.admit_most(ctx, core, want)?;
+    let (booked, want) = volume.book_most(ctx, core, want)?;
     let promise = volume.promise(TREE_BLOCKS)?;
     let claim = volume.with_space(|| volume.alloc.claim_data(goal, want, from))?;
     let started = volume.start(ctx, map_credits(core));
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, true)?;
-    volume.store(&handle, cell, core, true)?;
+    volume.store_booked(&handle, cell, core, booked)?;
     handle.complete();
-    drop((promise, turn));
+    drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
     Ok(count)
 }

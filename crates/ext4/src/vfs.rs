@@ -15,8 +15,8 @@ use crate::alloc::Blocks;
 use crate::data::{self, regular};
 use crate::dir;
 use crate::error::Result;
-use crate::format::inode::CLASSIC_BYTES;
 use crate::format::xattr::Attribute;
+use crate::format::{dirent::kind_of, inode::CLASSIC_BYTES};
 use crate::journal::Journal;
 use crate::late;
 use crate::mount::{Ext4, finish_all};
@@ -209,7 +209,7 @@ impl FileSystem for Ext4 {
             let cell = self.volume.dir(number(dir)?)?;
             let mut core = cell.core.write();
             dir::list(&self.volume, &cell, &mut core, from, &mut |entry| {
-                let kind = ops::kind_of(entry.file_type);
+                let kind = kind_of(entry.file_type);
                 each(DirEntry {
                     ino: Ino(entry.ino.into()),
                     next: entry.next,

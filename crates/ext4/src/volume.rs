@@ -25,7 +25,7 @@ use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
-use crate::limits::Owed;
+use crate::limits::{Ids, Ledger, Owed};
 use crate::orphan::{self, Orphans};
 use polylane_vfs::OpCtx;
 
@@ -41,10 +41,10 @@ pub trait Accounts: Send + Sync {
     /// `ENOSPC`, the device's, or damaged quota files.
     fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()>;
 
-    /// What is promised to those who have accounts, where limits are enforced.
+    /// What is owed to those who have accounts, where limits are enforced.
     fn owed(&self) -> Option<&Arc<Owed>>;
 
-    /// Whether users, groups and projects may take so many more bytes and inodes.
+    /// Whether users, groups and projects may take so many more blocks and inodes.
     ///
     /// # Errors
     /// The device's, or damaged quota files.
@@ -52,11 +52,12 @@ pub trait Accounts: Send + Sync {
         &self,
         ctx: &OpCtx<'_>,
         volume: &Volume,
-        ids: [Option<u32>; 3],
+        ledger: &Ledger,
+        ids: Ids,
         more: (u64, u64),
     ) -> Result<bool>;
 
-    /// Charges what an inode takes now, in the handle that stores it.
+    /// Charges what an inode takes now, in the handle that stores it: nothing is owed for it then.
     ///
     /// # Errors
     /// The device's, or damaged quota files.

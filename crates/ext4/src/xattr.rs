@@ -15,6 +15,7 @@ use crate::format::xattr::{self, Attribute, Outside, cost};
 use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::limits::Booking;
 use crate::ops::NAME_CREDITS;
 use crate::values;
 use crate::volume::Volume;
@@ -134,8 +135,7 @@ pub fn set(
         .collect();
     let own = u64::from(takes_block(volume, cell, core, &outside)?);
     let blocks = own + moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum::<u64>();
-    let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()];
-    let _turn = (own > 0).then(|| volume.admit(ctx, ids, (own, 0))).transpose()?;
+    let booked = book(ctx, volume, core, (own, &moved))?;
     let _promise = (blocks > 0).then(|| volume.promise_to(ctx, blocks)).transpose()?;
     let kept = shared_values(volume, cell, core)?;
     volume.alloc.reserve_inodes(moved.len() as u32)?;
@@ -167,9 +167,24 @@ pub fn set(
         core.raw.set_perm(perm);
     }
     core.raw.set_time(Stamp::Change, volume.now(ctx));
-    volume.store(&handle, cell, core, true)?;
+    volume.store_booked(&handle, cell, core, booked)?;
     handle.complete();
     values::free_unused(ctx, volume)
+}
+
+/// Books an attribute block, if one is taken, and values that get inodes, by their blocks: as with
+/// Linux they count for who has the attribute.
+fn book(
+    ctx: &OpCtx<'_>,
+    volume: &Volume,
+    core: &Core,
+    (own, moved): (u64, &[u64]),
+) -> Result<Booking> {
+    let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()].map(Some);
+    match (own + moved.iter().sum::<u64>(), moved.len() as u64) {
+        (0, 0) => Ok(Booking::default()),
+        taken => volume.book(ctx, ids, taken),
+    }
 }
 
 /// Where attributes go: into the inode, into the block, and the largest values, where the image has

@@ -340,3 +340,220 @@ fn nobody_has_more_than_allowed() {
         close(&fs, &device);
     }
 }
+
+/// Blocks that a file has, as it tells.
+fn blocks_of(fs: &Ext4, ino: Ino, block: u64) -> u64 {
+    fs.getattr(&OpCtx::service(), ino).expect("there").blocks * 512 / block
+}
+
+/// A file of the model: its owner, whose group has the same number, and blocks at its end that are
+/// promised and not written.
+struct Modelled {
+    name: String,
+    ino: Ino,
+    owner: u32,
+    pending: u64,
+}
+
+/// Who takes what of a file system on which one user, or the group of the same number, may have
+/// [`KIB`] and [`INODES`].
+struct Model<'a> {
+    fs: &'a Ext4,
+    block: u64,
+    files: Vec<Modelled>,
+}
+
+const KIB: u64 = 80;
+const INODES: u64 = 5;
+const USERS_OF_MODEL: [u32; 3] = [LIMITED, OTHER, 0];
+
+impl Model<'_> {
+    /// Whether so many more blocks and inodes are within the limits.
+    fn fits(&self, owner: u32, (blocks, inodes): (u64, u64)) -> bool {
+        let his = self.files.iter().filter(|file| file.owner == owner);
+        let (has_blocks, has_inodes) = his.fold((0, 0), |(blocks, inodes), file| {
+            (blocks + blocks_of(self.fs, file.ino, self.block) + file.pending, inodes + 1)
+        });
+        let of_blocks = blocks == 0 || has_blocks + blocks <= KIB * 1024 / self.block;
+        owner != LIMITED || of_blocks && (inodes == 0 || has_inodes + inodes <= INODES)
+    }
+
+    /// Behind all that a file has: what fallocate was refused half-way lies past its size.
+    fn end_of(&self, ino: Ino) -> u64 {
+        let size = self.fs.getattr(&OpCtx::service(), ino).expect("there").size;
+        size.div_ceil(self.block).max(blocks_of(self.fs, ino, self.block))
+    }
+
+    /// A random change: whether it is within the limits, and what came of it.
+    fn step(&mut self, rng: &mut Rng, ctx: &OpCtx<'_>, name: &str) -> (bool, Result<(), Errno>) {
+        let (fs, block, is_root) = (self.fs, self.block, ctx.is_root());
+        let at = rng.below(self.files.len().max(1) as u64) as usize;
+        let place = self.files.get(at).map(|file| (file.ino, file.owner, file.pending));
+        match (rng.below(9), place) {
+            (0 | 1, _) | (_, None) => {
+                let fits = is_root || self.fits(ctx.uid().0, (0, 1));
+                let made = make(fs, ctx, name, Kind::File).map(|ino| {
+                    let (name, owner) = (name.to_owned(), ctx.uid().0);
+                    self.files.push(Modelled { name, ino, owner, pending: 0 });
+                });
+                (fits, made)
+            }
+            (2..=4, Some((ino, owner, pending))) => {
+                let (from, more) = (self.end_of(ino) + pending, 1 + rng.below(24));
+                let fits = is_root || self.fits(owner, (more, 0));
+                let kept = fs.reserve(ctx, ino, from * block, more * block);
+                (fits, kept.map(|()| self.files[at].pending += more))
+            }
+            (5, Some((ino, _, pending @ 1..))) => {
+                // What the write-back does, whoever wrote: all that is promised.
+                let (from, bytes) = (self.end_of(ino), vec![7; (pending * block) as usize]);
+                self.files[at].pending = 0;
+                let written =
+                    fs.write(&OpCtx::service(), ino, from * block, &mut &bytes[..]).map(drop);
+                (true, written)
+            }
+            (6, Some((ino, owner, pending))) => {
+                let to = USERS_OF_MODEL[rng.below(3) as usize];
+                let (uid, gid) = (Some(Uid(to)), Some(Gid(to)));
+                let his = (blocks_of(fs, ino, block) + pending, 1);
+                let fits = is_root || owner == to || self.fits(to, his);
+                let given = fs.setattr(ctx, ino, &SetAttr { uid, gid, ..SetAttr::default() });
+                (fits, given.map(|_| self.files[at].owner = to))
+            }
+            (7, Some((ino, owner, 0))) => {
+                let (has, want) = (blocks_of(fs, ino, block), 1 + rng.below(20));
+                let fits = is_root || self.fits(owner, (want, 0));
+                let mode = Fallocate::Allocate { keep_size: false };
+                let told = fs.fallocate(ctx, ino, mode, self.end_of(ino) * block, want * block);
+                let all = blocks_of(fs, ino, block) - has;
+                assert!(told.is_err() || all >= want, "{all} of {want}");
+                (fits, told.map(drop))
+            }
+            (_, Some((ino, ..))) => {
+                let file = self.files.swap_remove(at);
+                fs.unlink(ctx, root(fs), file.name.as_bytes()).expect("there");
+                fs.forget(ino);
+                (true, Ok(()))
+            }
+        }
+    }
+}
+
+/// Random changes by several users, each of them limited or not, also of whose files are: a change
+/// is refused if, and only if, its owner would have more than it may with it.
+#[test]
+fn refusals_are_those_of_a_model() {
+    if !common::have_tools() {
+        return;
+    }
+    let (mut refused, mut done) = (0, 0);
+    for seed in 0..6u64 {
+        let kind = [USERS, GROUPS][seed as usize % 2];
+        let limits = Limits { hard_kib: KIB, hard_inodes: INODES, ..Limits::default() };
+        let (device, block) = limited(FORMATS[seed as usize % 2], kind, limits);
+        let fs = common::open(&device);
+        let mut rng = Rng::new(0x900 + seed);
+        let mut model = Model { fs: &fs, block, files: Vec::new() };
+        for step in 0..500 {
+            let who = USERS_OF_MODEL[rng.below(3) as usize];
+            let cred = Cred { groups: Arc::new([Gid(LIMITED), Gid(OTHER)]), ..user(who) };
+            let (fits, told) = model.step(&mut rng, &OpCtx::as_user(&cred), &format!("n{step}"));
+            match told {
+                Ok(()) => done += 1,
+                Err(Errno::EDQUOT) => refused += 1,
+                Err(errno) => panic!("{errno} in step {step} of {seed}"),
+            }
+            assert_eq!(told.is_ok(), fits, "step {step} of {seed}: {told:?}");
+        }
+        close(&fs, &device);
+    }
+    assert!(refused > 80 && done > 500, "{refused} refused, {done} done");
+}
+
+/// Several threads at the last blocks and inodes at once, while root gives their files to and fro:
+/// nobody gets more than it may, and nothing stays owed.
+#[test]
+fn many_at_once_have_no_more_than_allowed() {
+    if !common::have_tools() {
+        return;
+    }
+    let limits = Limits { hard_kib: 256, hard_inodes: 40, ..Limits::default() };
+    let (device, block) = limited(FORMATS[0], USERS, limits);
+    let fs = common::open(&device);
+    let cred = user(LIMITED);
+    let dirs = ["a", "b", "c"]
+        .map(|name| make(&fs, &OpCtx::as_user(&cred), name, Kind::Dir).expect("room"));
+    std::thread::scope(|scope| {
+        for (seed, dir) in (1u64..).zip(dirs) {
+            let (fs, cred) = (&fs, &cred);
+            scope.spawn(move || {
+                let (mut rng, ctx) = (Rng::new(seed), OpCtx::as_user(cred));
+                for step in 0..300 {
+                    let name = format!("{step:0100}");
+                    let new = NewNode { uid: ctx.uid(), gid: ctx.gid(), ..node(Kind::File, 0o600) };
+                    let made = fs.create(&ctx, dir, name.as_bytes(), &new);
+                    let Ok(made) = made.inspect_err(|errno| assert_eq!(*errno, Errno::EDQUOT))
+                    else {
+                        continue;
+                    };
+                    let (ino, len) = (made.node.ino, 1 + rng.below(60_000));
+                    let promised = fs.reserve(&ctx, ino, 0, len);
+                    if rng.percent(30) {
+                        let to = if rng.percent(50) { OTHER } else { LIMITED };
+                        let set = SetAttr { uid: Some(Uid(to)), ..SetAttr::default() };
+                        fs.setattr(&OpCtx::service(), ino, &set).expect("root may");
+                    }
+                    if promised.is_ok() {
+                        let bytes = vec![7; len as usize];
+                        fs.write(&OpCtx::service(), ino, 0, &mut &bytes[..]).expect("promised");
+                    }
+                    let mode = Fallocate::Allocate { keep_size: true };
+                    let _ = fs.fallocate(&ctx, ino, mode, 0, rng.below(80_000) + 1);
+                    fs.unlink(&ctx, dir, name.as_bytes()).expect("there");
+                    fs.forget(ino);
+                }
+            });
+        }
+    });
+    // All can be had again, and no more.
+    let has = dirs.map(|dir| blocks_of(&fs, dir, block)).iter().sum::<u64>();
+    let ctx = OpCtx::as_user(&cred);
+    let ino = make(&fs, &ctx, "all", Kind::File).expect("room");
+    let left = (256 << 10) / block - has;
+    fs.reserve(&ctx, ino, 0, left * block).expect("nothing stayed owed");
+    assert_eq!(fs.reserve(&ctx, ino, left * block, 1), Err(Errno::EDQUOT));
+    close(&fs, &device);
+}
+
+/// A directory and its parent's growth count together, and so do names that are linked and moved
+/// into a directory.
+#[test]
+fn growth_of_directories_counts() {
+    if !common::have_tools() {
+        return;
+    }
+    let (device, block) = limited(FORMATS[0], USERS, Limits { hard_kib: 12, ..Limits::default() });
+    let fs = common::open(&device);
+    let (limited, other) = (user(LIMITED), user(OTHER));
+    let (limited, other) = (OpCtx::as_user(&limited), OpCtx::as_user(&other));
+    let dir = make(&fs, &limited, "d", Kind::Dir).expect("room");
+    let target = make(&fs, &other, "t", Kind::File).expect("room");
+    let name = |index: u32| format!("{index:0250}");
+    // The first block takes 15 such names. The one after takes two more: a leaf, and its split.
+    for index in 0..15 {
+        fs.link(&other, target, dir, name(index).as_bytes()).expect("room");
+    }
+    assert_eq!(blocks_of(&fs, dir, block), 1);
+    let new = NewNode { uid: Uid(LIMITED), gid: Gid(LIMITED), ..node(Kind::Dir, 0o755) };
+    let inner = fs.create(&limited, dir, name(15).as_bytes(), &new).err();
+    assert_eq!(inner, Some(Errno::EDQUOT), "a block of its own and two of its parent");
+    let file = make(&fs, &limited, "f", Kind::File).expect("room");
+    fs.reserve(&limited, file, 0, block).expect("room");
+    assert_eq!(fs.link(&other, target, dir, name(15).as_bytes()).err(), Some(Errno::EDQUOT));
+    let moved = fs.rename(&other, root(&fs), b"t", dir, name(15).as_bytes(), Default::default());
+    assert_eq!(moved.err(), Some(Errno::EDQUOT));
+    fs.unreserve(file, 0);
+    fs.link(&other, target, dir, name(15).as_bytes()).expect("room again");
+    assert_eq!(blocks_of(&fs, dir, block), 3);
+    close(&fs, &device);
+}

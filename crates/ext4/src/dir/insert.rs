@@ -61,6 +61,25 @@ pub(super) fn growth(
     Ok(Some(1 + map_room(volume, cell, core, (end, 1))?))
 }
 
+/// Blocks that a directory with a hash tree grows by, whose leaf is full, or one that gets a tree.
+/// Names that are inline move to a block, which then is full seldom.
+pub(super) fn tree_growth(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    index: &DirIndex,
+    name: Name<'_>,
+) -> Result<u64> {
+    let Some(tree) = &index.tree else {
+        // A leaf for the names that are there; where it is full, too, another one.
+        return Ok(if inline::is(core) { 1 } else { 2 });
+    };
+    let path = path_to(volume, cell, core, name.tree_hash(volume, tree.version))?;
+    let full = path.iter().rev().take_while(|node| is_full(volume, node));
+    // A root that is full gets two nodes below it.
+    Ok(1 + full.map(|node| if node.place == Place::Root { 2 } else { 1 }).sum::<u64>())
+}
+
 /// An index node on the way to a leaf.
 struct Node {
     place: Place,
@@ -247,53 +266,25 @@ impl Adding<'_, '_> {
     /// Refuses a split when no node from the root down to the leaf of `hash` has room for one more
     /// entry, and there may be no more levels: looked at before anything changes.
     fn can_grow_tree(&self, core: &Core, hash: u32) -> Result<()> {
-        let path = self.path_to(core, hash)?;
+        let path = path_to(self.volume, self.cell, core, hash)?;
         let may_deepen = path.len() <= usize::from(self.volume.traits.tree_levels);
-        match may_deepen || path.iter().any(|node| !self.is_full(node)) {
+        match may_deepen || path.iter().any(|node| !is_full(self.volume, node)) {
             true => Ok(()),
             false => Err(Errno::ENOSPC.into()),
         }
-    }
-
-    /// Whether a node has no room for one more entry.
-    fn is_full(&self, node: &Node) -> bool {
-        node.entries.len() >= node.place.limit(self.volume.io.block_bytes(), self.volume.has_sums)
-    }
-
-    /// The index nodes that lead to the leaf of `hash`, the root first.
-    fn path_to(&self, core: &Core, hash: u32) -> Result<Vec<Node>> {
-        let (volume, cell) = (self.volume, self.cell);
-        let broken =
-            |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
-        let blocks = block_count(volume, core);
-        let read = |at: FileBlock, place: Place| {
-            let block = block(volume, cell, core, at, Seal::Index(place, cell.seed))?;
-            let entries = htree::entries(&block.read(), place, volume.has_sums, blocks);
-            Ok::<_, Error>(Node { place, block, entries: entries.map_err(broken)? })
-        };
-        let root = read(FileBlock(0), Place::Root)?;
-        let info = htree::root_info(&root.block.read(), volume.traits.tree_levels);
-        let mut path = vec![root];
-        for level in 0..usize::from(info.map_err(broken)?.levels) {
-            let entries = &path[level].entries;
-            let below = entries.partition_point(|node| node.hash <= hash).saturating_sub(1);
-            let at = entries[below].block;
-            path.push(read(at, Place::Node)?);
-        }
-        Ok(path)
     }
 
     /// Enters a new leaf into the tree on disk: into its node, which is split when it is full, and
     /// so are those above.
     fn store_tree(&self, core: &mut Core, index: &mut DirIndex, entry: IndexEntry) -> Result<()> {
         let sums = self.volume.has_sums;
-        let mut path = self.path_to(core, entry.hash)?;
+        let mut path = path_to(self.volume, self.cell, core, entry.hash)?;
         let mut rising = Some(entry);
         while let Some(entry) = rising.take()
             && let Some(mut node) = path.pop()
         {
             // A node that is read has no more entries than fit; with one more, halves of it do.
-            let full = self.is_full(&node);
+            let full = is_full(self.volume, &node);
             // Never before the first, which stands for all that is less.
             let at = node.entries.partition_point(|other| other.hash <= entry.hash).max(1);
             node.entries.insert(at, entry);
@@ -331,6 +322,33 @@ impl Adding<'_, '_> {
         index.nodes.push(at);
         Ok(at)
     }
+}
+
+/// Whether a node has no room for one more entry.
+fn is_full(volume: &Volume, node: &Node) -> bool {
+    node.entries.len() >= node.place.limit(volume.io.block_bytes(), volume.has_sums)
+}
+
+/// The index nodes that lead to the leaf of `hash`, the root first.
+fn path_to(volume: &Volume, cell: &Cell, core: &Core, hash: u32) -> Result<Vec<Node>> {
+    let broken =
+        |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
+    let blocks = block_count(volume, core);
+    let read = |at: FileBlock, place: Place| {
+        let block = block(volume, cell, core, at, Seal::Index(place, cell.seed))?;
+        let entries = htree::entries(&block.read(), place, volume.has_sums, blocks);
+        Ok::<_, Error>(Node { place, block, entries: entries.map_err(broken)? })
+    };
+    let root = read(FileBlock(0), Place::Root)?;
+    let info = htree::root_info(&root.block.read(), volume.traits.tree_levels);
+    let mut path = vec![root];
+    for level in 0..usize::from(info.map_err(broken)?.levels) {
+        let entries = &path[level].entries;
+        let below = entries.partition_point(|node| node.hash <= hash).saturating_sub(1);
+        let at = entries[below].block;
+        path.push(read(at, Place::Node)?);
+    }
+    Ok(path)
 }
 
 /// Where to cut sorted names so that both halves take about as many bytes; never first or past the

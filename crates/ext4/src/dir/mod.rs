@@ -379,6 +379,19 @@ pub fn growth(
     with_index(volume, cell, core, |index, core| insert::growth(volume, cell, core, index, name))
 }
 
+/// Blocks of its own that the directory grows by for a new name, without its map's.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn own_growth(volume: &Volume, cell: &Cell, core: &mut Core, name: Name<'_>) -> Result<u64> {
+    with_index(volume, cell, core, |index, core| {
+        match insert::growth(volume, cell, core, index, name)? {
+            Some(blocks) => Ok(blocks.min(1)),
+            None => insert::tree_growth(volume, cell, core, index, name),
+        }
+    })
+}
+
 /// Removes an entry.
 ///
 /// # Errors

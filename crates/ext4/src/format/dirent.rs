@@ -9,6 +9,7 @@
 use std::mem::size_of;
 
 use polylane_base::record;
+use polylane_vfs::fs::Kind;
 use zerocopy::little_endian::{U16, U32};
 
 use super::checksum::crc;
@@ -244,6 +245,19 @@ pub fn put_checksum(block: &mut [u8], inode_seed: u32) {
     let at = block.len() - TAIL_BYTES;
     let sum = crc(inode_seed, &block[..at]);
     record::at_mut::<TailRecord>(block, at).checksum.set(sum);
+}
+
+/// The kind that an entry's file type names.
+pub fn kind_of(file_type: u8) -> Kind {
+    match file_type {
+        2 => Kind::Dir,
+        3 => Kind::Char,
+        4 => Kind::Block,
+        5 => Kind::Fifo,
+        6 => Kind::Socket,
+        7 => Kind::Symlink,
+        _ => Kind::File,
+    }
 }
 
 /// The type code of a directory entry for the `S_IFMT` bits of a mode.
