@@ -127,8 +127,10 @@ impl Journal {
         // A handle that was dropped half done stops the journal before it leaves the gate.
         self.check()?;
         let Changes { mut blocks, freed, revoked, .. } = self.gather(&shut);
-        blocks.iter().for_each(|block| block.dirty_in.store(0, Ordering::Release));
-        blocks.retain(|block| !revoked.contains(&block.home));
+        let clean = |block: &MetaBlock| block.dirty_in.store(0, Ordering::Release);
+        blocks
+            .extract_if(.., |block| revoked.contains(&block.home))
+            .for_each(|block| clean(&block));
         let copies = copy::out(&blocks, &mut log.spare, self.tuning.copiers);
         let mut revoked: Vec<_> = revoked.into_iter().collect();
         revoked.sort_unstable();
@@ -136,6 +138,9 @@ impl Journal {
         if !closed.is_empty() {
             self.current.store(tid.next().0, Ordering::Release);
         }
+        // Last: a block counts as changed until its copy counts, and no fsync takes the change for
+        // one of the transaction before.
+        closed.blocks.iter().for_each(|block| clean(block));
         Ok(closed)
     }
 

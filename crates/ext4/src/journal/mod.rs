@@ -431,10 +431,10 @@ impl Journal {
 
     /// A transaction that has committed only when every change of the block so far has.
     pub fn latest(&self, block: &MetaBlock) -> Tid {
-        let current = self.current();
+        // In this order: a closing transaction lets the next one begin before its blocks are clean.
         match block.dirty_in.load(Ordering::Acquire) {
-            0 => current.before(),
-            _ => current,
+            0 => self.current().before(),
+            _ => self.current(),
         }
     }
 

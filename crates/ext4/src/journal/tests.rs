@@ -1,17 +1,19 @@
 //! Commits that overlap, one held request after the other: what is told durable, and when.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
 
 use super::Tuning;
+use crate::format::DeviceBlock;
 use crate::{Ext4, Options};
 
 /// Longer than an answer takes that comes at all.
@@ -185,6 +187,43 @@ fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
     assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
     let there = bench.names_after_a_cut();
     assert!(there.contains(&"first".into()) && there.contains(&"second".into()), "{there:?}");
+}
+
+/// While a transaction is copied, what it has logged is neither read from its home nor written
+/// there, and an fsync waits for it.
+#[test]
+fn logged_blocks_are_live_while_their_transaction_closes() {
+    let Some(bench) = Bench::with(&["file"]) else { return };
+    let fs = &bench.fs;
+    let file = fs.lookup(&OpCtx::service(), root(fs), b"file").expect("is there").ino;
+    let syncing = Syncing { bytes: 8192, data_only: false };
+    let write = |byte: u8| {
+        let mut data = &[byte; 8192][..];
+        fs.write_synced(&OpCtx::service(), file, 0, &mut data, syncing).expect("room")
+    };
+    write(1);
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    let [first, second] = &journal.logged.find(DeviceBlock(0), u32::MAX)[..] else {
+        panic!("two blocks of data are logged")
+    };
+    let tid = journal.current();
+    // Copies are made in the blocks' order: the commit stops before the second one.
+    let held = second.read();
+    let commit = bench.sync_on_thread(file, false);
+    let begun = Instant::now();
+    while first.closed_in.load(Ordering::Acquire) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "no commit begins");
+        thread::yield_now();
+    }
+    assert_eq!(journal.logged.run(first.home, 2), (true, 2), "none may be written in place");
+    assert_eq!((journal.latest(first), journal.latest(second)), (tid, tid));
+    drop(held);
+    assert_eq!(told(&commit), Ok(()));
+    assert_eq!(journal.logged.run(first.home, 2), (true, 2), "their homes are old");
+    write(2);
+    let mut data = [0; 8192];
+    fs.read(&OpCtx::service(), file, 0, 8192, &mut &mut data[..]).expect("reads");
+    assert_eq!(data, [2; 8192]);
 }
 
 /// A commit under way may have flushed before the file was last written in place.

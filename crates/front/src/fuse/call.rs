@@ -173,12 +173,12 @@ impl<'a> Call<'a> {
 
     /// Before data is read or changed: what mappings under other nodes hold comes in first.
     pub(super) fn settle(&self, node: &Node, range: Range) -> Result<(), Exit> {
-        let door = self.header.node_id;
-        match self.session.lane.others_have_pages(node, door) {
+        let node_id = self.header.node_id;
+        match self.session.lane.others_have_pages(node, node_id) {
             false => Ok(()),
             true if !self.deferred => Err(Exit::Defer),
             true => {
-                self.session.lane.invalidate(node, Some(door), range);
+                self.session.lane.invalidate(node, Some(node_id), range);
                 Ok(())
             }
         }
@@ -186,7 +186,7 @@ impl<'a> Call<'a> {
 
     /// Before a write: what mappings hold comes in first, under this very node too. The kernel
     /// dropped its pages before it asked, and may have filled some since.
-    pub(super) fn settle_write(&self, node: &Node, range: Range) -> Result<(), Exit> {
+    pub(super) fn before_write(&self, node: &Node, range: Range) -> Result<(), Exit> {
         let own = self.session.is_direct()
             && self.session.lane.has_pages_under(node, self.header.node_id);
         match own {

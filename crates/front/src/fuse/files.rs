@@ -128,7 +128,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let before = Moment::of(file.node());
     // Where an append comes to lie is not known yet.
     let settled = if transfer.flags & libc::O_APPEND != 0 { Range::ALL } else { range };
-    call.settle_write(file.node(), settled)?;
+    call.before_write(file.node(), settled)?;
     let kills = how.contains(WriteFlags::KILL_SUIDGID);
     if handle.has_kernel_flags() {
         // fcntl(F_SETFL) comes to us with the next write.

@@ -1,6 +1,6 @@
 //! A lane's tables, shared by its front ends.
 //!
-//! One [`Lane`] exists per mounted instance. `fuse/` and `shm/` both serve it: what they must know
+//! One [`Lane`] exists per service; several mounts of it share the tables. `fuse/` and `shm/` both serve it: what they must know
 //! of each other is here and nowhere else, and nothing here knows how either speaks.
 //!
 //! | module | what |
@@ -19,9 +19,9 @@
 //! its page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
 //! [`mod@tag`] says whether there can be any.
 //!
-//! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
-//! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
-//! set.
+//! `shm` calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
+//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
+//! `fuse` does the same for each node: `Call::settle`, `Call::before_write`, `Call::changed`.
 //!
 //! How long the kernel takes a file to be decides what it does by itself: where sendfile, splice,
 //! copy_file_range and mappings end, and where `RWF_APPEND` writes. While it has the file's own
@@ -30,7 +30,7 @@
 //!
 //! A page that the kernel fills between the two holds the old bytes, and where a program stores
 //! into it at once, all of it comes back with that store: over the change. So who writes looks
-//! whether pages were filled meanwhile and came back, and then writes again (`Lane::settle_write`).
+//! whether pages were filled meanwhile and came back, and then writes again (`Lane::after_write`).
 
 pub(crate) mod handover;
 pub(crate) mod locks;
@@ -237,7 +237,7 @@ impl Lane {
     /// that fails, as long as stores through mappings came back meanwhile, perhaps with what was
     /// there before. Pages that were filled after the write hold it, and what programs stored there
     /// is newer. Whether it was written again.
-    pub(crate) fn settle_write(
+    pub(crate) fn after_write(
         &self,
         (node, range): (&Node, Range),
         mut beside: Beside,
@@ -257,7 +257,7 @@ impl Lane {
         times > 0
     }
 
-    /// As [`Lane::settle_write`] for what an open file wrote: `again` writes so many of the first
+    /// As [`Lane::after_write`] for what an open file wrote: `again` writes so many of the first
     /// bytes, those that lie within the file still. What the file's `flags` of open(2) demand of a
     /// write is done for the last one, too.
     pub(crate) fn keep_written(
@@ -267,7 +267,7 @@ impl Lane {
         beside: Beside,
         mut again: impl FnMut(usize) -> Result<Written>,
     ) -> Result<()> {
-        let twice = self.settle_write((file.node(), range), beside, || {
+        let twice = self.after_write((file.node(), range), beside, || {
             let within = file.size().saturating_sub(range.offset).min(range.len);
             again(within as usize).is_ok()
         });
@@ -483,7 +483,7 @@ mod tests {
         let node = lane.vfs.root();
         let times = |beside: Beside, succeeds: bool| {
             let mut times = 0;
-            let again = lane.settle_write((&node, Range::ALL), beside, || {
+            let again = lane.after_write((&node, Range::ALL), beside, || {
                 times += 1;
                 succeeds
             });
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(times(beside, false), 1);
         // Beside the second write, too.
         let mut left = 5;
-        lane.settle_write((&node, Range::ALL), beside, || {
+        lane.after_write((&node, Range::ALL), beside, || {
             left -= 1;
             if left > 0 {
                 Moment::fill(&node);

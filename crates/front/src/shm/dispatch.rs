@@ -51,8 +51,8 @@ pub(super) struct Answer {
     _until_sent: Option<Answered>,
 }
 
-/// Serves the request in a taken mailbox on a worker: never waits. Returns one that would wait for
-/// a device.
+/// Serves the request in a taken mailbox on a worker. Returns one that would wait for a device, but
+/// for a small sync, which the worker does itself (`before_sync`).
 pub(super) fn on_worker(
     session: &Arc<Session>,
     mailbox: MailboxIndex,

@@ -19,8 +19,9 @@
 //!
 //! # Threads
 //!
-//! One acceptor, one worker per core group, a few helpers. A worker never waits: the thread that
-//! waits for a device gives the worker's role to a follower, of which each group has a few. The
+//! One acceptor, one worker per core group, a few helpers. A worker waits for quick small syncs alone: the
+//! thread that waits for a device gives the worker's role to a follower, of which each group has a
+//! few. The
 //! acceptor waits for clients only; helpers wait for devices and for the kernel.
 //!
 //! # Locking

@@ -1,5 +1,5 @@
 //! What clients may do unasked, and how it is taken back: the service's side of the client's
-//! `rights`, by the same names.
+//! `rights`, by the same names but for `locks`, whose client side is `ops/lock`, and `shown`.
 //!
 //! | module | what it does for the client |
 //! |---|---|
