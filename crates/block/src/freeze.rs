@@ -189,8 +189,15 @@ impl BlockDevice for Freezable {
         self.below().allocation(sector, count)
     }
 
+    /// While it is frozen only a write gives space, and waits.
     fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
-        self.below().reserve(sector, count)
+        let pass = self.gate.pass();
+        if !pass.enter() {
+            return Err(Error::Unsupported);
+        }
+        let reserved = self.below().reserve(sector, count);
+        pass.leave(1);
+        reserved
     }
 
     fn forget(&self, sector: Sector, count: u64) {

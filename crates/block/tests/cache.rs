@@ -9,7 +9,7 @@ use polylane_block::cache::own::{BYTES_MIN, OwnStore};
 use polylane_block::cache::pdc::{Admission, Region};
 use polylane_block::cache::{Cached, Mode, Road, Store};
 use polylane_block::device::{
-    BlockDevice, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
+    Allocation, BlockDevice, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
@@ -166,6 +166,26 @@ struct Flying {
 }
 
 /// Random requests on two roads, several in flight, writes with any admission, against a model.
+/// Dirty blocks take the cache's room, not the medium's; beside them a hole stays one.
+#[test]
+fn a_dirty_own_store_knows_the_holes_of_its_medium() {
+    let path = tempfile::NamedTempFile::new().expect("file").into_temp_path();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("open");
+    file.set_len(SECTORS * SECTOR_BYTES as u64).expect("size");
+    let (medium, _) = devices_on(&path, Way::Calls);
+    let store = OwnStore::new(medium, BYTES_MIN);
+    let waiter = Waiter::new(Cached::new(store.clone(), Mode::Writeback));
+    waiter.write(Sector(64), Buffer::copy_of(&[1; 8192]), false).expect("kept");
+    assert_eq!(store.allocation(Sector(0), 1024), (Allocation::Hole, 64));
+    assert_eq!(store.allocation(Sector(64), 1024), (Allocation::Data, 8));
+    assert_eq!(store.allocation(Sector(75), 1024), (Allocation::Data, 5));
+    assert_eq!(store.allocation(Sector(80), 512), (Allocation::Hole, 512));
+    waiter.flush().expect("flushed");
+    let (allocation, _) = store.allocation(Sector(64), 16);
+    assert_eq!(allocation, Allocation::Data, "the medium has it now");
+    assert_eq!(store.allocation(Sector(80), 8), (Allocation::Hole, 8));
+}
+
 /// Requests in flight together share blocks but no sector, so every answer is known.
 fn any_admission_agrees_with_a_model(store: Arc<dyn Store>, seed: u64, steps: usize) {
     const AREA: u64 = 4096;

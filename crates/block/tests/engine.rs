@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use polylane_block::device::{BlockDevice, Error, Op, Request, SECTOR_BYTES, Sector};
+use polylane_block::device::{Allocation, BlockDevice, Error, Op, Request, SECTOR_BYTES, Sector};
 use polylane_block::device::{Completion, Submitted};
 use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
@@ -144,6 +144,32 @@ fn a_stream_of_small_writes_finds_its_space_made_and_what_it_does_not_use_goes_b
     assert!(read[40 * 4096..].iter().all(|byte| *byte == 0));
     drop((waiter, engine));
     assert_eq!(all - disk.free_blocks(), 40, "blocks that were written, in whole chunks");
+}
+
+/// What a journal reserved keeps its space, whatever the unit makes around it.
+#[test]
+fn what_is_reserved_is_no_space_that_was_made_ahead() {
+    let file = file(Way::Calls, false);
+    let engine = Engine::open(file.clone(), Some(unit()), &options()).expect("open");
+    let surveyed = SECTORS / CHUNK_SECTORS / 8;
+    assert!(comes_true(|| engine.totals().translations >= surveyed));
+    let reserved = Sector(3 * CHUNK_SECTORS);
+    if engine.reserve(reserved, 8) == Err(Error::Unsupported) {
+        eprintln!("skipped: the host's file system reserves no space");
+        return;
+    }
+    let waiter = Waiter::new(engine.clone());
+    for at in 0..CHUNK_SECTORS / 8 * 2 {
+        waiter.write(Sector(at * 8), filled(8, 9), false).expect("write");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(comes_true(|| engine.totals().made_ahead >= 3), "{:?}", engine.totals());
+    let filled = || engine.allocation(reserved, 8) == (Allocation::Data, 8);
+    assert!(comes_true(filled), "the stream made the chunk's space");
+    engine.pause();
+    assert!(filled(), "what was reserved went back");
+    assert_eq!(engine.reserve(Sector(SECTORS - 1), u64::MAX), Err(Error::OutOfRange));
+    assert_eq!(engine.reserve(Sector(1 << 60), 1), Err(Error::OutOfRange));
 }
 
 /// Threads write, read and discard in each other's chunks while the unit makes space: a zero

@@ -211,12 +211,12 @@ impl BlockIo {
         let most = most.min(self.block_count - block.0);
         let (allocation, sectors) = self.waiter.device().allocation(sector, most * unit);
         let blocks = (sectors / unit).min(most);
-        if allocation == Allocation::Hole && blocks > 0 {
-            match self.waiter.device().reserve(sector, blocks * unit) {
-                Ok(()) => return Ok(blocks),
-                // Hosts refuse for many reasons. The zeros find out whether one matters.
-                Err(_) => {}
-            }
+        // Hosts refuse for many reasons. The zeros find out whether one matters.
+        if allocation == Allocation::Hole
+            && blocks > 0
+            && self.waiter.device().reserve(sector, blocks * unit).is_ok()
+        {
+            return Ok(blocks);
         }
         self.back(block, wanted, wanted)
     }

@@ -57,18 +57,36 @@ impl Pace {
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     pace: Pace,
+    under_way: AtomicU32,
+}
+
+/// Counts a sync, until it is dropped.
+struct UnderWay<'a>(&'a AtomicU32);
+
+impl<'a> UnderWay<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Relaxed);
+        UnderWay(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Syncs {
     /// Whether one is usually over sooner than another thread is woken, which would serve others
-    /// meanwhile.
+    /// meanwhile. While one is under way the next may wait for its commit, however large.
     pub(crate) fn are_quick(&self) -> bool {
-        self.pace.is_quick()
+        self.pace.is_quick() && self.under_way.load(Relaxed) == 0
     }
 
     /// Does one, and learns from it if it has something to write: how soon the others are over says
     /// nothing of it.
     pub(crate) fn of<T>(&self, writes: bool, sync: impl FnOnce() -> T) -> T {
+        let _under_way = UnderWay::new(&self.under_way);
         if writes { self.pace.of(sync) } else { sync() }
     }
 }
@@ -84,6 +102,17 @@ mod tests {
         assert!(!syncs.are_quick());
         (0..60).for_each(|_| syncs.of(true, || ()));
         assert!(syncs.are_quick());
+    }
+
+    #[test]
+    fn none_is_quick_beside_another() {
+        let syncs = Syncs::default();
+        (0..60).for_each(|_| syncs.of(true, || ()));
+        syncs.of(false, || assert!(!syncs.are_quick()));
+        assert!(syncs.are_quick());
+        let panics = std::panic::AssertUnwindSafe(|| syncs.of(false, || panic!("on purpose")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(syncs.are_quick(), "one that ended badly is no longer under way");
     }
 
     #[test]

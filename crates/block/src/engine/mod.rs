@@ -189,8 +189,19 @@ impl BlockDevice for Engine {
         self.lane.medium.allocation(sector, count)
     }
 
+    /// A change of the map like a write: what is reserved is no space that was made ahead, which
+    /// goes back unused. Where a translation thread is at work only a write waits for it.
     fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
-        self.lane.medium.reserve(sector, count)
+        let map = &self.lane.map;
+        let end = sector.0.checked_add(count).filter(|end| *end <= map.sectors_max());
+        let Some(end) = end.filter(|end| *end > sector.0) else { return Err(Error::OutOfRange) };
+        let chunks = map.chunks(&(sector.0..end));
+        if !map.enter(chunks.clone(), true) {
+            return Err(Error::Unsupported);
+        }
+        let reserved = self.lane.medium.reserve(sector, count);
+        map.leave(chunks);
+        reserved
     }
 
     fn forget(&self, sector: Sector, count: u64) {

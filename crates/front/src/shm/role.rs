@@ -92,7 +92,7 @@ impl Role {
             worker.takes_over(number);
         }
         if let Some(answer) = answer {
-            answer.send();
+            guarded(|| answer.send());
         }
         if let Some(worker) = &mut back {
             worker.has_waited_for(client);

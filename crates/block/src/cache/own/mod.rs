@@ -76,9 +76,14 @@ impl Store for OwnStore {
     }
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
-        match self.state.lock().is_clean() {
-            true => self.inner.allocation(sector, count),
-            false => (Allocation::Data, count),
+        // First the cache: what leaves it meanwhile is on the medium before.
+        let cached = self.state.lock().first_cached(&(sector.0..sector.0 + count));
+        match cached {
+            Some(cached) if cached.start <= sector.0 => {
+                (Allocation::Data, count.min(cached.end - sector.0))
+            }
+            Some(cached) => self.inner.allocation(sector, cached.start - sector.0),
+            None => self.inner.allocation(sector, count),
         }
     }
 

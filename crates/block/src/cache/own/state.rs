@@ -160,6 +160,19 @@ impl State {
         self.dirty_count == 0 && self.batches.is_empty()
     }
 
+    /// The sectors of the first block of `range` that is here and that the medium may not have.
+    pub(super) fn first_cached(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        if self.is_clean() || range.is_empty() {
+            return None;
+        }
+        let wanted = blocks(range);
+        let block = match wanted.end - wanted.start > self.index.len() as u64 {
+            true => self.index.keys().copied().filter(|block| wanted.contains(block)).min(),
+            false => wanted.into_iter().find(|block| self.index.contains_key(block)),
+        };
+        block.map(|block| block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS)
+    }
+
     /// Enough is dirty that somebody should write.
     pub(super) fn wants_sweep(&self) -> bool {
         self.dirty_count > self.frames_max / 8

@@ -40,6 +40,10 @@ const LARGEFILE: i32 = 0o100_000;
 /// Most dirty bytes of a file that a worker syncs while others wait for it.
 const SYNC_BYTES_MAX: u64 = 64 << 10;
 
+/// Most dirty bytes of a file that a worker's thread syncs at all. More take CPU time, too, and
+/// the thread runs where the one does that serves meanwhile.
+const AWAY_BYTES_MAX: u64 = 1 << 20;
+
 impl Call<'_> {
     pub(super) fn open(
         &mut self,
@@ -269,10 +273,12 @@ impl Call<'_> {
     /// Before a file is synced that `more` bytes are written to first: others are to be served
     /// meanwhile, unless it takes less than a wake-up, as on a fast medium.
     fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
-        let small = file.dirty_bytes() + more <= SYNC_BYTES_MAX;
-        match !self.may_block && small && self.session.connection.lane.syncs.are_quick() {
-            true => Ok(()),
-            false => self.device().map_err(|_| Failure::Wait),
+        let dirty = file.dirty_bytes() + more;
+        let quick = dirty <= SYNC_BYTES_MAX && self.session.connection.lane.syncs.are_quick();
+        match dirty {
+            _ if quick && !self.may_block => Ok(()),
+            ..=AWAY_BYTES_MAX => self.device().map_err(|_| Failure::Wait),
+            _ => self.device(),
         }
     }
 
