@@ -1,7 +1,8 @@
 //! A lane's tables, shared by its front ends.
 //!
-//! One [`Lane`] exists per service; several mounts of it share the tables. `fuse/` and `shm/` both serve it: what they must know
-//! of each other is here and nowhere else, and nothing here knows how either speaks.
+//! One [`Lane`] exists per service; several mounts of it share the tables. `fuse/` and `shm/` both
+//! serve it: what they must know of each other is here and nowhere else, and nothing here knows how
+//! either speaks.
 //!
 //! | module | what |
 //! |---|---|

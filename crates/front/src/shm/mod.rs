@@ -19,10 +19,10 @@
 //!
 //! # Threads
 //!
-//! One acceptor, one worker per core group, a few helpers. A worker waits for quick small syncs alone: the
-//! thread that waits for a device gives the worker's role to a follower, of which each group has a
-//! few. The
-//! acceptor waits for clients only; helpers wait for devices and for the kernel.
+//! One acceptor, one worker per core group, a few helpers. A worker waits for quick small syncs
+//! alone: the thread that waits for a device gives the worker's role to a follower, of which each
+//! group has a few. The acceptor waits for clients only; helpers wait for devices and for the
+//! kernel.
 //!
 //! # Locking
 //!
