@@ -25,6 +25,15 @@ pub struct Numbers {
     pub thread: u32,
 }
 
+/// A process that wants a session, and who it was when it connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Client<'a> {
+    /// Its number, as the service sees it.
+    pub pid: u32,
+    /// What the kernel keeps of its connection: the session is this one's.
+    pub identity: &'a Identity,
+}
+
 /// What is to be known of a process before it gets a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Looks {
@@ -36,12 +45,12 @@ pub struct Looks {
 
 impl Looks {
     /// Its number, if it may have a session as the tenant has. `EXDEV`: it has to show the lane's
-    /// root; `EACCES`: the kernel alone decides what it may do.
-    pub(crate) fn at_home(self) -> polylane_base::Result<u32> {
+    /// root. Of one that is apart the kernel alone decides what it may do.
+    pub(crate) fn at_home(self) -> Result<polylane_base::Result<u32>, Refusal> {
         match self.standing {
-            Standing::AtHome => Ok(self.number),
-            Standing::Elsewhere => Err(Errno::EXDEV),
-            Standing::Apart => Err(Errno::EACCES),
+            Standing::AtHome => Ok(Ok(self.number)),
+            Standing::Elsewhere => Ok(Err(Errno::EXDEV)),
+            Standing::Apart => Err(Refusal::Confined),
         }
     }
 }
@@ -109,12 +118,20 @@ pub enum Refusal {
     Processes,
     /// Nothing could be found out of it.
     Unknown,
+    /// It is another user, or of other groups, than when it connected, or its threads are.
+    Changed,
 }
 
 impl Refusal {
     /// All of them, as they are numbered.
-    pub const ALL: [Refusal; 5] =
-        [Refusal::Confined, Refusal::Mounts, Refusal::Users, Refusal::Processes, Refusal::Unknown];
+    pub const ALL: [Refusal; 6] = [
+        Refusal::Confined,
+        Refusal::Mounts,
+        Refusal::Users,
+        Refusal::Processes,
+        Refusal::Unknown,
+        Refusal::Changed,
+    ];
 
     /// Its name in statistics.
     pub fn name(self) -> &'static str {
@@ -124,17 +141,18 @@ impl Refusal {
             Refusal::Users => "users",
             Refusal::Processes => "processes",
             Refusal::Unknown => "unknown",
+            Refusal::Changed => "changed",
         }
     }
 }
 
 /// Looks at processes. Asked rarely; an answer may take a tenth of a millisecond.
 pub trait Witness: Send + Sync {
-    /// What the process `pid`, as the service sees it, is; `None` where it cannot tell.
-    fn look(&self, pid: u32) -> Option<Looks>;
+    /// What a client is, or why it has no session.
+    fn look(&self, client: Client<'_>) -> Result<Looks, Refusal>;
 
-    /// What the process sees of the lane, by what it shows, or why it has no session.
-    fn attach(&self, pid: u32, shows: &Shows<'_>) -> Result<Seen, Refusal>;
+    /// What a client sees of the lane, by what it shows, or why it has no session.
+    fn attach(&self, client: Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;

@@ -14,7 +14,7 @@ use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
 use polylane_front::lane::notifier;
 use polylane_front::lane::slots::{Token, Unbound};
-use polylane_front::witness::{Looks, Numbers, Refusal, Seen, Shows, Standing, Witness};
+use polylane_front::witness::{Client, Looks, Numbers, Refusal, Seen, Shows, Standing, Witness};
 use polylane_sys::scm::Identity;
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
@@ -554,11 +554,12 @@ const HOST_PID: u32 = 70_000;
 struct Threads(Range<u32>);
 
 impl Witness for Threads {
-    fn look(&self, pid: u32) -> Option<Looks> {
-        (pid == HOST_PID).then_some(Looks { number: PID, standing: Standing::AtHome })
+    fn look(&self, client: Client<'_>) -> Result<Looks, Refusal> {
+        let looks = Looks { number: PID, standing: Standing::AtHome };
+        (client.pid == HOST_PID).then_some(looks).ok_or(Refusal::Unknown)
     }
 
-    fn attach(&self, _: u32, _: &Shows<'_>) -> Result<Seen, Refusal> {
+    fn attach(&self, _: Client<'_>, _: &Shows<'_>) -> Result<Seen, Refusal> {
         Err(Refusal::Unknown)
     }
 

@@ -11,7 +11,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_front::lane::nodes::Place;
-use polylane_front::witness::{Looks, Refusal, Seen, Shows, Standing, Witness};
+use polylane_front::witness::{self, Looks, Refusal, Seen, Shows, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::owners::{Line, Owners};
 use polylane_sys::notice::Notice;
@@ -32,11 +32,12 @@ struct Elsewhere {
 }
 
 impl Witness for Elsewhere {
-    fn look(&self, pid: u32) -> Option<Looks> {
-        Some(Looks { number: pid, standing: Standing::Elsewhere })
+    fn look(&self, client: witness::Client<'_>) -> Result<Looks, Refusal> {
+        Ok(Looks { number: client.pid, standing: Standing::Elsewhere })
     }
 
-    fn attach(&self, pid: u32, shows: &Shows<'_>) -> Result<Seen, Refusal> {
+    fn attach(&self, client: witness::Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal> {
+        let pid = client.pid;
         let node = Some(self.node.load(Ordering::Relaxed)).filter(|node| *node != 0);
         let node = node.ok_or(Refusal::Mounts)?;
         let read_only = self.read_only.load(Ordering::Relaxed);

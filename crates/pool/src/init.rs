@@ -232,7 +232,7 @@ fn mount_kernel_fs(
     let lane = mounts::create(mounted.kind.name(), &parameters, attributes).map_err(|error| {
         Failure::because(&device, &format!("mount the {} on it", mounted.kind), error)
     })?;
-    link.send(&FromInit::Mounted, &[])
+    link.send(&FromInit::Mounted(None), &[])
         .map_err(|error| Failure::because("lane", "tell the supervisor of it", error))?;
     expect(link, ToInit::Serving)?;
     Ok(LaneMounts { lane, run_dir: None })
@@ -255,9 +255,14 @@ pub(crate) fn mount_lane(
     let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
         .map_err(|error| run_dir_failed(error.into()))?;
     let socket = listen_in(&run_dir).map_err(run_dir_failed)?;
+    // Nothing is asked of a service, which does not run yet.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(&fuse, "", flags, StatxFlags::empty())
+        .map_err(|error| Failure::because("lane", "look at its mount", error))?;
+    let (major, minor) = (stat.stx_dev_major, stat.stx_dev_minor);
     let mut fds = vec![socket.as_fd()];
     fds.extend(opened.then(|| device.as_fd()));
-    link.send(&FromInit::Mounted, &fds)
+    link.send(&FromInit::Mounted(Some((major, minor))), &fds)
         .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
     drop(device);
     expect(link, ToInit::Serving)?;

@@ -196,7 +196,7 @@ impl Tenant<'_> {
             }
             if told {
                 deadline = match self.link.receive() {
-                    Ok(Some((FromInit::Mounted, _))) => {
+                    Ok(Some((FromInit::Mounted(_), _))) => {
                         let _ = self.link.send(&ToInit::Serving, &[]);
                         deadline
                     }

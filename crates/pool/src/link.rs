@@ -32,8 +32,9 @@ pub(crate) enum ToInit {
 /// What the init tells the supervisor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromInit {
-    /// The FUSE mount exists. Comes with the listening socket and, rootless, the FUSE descriptor.
-    Mounted,
+    /// The mount exists; a FUSE mount on this device (major, minor). Comes with the listening
+    /// socket and, rootless, the FUSE descriptor.
+    Mounted(Option<(u32, u32)>),
     /// COMMAND has ended; what it left running is being killed.
     Ended,
     /// The init is the last process of the tenant; it syncs the lane and ends.
@@ -135,10 +136,10 @@ mod tests {
     fn messages_arrive_with_their_descriptors_and_the_end_is_seen() {
         let (one, other) = Link::pair().expect("pair");
         let file = std::fs::File::open("/dev/null").expect("/dev/null");
-        one.send(&FromInit::Mounted, &[file.as_fd()]).expect("send");
+        one.send(&FromInit::Mounted(Some((0, 40))), &[file.as_fd()]).expect("send");
         one.send(&ToInit::Signal(15), &[]).expect("send");
         let (message, fds) = other.receive::<FromInit>().expect("receive").expect("one");
-        assert_eq!((message, fds.len()), (FromInit::Mounted, 1));
+        assert_eq!((message, fds.len()), (FromInit::Mounted(Some((0, 40))), 1));
         let (message, fds) = other.receive::<ToInit>().expect("receive").expect("one");
         assert_eq!((message, fds.len()), (ToInit::Signal(15), 0));
         drop(one);

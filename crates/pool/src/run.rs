@@ -569,6 +569,7 @@ fn specify(
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         service_user: confine::own_user(),
         incarnation: 0,
+        device: None,
         fuse: None,
     }
 }

@@ -165,6 +165,10 @@ pub struct PoolSpec {
     pub service_user: Option<u32>,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
+    /// Device of the lane's mount, as in mountinfo; `None` until it is mounted, or where that could
+    /// not be read.
+    #[serde(default)]
+    pub device: Option<String>,
     /// What FUSE_INIT agreed on; `None` until it has.
     pub fuse: Option<Params>,
 }
@@ -241,6 +245,7 @@ mod tests {
             owner: (1, 2),
             service_user: Some(3),
             incarnation: 3,
+            device: Some("0:40".to_string()),
             fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),
         };
         let fd = spec.to_fd().expect("memfd");

@@ -126,7 +126,7 @@ impl Supervisor {
         if self.link.send(&ToInit::Begin, &[]).is_err() {
             return Ok(None);
         }
-        let Some((FromInit::Mounted, fds)) = self.next_from_init().map_err(failed)? else {
+        let Some((FromInit::Mounted(device), fds)) = self.next_from_init().map_err(failed)? else {
             return Ok(None);
         };
         let mut fds = fds.into_iter();
@@ -138,6 +138,8 @@ impl Supervisor {
         let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
         self.spec.fuse = Some(params);
+        // COMMAND, who may mount what it likes, does not run yet.
+        self.spec.device = device.map(|(major, minor)| format!("{major}:{minor}"));
         Ok(Some(Doors { fuse, socket }))
     }
 

@@ -12,6 +12,7 @@
 
 mod other_mounts;
 mod owners;
+mod status;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -22,7 +23,7 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_front::witness::{Looks, Refusal, Seen, Shows, Standing, Witness};
+use polylane_front::witness::{Client, Looks, Refusal, Seen, Shows, Standing, Witness};
 use polylane_ipc::owners::Owners;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use polylane_sys::scm::{self, Identity};
@@ -32,24 +33,32 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use self::other_mounts::OtherMounts;
+use self::status::{Status, THREADS_MAX};
 use crate::link::Link;
 use crate::mount_table::is_plain;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::spec::PoolSpec;
 
 /// How long an answer may take: this process reads a few small files.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// Most processes that are looked at for the first of a namespace.
+const PROCESSES_MAX: usize = 4096;
+
 /// Namespaces of process numbers lie in each other at most that deep (`MAX_PID_NS_LEVEL`).
 const NUMBERS_DEPTH_MAX: u32 = 32;
 
 /// What the service asks; with a connection, whose it is, and nothing else.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Question {
     /// Names the answer.
     number: u64,
     /// The process, as supervisor and service see it.
     pid: u32,
+    /// Who connected, by the same numbers as the answer to a connection has: it is to be that one
+    /// still.
+    #[serde(default)]
+    who: Option<Who>,
     /// This thread, as the tenant sees it: whether it is one of the process's. `None`: what the
     /// process is.
     thread: Option<u32>,
@@ -58,6 +67,9 @@ struct Question {
     #[serde(default)]
     attaches: bool,
 }
+
+/// User, group and other groups.
+type Who = (u32, u32, Vec<u32>);
 
 /// What the witness answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -78,7 +90,7 @@ struct Answer {
     sees: Option<Sees>,
     /// User, group and other groups of the other end of the connection.
     #[serde(default)]
-    identity: Option<(u32, u32, Vec<u32>)>,
+    identity: Option<Who>,
     /// Why it has no session by what it showed.
     #[serde(default)]
     refused: Option<Refusal>,
@@ -122,6 +134,8 @@ struct Tenant {
     lane: Vec<u8>,
     /// What was mounted there from the first.
     covered: Vec<Vec<u8>>,
+    /// The lane's device, as it was when it was mounted.
+    device: Option<String>,
     /// Its mounts, and whether the lane was plain when they were last read.
     mounts: Option<(File, bool)>,
     /// Mounts of processes that see the lane elsewhere.
@@ -132,7 +146,8 @@ impl Tenant {
     /// Of a pool whose first process is `init`.
     fn new(init: u32, spec: &PoolSpec) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
-        Tenant { init, lane, covered, mounts: None, others: OtherMounts::default() }
+        let (device, others) = (spec.device.clone(), OtherMounts::default());
+        Tenant { init, lane, covered, device, mounts: None, others }
     }
 
     /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed.
@@ -206,10 +221,10 @@ fn attend(mut tenant: Tenant, line: &Link) {
         let Ok(Some((question, fds))) = line.receive::<Question>() else { break };
         let mut shown = fds.iter().map(AsFd::as_fd);
         let sent = match shown.next() {
-            None => line.send(&answer(&mut tenant, question), &[]),
+            None => line.send(&answer(&mut tenant, &question), &[]),
             Some(root) if question.attaches => {
                 let shows = Shows { root, made: shown.next() };
-                let (answer, page) = attach(&mut tenant, question, &shows);
+                let (answer, page) = attach(&mut tenant, &question, &shows);
                 let page: Vec<_> = page.iter().map(AsFd::as_fd).collect();
                 line.send(&answer, &page)
             }
@@ -228,34 +243,62 @@ fn identify(socket: BorrowedFd<'_>, number: u64) -> Answer {
     Answer { identity, ..Answer::none(number) }
 }
 
-fn answer(tenant: &mut Tenant, question: Question) -> Answer {
-    let Question { number, pid, thread, .. } = question;
-    let none = Answer::none(number);
-    let Some(Both { first, it, depth }) = Both::of(tenant.init, pid) else { return none };
-    let Some(&seen) = it.numbers.get(depth) else { return none };
-    let has_thread = thread.is_some_and(|thread| {
-        let ids = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let statuses = ids.filter_map(|id: u32| Status::of(pid, id));
-        statuses.into_iter().any(|one| one.numbers.get(depth) == Some(&thread))
-    });
+/// A process as it is beside its tenant.
+fn answer(tenant: &mut Tenant, question: &Question) -> Answer {
+    let none = Answer::none(question.number);
+    match &question.who {
+        None => Answer { has_thread: has_thread(tenant.init, question), ..none },
+        Some(who) => match stands(tenant, question.pid, who) {
+            Ok((seen, apart, elsewhere)) => Answer { seen: Some(seen), apart, elsewhere, ..none },
+            Err(why) => Answer { refused: Some(why), ..none },
+        },
+    }
+}
+
+/// Whether the thread is one of the process, by their numbers in the tenant and here.
+fn has_thread(init: u32, question: &Question) -> bool {
+    let Some(thread) = question.thread else { return false };
+    let pid = question.pid;
+    let process = File::open(format!("/proc/{init}/ns/pid"))
+        .and_then(|namespace| ns::process_of(&namespace, thread));
+    match process {
+        Ok(process) => process == pid,
+        // A kernel that does not say it.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+            let depth = Status::of(init, init).map(|first| first.depth());
+            let all = status::threads(pid).take(THREADS_MAX);
+            let mut all = all.filter_map(|id| Status::of(pid, id));
+            depth.is_some_and(|depth| all.any(|one| one.numbers.get(depth) == Some(&thread)))
+        }
+        Err(_) => false,
+    }
+}
+
+/// The process's number as the tenant sees it, whether it is apart, and whether it is so by what it
+/// sees alone.
+fn stands(tenant: &mut Tenant, pid: u32, who: &Who) -> Result<(u32, bool, bool), Refusal> {
+    let Both { first, it } = Both::of(tenant.init, pid, who)?;
+    let seen = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
     let is_same = |which| is_same(which, pid, tenant.init);
     // The numbers of processes that it is told, of holders of locks, are the tenant's.
     let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
     let (other_owners, less) = (!is_same("ns/user"), it.is_less_than_its_user());
-    let confined = it.is_confined_beyond(&first);
+    let (confined, hidden) = (it.is_confined_beyond(&first), it.may_be_confined());
     // Asked last: it is for who is let in.
-    let plain = same && (thread.is_some() || tenant.is_plain());
-    let apart = other_owners || less || confined || !plain;
-    let elsewhere = !less && (other_owners || !plain) && thread.is_none();
-    Answer { seen: Some(seen), apart, elsewhere, has_thread, ..none }
+    let plain = same && tenant.is_plain();
+    let apart = other_owners || less || confined || hidden || !plain;
+    let elsewhere = !less && (other_owners || !plain || hidden && !confined);
+    Ok((seen, apart, elsewhere))
 }
 
 /// What a process sees of the lane that shows its root.
-fn attach(tenant: &mut Tenant, question: Question, shows: &Shows<'_>) -> (Answer, Option<OwnedFd>) {
-    let Question { number, pid, .. } = question;
-    let none = Answer::none(number);
-    match see(tenant, pid, shows) {
+fn attach(
+    tenant: &mut Tenant,
+    question: &Question,
+    shows: &Shows<'_>,
+) -> (Answer, Option<OwnedFd>) {
+    let none = Answer::none(question.number);
+    match see(tenant, question, shows) {
         Err(why) => (Answer { refused: Some(why), ..none }, None),
         Ok((as_tenant, sees, page)) => {
             let seen = Some(as_tenant);
@@ -266,9 +309,14 @@ fn attach(tenant: &mut Tenant, question: Question, shows: &Shows<'_>) -> (Answer
 
 /// The process's number as the tenant sees it, what it sees of the lane, and the page that tells of
 /// mounts there.
-fn see(tenant: &mut Tenant, pid: u32, shows: &Shows<'_>) -> Result<(u32, Sees, OwnedFd), Refusal> {
-    let init = tenant.init;
-    let Both { first, it, depth } = Both::of(init, pid).ok_or(Refusal::Unknown)?;
+fn see(
+    tenant: &mut Tenant,
+    question: &Question,
+    shows: &Shows<'_>,
+) -> Result<(u32, Sees, OwnedFd), Refusal> {
+    let (init, pid) = (tenant.init, question.pid);
+    let who = question.who.as_ref().ok_or(Refusal::Unknown)?;
+    let Both { first, it } = Both::of(init, pid, who)?;
     let other_numbers = !is_same("ns/pid", pid, init);
     // Of a namespace beside the tenant's no number is known.
     if other_numbers && !numbers_lie_below(pid, init) {
@@ -290,13 +338,13 @@ fn see(tenant: &mut Tenant, pid: u32, shows: &Shows<'_>) -> Result<(u32, Sees, O
     if confined && beside.is_none_or(|beside| it.is_confined_beyond(&beside)) {
         return Err(Refusal::Confined);
     }
-    let table = fs::read(format!("/proc/{init}/mountinfo")).map_err(|_| Refusal::Unknown)?;
-    let device = other_mounts::device_at(&table, &tenant.lane).ok_or(Refusal::Mounts)?;
-    let seen = tenant.others.see(pid, shows.root, &device).ok_or(Refusal::Mounts)?;
+    let confined = confined || it.may_be_confined();
+    let device = tenant.device.as_ref().ok_or(Refusal::Mounts)?;
+    let seen = tenant.others.see(pid, shows.root, device.as_bytes()).ok_or(Refusal::Mounts)?;
     let made = shows.made.and_then(|made| other_mounts::made_in(seen.mount, made));
     let (node, read_only) = (seen.node, seen.read_only);
     let sees = Sees { node, read_only, confined, made, other_numbers, owners };
-    let number = *it.numbers.get(depth).ok_or(Refusal::Processes)?;
+    let number = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
     Ok((number, sees, seen.page))
 }
 
@@ -320,13 +368,20 @@ fn numbers_lie_below(pid: u32, other: u32) -> bool {
 
 /// The first process of the namespace of process numbers that a process is in.
 fn first_beside(pid: u32) -> Option<Status> {
-    let all = fs::read_dir("/proc").ok()?.flatten();
-    let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    all.find_map(|other: u32| {
-        let status = Status::of(other, other)?;
-        let is_first = status.numbers.last() == Some(&1);
-        (is_first && is_same("ns/pid", pid, other)).then_some(status)
-    })
+    let namespace = File::open(format!("/proc/{pid}/ns/pid")).ok()?;
+    match ns::process_of(&namespace, 1) {
+        Ok(first) => Status::of(first, first),
+        // A kernel that does not say it.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+            let mut all = process::pids().take(PROCESSES_MAX);
+            all.find_map(|other: u32| {
+                let status = Status::of(other, other)?;
+                let is_first = status.numbers.last() == Some(&1);
+                (is_first && is_same("ns/pid", pid, other)).then_some(status)
+            })
+        }
+        Err(_) => None,
+    }
 }
 
 /// Whether two processes have the same namespace (`ns/KIND`) or the same `root`.
@@ -339,70 +394,17 @@ fn is_same(which: &str, pid: u32, other: u32) -> bool {
 struct Both {
     first: Status,
     it: Status,
-    /// How deep the tenant's namespace of process numbers lies.
-    depth: usize,
 }
 
 impl Both {
-    fn of(init: u32, pid: u32) -> Option<Both> {
-        let (first, it) = (Status::of(init, init)?, Status::of(pid, pid)?);
-        let depth = first.numbers.len().saturating_sub(1);
-        Some(Both { first, it, depth })
-    }
-}
-
-/// What `/proc/PID/task/TID/status` says.
-#[derive(Debug, Default)]
-struct Status {
-    /// The thread's numbers, from the reader's namespace inwards.
-    numbers: Vec<u32>,
-    no_new_privileges: u32,
-    seccomp: u32,
-    filters: u32,
-    /// Effective user and capabilities.
-    user: u32,
-    capabilities: u64,
-}
-
-/// Capabilities by which root may do with files what the service takes root to may: CHOWN,
-/// DAC_OVERRIDE, FOWNER, FSETID.
-const OVER_FILES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4;
-
-impl Status {
-    fn of(pid: u32, thread: u32) -> Option<Status> {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
-        Some(Status::parse(&text))
-    }
-
-    fn parse(text: &str) -> Status {
-        let field = |name: &str| {
-            let values = text.lines().find_map(|line| line.strip_prefix(name));
-            values.unwrap_or("").split_whitespace().filter_map(|word| word.parse().ok())
-        };
-        let first = |name| field(name).next().unwrap_or(0);
-        let capabilities = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
-        let capabilities = capabilities.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-        Status {
-            numbers: field("NSpid:").collect(),
-            no_new_privileges: first("NoNewPrivs:"),
-            seccomp: first("Seccomp:"),
-            filters: first("Seccomp_filters:"),
-            user: field("Uid:").nth(1).unwrap_or(0),
-            capabilities: capabilities.unwrap_or(0),
+    /// As they are now; the process is to be who connected.
+    fn of(init: u32, pid: u32, who: &Who) -> Result<Both, Refusal> {
+        let first = Status::of(init, init).ok_or(Refusal::Unknown)?;
+        let it = Status::of_all(pid)?;
+        match it.is(who) {
+            true => Ok(Both { first, it }),
+            false => Err(Refusal::Changed),
         }
-    }
-
-    /// Root without what makes root root.
-    fn is_less_than_its_user(&self) -> bool {
-        self.user == 0 && self.capabilities & OVER_FILES != OVER_FILES
-    }
-
-    /// A process that may gain no privileges may have given up others by Landlock, of which nothing
-    /// is shown.
-    fn is_confined_beyond(&self, other: &Status) -> bool {
-        self.no_new_privileges > other.no_new_privileges
-            || self.seccomp > other.seccomp
-            || self.filters > other.filters
     }
 }
 
@@ -412,6 +414,15 @@ enum Shown<'a> {
     Attaches(&'a Shows<'a>),
     /// A client's connection.
     Connection(BorrowedFd<'a>),
+}
+
+/// What is asked about.
+enum About<'a> {
+    /// The connection that comes with the question.
+    Connection,
+    /// A process, and a thread by its number in the tenant.
+    Thread(u32, u32),
+    Client(Client<'a>),
 }
 
 /// The service's end.
@@ -431,13 +442,17 @@ impl Asker {
     }
 
     /// `None`: no witness answers, from now on.
-    fn ask(
-        &self,
-        pid: u32,
-        thread: Option<u32>,
-        shown: Option<Shown<'_>>,
-    ) -> Option<(Answer, Vec<OwnedFd>)> {
+    fn ask(&self, about: About<'_>, shown: Option<Shown<'_>>) -> Option<(Answer, Vec<OwnedFd>)> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
+        let (pid, thread, who) = match about {
+            About::Connection => (0, None, None),
+            About::Thread(pid, thread) => (pid, Some(thread), None),
+            About::Client(Client { pid, identity: Identity { uid, gid, groups } }) => {
+                // Groups that fill a message more are told of nobody.
+                let groups = Some(groups).filter(|groups| groups.len() <= GROUPS_MAX)?;
+                (pid, None, Some((*uid, *gid, groups.clone())))
+            }
+        };
         let mut line = self.link.lock();
         let link = line.as_ref()?;
         let attaches = matches!(shown, Some(Shown::Attaches(_)));
@@ -446,7 +461,7 @@ impl Asker {
             Some(Shown::Attaches(shows)) => shows.all().collect(),
             Some(Shown::Connection(socket)) => vec![socket],
         };
-        let asked = link.send(&Question { number, pid, thread, attaches }, &fds);
+        let asked = link.send(&Question { number, pid, who, thread, attaches }, &fds);
         let answer = asked.and_then(|()| link.receive::<Answer>());
         match answer {
             Ok(Some((answer, fds))) if answer.number == number => Some((answer, fds)),
@@ -460,19 +475,20 @@ impl Asker {
 }
 
 impl Witness for Asker {
-    fn look(&self, pid: u32) -> Option<Looks> {
-        let (answer, _) = self.ask(pid, None, None)?;
+    fn look(&self, client: Client<'_>) -> Result<Looks, Refusal> {
+        let (answer, _) = self.ask(About::Client(client), None).ok_or(Refusal::Unknown)?;
         let standing = match (answer.apart, answer.elsewhere) {
             (false, _) => Standing::AtHome,
             (true, true) => Standing::Elsewhere,
             (true, false) => Standing::Apart,
         };
-        Some(Looks { number: answer.seen?, standing })
+        let number = answer.seen.ok_or(answer.refused.unwrap_or(Refusal::Unknown))?;
+        Ok(Looks { number, standing })
     }
 
-    fn attach(&self, pid: u32, shows: &Shows<'_>) -> Result<Seen, Refusal> {
-        let (answer, mut fds) =
-            self.ask(pid, None, Some(Shown::Attaches(shows))).ok_or(Refusal::Unknown)?;
+    fn attach(&self, client: Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal> {
+        let shown = Some(Shown::Attaches(shows));
+        let (answer, mut fds) = self.ask(About::Client(client), shown).ok_or(Refusal::Unknown)?;
         let told = answer.seen.zip(answer.sees).zip(fds.pop());
         let ((number, sees), notice) =
             told.ok_or_else(|| answer.refused.unwrap_or(Refusal::Unknown))?;
@@ -483,14 +499,14 @@ impl Witness for Asker {
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {
-        self.ask(pid, Some(thread), None).is_some_and(|(answer, _)| answer.has_thread)
+        self.ask(About::Thread(pid, thread), None).is_some_and(|(answer, _)| answer.has_thread)
     }
 
     fn identity(&self, socket: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>> {
         if !self.own_ids {
             return Ok(None);
         }
-        let answer = self.ask(0, None, Some(Shown::Connection(socket)));
+        let answer = self.ask(About::Connection, Some(Shown::Connection(socket)));
         let identity = answer.and_then(|(answer, _)| answer.identity);
         let (uid, gid, groups) = identity.ok_or(Errno::EACCES)?;
         Ok(Some(Identity { uid, gid, groups }))
@@ -515,11 +531,15 @@ mod tests {
         let (stop, line) = (own.as_fd().try_clone_to_owned().unwrap(), own);
         // Where nothing but the root is mounted, or can be.
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
-        let tenant = Tenant { init: me, lane, covered: everything(), mounts: None, others };
+        let (covered, device) = (everything(), None);
+        let tenant = Tenant { init: me, lane, covered, device, mounts: None, others };
         let witness = std::thread::spawn(move || attend(tenant, &line));
         let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
-        let looks = asker.look(me).unwrap();
+        let (connected, _other) = scm::pair().unwrap();
+        let identity = scm::identity(&connected).unwrap();
+        let look = |pid, identity: &Identity| asker.look(Client { pid, identity });
+        let looks = look(me, &identity).unwrap();
         assert!(
             looks.number == me
                 && (looks == Looks { number: me, standing: Standing::AtHome } || is_root)
@@ -534,43 +554,27 @@ mod tests {
         let thread = told.recv().unwrap();
         assert!(asker.has_thread(me, thread));
         assert!(!asker.has_thread(parent, thread) && !asker.has_thread(me, parent));
-        assert_eq!(asker.look(0), None);
-        let (connected, _other) = scm::pair().unwrap();
+        assert_eq!(look(0, &identity), Err(Refusal::Unknown));
+        let mut other = identity.clone();
+        other.groups.push(123_456);
+        let ids = (identity.uid + 1, identity.gid + 1);
+        for other in [
+            Identity { uid: ids.0, ..identity.clone() },
+            Identity { gid: ids.1, ..identity.clone() },
+            other,
+        ] {
+            assert_eq!(look(me, &other), Err(Refusal::Changed), "{other:?}");
+        }
         let told = asker.identity(connected.as_fd()).unwrap();
-        assert_eq!(told, Some(scm::identity(&connected).unwrap()), "a user has one number here");
+        assert_eq!(told, Some(identity.clone()), "a user has one number here");
         let (file, _) = std::io::pipe().unwrap();
         assert_eq!(asker.identity(file.as_fd()), Err(Errno::EACCES), "no connection");
         drop(end);
         rustix::net::shutdown(&stop, rustix::net::Shutdown::Both).unwrap();
         witness.join().unwrap();
         // Without an answer no thread is known to be of the process.
-        assert_eq!((asker.look(me), asker.has_thread(me, me)), (None, false));
+        assert_eq!(look(me, &identity), Err(Refusal::Unknown));
+        assert!(!asker.has_thread(me, me));
         assert_eq!(asker.identity(connected.as_fd()), Err(Errno::EACCES));
-    }
-
-    #[test]
-    fn root_without_its_capabilities_is_less_than_its_user() {
-        let status = |uid: &str, caps: &str| {
-            Status::parse(&format!("Uid:\t5\t{uid}\t5\t5\nCapEff:\t{caps}\n"))
-        };
-        assert!(!status("0", "000001ffffffffff").is_less_than_its_user());
-        assert!(!status("0", "00000000a80425fb").is_less_than_its_user(), "as containers have");
-        assert!(status("0", "000001fffffffffd").is_less_than_its_user(), "no DAC_OVERRIDE");
-        assert!(status("0", "0000000000000000").is_less_than_its_user());
-        assert!(!status("1000", "0000000000000000").is_less_than_its_user());
-    }
-
-    #[test]
-    fn who_is_confined_beyond_the_init_is_known_by_its_status() {
-        let plain = "Name:\tx\nNSpid:\t400\t7\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n";
-        let first = Status::parse(plain);
-        assert_eq!(first.numbers, [400, 7]);
-        assert!(!Status::parse(plain).is_confined_beyond(&first));
-        for (field, value) in [("NoNewPrivs:\t0", "NoNewPrivs:\t1"), ("filters:\t0", "filters:\t2")]
-        {
-            let other = Status::parse(&plain.replace(field, value));
-            assert!(other.is_confined_beyond(&first), "{value}");
-            assert!(!other.is_confined_beyond(&other), "{value}: so is the init");
-        }
     }
 }

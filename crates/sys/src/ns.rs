@@ -86,6 +86,24 @@ pub fn parent_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
     }
 }
 
+/// The process that a thread is of, which has that number in a namespace of process numbers; by
+/// its number in the caller's.
+///
+/// # Errors
+/// `ESRCH`: there is no such thread, or it has no number here; `ENOTTY` before Linux 6.11.
+pub fn process_of(namespace: impl AsFd, thread: u32) -> io::Result<u32> {
+    /// `NS_GET_TGID_FROM_PIDNS`
+    const GET_PROCESS: u64 = 0x8004_b707;
+    // SAFETY: its argument is a number, and it writes nothing.
+    let found =
+        unsafe { libc::ioctl(namespace.as_fd().as_raw_fd(), GET_PROCESS as _, u64::from(thread)) };
+    match found {
+        1.. => Ok(found.cast_unsigned()),
+        0 => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Which side of a fork this is.
 #[derive(Debug)]
 pub enum Fork {

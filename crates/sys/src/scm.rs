@@ -204,16 +204,23 @@ fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// Before Linux 6.5 the pidfd is opened by number, which races with the reuse of the number;
-/// callers that need certainty compare the start time.
+/// callers that need certainty compare the start time. A kernel that knows the option and has no
+/// pidfd says that the process is gone (`ESRCH`, `EINVAL`): its number may be another's by then.
 fn peer_pidfd(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Option<OwnedFd> {
     let mut fd: libc::c_int = -1;
     // SAFETY: SO_PEERPIDFD fills one int with a new descriptor, close-on-exec.
     let asked = unsafe { getsockopt(socket, SO_PEERPIDFD, std::slice::from_mut(&mut fd)) };
-    if asked.is_ok() && fd >= 0 {
+    match asked {
         // SAFETY: the kernel just gave us this descriptor.
-        return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(_) if fd >= 0 => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
+        Err(why) => by_number(why, pid),
+        Ok(_) => None,
     }
-    let pid = rustix::process::Pid::from_raw(pid)?;
+}
+
+/// The pidfd of a number, where the kernel gives none for a connection: `why` not.
+fn by_number(why: Errno, pid: libc::pid_t) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid).filter(|_| why == Errno(libc::ENOPROTOOPT))?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
@@ -265,6 +272,15 @@ mod tests {
         drop(left);
         assert_eq!(receive(&right, &mut buffer).unwrap().count, 0);
         assert_eq!(send(&right, b"x", &[]).unwrap_err(), Errno::EPIPE);
+    }
+
+    #[test]
+    fn a_number_stands_for_a_peer_only_where_the_kernel_knows_no_pidfds_of_peers() {
+        let me = std::process::id().cast_signed();
+        assert!(by_number(Errno(libc::ENOPROTOOPT), me).is_some());
+        for why in [Errno::ESRCH, Errno::EINVAL, Errno::ENODATA, Errno::EMFILE] {
+            assert!(by_number(why, me).is_none(), "{why}");
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
 use super::record::{self, Record};
 use super::tag::{TAG_SLOT_PAGES, clear_tag, set_tag};
-use crate::witness::{Numbers, Threads, Witness};
+use crate::witness::{Client, Looks, Numbers, Refusal, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -438,10 +438,14 @@ impl SlotTable {
     /// What a process is that wants a session; without a witness it is what it seems. `EACCES`: the
     /// kernel alone decides what it may do, so it has none. `EXDEV`: it has to show
     /// the lane's root.
-    pub(crate) fn admit(&self, pid: u32) -> Result<Numbers> {
+    pub(crate) fn admit(&self, client: Client<'_>, refused: impl Fn(Refusal)) -> Result<Numbers> {
+        let pid = client.pid;
         let Some(witness) = self.witness.get() else { return Ok(Numbers { pid, thread: pid }) };
-        let thread = witness.look(pid).ok_or(Errno::EACCES)?.at_home()?;
-        Ok(Numbers { pid, thread })
+        let standing = witness.look(client).and_then(Looks::at_home).map_err(|why| {
+            refused(why);
+            Errno::EACCES
+        });
+        Ok(Numbers { pid, thread: standing?? })
     }
 
     /// Starts a session of a process: from now on its token makes slots. `groups` are the

@@ -45,7 +45,7 @@ use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
 use crate::lane::{Attached, Lane};
-use crate::witness::{self, Numbers, Refusal, Seen, Shows};
+use crate::witness::{self, Client, Numbers, Seen, Shows};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -115,12 +115,13 @@ impl View {
 
     /// By the root that it opened, which is at `path` to it. `EROFS`: it may write there only if
     /// it also shows that it can.
-    fn of(around: &Around, pid: u32, shown: &[OwnedFd], path: Vec<u8>) -> Result<View> {
+    fn of(around: &Around, client: Client<'_>, shown: &[OwnedFd], path: Vec<u8>) -> Result<View> {
+        let pid = client.pid;
         let lane = &around.lane;
         let mut fds = shown.iter().map(AsFd::as_fd);
         let shows = Shows { root: fds.next().ok_or(Errno::EPROTO)?, made: fds.next() };
         let witness = lane.slots.witness.get().ok_or(Errno::EACCES)?;
-        let seen = witness.attach(pid, &shows).map_err(|why| {
+        let seen = witness.attach(client, &shows).map_err(|why| {
             around.views.refused(why);
             Errno::EACCES
         })?;
@@ -317,17 +318,18 @@ impl Acceptor {
         shown: &[OwnedFd],
     ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
-        let Peer { pid, identity: Identity { uid, gid, groups }, pidfd } = peer;
+        let Peer { pid, identity, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
+        let client = Client { pid, identity: &identity };
         let View { thread, attachment, other_numbers, told } = match shown {
-            [_, ..] => View::of(&around, pid, shown, hello.mount)?,
+            [_, ..] => View::of(&around, client, shown, hello.mount)?,
             [] if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
-            [] => View::at_home(around.lane.slots.admit(pid).inspect_err(|errno| {
-                if *errno == Errno::EACCES {
-                    around.views.refused(Refusal::Confined);
-                }
-            })?),
+            [] => {
+                let refused = |why| around.views.refused(why);
+                View::at_home(around.lane.slots.admit(client, refused)?)
+            }
         };
+        let Identity { uid, gid, groups } = identity;
         let numbers = Numbers { pid, thread };
         if is_readable(&process.pidfd) {
             // Another one may have been looked at.

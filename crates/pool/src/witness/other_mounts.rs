@@ -16,7 +16,7 @@ use polylane_sys::notice::Notice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::mount_table::{below, escaped};
+use crate::mount_table::below;
 
 /// Most mounts that are watched; processes of one more have no session.
 const WATCHED_MAX: usize = 1024;
@@ -51,6 +51,10 @@ impl<'a> Mount<'a> {
         table.split(|&byte| byte == b'\n').filter_map(Mount::of)
     }
 
+    fn is_lane(&self) -> bool {
+        self.kind == b"fuse.polylane"
+    }
+
     fn has(&self, option: &[u8]) -> bool {
         let mut all = self.options.split(|&byte| byte == b',');
         let mut whole = self.whole.split(|&byte| byte == b',');
@@ -58,17 +62,11 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The device of the lane that is mounted at `lane`: of the first mount there.
-pub(super) fn device_at(table: &[u8], lane: &[u8]) -> Option<Vec<u8>> {
-    let lane = escaped(lane);
-    let is_lane = |mount: &Mount<'_>| mount.place == lane && mount.kind.starts_with(b"fuse");
-    Mount::all(table).find(is_lane).map(|mount| mount.device.to_vec())
-}
-
 /// Whether the mount of that number, in a table, is read-only; `None`: it is none of the device, or
 /// something is mounted in it.
 fn read_only(table: &[u8], id: i32, device: &[u8]) -> Option<bool> {
-    let own = Mount::all(table).find(|mount| mount.id == id && mount.device == device)?;
+    let own = Mount::all(table).find(|mount| (mount.id, mount.device) == (id, device))?;
+    let own = Some(own).filter(Mount::is_lane)?;
     let covers = |mount: &Mount<'_>| {
         let place = below(mount.place, own.place);
         mount.parent == id && place != Some(RESERVED_DIR.as_bytes())
@@ -227,12 +225,12 @@ mod tests {
 
     #[test]
     fn a_mount_is_known_by_its_number_and_device() {
-        let device = device_at(TABLE.as_bytes(), b"/l ane").unwrap();
-        assert_eq!(device, b"0:40");
-        let look = |table: &str, id| read_only(table.as_bytes(), id, &device);
+        let look = |table: &str, id| read_only(table.as_bytes(), id, b"0:40");
         assert_eq!(look(TABLE, 30), Some(false), ".polylane alone is mounted in it");
         assert_eq!(look(TABLE, 32), Some(true));
         assert_eq!((look(TABLE, 33), look(TABLE, 34)), (None, None), "another's, none");
+        let other = TABLE.replace("fuse.polylane mem rw\n", "fuse.x mem rw\n");
+        assert_eq!(look(&other, 32), None, "of the device, and no lane");
         assert_eq!(look(&TABLE.replace("mem rw,user", "mem ro,user"), 30), Some(true));
         assert_eq!(look(&TABLE.replace("rw,nosuid", "rw,nosymfollow"), 30), None);
         for place in ["/data/sub", "/data", "/data/.polylane2"] {
