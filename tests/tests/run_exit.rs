@@ -161,7 +161,7 @@ fn a_pool_name_is_used_once() {
 }
 
 #[test]
-fn later_commands_and_completions() {
+fn commands_without_their_words_and_completions() {
     let polylane = |words: &[&str]| {
         let output = std::process::Command::new(polylane_tests::binary())
             .args(words)

@@ -37,8 +37,13 @@ const ROOMS: &[Room] = &[
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
     room("daemon", &["base", "sys"], &[]),
-    room("polylane", &["base", "sys", "volume", "pool", "image", "bench", "daemon"], &["testkit"]),
-    room("tests", &["base"], &["base", "front", "testkit"]),
+    room("engine", &["base", "sys", "volume", "pool", "image"], &[]),
+    room(
+        "polylane",
+        &["base", "sys", "volume", "pool", "image", "engine", "bench", "daemon"],
+        &["testkit"],
+    ),
+    room("tests", &["base"], &["base", "front", "ipc", "testkit"]),
     room("xtask", &[], &[]),
 ];
 

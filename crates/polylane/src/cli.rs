@@ -48,6 +48,9 @@ pub(crate) enum Command {
     /// Import, list, export and remove container images
     #[command(subcommand)]
     Image(crate::image::ImageCommand),
+    /// Run containers of images, their files on lanes of their own, by the host's OCI runtime
+    #[command(subcommand)]
+    Container(crate::container::ContainerCommand),
     /// Print what gives a process or a container the fast way into the lane at PATH
     Env(crate::lane_env::EnvArgs),
     /// Keep pools and mounts as configuration files say, and serve an HTTP interface to them

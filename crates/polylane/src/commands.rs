@@ -17,7 +17,7 @@ use polylane_pool::{run, service, stats};
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::lane_args::{LaneArg, SourceArg};
 use crate::print::{print, print_json};
-use crate::{attach, bench, daemon, image, lane_env, mount, pool, top, volume};
+use crate::{attach, bench, container, daemon, image, lane_env, mount, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -34,6 +34,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Pool(command) => pool::execute(command),
         Command::Exec(arguments) => pool::exec(&arguments),
         Command::Image(command) => image::execute(command),
+        Command::Container(command) => container::execute(command),
         Command::Env(arguments) => lane_env::execute(&arguments),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Daemon(arguments) => daemon::execute(arguments),
@@ -74,6 +75,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         preload: !arguments.no_preload,
         suid: arguments.suid,
         privileged: arguments.privileged,
+        covered: Vec::new(),
         command: arguments.command,
     })
 }

@@ -8,12 +8,12 @@ mod attach;
 mod bench;
 mod cli;
 mod commands;
+mod container;
 mod daemon;
 mod helper;
 mod image;
 mod lane_args;
 mod lane_env;
-mod later;
 mod mount;
 mod pool;
 mod print;
@@ -37,10 +37,6 @@ fn main() -> ExitCode {
             say(line);
             return ExitCode::from(USAGE);
         }
-    }
-    if let Some(line) = later::refusal(&arguments) {
-        say(line);
-        return ExitCode::from(USAGE);
     }
     let cli = match parse(arguments) {
         Ok(cli) => cli,

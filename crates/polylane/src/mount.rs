@@ -1,6 +1,7 @@
 //! `polylane mount` and `umount`: lanes that outlive the command.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -49,6 +50,9 @@ pub(crate) struct MountArgs {
     /// Let set-user-ID programs in the lane change the user
     #[arg(long, requires = "source")]
     suid: bool,
+    /// A path from the lane's root where whoever uses the lane mounts something else
+    #[arg(long, value_name = "PATH", requires = "source", hide = true)]
+    covered: Vec<OsString>,
     /// FUSE only: no preload library in PATH/.polylane
     #[arg(long, requires = "source")]
     no_preload: bool,
@@ -124,6 +128,7 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         qos: arguments.qos.as_deref().and_then(Policy::named),
         preload: !arguments.no_preload,
         suid: arguments.suid,
+        covered: arguments.covered.into_iter().map(OsString::into_vec).collect(),
         // The mount's own source and path stand for these.
         ..RunOptions::new(Source::Mem, Vec::new())
     })

@@ -129,6 +129,9 @@ pub struct RunOptions {
     pub suid: bool,
     /// COMMAND in a root file system keeps all rights of the caller.
     pub privileged: bool,
+    /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
+    /// something else. The library leaves them to the kernel, and has the fast way beside them.
+    pub covered: Vec<Vec<u8>>,
     /// COMMAND and its arguments.
     pub command: Vec<OsString>,
 }
@@ -155,6 +158,7 @@ impl RunOptions {
             preload: true,
             suid: false,
             privileged: false,
+            covered: Vec::new(),
             command,
         }
     }
@@ -555,6 +559,7 @@ fn specify(
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());
+    let covered = covered.chain(options.covered.iter().cloned());
     PoolSpec {
         name: name.as_str().to_string(),
         backing,

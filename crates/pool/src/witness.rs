@@ -146,7 +146,8 @@ impl Tenant {
     /// Of a pool whose first process is `init`.
     fn new(init: u32, spec: &PoolSpec) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
-        let (device, others) = (spec.device.clone(), OtherMounts::default());
+        let device = spec.device.clone();
+        let others = OtherMounts::beside(covered.clone());
         Tenant { init, lane, covered, device, mounts: None, others }
     }
 

@@ -377,11 +377,8 @@ impl Acceptor {
             plan: session.connection.channel.plan(),
             attributes: self.around.lane.vfs.character().attributes,
             attached: notice.is_some(),
-            covered: match notice {
-                None => self.around.config.covered.clone(),
-                // Nothing is mounted there, and its root may be another.
-                Some(_) => Vec::new(),
-            },
+            // Where the root is another, the kernel is asked for some paths that it need not be.
+            covered: self.around.config.covered.clone(),
             owners,
         };
         let pulse = self.beats.then(|| self.around.pulse.fd());

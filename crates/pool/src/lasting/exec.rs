@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use polylane_volume as volume;
 
 use super::env::{self, LaneEnv};
+use super::mount::POOL_DEFAULT;
 use super::tables::Tables;
 use crate::cgroup::Leaf;
 use crate::failure::{Failure, Result};
@@ -27,19 +28,12 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
     let Some((name, arguments)) = command.split_first() else {
         return Err(Failure::usage("no COMMAND: write it after '--'"));
     };
-    let dir = names::runtime_dir();
-    let (lane, groups) = {
+    let lane = {
         // 'pool rm' does not get in between.
-        let tables = Tables::lock(&dir)?;
-        let record = PoolRecord::expect(&volume::state_dir()?, pool)?;
-        let mut groups = record.groups();
-        groups.create();
-        groups.attach(std::process::id(), Leaf::Tenant);
-        let cpus = run::pool_cpus(record.cpus.as_ref())?;
-        run::pin(&cpus)?;
-        (lane(&tables, pool)?, groups)
+        let tables = Tables::lock(&names::runtime_dir())?;
+        join(&PoolRecord::expect(&volume::state_dir()?, pool)?)?;
+        lane(&tables, pool)?
     };
-    groups.say_not_enforced();
     let mut program = std::process::Command::new(name);
     program.args(arguments);
     if let Some(lane) = lane {
@@ -47,6 +41,32 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
     }
     let error = program.exec();
     Ok(init::say_not_started(name, &error))
+}
+
+/// Has this process, and those that it starts, count as the pool's; `None`: lanes' own pool. False:
+/// it was not made, and has no groups.
+///
+/// # Errors
+/// One line: no such pool.
+pub fn enter(pool: Option<&str>) -> Result<bool> {
+    let _tables = Tables::lock(&names::runtime_dir())?;
+    let state = volume::state_dir()?;
+    let record = match pool {
+        Some(pool) if pool != POOL_DEFAULT => Some(PoolRecord::expect(&state, pool)?),
+        _ => PoolRecord::load(&state, POOL_DEFAULT)?,
+    };
+    record.as_ref().map_or(Ok(()), join)?;
+    Ok(record.is_some())
+}
+
+/// Enters the pool's groups and CPUs; the caller holds the lock of the tables.
+fn join(record: &PoolRecord) -> Result<()> {
+    let mut groups = record.groups();
+    groups.create();
+    groups.attach(std::process::id(), Leaf::Tenant);
+    run::pin(&run::pool_cpus(record.cpus.as_ref())?)?;
+    groups.say_not_enforced();
+    Ok(())
 }
 
 /// The lane whose fast way COMMAND gets: that of the working directory, else the pool's only one.

@@ -39,7 +39,7 @@ mod tables;
 mod umount;
 
 pub use env::{LaneEnv, env};
-pub use exec::exec;
+pub use exec::{enter, exec};
 pub use info::{idle_pools, info};
 pub use list::list;
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};

@@ -1,0 +1,500 @@
+//! A container: found by its name, its state, its making and its removal.
+//!
+//! Each step leaves what the next command can use or remove:
+//!
+//! | command | steps |
+//! |---|---|
+//! | `create` | directory, record that says `making`, image held, record that says `ready` |
+//! | `start` | lanes, configuration, runtime |
+//! | `rm` | record that says `removing`, runtime's state, lanes, image released, files |
+//!
+//! After a kill any later command removes what says `making` or `removing`, and the next `start` or
+//! `rm` clears lanes and a runtime's state.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use polylane_image::Store;
+use polylane_pool::failure::{Failure, Result};
+use polylane_pool::{lasting, names};
+use serde_json::Value;
+
+use crate::lane;
+use crate::place::{self, Lock, Place};
+use crate::record::{Exit, Mount, Network, Record, Stage, VERSION};
+use crate::runtime::{self, Runtime};
+
+/// Longest name of a container, in bytes: as long as a host name may be.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Fewest digits by which a container is found.
+const DIGITS_MIN: usize = 4;
+
+/// Least memory of a container.
+const MEMORY_BYTES_MIN: u64 = 6 << 20;
+
+/// How long a container that was killed may take until it is cleared up.
+pub(crate) const END_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// What a container is to be.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Wanted {
+    /// The image: its name, or first digits of its identity.
+    pub image: String,
+    /// Arguments; none: the image's.
+    pub command: Vec<String>,
+    /// What is executed with them, in place of the image's; an empty text: they are all.
+    pub entrypoint: Option<String>,
+    /// Its name; made up when absent.
+    pub name: Option<String>,
+    /// Pool of its lanes and processes.
+    pub pool: Option<String>,
+    /// NAME=VALUE, or NAME for the caller's value.
+    pub env: Vec<String>,
+    /// Working directory in place of the image's.
+    pub workdir: Option<String>,
+    /// USER[:GROUP] in place of the image's.
+    pub user: Option<String>,
+    /// Its host name; its name when absent.
+    pub hostname: Option<String>,
+    /// Its network.
+    pub network: Network,
+    /// Thousandths of a CPU.
+    pub cpus: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    /// Bytes of its own volume.
+    pub size: Option<u64>,
+    /// What it sees besides its image.
+    pub mounts: Vec<Mount>,
+    /// The runtime: a name or a path.
+    pub runtime: Option<String>,
+    /// Its processes are without the library.
+    pub no_preload: bool,
+    /// A terminal for its first process.
+    pub terminal: bool,
+    /// It reads the caller's standard input.
+    pub interactive: bool,
+    /// It is removed when it ends.
+    pub remove: bool,
+}
+
+/// What a container does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It was never started.
+    Created,
+    /// Its first process has this number.
+    Running(u32),
+    /// It ended with this status; `None`: whoever waited for it was killed.
+    Exited(Option<u8>),
+}
+
+/// A container of this host.
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub(crate) place: Place,
+    /// What was asked for.
+    pub record: Record,
+}
+
+/// All containers, by their names. What commands that were killed have left is removed.
+///
+/// # Errors
+/// A record cannot be read.
+pub fn all() -> Result<Vec<Container>> {
+    let dir = place::all_dir()?;
+    let mut all = Vec::new();
+    for id in place::ids(&dir)? {
+        let place = Place::of(&dir, &id);
+        match place.read::<Record>("record.json")? {
+            Some(record) if record.stage == Stage::Ready => all.push(Container { place, record }),
+            record => clear_left(&place, &id, record)?,
+        }
+    }
+    place::clear_new(&dir)?;
+    all.sort_by(|one, other| one.record.name.cmp(&other.record.name));
+    Ok(all)
+}
+
+/// Removes what a killed `create` or `rm` has left, unless the command lives.
+fn clear_left(place: &Place, id: &str, record: Option<Record>) -> Result<()> {
+    if !place.dir().exists() {
+        return Ok(());
+    }
+    let Ok(Some(_lock)) = place.try_lock() else { return Ok(()) };
+    // It may have been finished meanwhile.
+    let now = place.read::<Record>("record.json")?;
+    match now.or(record) {
+        Some(record) if record.stage == Stage::Ready => Ok(()),
+        Some(record) => Container { place: place.clone(), record }.remove_all(true),
+        None => {
+            store()?.release(id).map_err(failed)?;
+            place.remove()
+        }
+    }
+}
+
+pub(crate) fn store() -> Result<Store> {
+    Ok(Store::in_state(&polylane_volume::state_dir()?))
+}
+
+pub(crate) fn failed(error: polylane_image::Error) -> Failure {
+    Failure::failed(error.to_string())
+}
+
+/// Now, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Container {
+    /// The container of that name, or whose identity begins with these digits.
+    ///
+    /// # Errors
+    /// One line: there is none, or the digits are those of several.
+    pub fn find(word: &str) -> Result<Container> {
+        let all = all()?;
+        if let Some(found) = all.iter().find(|one| one.record.name == word) {
+            return Ok(found.clone());
+        }
+        let is_it = |one: &&Container| word.len() >= DIGITS_MIN && one.record.id.starts_with(word);
+        let mut found = all.iter().filter(is_it);
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one.clone()),
+            (Some(_), Some(_)) => Err(Failure::failed(format!(
+                "{word}: several containers begin so: write more digits"
+            ))),
+            _ => Err(Failure::failed(format!(
+                "{word}: no such container: 'polylane container ps --all' lists them"
+            ))),
+        }
+    }
+
+    /// Makes a container, which is not started.
+    ///
+    /// # Errors
+    /// One line: no such image, pool or runtime, the name is in use, an option is wrong. Nothing is
+    /// left behind.
+    pub fn create(wanted: &Wanted) -> Result<Container> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::failed(
+                "container: only root can mount a container's lane: use 'polylane run --root'",
+            ));
+        }
+        check(wanted)?;
+        let runtime = runtime::find(wanted.runtime.as_deref())?;
+        if let Some(pool) = wanted.pool.as_deref().filter(|pool| *pool != lasting::POOL_DEFAULT)
+            && !lasting::exists(pool)?
+        {
+            return Err(Failure::failed(format!(
+                "pool '{pool}': no such pool: make it with 'polylane pool create {pool}'"
+            )));
+        }
+        let store = store()?;
+        let image = store.find(&wanted.image).map_err(failed)?;
+        let config = store.config(&image).map_err(failed)?;
+        let layers = store.lowers(&image);
+        let dir = place::all_dir()?;
+        place::make_all(&dir)?;
+        let (container, _lock) = reserve(&dir, |id, name| {
+            let layers = layers.iter().map(|path| utf8(path)).collect::<Result<_>>()?;
+            let mut record = specify(wanted, &config["config"], (id, name))?;
+            record.image = image.name.clone();
+            record.image_id = image.id();
+            record.layers = layers;
+            record.runtime = utf8(&runtime)?;
+            Ok(record)
+        })?;
+        let made = store.hold(&image, &container.record.id).map_err(failed).and_then(|()| {
+            let record = Record { stage: Stage::Ready, ..container.record.clone() };
+            container.place.write("record.json", &record)?;
+            Ok(Container { record, place: container.place.clone() })
+        });
+        made.inspect_err(|_| drop(container.remove_all(true)))
+    }
+
+    /// What it does now.
+    ///
+    /// # Errors
+    /// Its files cannot be read.
+    pub fn state(&self) -> Result<State> {
+        let text = std::fs::read_to_string(self.place.file("pid")).unwrap_or_default();
+        if let Some(pid) = text.trim().parse().ok().filter(|&pid| self.has_process(pid)) {
+            return Ok(State::Running(pid));
+        }
+        let ended = self.place.read::<Exit>("exit.json")?;
+        Ok(match ended {
+            Some(exit) => State::Exited(Some(exit.status)),
+            None if text.is_empty() => State::Created,
+            None => State::Exited(None),
+        })
+    }
+
+    /// Whether a live process is one of the container's: numbers are used again.
+    fn has_process(&self, pid: u32) -> bool {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+        let state = read("stat")
+            .and_then(|stat| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()));
+        let lives = state.is_some_and(|state| !matches!(state, 'Z' | 'X'));
+        let name = self.group();
+        lives && read("cgroup").is_some_and(|groups| groups.contains(&name))
+    }
+
+    /// The name of its control groups.
+    pub(crate) fn group(&self) -> String {
+        format!("polylane-{}", self.record.id)
+    }
+
+    /// Where its output is kept.
+    pub(crate) fn output(&self) -> PathBuf {
+        self.place.file("output")
+    }
+
+    pub(crate) fn runtime(&self) -> Runtime<'_> {
+        Runtime {
+            program: Path::new(&self.record.runtime),
+            place: &self.place,
+            id: &self.record.id,
+        }
+    }
+
+    /// Takes away what a start that was cut off has left, and the last run.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.runtime().delete()?;
+        lane::unmount(&self.place, &self.record, true)
+    }
+
+    /// Removes the container. With `force` also one that runs.
+    ///
+    /// # Errors
+    /// One line: it runs, or something cannot be removed; a further try goes on.
+    pub fn remove(&self, force: bool) -> Result<()> {
+        loop {
+            // One that is being started is not removed half way.
+            let Some(lock) = self.place.lock_if_there()? else { return Ok(()) };
+            let State::Running(_) = self.state()? else {
+                // Whoever waited for it has nothing more to do, or waits for this lock.
+                return self.remove_all(force);
+            };
+            if !force {
+                return Err(Failure::failed(format!(
+                    "{0}: runs: 'polylane container stop {0}' first, or 'rm --force'",
+                    self.record.name
+                )));
+            }
+            drop(lock);
+            // What is gone meanwhile is what was wanted.
+            let _ = self.runtime().kill("SIGKILL");
+            self.wait_ended(END_TIME_MAX)?;
+            self.place.wait_unwatched(END_TIME_MAX)?;
+        }
+    }
+
+    /// Waits until it does not run, for so long at most.
+    pub(crate) fn wait_ended(&self, limit: Duration) -> Result<()> {
+        let end = std::time::Instant::now() + limit;
+        while matches!(self.state()?, State::Running(_)) && std::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Removes all of it; the caller holds its lock.
+    pub(crate) fn remove_all(&self, force: bool) -> Result<()> {
+        let record = Record { stage: Stage::Removing, ..self.record.clone() };
+        self.place.write("record.json", &record)?;
+        self.runtime().delete()?;
+        lane::unmount(&self.place, &self.record, force)?;
+        store()?.release(&self.record.id).map_err(failed)?;
+        self.place.remove()
+    }
+}
+
+/// Makes a container's directory with a record that says `making`, under a free name.
+fn reserve(
+    dir: &Path,
+    specify: impl FnOnce(String, Option<&[Container]>) -> Result<Record>,
+) -> Result<(Container, Lock)> {
+    let _names = place::lock_names(dir)?;
+    let others = all()?;
+    let id = new_id()?;
+    let record = specify(id.clone(), Some(&others))?;
+    let place = Place::of(dir, &id);
+    let lock = place.make(&record)?;
+    Ok((Container { place, record }, lock))
+}
+
+fn new_id() -> Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Failure::because("container", "make up an identity", error))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn utf8(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_string).ok_or_else(|| {
+        Failure::failed(format!("{}: not UTF-8, which runtimes cannot be told of", path.display()))
+    })
+}
+
+/// Refuses what no container can be.
+fn check(wanted: &Wanted) -> Result<()> {
+    if let Some(name) = &wanted.name
+        && (!names::is_name(name) || name.len() > NAME_BYTES_MAX || place::is_id(name))
+    {
+        return Err(Failure::usage(format!(
+            "--name {}: 63 letters, digits, '.', '_' and '-' at most, and not 16 digits of an \
+             identity",
+            polylane_base::shown::Shown::new(name)
+        )));
+    }
+    if wanted.memory.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
+        return Err(Failure::usage("--memory: too small: at least 6M are needed"));
+    }
+    let bad_env = |text: &&String| text.starts_with('=') || text.is_empty() || text.contains('\0');
+    if let Some(text) = wanted.env.iter().find(bad_env) {
+        return Err(Failure::usage(format!("--env {text:?}: write it as NAME=VALUE or NAME")));
+    }
+    if wanted.workdir.as_ref().is_some_and(|path| !path.starts_with('/')) {
+        return Err(Failure::usage("--workdir: not an absolute path"));
+    }
+    lane::check(&wanted.mounts)
+}
+
+/// The record of a container with the image's `config` where nothing else is asked for.
+fn specify(
+    wanted: &Wanted,
+    config: &Value,
+    (id, others): (String, Option<&[Container]>),
+) -> Result<Record> {
+    let text = |name: &str| config[name].as_str().map(str::to_string);
+    let list = |name: &str| -> Vec<String> {
+        let words = config[name].as_array().into_iter().flatten();
+        words.filter_map(|word| word.as_str().map(str::to_string)).collect()
+    };
+    let name = wanted.name.clone().unwrap_or_else(|| format!("c-{}", &id[..8]));
+    let is_taken = |one: &Container| one.record.name == name;
+    if others.is_some_and(|others| others.iter().any(is_taken)) {
+        return Err(Failure::failed(format!(
+            "{name}: a container has that name: 'polylane container rm {name}' first"
+        )));
+    }
+    let args = arguments(wanted, list("Entrypoint"), list("Cmd"));
+    if args.is_empty() {
+        return Err(Failure::usage(format!(
+            "{}: the image says no command: write one after it",
+            wanted.image
+        )));
+    }
+    let mut env = list("Env");
+    env.extend(wanted.env.iter().filter_map(|text| given(text)));
+    let or = |asked: &Option<String>, name: &str| asked.clone().or_else(|| text(name));
+    let cwd = or(&wanted.workdir, "WorkingDir").filter(|path| path.starts_with('/'));
+    let not_empty = |text: &String| !text.is_empty();
+    Ok(Record {
+        version: VERSION,
+        stage: Stage::Making,
+        hostname: wanted.hostname.clone().unwrap_or_else(|| name.clone()),
+        id,
+        name,
+        pool: wanted.pool.clone(),
+        image: String::new(),
+        image_id: String::new(),
+        layers: Vec::new(),
+        created: now(),
+        runtime: String::new(),
+        args,
+        env,
+        cwd: cwd.unwrap_or_else(|| "/".to_string()),
+        user: or(&wanted.user, "User").unwrap_or_default(),
+        stop_signal: text("StopSignal").filter(not_empty).unwrap_or_else(|| "SIGTERM".to_string()),
+        network: wanted.network,
+        cpus: wanted.cpus,
+        memory: wanted.memory,
+        pids: wanted.pids,
+        mounts: wanted.mounts.clone(),
+        size: wanted.size,
+        preload: !wanted.no_preload,
+        terminal: wanted.terminal,
+        interactive: wanted.interactive,
+        remove: wanted.remove,
+    })
+}
+
+/// What is executed: the image's entry point with the arguments that were asked for, else with its
+/// own; with another entry point only what was asked for.
+fn arguments(wanted: &Wanted, entrypoint: Vec<String>, own: Vec<String>) -> Vec<String> {
+    let (mut first, own) = match wanted.entrypoint.as_deref() {
+        None => (entrypoint, own),
+        Some("") => (Vec::new(), Vec::new()),
+        Some(program) => (vec![program.to_string()], Vec::new()),
+    };
+    first.extend(if wanted.command.is_empty() { own } else { wanted.command.clone() });
+    first
+}
+
+/// NAME=VALUE; of NAME alone the caller's value, if it has one.
+pub(crate) fn given(text: &str) -> Option<String> {
+    match text.contains('=') {
+        true => Some(text.to_string()),
+        false => std::env::var(text).ok().map(|value| format!("{text}={value}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn wanted(command: &[&str]) -> Wanted {
+        Wanted {
+            image: "i".into(),
+            command: command.iter().map(|word| word.to_string()).collect(),
+            ..Wanted::default()
+        }
+    }
+
+    fn record(wanted: &Wanted, config: Value) -> Result<Record> {
+        specify(wanted, &config, ("0123456789abcdef".into(), None))
+    }
+
+    #[test]
+    fn the_image_says_what_nobody_asked_for() {
+        let config = json!({
+            "Entrypoint": ["/init"], "Cmd": ["serve"], "Env": ["A=1"], "User": "web",
+            "WorkingDir": "/srv", "StopSignal": "SIGQUIT",
+        });
+        let own = record(&wanted(&[]), config.clone()).unwrap();
+        assert_eq!(own.args, ["/init", "serve"]);
+        assert_eq!((&*own.user, &*own.cwd, &*own.stop_signal), ("web", "/srv", "SIGQUIT"));
+        assert_eq!((&*own.name, own.env), ("c-01234567", vec!["A=1".to_string()]));
+        let other = Wanted { user: Some("0".into()), workdir: Some("/".into()), ..wanted(&["x"]) };
+        let other = record(&other, config.clone()).unwrap();
+        assert_eq!(other.args, ["/init", "x"]);
+        assert_eq!((&*other.user, &*other.cwd), ("0", "/"));
+        let plain = Wanted { entrypoint: Some(String::new()), ..wanted(&["x"]) };
+        assert_eq!(record(&plain, config.clone()).unwrap().args, ["x"]);
+        let program = Wanted { entrypoint: Some("/p".into()), ..wanted(&[]) };
+        assert_eq!(record(&program, config).unwrap().args, ["/p"]);
+        assert_eq!(record(&wanted(&[]), json!({})).unwrap_err().status, 2);
+        assert_eq!(record(&wanted(&["x"]), Value::Null).unwrap().cwd, "/");
+    }
+
+    #[test]
+    fn what_no_container_can_be_is_refused() {
+        let bad = [
+            Wanted { name: Some("a/b".into()), ..wanted(&["x"]) },
+            Wanted { name: Some("0123456789abcdef".into()), ..wanted(&["x"]) },
+            Wanted { memory: Some(1), ..wanted(&["x"]) },
+            Wanted { env: vec!["=x".into()], ..wanted(&["x"]) },
+            Wanted { workdir: Some("srv".into()), ..wanted(&["x"]) },
+            Wanted { mounts: vec![Mount::parse("/:/proc").unwrap()], ..wanted(&["x"]) },
+        ];
+        for wanted in bad {
+            assert_eq!(check(&wanted).map_err(|failure| failure.status), Err(2), "{wanted:?}");
+        }
+    }
+}

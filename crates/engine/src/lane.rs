@@ -1,0 +1,144 @@
+//! The lanes of a container: its root file system, and those of its mounts.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use polylane_pool::failure::{Failure, Result};
+use polylane_pool::lasting::{self, LaneSource};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+
+use crate::bundle;
+use crate::place::Place;
+use crate::record::{Mount, Network, Record};
+use crate::users::open_inside;
+
+/// Most bytes of what a command has said that are read.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// The file of the container's own volume.
+const UPPER: &str = "upper.img";
+
+/// Mounts the container's lanes; where each of its mounts is on the host.
+///
+/// # Errors
+/// One line. What was mounted is to be unmounted.
+pub(crate) fn mount(place: &Place, record: &Record) -> Result<Vec<String>> {
+    // Its set-id programs work: what they can come to the runtime bounds.
+    let mut options = vec![OsString::from("--suid")];
+    if !record.preload {
+        options.push("--no-preload".into());
+    }
+    if let Some(size) = record.size {
+        options.extend(["--size".into(), size.to_string().into()]);
+    }
+    for covered in bundle::covered(record) {
+        options.extend(["--covered".into(), OsString::from_vec(covered)]);
+    }
+    for layer in &record.layers {
+        options.extend(["--lower".into(), format!("dir:{layer}").into()]);
+    }
+    let mut upper = OsString::from("volume:");
+    upper.push(place.file(UPPER));
+    mount_one(record, options, &upper, &place.root())?;
+    let mut sources = Vec::new();
+    for (number, mount) in record.mounts.iter().enumerate() {
+        if !mount.is_lane() {
+            sources.push(mount.source.clone());
+            continue;
+        }
+        let at = place.lane(number);
+        place.make_dir(&format!("mounts/{number}"))?;
+        let options = if mount.read_only { vec!["--ro".into()] } else { Vec::new() };
+        mount_one(record, options, mount.source.as_ref(), &at)?;
+        sources.push(at.to_string_lossy().into_owned());
+    }
+    Ok(sources)
+}
+
+/// Mounts a lane by the command, which is executed: a supervisor that was only forked would have
+/// this process's open files, the container's locks among them, and be its child.
+fn mount_one(record: &Record, options: Vec<OsString>, source: &OsStr, at: &Path) -> Result<()> {
+    let failed = |error: io::Error| Failure::path(at, "mount a lane there", error);
+    // Not a pipe: the supervisor may inherit it, and would keep it open.
+    let said = memfd_create("polylane-mount", MemfdFlags::CLOEXEC);
+    let mut said = File::from(said.map_err(|error| failed(error.into()))?);
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("mount").arg("--once").args(options);
+    if let Some(pool) = &record.pool {
+        command.args(["--pool", pool]);
+    }
+    command.arg("--").arg(source).arg(at);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(said.try_clone().map_err(failed)?);
+    let status = command.status().map_err(failed)?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let read = said.rewind().and_then(|()| (&said).take(LINE_BYTES_MAX).read_to_string(&mut text));
+    let line = read.ok().and_then(|_| text.lines().next_back().map(str::to_string));
+    let line = line.unwrap_or_else(|| format!("{}: mount: {status}", at.display()));
+    let line = line.strip_prefix("polylane: ").unwrap_or(&line).to_string();
+    Err(Failure::failed(line))
+}
+
+/// Unmounts the container's lanes; what is mounted no more is no error. With `lazy` also those that
+/// are in use.
+///
+/// # Errors
+/// One line: one is in use, or not everything could be written back.
+pub(crate) fn unmount(place: &Place, record: &Record, lazy: bool) -> Result<()> {
+    let lanes = record.mounts.iter().enumerate().filter(|(_, mount)| mount.is_lane());
+    let mut all = vec![place.root()];
+    all.extend(lanes.map(|(number, _)| place.lane(number)).filter(|at| at.exists()));
+    let unmounted: Vec<_> = all.iter().map(|at| lasting::umount_all(at, lazy)).collect();
+    unmounted.into_iter().collect()
+}
+
+/// Refuses what cannot be mounted, as far as it can be known before.
+pub(crate) fn check(mounts: &[Mount]) -> Result<()> {
+    for (number, mount) in mounts.iter().enumerate() {
+        match mount.is_lane() {
+            true => LaneSource::parse(mount.source.as_ref()).map(drop)?,
+            false => std::fs::metadata(&mount.source)
+                .map(|_| ())
+                .map_err(|error| Failure::path(Path::new(&mount.source), "mount it", error))?,
+        }
+        let target = mount.target_parts();
+        let mut before = mounts[..number].iter();
+        if before.any(|other| other.target_parts() == target) {
+            return Err(Failure::usage(format!("/{target}: mounted twice in the container")));
+        }
+        if ["proc", "sys", "dev", ".polylane"].contains(&&*target) {
+            return Err(Failure::usage(format!("/{target}: is the container's own")));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the files of the root that tell of the container's name and network.
+pub(crate) fn write_names(root: &Path, record: &Record) -> Result<()> {
+    let dir = File::open(root).map_err(|error| Failure::path(root, "open it", error))?;
+    let hosts = format!("127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {}\n", record.hostname);
+    let mut files = vec![
+        ("etc/hostname", format!("{}\n", record.hostname).into_bytes()),
+        ("etc/hosts", hosts.into_bytes()),
+    ];
+    if record.network == Network::Host {
+        files.extend(std::fs::read("/etc/resolv.conf").ok().map(|text| ("etc/resolv.conf", text)));
+    }
+    for (path, text) in files {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        // An image without /etc, or with something else there, has its reasons.
+        let Ok(mut file) = open_inside(&dir, path, flags) else { continue };
+        if file.metadata().is_ok_and(|found| found.is_file()) {
+            file.write_all(&text)
+                .map_err(|error| Failure::because(format!("/{path}"), "write it", error))?;
+        }
+    }
+    Ok(())
+}

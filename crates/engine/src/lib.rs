@@ -1,0 +1,42 @@
+//! Containers: an image's layers under a volume of the container's own, as one lane, which an OCI
+//! runtime makes the root of processes.
+//!
+//! | file | what |
+//! |---|---|
+//! | `record.rs` | what a container is, as its directory has it |
+//! | `place.rs` | where containers are kept, and who may change one |
+//! | `users.rs` | users and groups of an image |
+//! | `program.rs` | the program of an image |
+//! | `seccomp.rs` | system calls that a container may make |
+//! | `bundle.rs` | the configuration that the runtime gets |
+//! | `runtime.rs` | the runtime's command line |
+//! | `lane.rs` | the lanes of a container |
+//! | `container.rs` | found, made, removed |
+//! | `start.rs` | from its start to its end; further processes |
+//! | `end.rs` | signals and stops |
+//! | `show.rs` | what is shown of containers |
+//!
+//! Files, states and what a kill leaves: docs/design/containers.md.
+//!
+//! # Trust
+//!
+//! An image is hostile: its files are read below its root alone (`openat2` with `RESOLVE_IN_ROOT`),
+//! its configuration is text for the runtime. The sandbox is the runtime's.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod container;
+mod end;
+mod lane;
+mod place;
+mod program;
+mod record;
+mod runtime;
+mod seccomp;
+mod show;
+mod start;
+mod users;
+
+pub use container::{Container, State, Wanted, all};
+pub use record::{Mount, Network, Record};
+pub use start::{Attached, Further, exec, start};

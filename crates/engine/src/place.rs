@@ -1,0 +1,303 @@
+//! Where containers are kept, and who may change one.
+//!
+//! ```text
+//! containers/lock           held while a name is taken
+//! containers/ID/lock        held by a command that starts, ends or removes the container
+//! containers/ID/watched     held by the process that waits for the container's end
+//! containers/ID/record.json what was asked for (record.rs)
+//! containers/ID/upper.img   the volume with what the container changed
+//! containers/ID/root        where its lane is mounted
+//! containers/ID/mounts/N    where the lane of its mount N is mounted
+//! containers/ID/config.json the bundle's configuration, of the last start
+//! containers/ID/pid         its first process, as the runtime tells
+//! containers/ID/runtime.log what the runtime said of the last start
+//! containers/ID/output      standard output and error of one that has no terminal
+//! containers/ID/exit.json   how it ended
+//! ```
+//!
+//! # Invariants
+//!
+//! - A directory has its name when it has its record. One that says `making`, or has lost its
+//!   record on the way out, and that no command holds, is of a command that was killed: every
+//!   command that lists removes it.
+//! - A record is written aside and renamed.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use polylane_pool::failure::{Failure, Result};
+use polylane_pool::names;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// How long another command may hold a container.
+const WAIT_MAX: Duration = Duration::from_secs(90);
+
+/// What a container's directory is called until it has a record.
+const NEW: &str = "new";
+
+/// Most bytes of a record.
+const RECORD_BYTES_MAX: u64 = 4 << 20;
+
+/// A lock of a file; it ends with this and with the process.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// The directory of one container.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    dir: PathBuf,
+}
+
+/// The directory of all containers.
+pub(crate) fn all_dir() -> Result<PathBuf> {
+    Ok(polylane_volume::state_dir()?.join("containers"))
+}
+
+/// Where the runtime keeps its own state.
+pub(crate) fn runtime_state() -> PathBuf {
+    names::runtime_dir().join("containers")
+}
+
+/// Identities of all containers, and of directories that are none yet.
+pub(crate) fn ids(dir: &Path) -> Result<Vec<String>> {
+    let failed = |error| Failure::path(dir, "list containers", error);
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut ids = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        ids.extend(name.to_str().filter(|name| is_id(name)).map(str::to_string));
+    }
+    ids.sort();
+    Ok(ids)
+}
+
+/// Whether a text is a container's identity: 16 hexadecimal digits.
+pub(crate) fn is_id(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Makes the directory of all containers, which its user alone may enter.
+pub(crate) fn make_all(dir: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| Failure::path(dir, "make it", error))
+}
+
+/// Removes a directory that has no name yet, unless the command that makes it lives.
+pub(crate) fn clear_new(dir: &Path) -> Result<()> {
+    let new = Place::of(dir, NEW);
+    if !new.dir.exists() {
+        return Ok(());
+    }
+    match try_lock(&dir.join("lock"))? {
+        Some(_names) => new.remove(),
+        None => Ok(()),
+    }
+}
+
+/// Takes the lock of names.
+pub(crate) fn lock_names(dir: &Path) -> Result<Lock> {
+    lock(&dir.join("lock"), "containers")
+}
+
+impl Place {
+    pub(crate) fn of(all: &Path, id: &str) -> Place {
+        Place { dir: all.join(id) }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The lane's mount point.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.file("root")
+    }
+
+    /// The mount point of the lane of mount `number`.
+    pub(crate) fn lane(&self, number: usize) -> PathBuf {
+        self.file("mounts").join(number.to_string())
+    }
+
+    /// Makes the directory with a record in it, and takes its lock; the caller holds that of names.
+    /// It has its name when all of that is done.
+    pub(crate) fn make(&self, record: &impl Serialize) -> Result<Lock> {
+        let all = self.dir.parent().unwrap_or(&self.dir);
+        let new = Place::of(all, NEW);
+        // Of a command that was killed.
+        new.remove()?;
+        let failed = |error| Failure::path(&self.dir, "make it", error);
+        fs::DirBuilder::new().mode(0o700).create(&new.dir).map_err(failed)?;
+        new.make_dir("root")?;
+        let lock = new.lock()?;
+        new.write("record.json", record)?;
+        fs::rename(&new.dir, &self.dir).map_err(failed)?;
+        Ok(lock)
+    }
+
+    pub(crate) fn make_dir(&self, name: &str) -> Result<()> {
+        let dir = self.file(name);
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.map_err(|error| Failure::path(&dir, "make it", error))
+    }
+
+    /// Takes the right to start, end or remove the container.
+    pub(crate) fn lock(&self) -> Result<Lock> {
+        lock(&self.file("lock"), "container")
+    }
+
+    /// The same; `None`: the container was removed meanwhile.
+    pub(crate) fn lock_if_there(&self) -> Result<Option<Lock>> {
+        match self.lock() {
+            // A lock that was waited for may be one of a file that is gone.
+            Ok(lock) if self.file("record.json").exists() => Ok(Some(lock)),
+            Err(failure) if self.dir.exists() => Err(failure),
+            _ => Ok(None),
+        }
+    }
+
+    /// The same, if nobody has it.
+    pub(crate) fn try_lock(&self) -> Result<Option<Lock>> {
+        try_lock(&self.file("lock"))
+    }
+
+    /// The right to wait for the container's end, if nobody has it.
+    pub(crate) fn try_watch(&self) -> Result<Option<Lock>> {
+        try_lock(&self.file("watched"))
+    }
+
+    /// Waits until nobody waits for the container's end any more; whether that came in time.
+    pub(crate) fn wait_unwatched(&self, limit: Duration) -> Result<bool> {
+        let end = Instant::now() + limit;
+        while self.try_watch()?.is_none() {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(true)
+    }
+
+    /// Writes a record: the former one or the new one is there, whenever this is killed.
+    pub(crate) fn write(&self, name: &str, record: &impl Serialize) -> Result<()> {
+        let path = self.file(name);
+        let failed = |error: io::Error| Failure::path(&path, "write it", error);
+        let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
+        let aside = self.file(&format!("{name}.new"));
+        let write = || {
+            let mut options = File::options();
+            let mut file =
+                options.create(true).truncate(true).write(true).mode(0o600).open(&aside)?;
+            io::Write::write_all(&mut file, &text)?;
+            file.sync_all()?;
+            fs::rename(&aside, &path)
+        };
+        write().map_err(failed)
+    }
+
+    /// Reads a record; `None`: there is none.
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let path = self.file(name);
+        let failed = |error: io::Error| Failure::path(&path, "read it", error);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(failed)?,
+        };
+        let mut text = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(file, RECORD_BYTES_MAX), &mut text)
+            .map_err(failed)?;
+        let record = serde_json::from_slice(&text);
+        record.map(Some).map_err(|error| {
+            Failure::failed(format!("{}: not a record of this version: {error}", path.display()))
+        })
+    }
+
+    /// Removes a file of it; none is no error.
+    pub(crate) fn remove_file(&self, name: &str) -> Result<()> {
+        let path = self.file(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Failure::path(&path, "remove it", error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all of it: the record last, since it tells what is to be removed.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let failed = |error| Failure::path(&self.dir, "remove it", error);
+        let is_kept = |name: &std::ffi::OsStr| name == "record.json" || name == "lock";
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            if is_kept(&entry.file_name()) {
+                continue;
+            }
+            match entry.file_type().map_err(failed)?.is_dir() {
+                true => remove_empty_dirs(&entry.path()).map_err(failed)?,
+                false => fs::remove_file(entry.path()).map_err(failed)?,
+            }
+        }
+        self.remove_file("record.json")?;
+        self.remove_file("lock")?;
+        fs::remove_dir(&self.dir).map_err(failed)
+    }
+}
+
+/// Removes a directory that has directories in it and no file: what is mounted there by mistake
+/// stays as it is.
+fn remove_empty_dirs(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        remove_empty_dirs(&entry?.path())?;
+    }
+    fs::remove_dir(dir)
+}
+
+fn open_lock(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    let options = options.create(true).truncate(false).write(true).mode(0o600);
+    options.open(path).map_err(|error| Failure::path(path, "open its lock", error))
+}
+
+fn try_lock(path: &Path) -> Result<Option<Lock>> {
+    let file = open_lock(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(Lock { _file: file })),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(Failure::path(path, "lock it", error)),
+    }
+}
+
+fn lock(path: &Path, what: &str) -> Result<Lock> {
+    let end = Instant::now() + WAIT_MAX;
+    loop {
+        if let Some(lock) = try_lock(path)? {
+            return Ok(lock);
+        }
+        if Instant::now() > end {
+            return Err(Failure::failed(format!(
+                "{}: another command has held this {what} for {} s",
+                path.display(),
+                WAIT_MAX.as_secs()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,100 @@
+//! What is shown of containers.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use polylane_pool::failure::{Failure, Result};
+use serde_json::{Value, json};
+
+use crate::container::{Container, State};
+
+/// How often a log that is followed is looked at.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl State {
+    /// One word.
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Created => "created",
+            State::Running(_) => "running",
+            State::Exited(_) => "exited",
+        }
+    }
+}
+
+impl Container {
+    /// One line of `ps`.
+    ///
+    /// # Errors
+    /// As [`state`](Container::state).
+    pub fn summary(&self) -> Result<Value> {
+        let state = self.state()?;
+        let record = &self.record;
+        let (pid, status) = match state {
+            State::Running(pid) => (Some(pid), None),
+            State::Exited(status) => (None, status),
+            State::Created => (None, None),
+        };
+        Ok(json!({
+            "id": record.id, "name": record.name, "image": record.image, "state": state.word(),
+            "pid": pid, "exit_status": status, "pool": record.pool, "created": record.created,
+            "command": record.args,
+        }))
+    }
+
+    /// All that is known of it.
+    ///
+    /// # Errors
+    /// As [`state`](Container::state).
+    pub fn inspect(&self) -> Result<Value> {
+        let mut all = self.summary()?;
+        let record = &self.record;
+        let more = json!({
+            "image_id": record.image_id, "layers": record.layers, "runtime": record.runtime,
+            "env": record.env, "cwd": record.cwd, "user": record.user,
+            "stop_signal": record.stop_signal, "hostname": record.hostname,
+            "network": record.network, "mounts": record.mounts, "remove": record.remove,
+            "limits": { "cpus": record.cpus.map(|n| n as f64 / 1000.0), "memory": record.memory,
+                        "pids": record.pids, "size": record.size },
+            "preload": record.preload, "terminal": record.terminal,
+            "root": self.place.root(), "bundle": self.place.dir(), "output": self.output(),
+        });
+        if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+            all.extend(more);
+        }
+        Ok(all)
+    }
+
+    /// Writes what a detached container has said so far; with `follow` until it ends.
+    ///
+    /// # Errors
+    /// The file cannot be read, or `out` not written.
+    pub fn logs(&self, follow: bool, out: &mut impl Write) -> Result<()> {
+        let path = self.output();
+        let failed = |error| Failure::path(&path, "read it", error);
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(failed)?,
+        };
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            // What is said after this look the next one finds.
+            let runs = follow && matches!(self.state()?, State::Running(_));
+            loop {
+                let count = file.read(&mut bytes).map_err(failed)?;
+                if count == 0 {
+                    break;
+                }
+                match out.write_all(&bytes[..count]).and_then(|()| out.flush()) {
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                    written => written.map_err(|error| Failure::because("logs", "write", error))?,
+                }
+            }
+            if !runs {
+                return Ok(());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}

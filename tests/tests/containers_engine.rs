@@ -1,0 +1,507 @@
+//! `polylane container`: containers of images, by the host's OCI runtime, their files on lanes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use polylane_tests::host::{Host, text, until};
+use polylane_tests::{binary, lacks, unavailable};
+use serde_json::{Value, json};
+
+/// A state directory with images of its own; dropped, its containers are removed.
+struct Engine {
+    host: Host,
+}
+
+impl Engine {
+    /// `None`: said why.
+    fn new(name: &str) -> Option<Engine> {
+        if unavailable(name) || lacks(name, &["runc", "busybox"]) {
+            return None;
+        }
+        let engine = Engine { host: Host::new() };
+        engine.host.dir("state");
+        engine.make_busybox();
+        let made = engine.run(&["container", "run", "--rm", "busybox", "true"]);
+        if !made.status.success() {
+            let why = String::from_utf8_lossy(&made.stderr).into_owned();
+            // What a runtime cannot do on a host it says itself.
+            assert!(why.contains("the runtime refuses"), "{why}");
+            polylane_tests::skip(name, &why);
+            return None;
+        }
+        Some(engine)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.args(words).env("XDG_STATE_HOME", self.host.path("state")).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("polylane")
+    }
+
+    /// Its standard output.
+    fn succeeds(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {:?} {errors}", output.status);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Its exit status and the one line that it said.
+    fn refused(&self, words: &[&str]) -> (i32, String) {
+        let output = self.run(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{words:?} succeeded");
+        assert_eq!(said.matches('\n').count(), 1, "{words:?}: one line: {said}");
+        (output.status.code().unwrap_or(-1), said)
+    }
+
+    fn containers(&self) -> Vec<Value> {
+        let listed = self.succeeds(&["container", "ps", "--all", "--json"]);
+        serde_json::from_str(&listed).expect("JSON")
+    }
+
+    fn one(&self, name: &str) -> Value {
+        let all = self.containers();
+        all.into_iter().find(|one| one["name"] == name).unwrap_or(Value::Null)
+    }
+
+    fn pid(&self, name: &str) -> u32 {
+        self.one(name)["pid"].as_u64().expect("it runs") as u32
+    }
+
+    /// An image of a static busybox.
+    fn make_busybox(&self) {
+        let root = self.host.dir("busybox");
+        for place in ["bin", "etc", "tmp", "srv"] {
+            fs::create_dir(root.join(place)).expect("mkdir");
+        }
+        fs::copy("/usr/bin/busybox", root.join("bin/busybox")).expect("copy");
+        for name in ["sh", "true", "cat", "ls", "id", "sleep", "env", "pwd", "rm", "hostname"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).expect("link");
+        }
+        let users = "root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n";
+        fs::write(root.join("etc/passwd"), users).expect("write");
+        fs::write(root.join("etc/group"), "root:x:0:\nwww:x:34:\nmore:x:50:web\n").expect("write");
+        self.succeeds(&["image", "import", text(&root), "busybox"]);
+    }
+
+    /// Directories of containers, references of images, mounts, control groups, and what runtimes
+    /// keep: nothing is to be left of them.
+    fn left(&self) -> Vec<String> {
+        let state = self.host.path("state/polylane");
+        let mut left = names(&state.join("containers"));
+        left.retain(|name| name != "lock");
+        left.extend(names(&state.join("images/used")));
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let own = text(&state).to_string();
+        left.extend(table.lines().filter(|line| line.contains(&own)).map(str::to_string));
+        left.extend(names(Path::new("/run/polylane/containers")));
+        left
+    }
+
+    fn assert_nothing_is_left(&self, ids: &[String]) {
+        until("the container is gone", || self.left().is_empty());
+        for id in ids {
+            let groups = groups_of(id);
+            assert_eq!(groups, Vec::<PathBuf>::new(), "control groups");
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for one in self.containers() {
+            let _ = self.run(&["container", "rm", "-f", one["id"].as_str().unwrap_or_default()]);
+        }
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Control groups of a container, wherever they are.
+fn groups_of(id: &str) -> Vec<PathBuf> {
+    fn look(dir: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_string_lossy().contains(name) {
+                    found.push(entry.path());
+                } else if depth > 0 {
+                    look(&entry.path(), depth - 1, name, found);
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    look(Path::new("/sys/fs/cgroup"), 3, id, &mut found);
+    found
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+}
+
+#[test]
+fn a_run_has_its_image_its_status_and_leaves_nothing() {
+    let Some(engine) = Engine::new("a_run_has_its_image_its_status_and_leaves_nothing") else {
+        return;
+    };
+    let script = "id -u; pwd; cat /etc/hostname; echo x >/new; cat /new; ls -d /proc/1; exit 5";
+    let words = ["container", "run", "--rm", "--name", "one", "busybox", "sh", "-c", script];
+    let output = engine.run(&words);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*errors), (Some(5), ""), "{said}");
+    assert_eq!(said, "0\n/\none\nx\n/proc/1\n");
+    engine.assert_nothing_is_left(&[]);
+    // What one has changed, the next one does not have.
+    let words =
+        ["container", "run", "--rm", "busybox", "sh", "-c", "ls /new 2>/dev/null || echo no"];
+    assert_eq!(engine.succeeds(&words), "no\n");
+    let said = engine.succeeds(&[
+        "container",
+        "run",
+        "--rm",
+        "-e",
+        "A=b",
+        "-u",
+        "web",
+        "-w",
+        "/srv/new",
+        "busybox",
+        "sh",
+        "-c",
+        "echo $A $HOME; id; pwd",
+    ]);
+    assert_eq!(said, "b /srv\nuid=33(web) gid=34(www) groups=50(more)\n/srv/new\n");
+    engine.assert_nothing_is_left(&[]);
+}
+
+#[test]
+fn a_container_is_stopped_and_goes_on_with_its_files() {
+    let Some(engine) = Engine::new("a_container_is_stopped_and_goes_on_with_its_files") else {
+        return;
+    };
+    let script = "echo begin; cat /kept 2>/dev/null; echo $$ >/kept; trap 'echo end; exit 7' TERM; \
+                  while :; do sleep 0.1; done";
+    let words = ["container", "create", "--name", "two", "busybox", "sh", "-c", script];
+    assert_eq!(engine.succeeds(&words), "two\n");
+    assert_eq!(engine.one("two")["state"], "created");
+    engine.succeeds(&["container", "start", "two"]);
+    assert_eq!(engine.one("two")["state"], "running");
+    let has = |what: &str| engine.succeeds(&["container", "logs", "two"]).contains(what);
+    until("it has begun", || has("begin\n"));
+    let said =
+        engine.run(&["container", "exec", "-e", "A=b", "two", "sh", "-c", "echo $A; exit 3"]);
+    assert_eq!((said.status.code(), &*said.stdout), (Some(3), &b"b\n"[..]));
+    assert_eq!(engine.refused(&["container", "rm", "two"]).0, 1);
+    assert_eq!(engine.refused(&["container", "start", "two"]).0, 1);
+    assert_eq!(engine.refused(&["image", "rm", "busybox"]).0, 1);
+    engine.succeeds(&["container", "stop", "two"]);
+    let now = engine.one("two");
+    assert_eq!((&now["state"], &now["exit_status"]), (&json!("exited"), &json!(7)));
+    assert_eq!(engine.succeeds(&["container", "logs", "two"]), "begin\nend\n");
+    engine.succeeds(&["container", "start", "two"]);
+    until("it has its file", || has("begin\nend\nbegin\n1\n"));
+    engine.succeeds(&["container", "kill", "two"]);
+    until("it has ended", || engine.one("two")["exit_status"] == 137);
+    let all: Value =
+        serde_json::from_str(&engine.succeeds(&["container", "inspect", "two"])).unwrap();
+    assert_eq!(all[0]["image"], "busybox");
+    let id = all[0]["id"].as_str().expect("an identity").to_string();
+    engine.succeeds(&["container", "rm", &id[..6]]);
+    engine.assert_nothing_is_left(&[id]);
+    engine.succeeds(&["image", "rm", "busybox"]);
+}
+
+#[test]
+fn what_cannot_be_is_one_line_and_leaves_nothing() {
+    let Some(engine) = Engine::new("what_cannot_be_is_one_line_and_leaves_nothing") else { return };
+    let file = engine.host.path("file");
+    fs::write(&file, "").expect("write");
+    for (status, words) in [
+        (1, "run nope true"),
+        (1, "run --runtime nope busybox true"),
+        (1, "run --pool nope busybox true"),
+        (127, "run busybox nope"),
+        (126, "run busybox /etc/passwd"),
+        (126, "run busybox /etc"),
+        (1, "run -v /nope:/x busybox true"),
+        (2, "run -v /tmp:/proc busybox true"),
+        (2, "run -v /tmp:/a -v /tmp:/a busybox true"),
+        (2, "run -v /tmp:/a/../.. busybox true"),
+        (1, "run -v dir:/nope:/x busybox true"),
+        (1, "run -u nobody busybox true"),
+        (2, "run -w here busybox true"),
+        (2, "run --memory 1 busybox true"),
+        (2, "run --cpus 0 busybox true"),
+        (2, "run --network bridge busybox true"),
+        (2, "run --name a/b busybox true"),
+        (2, "run -d -t busybox true"),
+        (1, "run --runtime /bin/false busybox true"),
+        (1, "start nope"),
+        (1, "exec nope true"),
+        (1, "rm nope"),
+        (1, "stop nope"),
+        (1, "kill nope"),
+        (1, "logs nope"),
+        (1, "inspect nope"),
+    ] {
+        let mut all = vec!["container"];
+        all.extend(words.split(' '));
+        assert_eq!(engine.refused(&all).0, status, "{words}");
+        assert_eq!(engine.left(), Vec::<String>::new(), "{words}");
+    }
+    engine.succeeds(&["container", "create", "--name", "a", "busybox", "true"]);
+    let (status, line) = engine.refused(&["container", "run", "--name", "a", "busybox", "true"]);
+    assert!(status == 1 && line.contains("has that name"), "{line}");
+    assert_eq!(engine.refused(&["container", "exec", "a", "true"]).0, 1);
+    assert_eq!(engine.refused(&["container", "kill", "a"]).0, 1);
+    assert_eq!(engine.containers().len(), 1);
+    engine.succeeds(&["container", "rm", "a"]);
+    engine.assert_nothing_is_left(&[]);
+}
+
+#[test]
+fn mounts_limits_and_networks_are_what_was_asked_for() {
+    let Some(engine) = Engine::new("mounts_limits_and_networks_are_what_was_asked_for") else {
+        return;
+    };
+    let (own, other) = (engine.host.dir("own"), engine.host.dir("other"));
+    fs::write(own.join("there"), "there\n").expect("write");
+    let first = format!("{}:/srv/own:ro", text(&own));
+    let second = format!("type=bind,source={},target=/other", text(&other));
+    let lane = format!("volume:{}:/lane", text(&engine.host.path("lane.img")));
+    let script = "cat /srv/own/there; echo x >/srv/own/x 2>/dev/null || echo read-only; \
+                  echo new >/other/new; echo lane >>/lane/file; cat /lane/file; \
+                  ls /sys/class/net; cd /sys/fs/cgroup; \
+                  cat pids/pids.max pids.max 2>/dev/null; true";
+    let run = || {
+        engine.succeeds(&[
+            "container",
+            "run",
+            "--rm",
+            "-v",
+            &first,
+            "--mount",
+            &second,
+            "-v",
+            &lane,
+            "--pids",
+            "50",
+            "--memory",
+            "64M",
+            "--cpus",
+            "0.5",
+            "busybox",
+            "sh",
+            "-c",
+            script,
+        ])
+    };
+    assert_eq!(run(), "there\nread-only\nlane\nlo\n50\n");
+    assert_eq!(fs::read_to_string(other.join("new")).expect("read"), "new\n");
+    // The lane's volume is there for the next one.
+    assert!(run().contains("lane\nlane\n"));
+    let host = names(Path::new("/sys/class/net"));
+    let words =
+        ["container", "run", "--rm", "--network", "host", "busybox", "ls", "/sys/class/net"];
+    let seen = engine.succeeds(&words);
+    assert!(host.iter().all(|name| seen.contains(name)), "{seen}");
+    engine.assert_nothing_is_left(&[]);
+}
+
+#[test]
+fn what_a_kill_leaves_the_next_command_uses_or_removes() {
+    let Some(engine) = Engine::new("what_a_kill_leaves_the_next_command_uses_or_removes") else {
+        return;
+    };
+    let run = [
+        "container",
+        "run",
+        "-d",
+        "--name",
+        "k",
+        "busybox",
+        "sh",
+        "-c",
+        "while :; do sleep 0.1; done",
+    ];
+    // The engine, at any moment of its work.
+    let mut ids = Vec::new();
+    for step in 0..16_u64 {
+        let mut child = engine
+            .command(&run)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("spawn");
+        std::thread::sleep(std::time::Duration::from_millis(step * 25));
+        let _ = child.kill();
+        let _ = child.wait();
+        // Who waits for it goes on, and is another process.
+        let listed = engine.containers();
+        ids.extend(listed.iter().filter_map(|one| one["id"].as_str().map(str::to_string)));
+        if !listed.is_empty() {
+            engine.succeeds(&["container", "rm", "-f", "k"]);
+        }
+        let left = || {
+            engine.containers();
+            engine.left()
+        };
+        until(&format!("step {step}: nothing is left: {:?}", left()), || left().is_empty());
+    }
+    assert!(!ids.is_empty(), "none of them came far enough");
+    // Who waits for a container: it runs on, and what it says is kept.
+    engine.succeeds(&run);
+    let pid = engine.pid("k");
+    let watcher = parent_of(pid);
+    kill(watcher);
+    assert_eq!(engine.pid("k"), pid);
+    engine.succeeds(&["container", "exec", "k", "true"]);
+    engine.succeeds(&["container", "stop", "-t", "0", "k"]);
+    assert_eq!(engine.one("k")["state"], "exited");
+    engine.succeeds(&["container", "start", "k"]);
+    // Its service. What a union had open is not handed to the next one, so programs that run may
+    // end; the container can be ended and started again.
+    kill(service_of(&engine));
+    engine.succeeds(&["container", "stop", "-t", "0", "k"]);
+    engine.succeeds(&["container", "start", "k"]);
+    let words = ["container", "exec", "k", "sh", "-c", "echo x >/after && cat /after"];
+    assert_eq!(engine.succeeds(&words), "x\n");
+    // Its first process.
+    kill(engine.pid("k"));
+    until("it has ended", || engine.one("k")["exit_status"] == 137);
+    ids.extend(engine.one("k")["id"].as_str().map(str::to_string));
+    engine.succeeds(&["container", "rm", "k"]);
+    engine.assert_nothing_is_left(&ids);
+}
+
+fn parent_of(pid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
+    line.trim().parse().expect("a number")
+}
+
+fn service_of(engine: &Engine) -> u32 {
+    let lanes = engine.host.mounts();
+    let supervisor = lanes[0]["supervisor"].as_u64().expect("a number") as u32;
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
+    let children = children.expect("children");
+    let mut children = children.split(' ').filter_map(|pid| pid.parse().ok());
+    let is_service = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|said| said.starts_with(b"polylane-service["))
+    };
+    children.find(is_service).expect("a service")
+}
+
+#[test]
+fn sixteen_containers_of_an_image_run_at_once() {
+    let Some(engine) = Engine::new("sixteen_containers_of_an_image_run_at_once") else { return };
+    let started: Vec<_> = (0..16)
+        .map(|number| {
+            let name = format!("n{number}");
+            let script = format!("echo {number} >/own; cat /own; while :; do sleep 1; done");
+            let words = ["container", "run", "-d", "--name", &name, "busybox", "sh", "-c", &script];
+            engine
+                .command(&words)
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("spawn")
+        })
+        .collect();
+    for child in started {
+        let output = child.wait_with_output().expect("wait");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let all = engine.containers();
+    assert_eq!(all.iter().filter(|one| one["state"] == "running").count(), 16, "{all:?}");
+    for number in 0..16 {
+        let logs = || engine.succeeds(&["container", "logs", &format!("n{number}")]);
+        until("it has said its number", || logs() == format!("{number}\n"));
+    }
+    let ids: Vec<String> =
+        all.iter().filter_map(|one| one["id"].as_str().map(str::to_string)).collect();
+    let mut words = vec!["container", "rm", "-f"];
+    words.extend(ids.iter().map(String::as_str));
+    engine.succeeds(&words);
+    engine.assert_nothing_is_left(&ids);
+}
+
+#[test]
+fn programs_of_a_container_have_the_fast_way() {
+    let name = "programs_of_a_container_have_the_fast_way";
+    if polylane_tests::pool::no_library(name) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let root = engine.host.path("busybox");
+    // The host's own C library and two of its programs.
+    for program in ["cat", "dd"] {
+        let path = format!("/bin/{program}");
+        fs::remove_file(root.join(&path[1..])).ok();
+        fs::copy(&path, root.join(&path[1..])).expect("copy");
+        copy_libraries(Path::new(&path), &root);
+    }
+    copy_libraries(&binary().with_file_name("libpolylane.so"), &root);
+    engine.succeeds(&["image", "import", text(&root), "glibc"]);
+    let script = "for i in 1 2 3 4 5 6 7 8; do /bin/dd if=/bin/busybox of=/x$i bs=4k count=8 \
+                  2>/dev/null; /bin/cat /x$i >/dev/null; done; \
+                  /bin/cat /etc/hostname /proc/self/comm";
+    let words = |name: &'static str, more: &'static str| {
+        vec!["container", "run", "-d", "--name", name, "-e", more, "glibc", "sh", "-c"]
+    };
+    let long = format!("{script}; while :; do sleep 0.1; done");
+    let mut fast = words("fast", "POLYLANE_PATIENCE=0");
+    fast.push(&long);
+    engine.succeeds(&fast);
+    until("it is through", || {
+        engine.succeeds(&["container", "logs", "fast"]).ends_with("fast\ncat\n")
+    });
+    let mount = &engine.host.mounts()[0];
+    let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
+    let stats = engine.succeeds(&["stats", "--json", "--pool", &lane]);
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    let seen = &stats[0]["service"]["shared_memory"];
+    // A part of what is written goes by pages that the library may write to.
+    assert!(seen["written_bytes"].as_u64() > Some(0), "{seen}");
+    assert!(seen["read_bytes"].as_u64() > Some(0), "{seen}");
+    engine.succeeds(&["container", "rm", "-f", "fast"]);
+    let slow = engine.succeeds(&[
+        "container",
+        "run",
+        "--rm",
+        "--name",
+        "fast",
+        "--no-preload",
+        "glibc",
+        "sh",
+        "-c",
+        script,
+    ]);
+    assert_eq!(slow, "fast\ncat\n");
+    engine.assert_nothing_is_left(&[]);
+}
+
+/// The libraries of a program, with the linker, where it looks for them.
+fn copy_libraries(program: &Path, root: &Path) {
+    let output = Command::new("ldd").arg(program).output().expect("ldd");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for path in text.split_whitespace().filter(|word| word.starts_with('/')) {
+        let to = root.join(&path[1..]);
+        fs::create_dir_all(to.parent().expect("a directory")).expect("mkdir");
+        fs::copy(path, &to).expect("copy");
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).expect("chmod");
+    }
+}
