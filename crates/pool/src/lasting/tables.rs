@@ -7,6 +7,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
@@ -24,8 +25,9 @@ use crate::{confine, own_ids, pool_record, process};
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
 
-/// How long another command may hold the lock. One that was stopped (Ctrl-Z) holds it for longer.
-const LOCK_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long other commands may hold the lock, one after the other: a hundred that start at a time
+/// on a busy host are done sooner. One that was stopped (Ctrl-Z) holds it for longer.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
 /// as long.
@@ -76,6 +78,22 @@ pub(crate) struct Tables {
     _lock: OwnedFd,
 }
 
+/// Waits for a lock behind those who came before; `None`: `limit` is over.
+fn take(lock: OwnedFd, limit: Duration) -> Option<std::result::Result<OwnedFd, Errno>> {
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {}
+        done => return Some(done.map(|()| lock)),
+    }
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let wait = || rustix::fs::flock(&lock, FlockOperation::LockExclusive);
+        let done = rustix::io::retry_on_intr(wait);
+        // Where the limit was over before, the lock goes with its descriptor.
+        drop(tell.send(done.map(|()| lock)));
+    });
+    told.recv_timeout(limit).ok()
+}
+
 impl Tables {
     /// Locks the tables of the run-time directory `dir`, which is made.
     ///
@@ -94,17 +112,17 @@ impl Tables {
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(failed(error)),
             };
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_still(&path, &lock) => {
+            match take(lock, LOCK_TIME_MAX.saturating_sub(start.elapsed())) {
+                Some(Ok(lock)) if is_still(&path, &lock) => {
                     return Ok(Tables { dir: dir.to_path_buf(), _lock: lock });
                 }
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),
-                Err(error) => return Err(failed(error)),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(failed(error)),
+                None => break,
             }
         }
         Err(Failure::failed(format!(
-            "{}: another polylane command holds the mount tables for {} s: end it",
+            "{}: other polylane commands hold the mount tables for {} s: end the one that is stopped",
             dir.display(),
             LOCK_TIME_MAX.as_secs()
         )))
