@@ -53,7 +53,7 @@ pub struct Wanted {
     pub env: Vec<String>,
     /// Working directory in place of the image's.
     pub workdir: Option<String>,
-    /// USER[:GROUP] in place of the image's.
+    /// `USER[:GROUP]` in place of the image's.
     pub user: Option<String>,
     /// Its host name; its name when absent.
     pub hostname: Option<String>,

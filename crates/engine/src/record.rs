@@ -33,7 +33,7 @@ impl Mount {
         !self.source.starts_with('/')
     }
 
-    /// SOURCE:TARGET[:ro], where SOURCE may have colons of its own.
+    /// `SOURCE:TARGET[:ro]`, where SOURCE may have colons of its own.
     ///
     /// # Errors
     /// One line: it is not of that form.
@@ -132,7 +132,7 @@ pub struct Record {
     pub(crate) env: Vec<String>,
     /// Its working directory.
     pub(crate) cwd: String,
-    /// USER[:GROUP], names or numbers.
+    /// `USER[:GROUP]`, names or numbers.
     pub(crate) user: String,
     /// What asks it to end.
     pub(crate) stop_signal: String,

@@ -337,7 +337,7 @@ pub struct Further {
     pub env: Vec<String>,
     /// Its working directory; none: the container's.
     pub workdir: Option<String>,
-    /// USER[:GROUP]; none: the container's.
+    /// `USER[:GROUP]`; none: the container's.
     pub user: Option<String>,
     /// It has a terminal.
     pub terminal: bool,

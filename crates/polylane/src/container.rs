@@ -97,7 +97,7 @@ pub(crate) struct NewArgs {
     /// Show a directory or file of the host, or another lane, at TARGET (repeatable)
     #[arg(long, short, value_name = "SOURCE:TARGET[:ro]", value_parser = Mount::parse)]
     volume: Vec<Mount>,
-    /// The same as type=bind,source=SOURCE,target=TARGET[,readonly] (repeatable)
+    /// The same: type=bind,source=SOURCE,target=TARGET and, if wanted, ,readonly (repeatable)
     #[arg(long, value_name = "FIELDS", value_parser = Mount::parse_fields)]
     mount: Vec<Mount>,
     /// A variable; NAME alone has the caller's value (repeatable)
