@@ -122,7 +122,7 @@ impl Tables {
             }
         }
         Err(Failure::failed(format!(
-            "{}: other polylane commands hold the mount tables for {} s: end the one that is stopped",
+            "{}: other polylane commands hold the mount tables for {} s: end a stopped one",
             dir.display(),
             LOCK_TIME_MAX.as_secs()
         )))
