@@ -4,14 +4,19 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polylane_tests::host::{Host, text, until};
 use polylane_tests::{binary, lacks, unavailable};
 use serde_json::{Value, json};
 
+/// What runtimes keep is in one place for all: tests that look there go one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A state directory with images of its own; dropped, its containers are removed.
 struct Engine {
     host: Host,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Engine {
@@ -20,7 +25,8 @@ impl Engine {
         if unavailable(name) || lacks(name, &["runc", "busybox"]) {
             return None;
         }
-        let engine = Engine { host: Host::new() };
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = Engine { host: Host::new(), _alone: alone };
         engine.host.dir("state");
         engine.make_busybox();
         let made = engine.run(&["container", "run", "--rm", "busybox", "true"]);

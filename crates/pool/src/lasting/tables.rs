@@ -7,7 +7,6 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
@@ -78,22 +77,6 @@ pub(crate) struct Tables {
     _lock: OwnedFd,
 }
 
-/// Waits for a lock behind those who came before; `None`: `limit` is over.
-fn take(lock: OwnedFd, limit: Duration) -> Option<std::result::Result<OwnedFd, Errno>> {
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => {}
-        done => return Some(done.map(|()| lock)),
-    }
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        let wait = || rustix::fs::flock(&lock, FlockOperation::LockExclusive);
-        let done = rustix::io::retry_on_intr(wait);
-        // Where the limit was over before, the lock goes with its descriptor.
-        drop(tell.send(done.map(|()| lock)));
-    });
-    told.recv_timeout(limit).ok()
-}
-
 impl Tables {
     /// Locks the tables of the run-time directory `dir`, which is made.
     ///
@@ -112,13 +95,14 @@ impl Tables {
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(failed(error)),
             };
-            match take(lock, LOCK_TIME_MAX.saturating_sub(start.elapsed())) {
-                Some(Ok(lock)) if is_still(&path, &lock) => {
+            // No thread waits for it in flock(2): who holds it forks.
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_still(&path, &lock) => {
                     return Ok(Tables { dir: dir.to_path_buf(), _lock: lock });
                 }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(failed(error)),
-                None => break,
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(failed(error)),
             }
         }
         Err(Failure::failed(format!(
