@@ -199,9 +199,9 @@ impl Container {
         let layers = store.lowers(&image);
         let dir = place::all_dir()?;
         place::make_all(&dir)?;
-        let (container, _lock) = reserve(&dir, |id, name| {
+        let (container, _lock) = reserve(&dir, |id, others| {
             let layers = layers.iter().map(|path| utf8(path)).collect::<Result<_>>()?;
-            let mut record = specify(wanted, &config["config"], (id, name))?;
+            let mut record = specify(wanted, &config["config"], (id, others))?;
             record.image = image.name.clone();
             record.image_id = image.id();
             record.layers = layers;
@@ -316,22 +316,15 @@ impl Container {
 /// Makes a container's directory with a record that says `making`, under a free name.
 fn reserve(
     dir: &Path,
-    specify: impl FnOnce(String, Option<&[Container]>) -> Result<Record>,
+    specify: impl FnOnce(String, &[Container]) -> Result<Record>,
 ) -> Result<(Container, Lock)> {
     let _names = place::lock_names(dir)?;
     let others = all()?;
-    let id = new_id()?;
-    let record = specify(id.clone(), Some(&others))?;
+    let id = names::fresh_id("container")?;
+    let record = specify(id.clone(), &others)?;
     let place = Place::of(dir, &id);
     let lock = place.make(&record)?;
     Ok((Container { place, record }, lock))
-}
-
-fn new_id() -> Result<String> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Failure::because("container", "make up an identity", error))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn utf8(path: &Path) -> Result<String> {
@@ -368,7 +361,7 @@ fn check(wanted: &Wanted) -> Result<()> {
 fn specify(
     wanted: &Wanted,
     config: &Value,
-    (id, others): (String, Option<&[Container]>),
+    (id, others): (String, &[Container]),
 ) -> Result<Record> {
     let text = |name: &str| config[name].as_str().map(str::to_string);
     let list = |name: &str| -> Vec<String> {
@@ -377,7 +370,7 @@ fn specify(
     };
     let name = wanted.name.clone().unwrap_or_else(|| format!("c-{}", &id[..8]));
     let is_taken = |one: &Container| one.record.name == name;
-    if others.is_some_and(|others| others.iter().any(is_taken)) {
+    if others.iter().any(is_taken) {
         return Err(Failure::failed(format!(
             "{name}: a container has that name: 'polylane container rm {name}' first"
         )));
@@ -458,7 +451,7 @@ mod tests {
     }
 
     fn record(wanted: &Wanted, config: Value) -> Result<Record> {
-        specify(wanted, &config, ("0123456789abcdef".into(), None))
+        specify(wanted, &config, ("0123456789abcdef".into(), &[]))
     }
 
     #[test]

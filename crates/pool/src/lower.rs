@@ -81,19 +81,17 @@ impl LowerSource {
     /// # Errors
     /// It is not there, or a link on the way leads through another user's directory.
     pub fn canonical(&self) -> Result<LowerSource> {
-        if let LowerSource::Data(data) = self {
-            return Ok(LowerSource::Data(Box::new(data.canonical()?)));
-        }
-        let path = self.path();
-        if let LowerSource::Volume(_) = self {
-            // Links that lead through other users' directories are not followed.
-            volume::resolve(path)?;
-        }
-        let whole = path.canonicalize();
-        let whole = whole.map_err(|error| Failure::path(path, "use it as a lower", error))?;
+        let whole = |path: &Path| {
+            path.canonicalize().map_err(|error| Failure::path(path, "use it as a lower", error))
+        };
         Ok(match self {
-            LowerSource::Volume(_) => LowerSource::Volume(whole),
-            LowerSource::Dir(_) | LowerSource::Data(_) => LowerSource::Dir(whole),
+            LowerSource::Data(data) => LowerSource::Data(Box::new(data.canonical()?)),
+            LowerSource::Dir(path) => LowerSource::Dir(whole(path)?),
+            LowerSource::Volume(path) => {
+                // Links that lead through other users' directories are not followed.
+                volume::resolve(path)?;
+                LowerSource::Volume(whole(path)?)
+            }
         })
     }
 

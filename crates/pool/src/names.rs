@@ -54,6 +54,17 @@ pub fn runtime_dir() -> PathBuf {
     }
 }
 
+/// 16 hexadecimal digits that are never given twice, for an object of the kind `what`.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn fresh_id(what: &str) -> Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Failure::because(what, "make an id for it", error))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 /// Whether a text can name a pool: letters, digits, `.`, `_` and `-`, at most 64, no leading `.`.
 pub fn is_name(text: &str) -> bool {
     let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');

@@ -255,7 +255,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
     let trace = options.record.as_deref().map(create_trace).transpose()?;
     // The file of a bypass volume holds none of it: the kernel cannot serve it by itself.
     let whole = if bypass.is_some() { &[][..] } else { &handed.volume[..] };
-    let id = fresh_id()?;
+    let id = names::fresh_id("attachment")?;
     let share = match handed.volume.first().filter(|_| options.qos != Policy::None) {
         Some(files) => {
             let meeting = Meeting::of(&names::runtime_dir(), &files.plain)?;
@@ -469,14 +469,6 @@ pub(crate) fn lacks(via: Via) -> Option<String> {
         }
         Via::Nbd | Via::VhostUser => None,
     }
-}
-
-/// 16 hexadecimal digits that are never given twice.
-fn fresh_id() -> Result<String> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Failure::because("attachment", "make an id for it", error))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Opens a volume. Where an attachment was just cleared away, the kernel may take a moment to let
