@@ -141,8 +141,12 @@ fn a_host_store_keeps_no_journal_by_either_way() {
         assert_eq!(totals.forgotten_bytes, 16 * PIECE as u64, "{way:?}");
         let found = waiter.read(Sector(4096), 16 * PIECE).expect("read");
         assert!(found.iter().all(|byte| *byte == 2), "{way:?}: the newest");
+        // The kernel drops no folio that something of its own holds at that moment (compaction, a
+        // batch of another CPU), so a piece may stay; a journal that is kept would be all of them.
         if let Some((hits, misses)) = device.totals().hits_and_misses {
-            assert_eq!((hits, misses), (0, (16 * PIECE / SECTOR_BYTES) as u64), "{way:?}");
+            let all = (16 * PIECE / SECTOR_BYTES) as u64;
+            assert_eq!(hits + misses, all, "{way:?}");
+            assert!(hits <= all / 4, "{way:?}: {hits} of {all} sectors were kept");
         }
     }
 }
