@@ -13,9 +13,11 @@ use std::sync::Arc;
 use common::BLOCK;
 use common::log::cat;
 use polylane_base::TestClock;
+use polylane_block::Error as DeviceError;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::format::journal::{JournalCompat, JournalIncompat, JournalSuperblock};
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
 use tempfile::NamedTempFile;
@@ -72,7 +74,7 @@ fn edit_journal(image: &Path, edit: impl FnOnce(&mut [u8])) {
     let mut block = cat(image, "<8>")[..BLOCK].to_vec();
     edit(&mut block);
     let incompat = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("4 bytes"));
-    if incompat & JournalIncompat::CSUM_V2.bits() != 0 {
+    if incompat & (JournalIncompat::CSUM_V2 | JournalIncompat::CSUM_V3).bits() != 0 {
         block[0xfc..0x100].fill(0);
         let sum = polylane_ext4::format::checksum::crc(!0, &block[..1024]);
         block[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
@@ -246,6 +248,121 @@ fn journal_block(image: &Path) -> Vec<u8> {
     let mut found = Vec::new();
     edit_journal(image, |block| found = block.to_vec());
     found
+}
+
+/// A journal that cannot be replayed, or not surely: refused by name, as by Linux and e2fsck, and
+/// not a byte is written.
+#[test]
+fn a_journal_that_is_not_understood_is_refused_before_anything_is_written() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(8);
+    let from = source.path().display();
+    let (compat, incompat, ro_compat) = (0x24, 0x28, 0x2c);
+    let v1 = JournalCompat::CHECKSUM.bits();
+    let sums = JournalIncompat::CSUM_V2.bits() | JournalIncompat::CSUM_V3.bits();
+    type Edit<'a> = &'a dyn Fn(&mut [u8]);
+    let cases: [(&str, &str, Edit<'_>); 8] = [
+        ("journal unknown (0x80000000)", "3", &|block| set_bits(block, incompat, 1 << 31)),
+        ("journal ro_compat (0x8)", "3", &|block| set_bits(block, ro_compat, 8)),
+        ("s_blocksize", "3", &|block| block[0xc..0x10].copy_from_slice(&1024u32.to_be_bytes())),
+        ("two kinds of checksums", "3", &|block| set_bits(block, compat, v1)),
+        ("two kinds of checksums", "2", &|block| set_bits(block, compat, v1)),
+        ("two kinds of checksums", "3", &|block| set_bits(block, incompat, sums)),
+        ("s_checksum_type", "3", &|block| block[0x50] = 1),
+        ("s_maxlen", "3", &|block| block[0x10..0x14].copy_from_slice(&9999u32.to_be_bytes())),
+    ];
+    for (why, version, edit) in cases {
+        let image = format("64bit,metadata_csum,^orphan_file");
+        let wrote = format!("jo -c -v {version}\njw -b 5000-5007 {from}\njc\n");
+        debugfs(image.path(), &wrote);
+        edit_journal(image.path(), edit);
+        let device = load(image.path());
+        let refused = open(&device).err().unwrap_or_else(|| panic!("{why}: opened"));
+        assert!(refused.to_string().contains(why), "{why}: {refused}");
+        let before = std::fs::read(image.path()).expect("readable");
+        let after = std::fs::read(common::save(&device).path()).expect("readable");
+        assert!(before == after, "{why}: written to");
+        let (code, said) = e2fsck("-fn", image.path());
+        assert_ne!(code, Some(0), "{why}: e2fsck takes it: {said}");
+    }
+}
+
+/// One read of the journal fails, or of what leads to it: the image is not opened, and nothing of a
+/// log is lost; where reads are good again it is replayed.
+#[test]
+fn a_log_that_cannot_be_read_is_kept() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(20);
+    let image = format("64bit,metadata_csum,^orphan_file");
+    let from = source.path().display();
+    debugfs(image.path(), &format!("jo -c -v 3\njw -b 5000-5019 {from}\njc\n"));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    let open_with = |fault: Option<Fault>| {
+        let options = SimOptions { fault, record: true, ..SimOptions::default() };
+        let disk = SimDisk::new(Image::new(bytes.clone()), options);
+        let opened = Ext4::open(disk.clone(), Arc::new(TestClock::default()), &Options::default());
+        (disk, opened)
+    };
+    let (mut refused, mut nth) = (0, 0);
+    loop {
+        let (disk, opened) = open_with(Some(Fault::eio(FaultOn::Read, nth)));
+        match opened {
+            Err(Error::Device(_)) => refused += 1,
+            Err(why) => panic!("read {nth}: {why}"),
+            // Behind what opening reads, or in what it can do without.
+            Ok(fs) => {
+                assert_eq!(fs.recovered.transactions, 1, "read {nth}");
+                if nth > 60 {
+                    break;
+                }
+            }
+        }
+        let left = disk.image().rebased();
+        let fs = Ext4::open(
+            SimDisk::new(left, SimOptions::default()),
+            Arc::new(TestClock::default()),
+            &Options::default(),
+        );
+        let fs = fs.unwrap_or_else(|why| panic!("after read {nth} failed: {why}"));
+        fs.close().expect("closes");
+        nth += 1;
+    }
+    assert!(refused > 20, "{refused} of {nth}");
+}
+
+/// An image that may not be written, or a medium without durable writes: what is in the log cannot
+/// be brought home, so the image is refused by name, and stays as it is.
+#[test]
+fn a_log_that_cannot_be_brought_home_is_kept() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(8);
+    let image = format("64bit,metadata_csum,^orphan_file");
+    let from = source.path().display();
+    debugfs(image.path(), &format!("jo -c -v 3\njw -b 5000-5007 {from}\njc\n"));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    let read_only = Options { read_only: Some("you are asked to"), ..Options::default() };
+    let device = load(image.path());
+    let opened = Ext4::open(device.clone(), Arc::new(TestClock::default()), &read_only);
+    let why = opened.err().expect("its log is not empty").to_string();
+    assert!(why.contains("journal must be replayed first"), "{why}");
+    assert!(std::fs::read(common::save(&device).path()).expect("readable") == bytes);
+    for on in [FaultOn::Write, FaultOn::Flush] {
+        let error = DeviceError::Unsupported;
+        let fault = Some(Fault { on, nth: 0, error, lasting: true });
+        let disk =
+            SimDisk::new(Image::new(bytes.clone()), SimOptions { fault, ..SimOptions::default() });
+        let opened = Ext4::open(disk.clone(), Arc::new(TestClock::default()), &Options::default());
+        assert!(matches!(opened.err(), Some(Error::Device(DeviceError::Unsupported))), "{on:?}");
+        let left = SimDisk::new(disk.image().rebased(), SimOptions::default());
+        let fs = Ext4::open(left, Arc::new(TestClock::default()), &Options::default());
+        assert_eq!(fs.expect("replayed").recovered.transactions, 1, "{on:?}");
+    }
 }
 
 /// Whatever checksums a journal had before us: e2fsck takes it, also in the middle of our use, and

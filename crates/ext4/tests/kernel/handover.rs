@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use polylane_ext4::Ext4;
+use polylane_base::TestClock;
+use polylane_ext4::{Ext4, Options};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, Syncing};
 
@@ -53,8 +54,11 @@ fn a_journal_in_use_changes_hands_both_ways() {
     for (args, has_sums) in [
         (&[][..], true),
         (&["-b", "1024"][..], true),
+        (&["-b", "2048"][..], true),
+        (&["-b", "1024", "-O", "^64bit,fast_commit"][..], true),
         (&["-O", "^64bit"][..], true),
         (&["-O", "^metadata_csum,^64bit"][..], false),
+        (&["-b", "2048", "-O", "^metadata_csum"][..], false),
         (&["-O", "fast_commit"][..], true),
     ] {
         let args = [common::LANE, args].concat();
@@ -91,4 +95,64 @@ fn a_journal_in_use_changes_hands_both_ways() {
         let found = std::fs::read(mount.path().join("again")).expect("is there");
         assert!(found == content(3), "{args:?}");
     }
+}
+
+/// A loop device on a file, which goes with this.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &Path) -> Loop {
+        let done = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let done = done.expect("losetup runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Loop(String::from_utf8_lossy(&done.stdout).trim().to_string())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+/// The kernel alone uses a journal on another device: what it closed we read, what it did not close
+/// is refused and stays as it is.
+#[test]
+fn an_image_with_its_journal_elsewhere_is_read_when_it_was_closed() {
+    if !can_mount() {
+        return;
+    }
+    let (journal, image) = [(); 2].map(|()| tempfile::NamedTempFile::new().expect("a file")).into();
+    journal.as_file().set_len(8 << 20).expect("a length");
+    image.as_file().set_len(64 << 20).expect("a length");
+    let journal = Loop::new(journal.path());
+    let run = |program: &str, args: &[&str]| {
+        let done = Command::new(program).args(args).output().expect("it runs");
+        assert!(done.status.success(), "{program}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    run("mke2fs", &["-Fq", "-b", "4096", "-O", "journal_dev", &journal.0]);
+    let (at, path) = (format!("device={}", journal.0), image.path().to_string_lossy());
+    run("mke2fs", &["-Fq", "-t", "ext4", "-b", "4096", "-J", &at, &path]);
+    let image = Image { file: RefCell::new(image) };
+    let in_use = {
+        let mount = image.mount();
+        std::fs::write(mount.path().join("theirs"), content(1)).expect("room");
+        let root = std::fs::File::open(mount.path()).expect("opens");
+        rustix::fs::syncfs(root).expect("syncs");
+        std::fs::read(image.file.borrow().path()).expect("readable")
+    };
+    let open = |bytes: &[u8]| {
+        let device = common::load(bytes);
+        let opened =
+            Ext4::open(device.clone(), Arc::new(TestClock::default()), &Options::default());
+        let left = std::fs::read(common::save(&device).path()).expect("readable");
+        assert!(left == bytes, "written to");
+        opened
+    };
+    let refused = open(&in_use).err().expect("its log is not here").to_string();
+    assert!(refused.contains("another device") && refused.contains("replayed"), "{refused}");
+    let closed = std::fs::read(image.file.borrow().path()).expect("readable");
+    let fs = open(&closed).expect("opens");
+    assert!(fs.read_only_reasons.iter().any(|why| why == "its journal is on another device"));
+    assert!(read(&fs, "theirs") == content(1));
 }

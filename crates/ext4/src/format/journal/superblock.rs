@@ -103,8 +103,10 @@ impl JournalSuperblock {
         if self.is_v2() && ro_compat != 0 {
             return Err(Error::Incompatible(vec![format!("journal ro_compat ({ro_compat:#x})")]));
         }
+        let compat = JournalCompat::from_bits_retain(self.raw.feature_compat.get());
+        let has_two = self.incompat().contains(CSUMS) || compat.contains(JournalCompat::CHECKSUM);
         match self.has_checksums() {
-            true if self.incompat().contains(CSUMS) => Err(corrupt("two kinds of checksums")),
+            true if has_two => Err(corrupt("two kinds of checksums")),
             true if self.raw.checksum_type != CRC32C => Err(corrupt("s_checksum_type")),
             true if self.raw.checksum.get() != self.checksum() => Err(corrupt("checksum")),
             _ => Ok(()),
@@ -156,11 +158,11 @@ impl JournalSuperblock {
         self.incompat().intersects(CSUMS)
     }
 
-    /// Whether each transaction has one checksum, in its commit block (v1). In the same journal as
-    /// other ones it counts for nothing.
+    /// Whether each transaction has one checksum, in its commit block (v1). A journal that has
+    /// those of another version as well is refused.
     pub fn has_transaction_checksums(&self) -> bool {
         let compat = JournalCompat::from_bits_retain(self.raw.feature_compat.get());
-        self.is_v2() && compat.contains(JournalCompat::CHECKSUM) && !self.has_checksums()
+        self.is_v2() && compat.contains(JournalCompat::CHECKSUM)
     }
 
     /// Whether commit blocks were written without waiting for what is before them in the log.
