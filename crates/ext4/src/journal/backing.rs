@@ -15,6 +15,9 @@
 //! - Opening sets aside what one transaction can hold, and some more (the *spare part*).
 //! - The head never passes `backed`. It moves on by itself while the medium has room; else the log
 //!   is emptied by a checkpoint and begins again at `first`.
+//! - The committer writes zeros behind `backed` while commits go on, a few blocks at a time and
+//!   without the log's lock, as soon as little is left. A commit that needs more waits for it, and
+//!   does the rest itself.
 //! - A home for which the medium has no room gets it from the spare part, which is discarded.
 //! - After that the medium is *short*: freed blocks are given back to it at once, so that what is
 //!   removed makes room. Once half of the spare part is used up nothing new is made (`ENOSPC`).
@@ -26,6 +29,7 @@
 
 use std::sync::atomic::Ordering;
 
+use polylane_base::sync::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
 use super::log::{Closed, Log};
@@ -33,8 +37,57 @@ use super::{Freed, Journal, REVOKES_PER_BLOCK, Tid};
 use crate::error::Result;
 use crate::format::DeviceBlock;
 
-/// Log blocks that are given room ahead of the head at a time.
+/// Log blocks that are given room ahead of the head by a commit that lacks them.
 const AHEAD: u32 = 512;
+
+/// The committer is asked for more as soon as so few are left, and sees to twice as many.
+const AHEAD_MIN: u32 = 1024;
+
+/// Blocks that the committer gives room at a time: a sync that falls together with it waits for
+/// 64 KiB more.
+const AHEAD_PART: u32 = 16;
+
+/// What the committer does behind `backed`, without the log's lock.
+#[derive(Default)]
+pub(super) struct Ahead {
+    part: Mutex<Part>,
+    /// It ended.
+    ended: Condvar,
+}
+
+/// Log blocks that the committer gives room, from the first on.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Part {
+    #[default]
+    None,
+    /// They may be written with zeros at any moment: nobody else writes there.
+    Begun,
+    /// So many have room.
+    Ended(u32, u32),
+}
+
+impl Ahead {
+    fn begin(&self) {
+        *self.part.lock() = Part::Begun;
+    }
+
+    fn end(&self, start: u32, count: u32) {
+        *self.part.lock() = Part::Ended(start, count);
+        self.ended.notify_all();
+    }
+
+    /// Waits until nothing is under way. What has ended, once.
+    fn settle(&self) -> Option<(u32, u32)> {
+        let mut part = self.part.lock();
+        while *part == Part::Begun {
+            part = self.ended.wait(part);
+        }
+        match std::mem::take(&mut *part) {
+            Part::Ended(start, count) => Some((start, count)),
+            _ => None,
+        }
+    }
+}
 
 /// Blocks of the spare part, at most; also an eighth of the log.
 const SPARE_MAX: u32 = 2048;
@@ -106,6 +159,7 @@ impl Journal {
 
     /// Has the log take room up to block `end`, as far as there is a log.
     fn back_log(&self, log: &mut Log, end: u32) -> Result<()> {
+        self.settle_ahead(log);
         let end = end.min(log.superblock.end());
         while log.backed < end {
             let side_by_side = self.map.run(log.backed, log.superblock.end() - log.backed);
@@ -115,6 +169,50 @@ impl Journal {
             log.backed += backed.inspect_err(|_| self.note_short(log))? as u32;
         }
         Ok(())
+    }
+
+    /// Waits for what the committer does behind `backed`, which moves on.
+    fn settle_ahead(&self, log: &mut Log) {
+        if let Some((start, count)) = self.ahead.settle()
+            && start == log.backed
+        {
+            log.backed += count;
+        }
+    }
+
+    /// Gives a few more log blocks room while commits go on. How many are left to do: 0, nothing.
+    fn back_part(&self) -> Result<u32> {
+        let mut log = self.log.lock();
+        self.settle_ahead(&mut log);
+        let start = log.backed;
+        let end = (log.head + 2 * AHEAD_MIN).min(log.superblock.end());
+        let left = end.saturating_sub(start);
+        if left == 0 || self.is_short() {
+            return Ok(0);
+        }
+        let most = self.map.run(start, log.superblock.end() - start);
+        let home = self.map.device_block(start);
+        self.ahead.begin();
+        drop(log);
+        let backed = self.io.back(home, most.min(AHEAD_PART).into(), most.into());
+        self.ahead.end(start, *backed.as_ref().unwrap_or(&0) as u32);
+        match backed {
+            Ok(backed) => Ok(left.saturating_sub(backed as u32)),
+            // Whoever needs it finds out, and says so.
+            Err(polylane_block::Error::NoSpace) => Ok(0),
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Asks the committer for more where little is left ahead of the head.
+    fn ask_for_more(&self, log: &Log) {
+        let end = log.superblock.end();
+        if log.backed < end && log.backed.saturating_sub(log.head) < AHEAD_MIN && !self.is_short() {
+            let mut progress = self.progress.lock();
+            if !std::mem::replace(&mut progress.backing, true) {
+                self.wish.notify_all();
+            }
+        }
     }
 
     /// The medium had no room for something.
@@ -155,16 +253,17 @@ impl Journal {
         }
         let mut log = self.log.lock();
         let least = log.superblock.first() + self.most() + self.spare(&log);
-        let end = least.max(log.head + 2 * AHEAD);
-        match self.back_log(&mut log, end) {
-            Err(why) if why.is_no_space() => Ok(()),
+        match self.back_log(&mut log, least) {
+            Err(why) if why.is_no_space() => return Ok(()),
             Ok(()) => {
                 self.short.store(false, Ordering::Release);
                 self.tight.store(false, Ordering::Release);
-                Ok(())
             }
-            failed => failed,
+            failed => return failed,
         }
+        drop(log);
+        while !self.is_stopped() && self.back_part()? > 0 {}
+        Ok(())
     }
 
     /// Before a transaction is written to the log: room there, and for what it carries.
@@ -182,6 +281,7 @@ impl Journal {
         if !self.reaches(log, needed) {
             return Err(polylane_block::Error::NoSpace.into());
         }
+        self.ask_for_more(log);
         self.back_homes(log, closed, needed)
     }
 

@@ -154,6 +154,17 @@ struct Changes {
     revoked: FxHashSet<DeviceBlock>,
 }
 
+/// What the committer is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    /// Give the log room ahead of its head.
+    Back,
+    /// Commit, and then the same.
+    Commit,
+    /// Commit, and return.
+    End,
+}
+
 /// The state that waiters look at.
 struct Progress {
     committed: Tid,
@@ -166,6 +177,8 @@ struct Progress {
     writers: u32,
     /// Threads that wait for transactions on their way.
     watching: u32,
+    /// The log's blocks are to be given room, by the committer.
+    backing: bool,
     ending: bool,
 }
 
@@ -196,6 +209,7 @@ pub struct Journal {
     /// The medium had no room for the last commit.
     starved: AtomicBool,
     /// See [`backing`].
+    ahead: backing::Ahead,
     short: AtomicBool,
     tight: AtomicBool,
     stopped: AtomicBool,
@@ -305,12 +319,14 @@ impl Journal {
                 grounded: 0,
                 writers: 0,
                 watching: 0,
+                backing: false,
                 ending: false,
             }),
             closed: Condvar::new(),
             landed: Condvar::new(),
             wish: Condvar::new(),
             starved: AtomicBool::new(false),
+            ahead: backing::Ahead::default(),
             short: AtomicBool::new(false),
             tight: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -511,12 +527,12 @@ impl Journal {
     /// While the medium has no room it tries again and again.
     pub fn run(&self, client: &dyn Client, interval: Duration) {
         loop {
-            let ending = self.wait_for_wish(interval);
+            let wish = self.wait_for_wish(interval);
             if self.is_stopped() {
                 return;
             }
-            let refused = self.commit(client).is_err();
-            if ending || (refused && !self.is_starved()) {
+            let refused = wish != Wish::Back && self.commit(client).is_err();
+            if wish == Wish::End || (refused && !self.is_starved()) {
                 return;
             }
             if let Err(why) = self.back_ahead() {
@@ -525,17 +541,24 @@ impl Journal {
         }
     }
 
-    /// Whether the journal is being closed.
-    fn wait_for_wish(&self, interval: Duration) -> bool {
+    /// Waits until the committer has something to do.
+    fn wait_for_wish(&self, interval: Duration) -> Wish {
         let progress = self.progress.lock();
         let starved = self.is_starved();
         let short = starved || self.is_short();
         let pause = if short { interval.min(RETRY_PAUSE) } else { interval };
         let idle = |p: &mut Progress| {
             let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
-            content && !p.ending && !self.is_stopped()
+            content && !p.ending && !p.backing && !self.is_stopped()
         };
-        self.wish.wait_timeout_while(progress, pause, idle).0.ending
+        let (mut progress, timed_out) = self.wish.wait_timeout_while(progress, pause, idle);
+        let backing = std::mem::take(&mut progress.backing);
+        let is_done = progress.committed.reached(progress.wanted);
+        match progress.ending {
+            true => Wish::End,
+            false if backing && is_done && !starved && !timed_out => Wish::Back,
+            false => Wish::Commit,
+        }
     }
 
     /// Tells the committer to commit what there is and return.
