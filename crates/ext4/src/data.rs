@@ -9,6 +9,9 @@
 //! its way, and a commit that closes it then does not wait for them. What fsync promises is the
 //! same: the write has ended before it begins.
 //!
+//! *Deferred.* Before a large sync the bytes stay in memory until the transaction that shows them
+//! goes to the log: one batch holds both, and the flush before the commit block covers both.
+//!
 //! *Logged data.* Which bytes go to the log instead, and which are durable at once, is
 //! `synced`'s to decide. The newest version of a block may then be in the log
 //! alone: all reading of contents is `read_blocks`'.
@@ -45,6 +48,8 @@ pub(crate) const RUN_BLOCKS_MAX: u32 = 256;
 pub enum Way {
     /// To their blocks.
     Place,
+    /// To their blocks, together with the body of the log that the sync writes.
+    Deferred,
     /// To their blocks, durable when the write has ended.
     PlaceDurably,
     /// To the log, with the transaction that shows them.
@@ -256,6 +261,7 @@ fn write_run(
         }
     };
     let (way, count) = way_of_run(volume, (start, count), way);
+    let way = way_with_room(volume, (start, count), way);
     let bytes = (count as usize * block_bytes - within).min(left);
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
@@ -263,13 +269,14 @@ fn write_run(
     let handle = match way {
         Way::Log => start_logging(ctx, volume, start, &data, credits)?,
         Way::Place => {
-            volume.keep_buffer(volume.io.write(start, data)?);
+            volume.io.keep_buffer(volume.io.write(start, data)?);
             volume.start(ctx, credits)?
         }
         Way::PlaceDurably => {
-            volume.keep_buffer(volume.io.write_durable(start, data)?);
+            volume.io.keep_buffer(volume.io.write_durable(start, data)?);
             volume.start(ctx, credits)?
         }
+        Way::Deferred => start_deferring(ctx, volume, start, data, credits)?,
     };
     if new {
         let end = u64::from(first.0) + u64::from(count);
@@ -294,6 +301,15 @@ fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> 
     }
 }
 
+/// Whether a write that is to be deferred may be: later, nobody could be told that there is no room
+/// for it.
+fn way_with_room(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> Way {
+    match way {
+        Way::Deferred if !volume.io.has_room(start, count.into()) => Way::Place,
+        way => way,
+    }
+}
+
 /// A handle with `credits`, in whose transaction the log has `data` as the blocks from `start` on.
 fn start_logging<'a>(
     ctx: &OpCtx<'a>,
@@ -307,6 +323,21 @@ fn start_logging<'a>(
     for (index, block) in data.chunks(block_bytes).enumerate() {
         handle.log_data(DeviceBlock(start.0 + index as u64), block);
     }
+    Ok(handle)
+}
+
+/// A handle with `credits`, whose transaction shows `data` as the blocks from `start` on, which go
+/// to the device with it.
+fn start_deferring<'a>(
+    ctx: &OpCtx<'a>,
+    volume: &'a Volume,
+    start: DeviceBlock,
+    data: Buffer,
+    credits: usize,
+) -> Result<Handle<'a>> {
+    volume.io.prepare_to_defer(start, (data.len() / volume.io.block_bytes()) as u32)?;
+    let handle = volume.start(ctx, credits)?;
+    volume.io.defer(start, data);
     Ok(handle)
 }
 
@@ -330,6 +361,7 @@ fn fill_hole(
     let (claim, was_promised) = claim(volume, cell, core, goal, (first, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
+    let way = way_with_room(volume, (claim.start, claim.count), way);
     let begun = assemble(volume, core, place, (at, within, bytes), source, from)
         .and_then(|data| begin(ctx, volume, claim.start, data, map_credits(core), way));
     if begun.is_err() && was_promised {
@@ -345,7 +377,7 @@ fn fill_hole(
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
     if let Some(sent) = sent {
-        volume.keep_buffer(sent.wait()?);
+        volume.io.keep_buffer(sent.wait()?);
     }
     Ok(bytes)
 }
@@ -363,12 +395,13 @@ fn begin<'a>(
 ) -> Result<(Handle<'a>, Option<Sent<'a>>)> {
     match (way, volume.data) {
         (Way::Log, _) => Ok((start_logging(ctx, volume, start, &data, credits)?, None)),
+        (Way::Deferred, _) => Ok((start_deferring(ctx, volume, start, data, credits)?, None)),
         (_, DataMode::Writeback) => {
             let handle = volume.start(ctx, credits)?;
             Ok((handle, Some(volume.io.begin_write(start, data)?)))
         }
         (_, DataMode::Ordered | DataMode::Data) => {
-            volume.keep_buffer(volume.io.write(start, data)?);
+            volume.io.keep_buffer(volume.io.write(start, data)?);
             Ok((volume.start(ctx, credits)?, None))
         }
     }
@@ -433,7 +466,7 @@ fn assemble(
     from: usize,
 ) -> Result<Buffer> {
     let block_bytes = volume.io.block_bytes();
-    let mut data = volume.buffer(count as usize * block_bytes);
+    let mut data = volume.io.buffer(count as usize * block_bytes);
     // A block's bytes that the file does not have are zero.
     data[..within].fill(0);
     data[within + bytes..].fill(0);

@@ -220,14 +220,14 @@ fn move_out_file(ctx: &OpCtx<'_>, volume: &Volume, cell: &Cell, core: &mut Core)
         handle.complete();
         return Ok(());
     }
-    let mut block = volume.buffer(volume.io.block_bytes());
+    let mut block = volume.io.buffer(volume.io.block_bytes());
     block.fill(0);
     block[..bytes.len()].copy_from_slice(&bytes);
     let claim = volume.alloc.claim(volume.goal(cell.ino), 1)?;
     let written = volume.io.write(claim.start, block).map_err(Error::from);
     let credits = map_credits(core);
     let started =
-        written.map(|block| volume.keep_buffer(block)).and_then(|()| volume.start(ctx, credits));
+        written.map(|block| volume.io.keep_buffer(block)).and_then(|()| volume.start(ctx, credits));
     if started.is_ok() {
         give_tree(cell, core)?;
     }

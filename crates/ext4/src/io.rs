@@ -1,8 +1,9 @@
 //! File-system blocks on a block device: the only module that knows sectors.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use polylane_base::sync::Mutex;
 use polylane_block::device::{Allocation, Op, Request, SECTOR_BYTES, Sector};
 use polylane_block::wait::{UnderWay, Waiter};
 use polylane_block::{BlockDevice, Error as DeviceError};
@@ -12,6 +13,15 @@ use crate::format::DeviceBlock;
 
 /// Zeros that are written at a time.
 const BACKED_BYTES: u64 = 1 << 20;
+
+/// Smallest write that takes a spare buffer: below it, fresh memory comes from a free list.
+const SPARE_BYTES_MIN: usize = 64 << 10;
+
+/// Spare buffers that are kept: what is deferred takes so many large ones.
+const SPARE_MAX: usize = 4;
+
+/// Deferred bytes at most: with more, all of them are written.
+const DEFERRED_BYTES_MAX: usize = 4 << 20;
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
@@ -24,7 +34,17 @@ pub struct BlockIo {
     written: AtomicU64,
     /// How many of them are known to be durable.
     flushed: AtomicU64,
+    /// Writes in place that the next body of the log takes along: [`BlockIo::defer`]. Held while
+    /// they are written.
+    deferred: Mutex<Vec<Run>>,
+    /// How many runs these are. Falls after they were written.
+    deferred_count: AtomicUsize,
+    /// Buffers for large writes: fresh memory costs more than what is copied into it.
+    spare: Mutex<Vec<Buffer>>,
 }
+
+/// Blocks that lie side by side.
+type Run = (DeviceBlock, Vec<Buffer>);
 
 /// A write in place that was sent. Dropping it waits, too.
 #[must_use]
@@ -62,7 +82,17 @@ impl BlockIo {
     pub fn new(device: Arc<dyn BlockDevice>, block_bytes: u32, block_count: u64) -> Self {
         let waiter = Waiter::new(device);
         let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
-        BlockIo { waiter, block_bytes: block_bytes as usize, block_count, written, flushed }
+        let (deferred, spare) = (Mutex::default(), Mutex::default());
+        BlockIo {
+            waiter,
+            block_bytes: block_bytes as usize,
+            block_count,
+            written,
+            flushed,
+            deferred,
+            deferred_count: AtomicUsize::new(0),
+            spare,
+        }
     }
 
     /// Bytes in a block.
@@ -86,11 +116,13 @@ impl BlockIo {
 
     /// Reads one block.
     pub fn read(&self, block: DeviceBlock) -> Result<Buffer> {
+        self.write_deferred_in(block, 1)?;
         self.waiter.read(self.sector(block)?, self.block_bytes)
     }
 
     /// Reads `count` adjacent blocks.
     pub fn read_run(&self, block: DeviceBlock, count: usize) -> Result<Buffer> {
+        self.write_deferred_in(block, count as u64)?;
         self.waiter.read(self.sector(block)?, count * self.block_bytes)
     }
 
@@ -99,15 +131,133 @@ impl BlockIo {
         self.written.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether every write in place that has ended is durable.
+    /// Whether every write in place that has ended is durable, and none is deferred.
     pub fn is_flushed(&self) -> bool {
-        // What is flushed was written: read in this order, equal counts were equal once.
+        // What is flushed was written: read in this order, equal counts were equal once. What is
+        // deferred no longer was written.
+        let deferred = self.is_deferring();
         let flushed = self.flushed.load(Ordering::Acquire);
-        flushed == self.written.load(Ordering::Acquire)
+        !deferred && flushed == self.written.load(Ordering::Acquire)
+    }
+
+    /// Whether writes are deferred.
+    pub fn is_deferring(&self) -> bool {
+        self.deferred_count.load(Ordering::Acquire) > 0
+    }
+
+    /// Prepares for deferring a write of `count` blocks from `block` on: writes what is deferred
+    /// of these blocks, and all of it where it is much.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn prepare_to_defer(&self, block: DeviceBlock, count: u32) -> Result<()> {
+        self.write_deferred_in(block, count.into())?;
+        let mut deferred = self.deferred.lock();
+        let bytes: usize = deferred.iter().map(|(_, data)| data[0].len()).sum();
+        match bytes + count as usize * self.block_bytes > DEFERRED_BYTES_MAX {
+            true => self.write_taken(&mut deferred, Vec::new()).1,
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a write in place that goes out with the next body of the log
+    /// ([`BlockIo::write_body`]), before the next flush, or before anybody reads or writes these
+    /// blocks, whichever is first. Whole blocks from `block` on, which the caller knows to have
+    /// room on the medium ([`BlockIo::has_room`]) and has prepared for.
+    pub fn defer(&self, block: DeviceBlock, data: Buffer) {
+        let mut deferred = self.deferred.lock();
+        deferred.push((block, vec![data]));
+        self.deferred_count.store(deferred.len(), Ordering::Release);
+    }
+
+    /// Writes what is deferred.
+    ///
+    /// # Errors
+    /// The device's; what it had no room for stays deferred.
+    pub fn write_deferred(&self) -> Result<()> {
+        if !self.is_deferring() {
+            return Ok(());
+        }
+        self.write_taken(&mut self.deferred.lock(), Vec::new()).1
+    }
+
+    /// The same if any of `count` blocks from `block` on is among it.
+    fn write_deferred_in(&self, block: DeviceBlock, count: u64) -> Result<()> {
+        if !self.is_deferring() {
+            return Ok(());
+        }
+        let mut deferred = self.deferred.lock();
+        let meets = |(start, data): &Run| {
+            let blocks = (data[0].len() / self.block_bytes) as u64;
+            start.0 < block.0 + count && block.0 < start.0 + blocks
+        };
+        if deferred.iter().any(meets) {
+            return self.write_taken(&mut deferred, Vec::new()).1;
+        }
+        Ok(())
+    }
+
+    /// Writes runs of the log, together with what is deferred, and waits for all. Gives the runs'
+    /// buffers back as [`BlockIo::write_all`] does.
+    pub fn write_body(&self, runs: Vec<Run>) -> (Vec<Buffer>, Result<()>) {
+        match self.is_deferring() {
+            true => self.write_taken(&mut self.deferred.lock(), runs),
+            false => self.write_runs(runs, false),
+        }
+    }
+
+    /// Writes `runs` and, in the same batch, what is `deferred`, which it is no longer if all went
+    /// well. Gives the buffers of `runs` back.
+    fn write_taken(
+        &self,
+        deferred: &mut Vec<Run>,
+        mut runs: Vec<Run>,
+    ) -> (Vec<Buffer>, Result<()>) {
+        let first: usize = runs.iter().map(|(_, data)| data.len()).sum();
+        let places: Vec<_> = deferred.iter().map(|(block, _)| *block).collect();
+        runs.append(deferred);
+        let (mut buffers, result) = self.write_runs(runs, false);
+        self.note_written();
+        let data = buffers.split_off(first.min(buffers.len()));
+        match result.is_ok() {
+            true => data.into_iter().for_each(|data| self.keep_buffer(data)),
+            false => deferred.extend(places.into_iter().zip(data.into_iter().map(|it| vec![it]))),
+        }
+        self.deferred_count.store(deferred.len(), Ordering::Release);
+        (buffers, result)
+    }
+
+    /// A buffer of `len` bytes with anything in it that was written to the device before, to be
+    /// given back by [`BlockIo::keep_buffer`], or deferred.
+    pub fn buffer(&self, len: usize) -> Buffer {
+        if len < SPARE_BYTES_MIN {
+            return Buffer::zeroed(len);
+        }
+        let mut spare = self.spare.lock();
+        let fits = spare.iter().position(|buffer| buffer.capacity() >= len);
+        let found = fits.map(|at| spare.swap_remove(at));
+        drop(spare);
+        let mut buffer = found.unwrap_or_else(|| Buffer::zeroed(len.next_power_of_two()));
+        buffer.set_len(len);
+        buffer
+    }
+
+    /// Keeps a large buffer for the next write.
+    pub fn keep_buffer(&self, buffer: Buffer) {
+        if buffer.capacity() < SPARE_BYTES_MIN {
+            return;
+        }
+        let mut spare = self.spare.lock();
+        spare.push(buffer);
+        if spare.len() > SPARE_MAX {
+            let least = (0..spare.len()).min_by_key(|at| spare[*at].capacity());
+            least.map(|at| spare.swap_remove(at));
+        }
     }
 
     /// Writes whole blocks from `block` on; not durable before a flush.
     pub fn write(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
+        self.write_deferred_in(block, (data.len() / self.block_bytes) as u64)?;
         let written = self.waiter.write(self.sector(block)?, data, false);
         self.note_written();
         written
@@ -115,12 +265,14 @@ impl BlockIo {
 
     /// Sends whole blocks from `block` on, without waiting.
     pub fn begin_write(&self, block: DeviceBlock, data: Buffer) -> Result<Sent<'_>> {
+        self.write_deferred_in(block, (data.len() / self.block_bytes) as u64)?;
         let under_way = Some(self.waiter.begin_write(self.sector(block)?, data));
         Ok(Sent { io: self, under_way })
     }
 
     /// Writes whole blocks, durable on return.
     pub fn write_durable(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
+        self.write_deferred_in(block, (data.len() / self.block_bytes) as u64)?;
         self.waiter.write(self.sector(block)?, data, true)
     }
 
@@ -170,8 +322,9 @@ impl BlockIo {
         (buffers, result)
     }
 
-    /// Makes completed writes durable.
+    /// Makes completed writes durable, and deferred ones.
     pub fn flush(&self) -> Result<()> {
+        self.write_deferred()?;
         let ended = self.written.load(Ordering::Acquire);
         self.waiter.flush()?;
         self.flushed.fetch_max(ended, Ordering::AcqRel);
@@ -221,8 +374,27 @@ impl BlockIo {
         self.back(block, wanted, wanted)
     }
 
+    /// Whether `count` blocks from `block` on have room on the medium, which reserves it where that
+    /// takes no write.
+    pub fn has_room(&self, block: DeviceBlock, count: u64) -> bool {
+        let (Ok(Sector(mut at)), unit) = (self.sector(block), self.sectors()) else { return false };
+        let end = at + count * unit;
+        while at < end {
+            let (allocation, sectors) = self.waiter.device().allocation(Sector(at), end - at);
+            let sectors = sectors.clamp(1, end - at);
+            if allocation == Allocation::Hole
+                && self.waiter.device().reserve(Sector(at), sectors).is_err()
+            {
+                return false;
+            }
+            at += sectors;
+        }
+        true
+    }
+
     /// Gives blocks up.
     pub fn discard(&self, block: DeviceBlock, count: u64) -> Result<()> {
+        self.write_deferred_in(block, count)?;
         self.waiter.discard(self.sector(block)?, count * self.sectors())
     }
 }

@@ -47,7 +47,7 @@ pub fn write(ctx: &OpCtx<'_>, volume: &Volume, writes: &mut [Late<'_>]) -> Resul
     }
     let written = volume.io.write(start, assemble(volume, writes, &parts));
     match written {
-        Ok(buffer) => volume.keep_buffer(buffer),
+        Ok(buffer) => volume.io.keep_buffer(buffer),
         Err(error) => {
             give_back(volume, start, &parts);
             return Err(error.into());
@@ -143,7 +143,7 @@ fn give_back(volume: &Volume, start: DeviceBlock, parts: &[Part]) {
 fn assemble(volume: &Volume, writes: &mut [Late<'_>], parts: &[Part]) -> Buffer {
     let block_bytes = volume.io.block_bytes();
     let total: u32 = parts.iter().map(|part| part.count).sum();
-    let mut data = volume.buffer(total as usize * block_bytes);
+    let mut data = volume.io.buffer(total as usize * block_bytes);
     let mut at = 0;
     for (part, late) in parts.iter().zip(writes) {
         let (len, room) = (late.source.len(), part.count as usize * block_bytes);

@@ -325,7 +325,6 @@ fn assemble(
         ext_attr: AtomicBool::new(superblock.has_compat(Compat::EXT_ATTR)),
         damage_recorded: AtomicBool::new(false),
         unused_values: Mutex::default(),
-        spare: Mutex::default(),
         superblock: Mutex::new(superblock),
     })
 }

@@ -388,6 +388,8 @@ pub fn pieces(
     (offset, len): (u64, u64),
     each: &mut dyn FnMut(Piece) -> bool,
 ) -> Result<()> {
+    // Whoever asks may look there.
+    volume.io.write_deferred()?;
     let block_bytes = volume.io.block_bytes() as u64;
     let end = offset.saturating_add(len).div_ceil(block_bytes).min(u32::MAX.into());
     let (mut at, mut last): (u64, Option<Piece>) = (offset / block_bytes, None);

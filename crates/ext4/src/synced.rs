@@ -5,10 +5,13 @@
 //! | in place | to their blocks | a flush, and two writes if it commits |
 //! | in place, durable | to their blocks, durable at once | nothing more |
 //! | logged | with the transaction that shows them | one write, which commits |
+//! | deferred | to their blocks, with the body of the log | that, a flush, and the commit block |
 //!
 //! Few bytes that a sync follows are logged; where they go over a file's written blocks and nothing
-//! else is to be saved, they are written in place, durable. Whatever is chosen, a block whose
-//! newest version is in the log is logged again (`journal/logged.rs`).
+//! else is to be saved, they are written in place, durable. Many that a sync follows are deferred,
+//! where the medium has room for them; what nobody syncs is written in place. Which form the commit
+//! then takes is `Journal::form`'s to say, and counted. Whatever is chosen, a block whose newest
+//! version is in the log is logged again (`journal/logged.rs`).
 
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Source, Syncing};
@@ -63,14 +66,11 @@ fn way(
     if volume.data == DataMode::Data {
         return Ok(Way::Log);
     }
-    let Some(Syncing { bytes, data_only }) = syncing.filter(|it| it.bytes <= LOGGED_BYTES_MAX)
-    else {
-        return Ok(Way::Place);
-    };
+    let Some(Syncing { bytes, data_only }) = syncing else { return Ok(Way::Place) };
     let block_bytes = volume.io.block_bytes() as u64;
     // Each of several pieces may take a block more.
-    if (2 * bytes / block_bytes + 2) as usize > log_max {
-        return Ok(Way::Place);
+    if bytes > LOGGED_BYTES_MAX || (2 * bytes / block_bytes + 2) as usize > log_max {
+        return Ok(Way::Deferred);
     }
     let pending = cell.changed_in(true).is_some_and(|tid| !journal.has_committed(tid));
     if data_only && !pending && is_all(len, bytes) {

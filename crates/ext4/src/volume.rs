@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Gid, Time, Uid};
 use polylane_block::Error as DeviceError;
-use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
 use crate::alloc::{Allocator, Blocks, Claim, Promise};
 use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
-use crate::data::RUN_BLOCKS_MAX;
 use crate::data_mode::DataMode;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
@@ -178,12 +176,7 @@ pub struct Volume {
     pub damage_recorded: AtomicBool,
     /// Inodes of values of attributes that no attribute holds any more, to be freed.
     pub unused_values: Mutex<Vec<u32>>,
-    /// A buffer for the next large write: fresh memory costs more than what is copied into it.
-    pub spare: Mutex<Option<Buffer>>,
 }
-
-/// Smallest write that takes the spare buffer: below it, fresh memory comes from a free list.
-const SPARE_BYTES_MIN: usize = 64 << 10;
 
 /// Largest file that needs no `large_file`: sizes below have 31 bits.
 const SMALL_FILE_MAX: u64 = i32::MAX as u64;
@@ -510,26 +503,6 @@ impl Volume {
             _ => {}
         }
         result
-    }
-
-    /// A buffer of `len` bytes with anything in it that was written to the device before, to be
-    /// given back by [`Volume::keep_buffer`].
-    pub(crate) fn buffer(&self, len: usize) -> Buffer {
-        if len < SPARE_BYTES_MIN {
-            return Buffer::zeroed(len);
-        }
-        let spare = self.spare.lock().take().filter(|spare| spare.capacity() >= len);
-        let most = (RUN_BLOCKS_MAX as usize * self.io.block_bytes()).max(len);
-        let mut buffer = spare.unwrap_or_else(|| Buffer::zeroed(most));
-        buffer.set_len(len);
-        buffer
-    }
-
-    /// Keeps a large buffer for the next write.
-    pub(crate) fn keep_buffer(&self, buffer: Buffer) {
-        if buffer.capacity() >= SPARE_BYTES_MIN {
-            *self.spare.lock() = Some(buffer);
-        }
     }
 
     fn note_full(&self) {

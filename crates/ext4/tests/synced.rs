@@ -17,7 +17,11 @@ struct Bench {
 }
 
 fn open(image: Image, data: DataMode) -> Bench {
-    let disk = SimDisk::new(image, SimOptions { record: true, ..SimOptions::default() });
+    open_on(image, data, SimOptions::default())
+}
+
+fn open_on(image: Image, data: DataMode, options: SimOptions) -> Bench {
+    let disk = SimDisk::new(image, SimOptions { record: true, ..options });
     let commit_interval = std::time::Duration::from_secs(3600);
     let options = Options { commit_interval, data, ..Options::default() };
     let fs = Ext4::open(disk.clone(), Arc::new(TestClock::default()), &options).expect("opens");
@@ -254,4 +258,108 @@ fn data_that_looks_like_a_journal_is_data() {
     assert!(bench.read("file") == bytes);
     let bench = bench.cut();
     assert!(bench.read("file") == bytes);
+}
+
+/// Where the first of `events` that `is` so is, and the last.
+fn span(events: &[Event], is: impl Fn(&Event) -> bool) -> (usize, usize) {
+    let at = |found: Option<usize>| found.expect("there is one");
+    (at(events.iter().position(&is)), at(events.iter().rposition(&is)))
+}
+
+/// Data and the body of the log are one batch; the commit block is sent when a flush has made both
+/// durable.
+#[test]
+fn a_large_sync_sends_data_and_the_logs_body_together() {
+    if !common::have_tools() {
+        return;
+    }
+    let blank = Image::new(common::image(16, common::LANE));
+    let late = SimOptions { delay: Some(27), ..SimOptions::default() };
+    let bench = open_on(blank, DataMode::Ordered, late);
+    for (name, bytes, data_only) in [("data", 100_000, true), ("all", 2_500_000, false)] {
+        let file = bench.create(name);
+        let before = bench.disk.events().len();
+        bench.synced(file, 0, &vec![0xd7; bytes], data_only);
+        let events = bench.disk.events()[before..].to_vec();
+        let is_data = |event: &Event| match event {
+            Event::Write { data, .. } => data.starts_with(&[0xd7; 512]),
+            _ => false,
+        };
+        let is_body =
+            |event: &Event| matches!(event, Event::Write { fua: false, .. }) && !is_data(event);
+        let is_commit = |event: &Event| matches!(event, Event::Write { fua: true, .. });
+        let is_flush = |event: &Event| matches!(event, Event::Flush { .. });
+        let is_done = |event: &Event| matches!(event, Event::Done { .. });
+        let (data, body) = (span(&events, is_data), span(&events, is_body));
+        let first = data.0.min(body.0);
+        let sent = data.1.max(body.1);
+        let waited = events[first..sent].iter().filter(|event| is_done(event)).count();
+        assert_eq!(waited, 0, "{name}: one batch: {}", events.len());
+        let (flush, commit) = (span(&events, is_flush), span(&events, is_commit));
+        assert!(flush.0 == flush.1 && commit.0 == commit.1, "{name}: one flush, one commit block");
+        assert!(sent < flush.0 && flush.0 < commit.0, "{name}");
+        let answered = events[sent..flush.0].iter().filter(|event| is_done(event)).count();
+        assert_eq!(answered, flush.0 - 1 - sent, "{name}: all of it answered, then the flush");
+        assert!(events[flush.0..commit.0].iter().any(is_done), "{name}: flushed, then the commit");
+    }
+    let bench = bench.cut();
+    assert!(
+        bench.read("data") == vec![0xd7; 100_000] && bench.read("all") == vec![0xd7; 2_500_000]
+    );
+}
+
+/// What waits for the sync's batch is read and written over as if it were in its place, whoever
+/// looks first.
+#[test]
+fn deferred_data_is_what_the_file_holds() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let file = bench.create("file");
+    let deferred = |offset: u64, bytes: &[u8]| {
+        let syncing = Syncing { bytes: 1 << 20, data_only: false };
+        let written =
+            bench.fs.write_synced(&OpCtx::service(), file, offset, &mut &bytes[..], syncing);
+        assert_eq!(written, Ok(bytes.len()));
+    };
+    let mut model = vec![0; 70_000];
+    for round in 1..=60u8 {
+        let (at, len) = (usize::from(round) * 977 % 60_000, usize::from(round) * 331 % 10_000 + 1);
+        model[at..at + len].fill(round);
+        let bytes = model[at..at + len].to_vec();
+        match round % 4 {
+            0 => bench.synced(file, at as u64, &bytes, false),
+            1 => drop(bench.fs.write(&OpCtx::service(), file, at as u64, &mut &bytes[..])),
+            _ => deferred(at as u64, &bytes),
+        }
+        if round % 5 == 0 {
+            let bytes = bench.read("file");
+            assert!(bytes[..] == model[..bytes.len()], "round {round}");
+        }
+    }
+    bench.fs.fsync(&OpCtx::service(), file, false).expect("durable");
+    let size = bench.read("file").len();
+    let bench = bench.cut();
+    let bytes = bench.read("file");
+    assert!(bytes.len() == size && bytes[..] == model[..size]);
+}
+
+/// Blocks that were deferred and freed before the sync are nobody's afterwards.
+#[test]
+fn deferred_data_of_removed_files_is_written_over_by_nobody() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    for round in 0..8u8 {
+        let file = bench.create("gone");
+        let syncing = Syncing { bytes: 1 << 20, data_only: false };
+        let bytes = vec![0xaa; 200_000];
+        let written = bench.fs.write_synced(&OpCtx::service(), file, 0, &mut &bytes[..], syncing);
+        assert_eq!(written, Ok(bytes.len()));
+        bench.remove("gone");
+        let kept = bench.create(&format!("kept{round}"));
+        bench.synced(kept, 0, &vec![round; 150_000], true);
+    }
+    bench.fs.sync(&OpCtx::service()).expect("durable");
+    let bench = bench.cut();
+    for round in 0..8u8 {
+        assert!(bench.read(&format!("kept{round}")) == vec![round; 150_000]);
+    }
+    bench.fs.close().expect("closes");
 }

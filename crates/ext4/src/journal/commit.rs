@@ -189,15 +189,15 @@ impl Journal {
         Body { codec, blocks, revokes, tags, sum }
     }
 
-    /// Writes a body to the log. In the log's first lap also the commit block's place, so that no
-    /// room can be missing for what must not fail.
+    /// Writes a body to the log, and with it what is deferred of files. In the log's first lap also
+    /// the commit block's place, so that no room can be missing for what must not fail.
     pub(super) fn write_body(&self, log: &mut Log, body: &mut Body) -> Result<()> {
         let room_for_commit = !log.lapped;
         if room_for_commit {
             body.blocks.push(Buffer::zeroed(self.io.block_bytes()));
         }
         let runs = self.place(log, std::mem::take(&mut body.blocks));
-        let (blocks, result) = self.io.write_all(runs);
+        let (blocks, result) = self.io.write_body(runs);
         body.blocks = blocks;
         if room_for_commit {
             body.blocks.pop();

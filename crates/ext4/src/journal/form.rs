@@ -3,7 +3,7 @@
 //! | form | requests, each awaited |
 //! |---|---|
 //! | one write | descriptor, blocks and commit block together, durable |
-//! | two writes | body; flush; commit block, durable |
+//! | two writes | body, with data that goes to its blocks; flush; commit block, durable |
 //!
 //! Small transactions take one write if all that they show is in them, or durable.
 //!
@@ -40,14 +40,16 @@ pub enum Form {
     Revokes,
     /// It is large.
     Large,
+    /// Data of files goes to its blocks with the body.
+    WithData,
     /// What was written to the device in place is not durable.
     Unflushed,
 }
 
 impl Form {
     /// All of them.
-    pub const ALL: [Form; 5] =
-        [Form::OneWrite, Form::Behind, Form::Revokes, Form::Large, Form::Unflushed];
+    pub const ALL: [Form; 6] =
+        [Form::OneWrite, Form::Behind, Form::Revokes, Form::Large, Form::WithData, Form::Unflushed];
 
     /// What statistics call it.
     pub fn name(self) -> &'static str {
@@ -56,6 +58,7 @@ impl Form {
             Form::Behind => "behind",
             Form::Revokes => "revokes",
             Form::Large => "large",
+            Form::WithData => "with_data",
             Form::Unflushed => "unflushed",
         }
     }
@@ -83,6 +86,7 @@ impl Journal {
             () if !log.flying.is_empty() => Form::Behind,
             () if closed.revoked.len() > SECTOR_REVOKES => Form::Revokes,
             () if bytes > self.tuning.one_write_bytes => Form::Large,
+            () if self.io.is_deferring() => Form::WithData,
             () if !self.io.is_flushed() => Form::Unflushed,
             () => Form::OneWrite,
         }

@@ -166,8 +166,10 @@ impl<'a> Runner<'a> {
         let mut at = 0;
         while at < len {
             let (offset, mut rest) = (offset + at as u64, &data[at..]);
-            // As the page cache does before a sync, by turns.
-            let syncing = Syncing { bytes: rest.len() as u64, data_only: self.serial % 3 == 2 };
+            // As the page cache does before a sync, by turns: of this little, or of much else.
+            let much = if self.serial % 5 >= 3 { 1 << 20 } else { 0 };
+            let bytes = rest.len() as u64 + much;
+            let syncing = Syncing { bytes, data_only: self.serial % 3 == 2 };
             let count = match self.serial % 3 {
                 0 => self.fs.write(&OpCtx::service(), ino, offset, &mut rest)?,
                 _ => self.fs.write_synced(&OpCtx::service(), ino, offset, &mut rest, syncing)?,
