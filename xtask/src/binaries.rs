@@ -16,13 +16,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// At most so many at a time, on a machine with as many cores: each starts threads of its own.
+/// At most so many at a time: each starts threads of its own.
 const SIDE_BY_SIDE_MAX: usize = 4;
 
-/// Whole-system test binaries that take the longest: they begin first, so that none of them runs
-/// alone at the end.
-const LONGEST: &[&str] =
-    &["apps", "posix", "volume_cut", "longtail", "polylane_ext4", "polylane_block"];
+/// Test binaries that take the longest: they begin first, so that none of them runs alone at the
+/// end.
+const LONGEST: &[&str] = &[
+    "posix",
+    "apps",
+    "volume_cut",
+    "longtail",
+    "images",
+    "ext4",
+    "kernel",
+    "crash",
+    "shares",
+    "block",
+    "shm",
+    "vfs",
+];
 
 /// Test binaries that compare times or rates, or start whole machines: nothing runs beside them.
 const ALONE: &[&str] = &["qos", "run_limits", "guest", "vhost", "vhost_journals"];
@@ -108,8 +120,8 @@ fn artifact(line: &str) -> Option<Binary> {
 }
 
 impl Runner<'_> {
-    /// Runs all of them with these arguments and hands each over when it has ended: first as many
-    /// side by side as the machine has cores, then those of [`ALONE`].
+    /// Runs all of them with these arguments and hands each over when it has ended: first one
+    /// more side by side than the machine has cores, then those of [`ALONE`].
     pub fn run(
         &self,
         binaries: Vec<Binary>,
@@ -119,7 +131,7 @@ impl Runner<'_> {
         let (alone, together): (VecDeque<_>, VecDeque<_>) =
             binaries.into_iter().partition(|binary| ALONE.contains(&binary.name.as_str()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        for (queue, most) in [(together, cores.min(SIDE_BY_SIDE_MAX)), (alone, 1)] {
+        for (queue, most) in [(together, (cores + 1).min(SIDE_BY_SIDE_MAX)), (alone, 1)] {
             let queue = Mutex::new(queue);
             let (tell, told) = mpsc::channel();
             std::thread::scope(|scope| -> Result<()> {

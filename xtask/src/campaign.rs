@@ -60,7 +60,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let alone = "-- --nocapture --test-threads=1";
     let crash = room(&format!("--test crash {alone}"));
     let corrupt = room(&format!("--test corrupt {alone}"));
-    let stress = room("--test stress --test model");
+    let stress = room("--test ext4 -- stress:: model::");
     let trees = room("--test kernel large_trees -- --ignored --nocapture");
     let whole = |test: &str| words(&format!("{WHOLE} {test} -- --nocapture"));
     let clients = "-p polylane-pool --test hostile_clients -- --nocapture";

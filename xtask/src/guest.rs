@@ -62,7 +62,7 @@ pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
     let mut tally = Tally::new();
     tally.tests(root, &args, &words, &env, true)?;
     print!("{}", table(&consoles)?);
-    tally.finish(&skips)
+    tally.finish(&fs::read_to_string(&skips).unwrap_or_default())
 }
 
 /// What the guests reported, in Markdown.

@@ -128,7 +128,15 @@ fn check() -> Result<()> {
         step(name, run)?;
     }
     step("fuzz", || fuzz::check(&root(), &target_dir()))?;
-    step("test", || cargo(&[&["test", "--quiet"], ROOMS].concat(), &[]))
+    let mut tally = Tally::new();
+    rooms_tests(&mut tally)?;
+    tally.finish("")
+}
+
+/// The rooms' own tests, and their documents' examples.
+fn rooms_tests(tally: &mut Tally) -> Result<()> {
+    tally.tests(&root(), ROOMS, &["--quiet"], &[], false)?;
+    tally.examples(&root(), &[ROOMS, &["--quiet"]].concat())
 }
 
 /// Everything, whatever fails on the way.
@@ -137,8 +145,7 @@ fn test() -> Result<()> {
     for (name, run) in STEPS {
         tally.step(name, step(name, run));
     }
-    tally.tests(&root(), ROOMS, &["--quiet"], &[], false)?;
-    tally.examples(&root(), &[ROOMS, &["--quiet"]].concat())?;
+    rooms_tests(&mut tally)?;
     tally.step("loom", step("loom", loom));
     whole_system(tally)
 }
@@ -158,7 +165,7 @@ fn whole_system(mut tally: Tally) -> Result<()> {
         &[("POLYLANE_TEST_SKIPS", path)],
         true,
     )?;
-    tally.finish(&skips)
+    tally.finish(&std::fs::read_to_string(&skips).unwrap_or_default())
 }
 
 /// Runs every `*loom*.rs` test of the rooms that have one under `--cfg loom`, in a target directory
@@ -197,18 +204,18 @@ fn crash(full: bool) -> Result<()> {
     let campaign = [("POLYLANE_CRASH", "full"), ("POLYLANE_CORRUPT_IMAGES", images.as_str())];
     let env: &[(&str, &str)] = if full { &campaign } else { &[] };
     let test: &[&str] = if full { &["test", PROFILE] } else { &["test"] };
-    let run = |package: &str, tests: &[&str], env: &[(&str, &str)]| {
+    let run = |package: &str, tests: &[&str], names: &[&str], env: &[(&str, &str)]| {
         let alone = ["--", "--nocapture", "--test-threads=1"];
-        cargo(&[test, &["--package", package], tests, &alone].concat(), env)
+        cargo(&[test, &["--package", package], tests, &alone, names].concat(), env)
     };
-    run("polylane-ext4", &["--test", "crash", "--test", "corrupt"], env)?;
+    run("polylane-ext4", &["--test", "crash", "--test", "corrupt"], &[], env)?;
     let longer = [("POLYLANE_CRASH_SECONDS", "600")];
     let given = std::env::var_os("POLYLANE_CRASH_SECONDS").is_some();
     let env: &[(&str, &str)] = if full && !given { &longer } else { &[] };
-    run("polylane-block", &["--test", "crash", "--test", "overlay"], env)?;
+    run("polylane-block", &["--test", "block"], &["crash::", "overlay::"], env)?;
     cargo(&["build", "--release", "--package", "polylane"], &[])?;
     let env: &[(&str, &str)] = if full { &campaign[..1] } else { &[] };
-    run("polylane-tests", &["--test", "volume_cut"], env)
+    run("polylane-tests", &["--test", "volume_cut"], &[], env)
 }
 
 /// What Miri can run of the rooms' own tests: what asks the kernel for nothing but files and

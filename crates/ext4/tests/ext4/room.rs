@@ -1,0 +1,204 @@
+//! Space on a sparse medium: what the log carries home finds it there, and few calls make it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use polylane_base::TestClock;
+use polylane_base::rng::Rng;
+use polylane_block::BlockDevice;
+use polylane_block::device::{
+    Allocation, Channel, Completion, Error, Op, Request, Sector, Submitted,
+};
+use polylane_ext4::{DataMode, Ext4, Options};
+use polylane_testkit::sim::{Image, SimDisk, SimOptions};
+use polylane_vfs::OpCtx;
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
+
+use crate::common;
+
+const BLOCK_BYTES: usize = 4096;
+/// Sectors in a block.
+const UNIT: u64 = 8;
+
+/// Which blocks take space, and what was done to get it.
+#[derive(Default)]
+struct Room {
+    taken: BTreeSet<u64>,
+    reserved: usize,
+    zeroed: usize,
+    /// Blocks that got content while they took no space.
+    violations: Vec<u64>,
+}
+
+/// A sparse disk that can reserve space, or cannot.
+struct Sparse {
+    disk: Arc<SimDisk>,
+    reserves: bool,
+    room: Mutex<Room>,
+}
+
+impl Sparse {
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().expect("no thread panics in here")
+    }
+
+    fn note(&self, request: &Request) {
+        let (first, mut room) = (request.sector.0 / UNIT, self.room());
+        match request.op {
+            Op::Write { .. } => {
+                let content = request.data.iter().flat_map(|buffer| buffer.chunks(BLOCK_BYTES));
+                for (at, block) in (first..).zip(content) {
+                    if room.taken.contains(&at) {
+                        continue;
+                    }
+                    if block.iter().all(|byte| *byte == 0) {
+                        room.zeroed += 1;
+                        room.taken.insert(at);
+                    } else {
+                        room.violations.push(at);
+                    }
+                }
+            }
+            Op::Discard => {
+                for at in request.sector.0.div_ceil(UNIT)..(request.sector.0 + request.count) / UNIT
+                {
+                    room.taken.remove(&at);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl BlockDevice for Sparse {
+    fn sector_count(&self) -> u64 {
+        self.disk.sector_count()
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let inner = self.disk.clone().channel();
+        Box::new(Noted { sparse: self, inner })
+    }
+
+    fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
+        let (first, blocks, room) = (sector.0 / UNIT, count / UNIT, self.room());
+        let has = room.taken.contains(&first);
+        let same = (first..first + blocks).take_while(|at| room.taken.contains(at) == has).count();
+        (if has { Allocation::Data } else { Allocation::Hole }, same as u64 * UNIT)
+    }
+
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        if !self.reserves {
+            return Err(Error::Unsupported);
+        }
+        let mut room = self.room();
+        room.reserved += 1;
+        room.taken.extend(sector.0 / UNIT..(sector.0 + count) / UNIT);
+        Ok(())
+    }
+}
+
+struct Noted {
+    sparse: Arc<Sparse>,
+    inner: Box<dyn Channel>,
+}
+
+impl Channel for Noted {
+    fn submit(&mut self, request: Request) -> Submitted {
+        self.sparse.note(&request);
+        self.inner.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.inner.poll(done);
+    }
+
+    fn park(&mut self) {
+        self.inner.park();
+    }
+}
+
+fn open(bytes: Vec<u8>, reserves: bool) -> (Arc<Sparse>, Ext4) {
+    let blocks = bytes.chunks(BLOCK_BYTES).zip(0..);
+    let used = blocks.filter(|(block, _)| block.iter().any(|byte| *byte != 0));
+    let taken = used.map(|(_, at)| at).collect();
+    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let room = Mutex::new(Room { taken, ..Room::default() });
+    let sparse = Arc::new(Sparse { disk, reserves, room });
+    let commit_interval = Duration::from_secs(3600);
+    let options = Options { commit_interval, data: DataMode::Data, ..Options::default() };
+    let clock = Arc::new(TestClock::default());
+    (sparse.clone(), Ext4::open(sparse, clock, &options).expect("opens"))
+}
+
+/// Files grow, are made anew and removed, free blocks are given back to the medium: a checkpoint
+/// finds space at every home.
+#[test]
+fn homes_take_space_before_they_get_content() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(32, common::LANE);
+    for (seed, reserves) in [(1, true), (2, true), (3, false)] {
+        let (sparse, fs) = open(bytes.clone(), reserves);
+        let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
+        let (mut rng, mut sizes) = (Rng::new(seed), [0_u64; 6]);
+        for _ in 0..400 {
+            let at = rng.below(6) as usize;
+            let name = [b'a' + at as u8];
+            match rng.below(20) {
+                0 => drop(fs.trim(1).expect("trims")),
+                1 => fs.sync(&ctx).expect("durable"),
+                2 | 3 if sizes[at] > 0 => {
+                    let gone = fs.unlink(&ctx, root, &name).expect("is there").node;
+                    fs.forget(gone.ino);
+                    sizes[at] = 0;
+                }
+                _ => {
+                    let new = NewNode::new(Kind::File, 0o600);
+                    let ino = match sizes[at] {
+                        0 => fs.create(&ctx, root, &name, &new).expect("room").node.ino,
+                        _ => fs.lookup(&ctx, root, &name).expect("is there").ino,
+                    };
+                    let data = vec![at as u8 + 1; 1 + rng.below(9000) as usize];
+                    let syncing = Syncing { bytes: data.len() as u64, data_only: false };
+                    fs.write_synced(&ctx, ino, sizes[at], &mut &data[..], syncing).expect("room");
+                    fs.fsync(&ctx, ino, false).expect("durable");
+                    sizes[at] += data.len() as u64;
+                    fs.forget(ino);
+                }
+            }
+        }
+        fs.close().expect("closes");
+        let room = sparse.room();
+        assert_eq!(room.violations, Vec::<u64>::new(), "seed {seed}: content without space");
+        assert_eq!(room.reserved > 0, reserves, "seed {seed}");
+    }
+}
+
+/// One call makes space for the blocks that a growing file takes next.
+#[test]
+fn a_growing_file_seldom_needs_space() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(32, common::LANE);
+    let [with, without] = [true, false].map(|reserves| {
+        let (sparse, fs) = open(bytes.clone(), reserves);
+        let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
+        let new = NewNode::new(Kind::File, 0o600);
+        let ino = fs.create(&ctx, root, b"log", &new).expect("room").node.ino;
+        let calls = |room: &Room| room.zeroed + room.reserved;
+        let before = calls(&sparse.room());
+        for at in 0..256 {
+            let syncing = Syncing { bytes: 1024, data_only: true };
+            fs.write_synced(&ctx, ino, at * 1024, &mut &[7; 1024][..], syncing).expect("room");
+            fs.fsync(&ctx, ino, true).expect("durable");
+        }
+        let after = calls(&sparse.room());
+        after - before
+    });
+    // Without: each of the 64 blocks, beside what the log gets ahead of its head.
+    assert!(with + 50 <= without, "{with} with, {without} without");
+}

@@ -1,0 +1,18 @@
+//! What a file system of any kind does: its directory tree, caches, leases and locks. One program:
+//! a test binary of its own for each file costs as much to build as the crate.
+
+mod acls;
+mod cache;
+mod common;
+mod hostdir;
+mod isolation;
+mod leases;
+mod locks;
+mod marks;
+mod memfs;
+mod names;
+mod paths;
+mod permissions;
+mod rename;
+mod stress;
+mod views;
