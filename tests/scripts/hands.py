@@ -60,6 +60,16 @@ class Hand:
         """A shared mapping that stays until `unmap`."""
         self.maps[name] = mmap.mmap(self.files[name], length)
 
+    def hold(self, key, name, flags):
+        """As `open`, under another key than the name."""
+        if key in self.files:
+            os.close(self.files.pop(key))
+        self.files[key] = os.open(name, flags)
+
+    def see(self, name, length):
+        """A shared mapping to be read only."""
+        self.maps[name] = mmap.mmap(self.files[name], length, access=mmap.ACCESS_READ)
+
     def unmap(self, name):
         self.maps.pop(name).close()
 

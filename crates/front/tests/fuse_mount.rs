@@ -13,11 +13,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use polylane_base::SystemClock;
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::sync::{Arc, thread};
 use polylane_front::Lane;
 use polylane_front::fuse::{
     Ended, InitFlags, Params, ServeOptions, Stop, mount_options, negotiate_without, serve,
 };
+use polylane_front::lane::notifier::Range;
+use polylane_front::lane::tag::TAG_KEPT;
 use polylane_vfs::handover::{self, InFlight};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{OpCtx, Options, Vfs};
@@ -561,6 +564,61 @@ fn appends_from_two_openings_do_not_overwrite() {
     assert_eq!(fs::metadata(lane.path("log")).expect("state").len(), 300);
     let truncated = OpenOptions::new().write(true).truncate(true).open(lane.path("log"));
     assert_eq!(truncated.expect("opened").metadata().expect("state").len(), 0);
+}
+
+#[test]
+#[ignore = "in a private mount namespace"]
+fn pages_that_the_kernel_keeps_are_dropped_by_the_first_change() {
+    let lane = Mounted::new("kept");
+    if !lane.params.direct_mmap() {
+        return println!("skipped: the kernel maps no direct-I/O files");
+    }
+    fs::write(lane.path("a"), [1; 8192]).expect("written");
+    let (door, ctx) = (&lane.lane, OpCtx::service());
+    let node = door.vfs.lookup(&ctx, &door.vfs.root(), b"a").expect("there");
+    let open = || door.vfs.open(&ctx, &node, libc::O_RDWR).expect("opens");
+    // Untold, as no front end does it: what is read then says where it is read from.
+    let write = |byte: u8| open().write(&ctx, Some(0), &mut &[byte; 8192][..]).expect("written");
+    let read = || fs::read(lane.path("a")).expect("read")[5000];
+    let is_kept = || node.tag().load(Ordering::SeqCst) & TAG_KEPT != 0;
+    // The kernel tells late that a descriptor is closed.
+    let id = door.nodes.id_of(&node).expect("known");
+    let is_closed = || !door.nodes.is_open(id);
+    let wait = || {
+        while !is_closed() {
+            thread::sleep(Duration::from_millis(1))
+        }
+    };
+    wait();
+    // The first moves the access time.
+    assert_eq!((read(), read()), (1, 1));
+    write(2);
+    assert_eq!((read(), is_kept()), (1, true));
+    wait();
+    door.changed(&node, Range { offset: 0, len: 1 });
+    assert!(!is_kept(), "nobody could fill more");
+    assert_eq!((read(), is_kept()), (2, true));
+    // With a reader it may fill more, and only what changed goes.
+    let reader = File::open(lane.path("a")).expect("opened");
+    write(3);
+    let at = |offset| {
+        let mut byte = [0];
+        reader.read_exact_at(&mut byte, offset).expect("read");
+        byte[0]
+    };
+    door.changed(&node, Range { offset: 0, len: 1 });
+    assert_eq!((at(0), at(5000), is_kept()), (3, 2, true));
+    drop(reader);
+    wait();
+    // Whoever has it open for writing keeps it direct.
+    let writer = open();
+    write(4);
+    assert_eq!(read(), 4);
+    drop(writer);
+    let mut kernels = OpenOptions::new().write(true).open(lane.path("a")).expect("opened");
+    kernels.write_all(&[5; 8192]).expect("written");
+    write(6);
+    assert_eq!(read(), 6);
 }
 
 /// Runs a Python program that has the lane's path as its argument; Python has mmap without

@@ -110,6 +110,16 @@ impl Inode {
         self.opens.are_any()
     }
 
+    /// Whether anybody but the kernel has it open for writing.
+    pub fn is_written(&self) -> bool {
+        self.opens.are_written()
+    }
+
+    /// Whether the next read moves its access time.
+    pub fn moves_atime(&self) -> bool {
+        self.has(ATIME_DUE)
+    }
+
     /// Inode number.
     pub fn ino(&self) -> Ino {
         self.ino

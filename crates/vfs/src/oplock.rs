@@ -48,6 +48,10 @@ impl Opens {
         self.counts.load(SeqCst) != 0
     }
 
+    pub(crate) fn are_written(&self) -> bool {
+        self.counts.load(SeqCst) >> 32 != 0
+    }
+
     fn are_guarded(&self) -> bool {
         self.guards.load(SeqCst) != 0
     }

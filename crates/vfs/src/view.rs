@@ -252,6 +252,12 @@ impl Vfs {
         self.core.loans.end(node);
     }
 
+    /// Before the kernel gets pages of a file, which programs read without a word: what was lent
+    /// comes back.
+    pub fn end_loan_of(&self, node: &Node) {
+        self.core.end_loan_on(node);
+    }
+
     /// Before the kernel gets pages of a file, which programs change without a word: what was lent
     /// comes back, and views lose what they show.
     pub fn blind_views(&self, node: &Node) {

@@ -80,6 +80,23 @@ fn random_operations_from_both_sides() {
 }
 
 #[test]
+fn files_that_are_only_read_are_never_old() {
+    let test = "files_that_are_only_read_are_never_old";
+    if unavailable(test) {
+        return;
+    }
+    const WITH_VOLUMES: [Lane; 5] =
+        [Lane::Tmpfs, Lane::Preload, Lane::PreloadVolume, Lane::PreloadDir, Lane::Fuse];
+    for seed in ["1", "2"] {
+        let script = Script::new("/usr/bin/python3 -B $SCRIPTS/kept.py $SEED 4000").limit(200);
+        let script = script.env("SCRIPTS", scripts()).env("SEED", seed);
+        for lane in chosen(&WITH_VOLUMES) {
+            assert_eq!(script.succeeds(lane), "4000 operations\n", "seed {seed} on {lane:?}");
+        }
+    }
+}
+
+#[test]
 fn a_directory_made_again_can_be_worked_in() {
     holds("a_directory_made_again_can_be_worked_in", "places");
 }

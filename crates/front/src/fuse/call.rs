@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
     /// Before data is read or changed: what mappings under other nodes hold comes in first.
     pub(super) fn settle(&self, node: &Node, range: Range) -> Result<(), Exit> {
         let node_id = self.header.node_id;
-        match self.session.lane.others_have_pages(node, node_id) {
+        match self.session.lane.others_change_pages(node, node_id) {
             false => Ok(()),
             true if !self.deferred => Err(Exit::Defer),
             true => {

@@ -177,6 +177,9 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         ];
         let deferred = [&serving.deferred, &serving.fills]
             .map(|queue| scope.spawn(|| serving.run_deferred(queue)));
+        if options.incarnation > 0 {
+            scope.spawn(|| session.lane.drop_stale());
+        }
         if let Some(old) = &old {
             let ends = || serving.quit.load(Ordering::Acquire);
             scope.spawn(move || unanswered::end_old(&session.device, old, ends));

@@ -28,7 +28,7 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
         Target::Node(node) => {
             let file = open_node(call, &node, flags, how)?;
             let door = call.header.node_id;
-            let grown = call.session.opened(door);
+            let grown = call.session.opened(door, flags);
             if flags & libc::O_TRUNC != 0 {
                 // With the reply the kernel takes the file to be empty.
                 call.session.lane.nodes.tell_size(door, 0);
@@ -84,12 +84,14 @@ fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: OpenFlags) -
 }
 
 fn reply_open(call: &mut Call<'_>, flags: i32, file: Arc<OpenFile>, slot: Option<Arc<Slot>>) {
-    let is_slot = slot.is_some();
-    let opened = Some(file);
-    let handle = Handle { node_id: call.header.node_id, opened, slot, ..Handle::default() };
+    let door = call.header.node_id;
+    let how = match &slot {
+        // Pages of what was bound before must never be seen.
+        Some(_) => OpenedFlags::DIRECT_IO,
+        None => call.session.open_flags((file.node(), door), flags),
+    };
+    let handle = Handle { node_id: door, opened: Some(file), slot, ..Handle::default() };
     let fh = call.session.handles.insert(handle);
-    // On a slot's node, pages of what was bound before must never be seen.
-    let how = if is_slot { OpenedFlags::DIRECT_IO } else { call.session.open_flags(flags) };
     call.out.open(fh, how);
 }
 

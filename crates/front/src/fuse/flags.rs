@@ -86,6 +86,8 @@ bitflags::bitflags! {
     pub struct OpenedFlags: u32 {
         /// Read and write go past the page cache.
         const DIRECT_IO = 1 << 0;
+        /// The kernel drops none of the pages that it has of the file.
+        const KEEP_CACHE = 1 << 1;
         /// close(2) sends no FLUSH.
         const NOFLUSH = 1 << 5;
         /// Direct writes to one file may run together.

@@ -111,10 +111,11 @@ impl Call<'_> {
             Some(name) => self.entry_of(name, node)?,
             None => self.entry(node, Place::NONE)?,
         };
-        self.session.opened(id);
+        self.session.opened(id, flags);
+        let how = self.session.open_flags((node, id), flags);
         let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
         let fh = self.session.handles.insert(handle);
-        self.out.open(fh, self.session.open_flags(flags));
+        self.out.open(fh, how);
         Ok(())
     }
 }
@@ -383,9 +384,10 @@ fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> 
     lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
     // A size that the kernel learned meanwhile is newer than the one in this reply.
     let again = call.session.lane.nodes.is_open(id);
-    call.session.opened(id);
+    call.session.opened(id, flags);
+    let how = call.session.open_flags((&node, id), flags);
     let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
     let fh = call.session.handles.insert(handle);
-    call.out.open(fh, call.session.open_flags(flags) | OpenedFlags::NOFLUSH);
+    call.out.open(fh, how | OpenedFlags::NOFLUSH);
     Ok(if again { Outcome::ReplyThenTell(node) } else { Outcome::Reply })
 }

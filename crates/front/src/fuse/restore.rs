@@ -52,7 +52,8 @@ fn open_again(session: &Session, from: &handover::Record, record: Record) -> Opt
             session.lane.slots.has_pages(slot);
         }
         None if which == HANDLE_FILE => {
-            session.lane.nodes.opened(node_id);
+            let flags = opened.as_ref().map_or(0, |file| file.flags());
+            session.lane.nodes.opened(node_id, session.way(flags));
             session.lane.nodes.has_pages(node_id);
             if let Some(file) = &opened {
                 session.lane.nodes.tell_size(node_id, file.size());

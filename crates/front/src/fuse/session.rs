@@ -3,8 +3,8 @@
 use polylane_base::Gid;
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
-use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{InFlight, Store};
+use polylane_vfs::{Node, OpenFile};
 
 use super::flags::{InitFlags, OpenedFlags};
 use super::handles::{Handle, HandleTable};
@@ -13,7 +13,7 @@ use super::reply::Device;
 use super::waits::Waits;
 use crate::lane::Lane;
 use crate::lane::locks::Whose;
-use crate::lane::nodes::{Target, VirtualDir};
+use crate::lane::nodes::{Target, VirtualDir, Way};
 use crate::lane::slots;
 
 /// A session: the lane that is served, and what the kernel has open. Thread-safe.
@@ -51,8 +51,8 @@ impl Session {
 
     /// A handle was opened on a file's own node. Whether the file is longer by now than the kernel
     /// was told.
-    pub(super) fn opened(&self, node_id: u64) -> bool {
-        self.lane.nodes.opened(node_id);
+    pub(super) fn opened(&self, node_id: u64, flags: i32) -> bool {
+        self.lane.nodes.opened(node_id, self.way(flags));
         if !self.is_direct() {
             self.lane.nodes.has_pages(node_id);
         }
@@ -62,8 +62,12 @@ impl Session {
         self.lane.growth(&node).is_some()
     }
 
-    /// The kernel fills a page: from now on it may have some of the file, until the handles on the
-    /// node are closed. A mapping keeps its handle.
+    /// What a handle opened with these flags of open(2) can do.
+    pub(super) fn way(&self, flags: i32) -> Way {
+        Way::of(flags, self.is_direct())
+    }
+
+    /// The kernel fills a page: from now on it may have some of the file.
     pub(super) fn has_pages(&self, handle: &Handle) {
         match &handle.slot {
             Some(slot) => self.lane.slots.has_pages(slot),
@@ -95,7 +99,10 @@ impl Session {
                 self.lane.notifier.forget_name(slots, name.as_bytes(), known);
             }
             Some(_) => {}
-            None => self.lane.nodes.released(handle.node_id),
+            None => {
+                let flags = handle.opened.as_ref().map_or(0, |file| file.flags());
+                self.lane.nodes.released(handle.node_id, self.way(flags));
+            }
         }
     }
 
@@ -118,11 +125,22 @@ impl Session {
         self.has(InitFlags::DIRECT_IO_ALLOW_MMAP)
     }
 
-    /// `fuse_open_out.open_flags` for a handle on a file's own node. Appending goes past the page
-    /// cache in any case: the kernel would put the bytes on the page where it thinks the end is.
-    pub(super) fn open_flags(&self, flags: i32) -> OpenedFlags {
-        let direct = self.is_direct() || flags & libc::O_APPEND != 0;
-        if direct { OpenedFlags::DIRECT_IO } else { OpenedFlags::empty() }
+    /// `fuse_open_out.open_flags` for a handle on a file's own node, opened with these flags of
+    /// open(2). What is only read goes through the page cache while nobody writes to the file, and
+    /// what is there stays, unless the next read is to move the access time: then it must come here.
+    /// Appending goes past the cache in any case: the kernel would put the bytes on the page where it
+    /// thinks the end is.
+    pub(super) fn open_flags(&self, (node, id): (&Node, u64), flags: i32) -> OpenedFlags {
+        const PAST: i32 = libc::O_APPEND | libc::O_DIRECT;
+        let reads = flags & (libc::O_ACCMODE | PAST) == libc::O_RDONLY;
+        match (self.is_direct(), flags & libc::O_APPEND) {
+            (true, _) if reads && self.lane.may_cache(node, id) => match node.moves_atime() {
+                true => OpenedFlags::empty(),
+                false => OpenedFlags::KEEP_CACHE,
+            },
+            (false, 0) => OpenedFlags::empty(),
+            _ => OpenedFlags::DIRECT_IO,
+        }
     }
 
     fn has(&self, flag: InitFlags) -> bool {

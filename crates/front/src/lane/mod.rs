@@ -16,12 +16,15 @@
 //!
 //! # Coherence
 //!
-//! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass
-//! its page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
-//! [`mod@tag`] says whether there can be any.
+//! The kernel caches no names and no attributes of a lane (timeouts 0), and writes bypass its page
+//! cache (before Linux 6.6 they do not). What is left are pages of files that were opened to be
+//! read while nobody wrote to them, which it keeps from one open to the next, and those of mapped
+//! files. [`mod@tag`] says whether there can be any, and whether programs may change them.
 //!
 //! `shm` calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
-//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
+//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set. Pages
+//! that the kernel keeps of a file that it has not open are all dropped at the first change: the
+//! next one finds none.
 //! `fuse` does the same for each node: `Call::settle`, `Call::before_write`, `Call::changed`.
 //!
 //! How long the kernel takes a file to be decides what it does by itself: where sendfile, splice,
@@ -57,7 +60,10 @@ use self::nodes::{NodeTable, Place, Target};
 use self::notifier::{Level, Notifier, Range};
 use self::progress::Progress;
 use self::slots::SlotTable;
-use self::tag::{Beside, Moment, TAG_OPEN, TAG_PAGES, TAG_SLOT_PAGES, kernel_has_pages, tag};
+use self::tag::{
+    Beside, Moment, TAG_KEPT, TAG_OPEN, TAG_PAGES, TAG_SLOT_PAGES, kernel_changes_pages,
+    kernel_has_pages, tag,
+};
 use self::tickets::TicketTable;
 use crate::pace::Syncs;
 
@@ -211,16 +217,35 @@ impl Lane {
     /// `range` of a file: what was stored through mappings is written back to the VFS. May wait for
     /// the kernel; no lock may be held.
     pub fn before_io(&self, node: &Node, range: Range) {
-        if kernel_has_pages(node) {
+        if kernel_changes_pages(node) {
             self.invalidate(node, None, range);
         }
     }
 
-    /// To be called after a bit of the tag was set: what clients see and write unasked would not be
-    /// what programs store through mappings. One atomic load when no bit is set.
+    /// To be called after a bit of the tag was set: what clients write unasked would not be what the
+    /// kernel reads, nor what they see what programs store through mappings. One atomic load when no
+    /// bit is set.
     pub(crate) fn has_pages(&self, node: &Node) {
-        if kernel_has_pages(node) {
+        if kernel_changes_pages(node) {
             self.vfs.blind_views(node);
+        } else if kernel_has_pages(node) {
+            self.vfs.end_loan_of(node);
+        }
+    }
+
+    /// Whether a file that the kernel opens to be read may be read through its page cache: nobody
+    /// writes to it, nor can without a word to this service.
+    pub(crate) fn may_cache(&self, node: &Node, id: u64) -> bool {
+        let is_ours = !self.vfs.character().volatile && node.kind() == Kind::File;
+        is_ours && !node.is_written() && self.nodes.may_cache(id)
+    }
+
+    /// Has the kernel drop what it read of files from a former service: they may be as they were
+    /// before, in this one. To be called once by a thread that serves nothing.
+    pub(crate) fn drop_stale(&self) {
+        for id in self.nodes.stale() {
+            self.notifier.invalidate(&[(Level::Own, id)], Range::ALL);
+            self.nodes.is_fresh(id);
         }
     }
 
@@ -279,7 +304,7 @@ impl Lane {
     /// kernel does by itself ends where it knows that the file does, and nothing makes it ask again
     /// while it has the file open. No lock may be held; not for the threads that read requests.
     pub(crate) fn tell_growth(&self, node: &Node) {
-        let (open, pages) = (tag(node) & TAG_OPEN != 0, tag(node) & TAG_PAGES != 0);
+        let (open, pages) = (tag(node) & TAG_OPEN != 0, tag(node) & TAG_KEPT != 0);
         let grown = if open { self.growth(node) } else { None };
         let Some((id, size)) = grown else { return };
         let last = self.byte_at(node, size - 1);
@@ -391,28 +416,40 @@ impl Lane {
         self.others_have_pages(node, door) || tag(node) & TAG_OPEN != 0 && !is_own()
     }
 
-    /// Whether I/O that the kernel itself brings through node `door` must not be answered before
-    /// pages under *other* nodes are dropped.
+    /// Whether a change that the kernel itself brings through node `door` must not be answered
+    /// before pages under *other* nodes are dropped.
     pub(crate) fn others_have_pages(&self, node: &Node, door: u64) -> bool {
+        self.others_have(node, door, TAG_KEPT)
+    }
+
+    /// Whether what the kernel itself reads through node `door` must not be read before pages under
+    /// *other* nodes are dropped.
+    pub(crate) fn others_change_pages(&self, node: &Node, door: u64) -> bool {
+        self.others_have(node, door, TAG_PAGES)
+    }
+
+    fn others_have(&self, node: &Node, door: u64, own: u64) -> bool {
         let tag = tag(node);
         match tag & TAG_SLOT_PAGES {
-            0 => tag & TAG_PAGES != 0 && self.nodes.id_of(node) != Some(door),
+            0 => tag & own != 0 && self.nodes.id_of(node) != Some(door),
             _ => self.kernel_nodes(node).iter().any(|(_, id)| *id != door),
         }
     }
 
     /// Whether the kernel may have pages under node `door` itself.
     pub(crate) fn has_pages_under(&self, node: &Node, door: u64) -> bool {
-        let tag = tag(node);
-        tag & (TAG_PAGES | TAG_SLOT_PAGES) != 0
-            && self.kernel_nodes(node).iter().any(|(_, id)| *id == door)
+        kernel_has_pages(node) && self.kernel_nodes(node).iter().any(|(_, id)| *id == door)
     }
 
-    /// Drops the pages of `range` under every node but `except`.
+    /// Drops the pages of `range` under every node but `except`; all of those that the kernel keeps
+    /// of a file that it has not open.
     pub(crate) fn invalidate(&self, node: &Node, except: Option<u64>, range: Range) {
+        let own = self.nodes.id_of(node).filter(|id| Some(*id) != except);
+        let kept = own.and_then(|id| self.nodes.kept_alone(id));
         let mut nodes = self.kernel_nodes(node);
         nodes.retain(|(_, id)| Some(*id) != except);
-        self.notifier.invalidate(&nodes, range);
+        self.notifier.invalidate(&nodes, if kept.is_some() { Range::ALL } else { range });
+        kept.into_iter().for_each(|kept| self.nodes.dropped(kept));
     }
 
     /// Whether the kernel's fill of a page under node `door` must wait until the pages of the
@@ -430,7 +467,7 @@ impl Lane {
 
     fn kernel_nodes(&self, node: &Node) -> Vec<(Level, u64)> {
         let slots = self.slots.mapped.node_ids(node).into_iter().map(|id| (Level::Slots, id));
-        let own = self.nodes.id_of(node).filter(|_| tag(node) & TAG_PAGES != 0);
+        let own = self.nodes.id_of(node).filter(|_| tag(node) & TAG_KEPT != 0);
         slots.chain(own.map(|id| (Level::Own, id))).collect()
     }
 }

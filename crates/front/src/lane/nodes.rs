@@ -23,7 +23,9 @@
 //!   the virtual directories always exist, under the same ids in every incarnation: there are
 //!   mounts on them that the kernel would detach if their ids changed.
 //! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
-//! - [`TAG_OPEN`] is set exactly while `opens` is not 0, [`TAG_PAGES`] only then.
+//! - [`TAG_OPEN`] is set exactly while there are handles; [`TAG_PAGES`] only while there is one by
+//!   which pages can be changed, and then together with [`TAG_KEPT`]. That goes when the pages are
+//!   known to be dropped, and with the inode.
 //!
 //! # Locking
 //!
@@ -38,12 +40,12 @@ use rustc_hash::FxHasher;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Ino, Result};
-use polylane_vfs::Node;
 use polylane_vfs::handover::{Kind, Store};
+use polylane_vfs::{Kind as FileKind, Node};
 
 use super::record::Record;
 use super::slots::Slot;
-use super::tag::{TAG_ID_SHIFT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
+use super::tag::{TAG_ID_SHIFT, TAG_KEPT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
 
 /// The root's id, fixed by the protocol.
 pub const ROOT_ID: u64 = 1;
@@ -107,12 +109,73 @@ impl Place {
     }
 }
 
+/// What a kernel handle on a file's own node can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    /// The kernel fills pages by it.
+    pub fills: bool,
+    /// Programs change pages by it.
+    pub stores: bool,
+    /// It was opened for writing.
+    pub writes: bool,
+}
+
+impl Way {
+    /// That of a handle opened with these flags of open(2). `direct`: reads and writes go past the
+    /// page cache, or else may leave pages behind.
+    pub fn of(flags: i32, direct: bool) -> Way {
+        let mode = flags & libc::O_ACCMODE;
+        let writes = mode != libc::O_RDONLY;
+        let fills = mode != libc::O_WRONLY || !direct;
+        Way { fills, stores: fills && writes, writes }
+    }
+}
+
+/// Kernel handles open on a file's own node, by what they can do.
+#[derive(Clone, Copy, Default, Debug)]
+struct Opens {
+    all: u32,
+    fill: u32,
+    store: u32,
+    write: u32,
+    /// Those that fill, open or closed by now.
+    ever: u32,
+}
+
+impl Opens {
+    fn add(&mut self, way: Way) {
+        self.all += 1;
+        self.fill += u32::from(way.fills);
+        self.store += u32::from(way.stores);
+        self.write += u32::from(way.writes);
+        self.ever = self.ever.wrapping_add(u32::from(way.fills));
+    }
+
+    fn remove(&mut self, way: Way) {
+        let less = |count: &mut u32, is: bool| *count = count.saturating_sub(u32::from(is));
+        less(&mut self.all, true);
+        less(&mut self.fill, way.fills);
+        less(&mut self.store, way.stores);
+        less(&mut self.write, way.writes);
+    }
+}
+
+/// Pages that the kernel keeps of a file that nobody has open, as of when they are about to be
+/// dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptPages {
+    id: u64,
+    /// Handles that filled some so far.
+    ever: u32,
+}
+
 struct Entry {
     /// `None`: it was lost with a former service.
     target: Option<Target>,
     lookups: u64,
-    /// Kernel handles open on a file's own node.
-    opens: u32,
+    opens: Opens,
+    /// The kernel may have pages of it from a former service, whose data may not be that of today.
+    stale: bool,
     /// The size of a file as the kernel was last told or has made it.
     size: u64,
     /// When the kernel was last told that a file has grown without it.
@@ -126,7 +189,8 @@ struct Entry {
 impl Entry {
     fn new(target: Target, place: Place, record: Option<Record>) -> Entry {
         let target = Some(target);
-        Entry { target, lookups: 1, opens: 0, size: 0, told: None, place, record }
+        let opens = Opens::default();
+        Entry { target, lookups: 1, opens, stale: false, size: 0, told: None, place, record }
     }
 
     fn node(&self) -> Option<&Node> {
@@ -186,11 +250,15 @@ impl NodeTable {
     /// Takes in what a former service told the kernel. Without a `target` it was lost, and its id
     /// is nobody else's until the kernel lets go of it.
     pub(crate) fn restore(&self, id: u64, target: Option<Target>, lookups: u64, record: Record) {
-        let (opens, size, told, place) = (0, 0, None, Place::NONE);
+        let (opens, size, told, place) = (Opens::default(), 0, None, Place::NONE);
         let record = Some(record);
-        let entry = Entry { target, lookups, opens, size, told, place, record };
-        if let Some(node) = entry.node() {
-            set_counter(node, id);
+        let mut entry = Entry { target, lookups, opens, stale: false, size, told, place, record };
+        if let Some(node) = entry.node().cloned() {
+            set_counter(&node, id);
+            entry.stale = node.kind() == FileKind::File;
+            if entry.stale {
+                set_tag(&node, TAG_KEPT);
+            }
         }
         self.shard(id).lock().insert(id, entry);
     }
@@ -310,7 +378,7 @@ impl NodeTable {
         let gone = shard.remove(&id);
         if let Some(node) = gone.as_ref().and_then(Entry::node) {
             set_counter(node, 0);
-            clear_tag(node, TAG_OPEN | TAG_PAGES);
+            clear_tag(node, TAG_OPEN | TAG_PAGES | TAG_KEPT);
         }
         drop(shard);
         drop(gone);
@@ -325,24 +393,72 @@ impl NodeTable {
     }
 
     /// A kernel handle was opened on a file's own node.
-    pub fn opened(&self, id: u64) {
+    pub fn opened(&self, id: u64, way: Way) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
-            entry.opens += 1;
-            entry.node().into_iter().for_each(|node| set_tag(node, TAG_OPEN));
+            entry.opens.add(way);
+            let Some(node) = entry.node() else { return };
+            set_tag(node, TAG_OPEN);
+            if way.stores && tag(node) & TAG_KEPT != 0 {
+                set_tag(node, TAG_PAGES);
+            }
         }
     }
 
     /// Whether the kernel has handles open on a file's own node.
     pub fn is_open(&self, id: u64) -> bool {
-        self.shard(id).lock().get(&id).is_some_and(|entry| entry.opens > 0)
+        self.shard(id).lock().get(&id).is_some_and(|entry| entry.opens.all > 0)
     }
 
-    /// The kernel may have pages of a file from now on, until its last handle is released.
+    /// Whether the kernel may go on with the pages that it has of a file that is opened to be read:
+    /// nobody writes to it through the kernel, and what it has is not of a former service.
+    pub fn may_cache(&self, id: u64) -> bool {
+        let may = |entry: &Entry| entry.opens.write == 0 && !entry.stale;
+        self.shard(id).lock().get(&id).is_some_and(may)
+    }
+
+    /// The kernel may have pages of a file from now on.
     pub fn has_pages(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get(&id)
-            && let (Some(node), 1..) = (entry.node(), entry.opens)
+            && let (Some(node), 1..) = (entry.node(), entry.opens.fill)
         {
-            set_tag(node, TAG_PAGES);
+            let stores = if entry.opens.store > 0 { TAG_PAGES } else { 0 };
+            set_tag(node, TAG_KEPT | stores);
+        }
+    }
+
+    /// Pages that the kernel keeps of a file of which it has no handle that could fill more.
+    pub(crate) fn kept_alone(&self, id: u64) -> Option<KeptPages> {
+        let shard = self.shard(id).lock();
+        let entry = shard.get(&id).filter(|entry| entry.opens.fill == 0)?;
+        let is_kept = tag(entry.node()?) & TAG_KEPT != 0;
+        is_kept.then_some(KeptPages { id, ever: entry.opens.ever })
+    }
+
+    /// All pages that the kernel had of the file then were dropped.
+    pub(crate) fn dropped(&self, kept: KeptPages) {
+        if let Some(entry) = self.shard(kept.id).lock().get_mut(&kept.id)
+            && (entry.opens.fill, entry.opens.ever) == (0, kept.ever)
+        {
+            entry.stale = false;
+            entry.node().into_iter().for_each(|node| clear_tag(node, TAG_KEPT));
+        }
+    }
+
+    /// The files of which the kernel may have pages from a former service, and by which handles
+    /// nobody changes them.
+    pub(crate) fn stale(&self) -> Vec<u64> {
+        let is_stale = |entry: &Entry| entry.stale && entry.opens.store == 0;
+        let of = |shard: &Mutex<HashMap<u64, Entry>>| -> Vec<u64> {
+            let shard = shard.lock();
+            shard.iter().filter(|(_, entry)| is_stale(entry)).map(|(id, _)| *id).collect()
+        };
+        self.shards.iter().flat_map(of).collect()
+    }
+
+    /// The pages of a former service's file were dropped.
+    pub(crate) fn is_fresh(&self, id: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.stale = false;
         }
     }
 
@@ -380,13 +496,14 @@ impl NodeTable {
         self.shard(id).lock().get(&id).map(|entry| entry.size)
     }
 
-    /// A kernel handle on a file's own node is gone.
-    pub fn released(&self, id: u64) {
+    /// A kernel handle on a file's own node is gone. What programs stored by it through mappings has
+    /// come back: the kernel brings it before it lets go of the handle.
+    pub fn released(&self, id: u64, way: Way) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
-            entry.opens = entry.opens.saturating_sub(1);
-            if entry.opens == 0 {
-                entry.node().into_iter().for_each(|node| clear_tag(node, TAG_OPEN | TAG_PAGES));
-            }
+            entry.opens.remove(way);
+            let gone = if entry.opens.all == 0 { TAG_OPEN } else { 0 };
+            let clean = if entry.opens.store == 0 { TAG_PAGES } else { 0 };
+            entry.node().into_iter().for_each(|node| clear_tag(node, gone | clean));
         }
     }
 
@@ -428,7 +545,7 @@ impl Drop for NodeTable {
             for entry in shard.get_mut().values() {
                 if let Some(node) = entry.node() {
                     set_counter(node, 0);
-                    clear_tag(node, TAG_OPEN | TAG_PAGES);
+                    clear_tag(node, TAG_OPEN | TAG_PAGES | TAG_KEPT);
                 }
             }
         }
@@ -447,7 +564,7 @@ mod tests {
 
     use polylane_base::SystemClock;
     use polylane_vfs::memfs::MemFs;
-    use polylane_vfs::{Create, Kind as FileKind, OpCtx, Options, Vfs};
+    use polylane_vfs::{Create, OpCtx, Options, Vfs};
 
     use super::*;
 
@@ -463,6 +580,42 @@ mod tests {
             covered: vec![],
         };
         Vfs::new(fs, options).expect("an empty memfs opens")
+    }
+
+    #[test]
+    fn kept_pages_are_gone_when_they_were_dropped_and_none_was_filled_since() {
+        const READ: Way = Way { fills: true, stores: false, writes: false };
+        const BOTH: Way = Way { fills: true, stores: true, writes: true };
+        let vfs = vfs();
+        let new = Create { kind: FileKind::File, perm: 0o600, umask: 0, rdev: 0, target: b"" };
+        let node = vfs.create(&OpCtx::service(), &vfs.root(), b"a", &new).expect("made");
+        let table = NodeTable::new(vfs.root(), 0);
+        let id = table.remember(&node, Place::NONE);
+        let bits = || tag(&node) & (TAG_KEPT | TAG_PAGES | TAG_OPEN);
+        table.has_pages(id);
+        assert_eq!(bits(), 0, "no handle fills any");
+        table.opened(id, READ);
+        table.has_pages(id);
+        assert_eq!(bits(), TAG_KEPT | TAG_OPEN);
+        assert!(table.kept_alone(id).is_none() && table.may_cache(id));
+        table.opened(id, BOTH);
+        assert_eq!(bits(), TAG_KEPT | TAG_PAGES | TAG_OPEN, "they can be mapped by it");
+        assert!(!table.may_cache(id));
+        table.released(id, READ);
+        table.released(id, BOTH);
+        assert_eq!(bits(), TAG_KEPT);
+        let before = table.kept_alone(id).expect("kept");
+        table.opened(id, READ);
+        table.dropped(before);
+        table.released(id, READ);
+        table.dropped(before);
+        assert_eq!(bits(), TAG_KEPT, "some may have been filled meanwhile");
+        table.dropped(table.kept_alone(id).expect("kept"));
+        assert_eq!((bits(), table.kept_alone(id).is_none()), (0, true));
+        table.opened(id, READ);
+        table.has_pages(id);
+        table.forget(id, 1);
+        assert_eq!(bits(), 0, "the kernel has forgotten it");
     }
 
     #[test]

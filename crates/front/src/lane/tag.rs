@@ -2,25 +2,36 @@
 //!
 //! | bits  | meaning                                                                       |
 //! |-------|-------------------------------------------------------------------------------|
-//! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
+//! | 0     | [`TAG_PAGES`]: the kernel may have pages of the own node that programs change |
 //! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
 //! | 2     | [`TAG_OPEN`]: the kernel has the file's own node open                         |
-//! | 3–8   | how often the kernel began to fill a page of it: see `Moment`                 |
-//! | 9–15  | how often it brought back what a program stored through a mapping             |
+//! | 3     | [`TAG_KEPT`]: the kernel may have pages of the own node                       |
+//! | 4–9   | how often the kernel began to fill a page of it: see `Moment`                 |
+//! | 10–15 | how often it brought back what a program stored through a mapping             |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
+//!
+//! Pages that programs only read and execute are as the service has them: who reads need not ask
+//! for them, and who changes the file has them dropped before the change is answered. So the kernel
+//! may keep them from one open to the next. Of pages that programs may change, through a mapping
+//! that is shared and can be written, the newest bytes may be the kernel's: who reads has them
+//! dropped, too.
 
 use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::Node;
 
-/// Bit of the inode's tag: the kernel may have pages of it under its own node.
+/// Bit of the inode's tag: the kernel may have pages of it under its own node, and a handle by which
+/// they can be mapped to be changed. [`TAG_KEPT`] is set, too.
 pub const TAG_PAGES: u64 = 1;
 /// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
 /// Bit of the inode's tag: the kernel has handles open on its own node.
 pub const TAG_OPEN: u64 = 4;
+/// Bit of the inode's tag: the kernel may have pages of it under its own node, also such as it keeps
+/// while nobody has the file open.
+pub const TAG_KEPT: u64 = 8;
 /// Where the counts of fills and of stores start in the tag.
-const TAG_FILLS_SHIFT: u32 = 3;
-const TAG_STORES_SHIFT: u32 = 9;
+const TAG_FILLS_SHIFT: u32 = 4;
+const TAG_STORES_SHIFT: u32 = 10;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
 const TAG_FILLS: u64 = (1 << TAG_STORES_SHIFT) - (1 << TAG_FILLS_SHIFT);
@@ -85,8 +96,14 @@ pub(crate) fn tag(node: &Node) -> u64 {
     node.tag().load(Ordering::SeqCst)
 }
 
-/// Whether a program may have the file mapped through the kernel.
+/// Whether the kernel may have pages of the file: they are dropped before a change is answered.
 pub(crate) fn kernel_has_pages(node: &Node) -> bool {
+    tag(node) & (TAG_PAGES | TAG_SLOT_PAGES | TAG_KEPT) != 0
+}
+
+/// Whether the kernel may have pages of the file that programs change: they are dropped before it is
+/// read, too.
+pub(crate) fn kernel_changes_pages(node: &Node) -> bool {
     tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
 }
 

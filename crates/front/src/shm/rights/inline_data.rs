@@ -6,7 +6,7 @@ use polylane_vfs::OpenFile;
 
 use super::shown::PAGE;
 use super::view::Viewing;
-use crate::lane::tag::kernel_has_pages;
+use crate::lane::tag::kernel_changes_pages;
 use crate::shm::request::Handle;
 
 /// What is shown of a file that was just opened.
@@ -30,7 +30,7 @@ pub(super) fn show_opened(
     let (vfs, node) = (&viewing.connection.lane.vfs, file.node());
     let pages = 0..file.size().div_ceil(PAGE);
     let is_cached = vfs.cached_around(node, 0..0, pages.clone()) == pages;
-    if !is_cached || kernel_has_pages(node) || viewing.shown.lock().is_half_full() {
+    if !is_cached || kernel_changes_pages(node) || viewing.shown.lock().is_half_full() {
         return None;
     }
     let view = viewing.view_of(handle, node)?;

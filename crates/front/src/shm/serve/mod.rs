@@ -35,7 +35,7 @@ use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
 use crate::lane::notifier::Range;
-use crate::lane::tag::{Beside, kernel_has_open, kernel_has_pages};
+use crate::lane::tag::{Beside, kernel_changes_pages, kernel_has_open, kernel_has_pages};
 
 /// One request being served.
 pub(super) struct Call<'a> {
@@ -248,7 +248,7 @@ impl<'a> Call<'a> {
     /// To be called before data is read or made durable: what programs stored through mappings
     /// comes back from the kernel first.
     fn before_io(&self, node: &Node, range: Range) -> Result<(), Failure> {
-        if kernel_has_pages(node) {
+        if kernel_changes_pages(node) {
             self.blocking()?;
             self.session.connection.lane.before_io(node, range);
         }

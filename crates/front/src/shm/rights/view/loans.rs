@@ -8,7 +8,7 @@ use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Node, Part};
 
 use super::Viewing;
-use crate::lane::tag::{kernel_has_open, kernel_has_pages};
+use crate::lane::tag::{kernel_changes_pages, kernel_has_open, kernel_has_pages};
 use crate::shm::request::Handle;
 use crate::shm::rights::shown::{
     PAGE, Piece, PieceSource, Shown, State, View, address, ask_from, page_of,
@@ -73,7 +73,7 @@ impl<'a> Viewing<'a> {
         let view = state.get(number).filter(|view| view.inode == address(node))?;
         view.stuck &= !left;
         let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
-        (same && !view.stuck && !kernel_has_pages(node)).then_some(view)
+        (same && !view.stuck && !kernel_changes_pages(node)).then_some(view)
     }
 
     /// Lets the client write to the pages that lie in a range, and to those it was let before, if
@@ -92,6 +92,10 @@ impl<'a> Viewing<'a> {
             let mut state = self.shown.lock();
             state.loans += 1;
             let streams = if streams { state.loans } else { 0 };
+            // What is written unasked must not be in pages that the kernel has.
+            if kernel_has_pages(node) {
+                return false;
+            }
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
             (view.lent, view.writes, view.streams) = (Some(vfs.now()), true, streams);
             let size = view.size;

@@ -37,7 +37,7 @@ use polylane_vfs::{Attr, Node, OpenFile, Viewer};
 use self::loans::Given;
 use super::locks::{self, LockLoans};
 use super::shown::{PAGE, Pages, Shown, View, address, page_of};
-use crate::lane::tag::kernel_has_pages;
+use crate::lane::tag::kernel_changes_pages;
 use crate::shm::attr::wire_attr;
 use crate::shm::connection::Connection;
 use crate::shm::files::OpenFiles;
@@ -337,7 +337,7 @@ impl Viewing<'_> {
     pub(super) fn show_attr(self, number: u32, node: &Node) -> Result<()> {
         self.connection.lane.vfs.show_attr(&self.connection.ctx(), node, &mut |attr: &Attr, due| {
             let mut state = self.shown.lock();
-            let hidden = kernel_has_pages(node) || due;
+            let hidden = kernel_changes_pages(node) || due;
             let mine = |view: &&mut View| view.watched && view.inode == address(node);
             let Some(view) = state.get(number).filter(mine) else { return };
             view.size = attr.size;
@@ -392,7 +392,7 @@ impl Viewing<'_> {
         let _ = self.connection.lane.vfs.show(node, first * PAGE, bytes, &mut |bytes| {
             let mut state = self.shown.lock();
             let mine = |view: &View| view.watched && view.inode == address(node);
-            if kernel_has_pages(node) || !state.get(number).is_some_and(|view| mine(view)) {
+            if kernel_changes_pages(node) || !state.get(number).is_some_and(|view| mine(view)) {
                 return;
             }
             let pages = Pages { view: number, first, bytes };
