@@ -577,8 +577,14 @@ fn pages_that_the_kernel_keeps_are_dropped_by_the_first_change() {
     let (door, ctx) = (&lane.lane, OpCtx::service());
     let node = door.vfs.lookup(&ctx, &door.vfs.root(), b"a").expect("there");
     let open = || door.vfs.open(&ctx, &node, libc::O_RDWR).expect("opens");
-    // Untold, as no front end does it: what is read then says where it is read from.
-    let write = |byte: u8| open().write(&ctx, Some(0), &mut &[byte; 8192][..]).expect("written");
+    // Untold, as no front end does it: what is read then says where it is read from. The read is
+    // for the access time, for which the kernel's next one would come here; the clock has ticks.
+    let write = |byte: u8| {
+        let file = open();
+        file.write(&ctx, Some(0), &mut &[byte; 8192][..]).expect("written");
+        thread::sleep(Duration::from_millis(20));
+        file.read(&ctx, 0, 1, &mut &mut [0][..]).expect("read");
+    };
     let read = || fs::read(lane.path("a")).expect("read")[5000];
     let is_kept = || node.tag().load(Ordering::SeqCst) & TAG_KEPT != 0;
     // The kernel tells late that a descriptor is closed.
@@ -590,6 +596,7 @@ fn pages_that_the_kernel_keeps_are_dropped_by_the_first_change() {
         }
     };
     wait();
+    thread::sleep(Duration::from_millis(20));
     // The first moves the access time.
     assert_eq!((read(), read()), (1, 1));
     write(2);

@@ -208,8 +208,9 @@ impl Core {
 
     /// Sets the access time. Call with the lock of the inode's entries or data.
     pub(crate) fn accessed(&self, ctx: &OpCtx<'_>, node: &Inode, time: Time) {
-        node.lower(ATIME_DUE);
         let Ok(mut held) = node.fresh_attr(ctx) else { return };
+        // What was fresh said that it was due.
+        node.lower(ATIME_DUE);
         let atime = Some(SetTime::At(time));
         let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };
         if let Ok(new) = self.fs.setattr(ctx, node.ino(), &set) {

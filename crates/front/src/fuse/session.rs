@@ -127,9 +127,9 @@ impl Session {
 
     /// `fuse_open_out.open_flags` for a handle on a file's own node, opened with these flags of
     /// open(2). What is only read goes through the page cache while nobody writes to the file, and
-    /// what is there stays, unless the next read is to move the access time: then it must come here.
-    /// Appending goes past the cache in any case: the kernel would put the bytes on the page where it
-    /// thinks the end is.
+    /// what is there stays, unless the next read is to move the access time: then it must come
+    /// here. Appending goes past the cache in any case: the kernel would put the bytes on the page
+    /// where it thinks the end is.
     pub(super) fn open_flags(&self, (node, id): (&Node, u64), flags: i32) -> OpenedFlags {
         const PAST: i32 = libc::O_APPEND | libc::O_DIRECT;
         let reads = flags & (libc::O_ACCMODE | PAST) == libc::O_RDONLY;

@@ -22,9 +22,9 @@
 //! files. [`mod@tag`] says whether there can be any, and whether programs may change them.
 //!
 //! `shm` calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
-//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set. Pages
-//! that the kernel keeps of a file that it has not open are all dropped at the first change: the
-//! next one finds none.
+//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
+//! Pages that the kernel keeps of a file that it has not open are all dropped at the first change:
+//! the next one finds none.
 //! `fuse` does the same for each node: `Call::settle`, `Call::before_write`, `Call::changed`.
 //!
 //! How long the kernel takes a file to be decides what it does by itself: where sendfile, splice,
@@ -222,9 +222,9 @@ impl Lane {
         }
     }
 
-    /// To be called after a bit of the tag was set: what clients write unasked would not be what the
-    /// kernel reads, nor what they see what programs store through mappings. One atomic load when no
-    /// bit is set.
+    /// To be called after a bit of the tag was set: what clients write unasked would not be what
+    /// the kernel reads, nor what they see what programs store through mappings. One atomic load
+    /// when no bit is set.
     pub(crate) fn has_pages(&self, node: &Node) {
         if kernel_changes_pages(node) {
             self.vfs.blind_views(node);

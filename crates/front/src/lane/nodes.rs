@@ -496,8 +496,8 @@ impl NodeTable {
         self.shard(id).lock().get(&id).map(|entry| entry.size)
     }
 
-    /// A kernel handle on a file's own node is gone. What programs stored by it through mappings has
-    /// come back: the kernel brings it before it lets go of the handle.
+    /// A kernel handle on a file's own node is gone. What programs stored by it through mappings
+    /// has come back: the kernel brings it before it lets go of the handle.
     pub fn released(&self, id: u64, way: Way) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens.remove(way);

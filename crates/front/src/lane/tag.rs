@@ -19,15 +19,15 @@
 use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::Node;
 
-/// Bit of the inode's tag: the kernel may have pages of it under its own node, and a handle by which
-/// they can be mapped to be changed. [`TAG_KEPT`] is set, too.
+/// Bit of the inode's tag: the kernel may have pages of it under its own node, and a handle by
+/// which they can be mapped to be changed. [`TAG_KEPT`] is set, too.
 pub const TAG_PAGES: u64 = 1;
 /// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
 /// Bit of the inode's tag: the kernel has handles open on its own node.
 pub const TAG_OPEN: u64 = 4;
-/// Bit of the inode's tag: the kernel may have pages of it under its own node, also such as it keeps
-/// while nobody has the file open.
+/// Bit of the inode's tag: the kernel may have pages of it under its own node, also such as it
+/// keeps while nobody has the file open.
 pub const TAG_KEPT: u64 = 8;
 /// Where the counts of fills and of stores start in the tag.
 const TAG_FILLS_SHIFT: u32 = 4;
@@ -101,8 +101,8 @@ pub(crate) fn kernel_has_pages(node: &Node) -> bool {
     tag(node) & (TAG_PAGES | TAG_SLOT_PAGES | TAG_KEPT) != 0
 }
 
-/// Whether the kernel may have pages of the file that programs change: they are dropped before it is
-/// read, too.
+/// Whether the kernel may have pages of the file that programs change: they are dropped before it
+/// is read, too.
 pub(crate) fn kernel_changes_pages(node: &Node) -> bool {
     tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
 }
