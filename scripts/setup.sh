@@ -50,7 +50,7 @@ need_test() {
 }
 
 need_apps() {
-    for name in curl:curl debootstrap:debootstrap default-jdk-headless:javac mariadb-server:mariadbd nginx-light:nginx \
+    for name in curl:curl debootstrap:debootstrap default-jdk-headless:javac etcd-server:etcd mariadb-server:mariadbd nginx-light:nginx \
         nodejs:node npm:npm postgresql:initdb postgresql-contrib:pgbench redis-server:redis-server rocksdb-tools:db_bench \
         sysbench:sysbench wrk:wrk; do
         need "${name%%:*}" tool "${name##*:}"
