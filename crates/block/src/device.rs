@@ -261,6 +261,13 @@ pub trait BlockDevice: Send + Sync {
         Err(Error::Unsupported)
     }
 
+    /// Whether a write that has completed may wait in memory of the device's own: it gets its space
+    /// on the medium, and may find none there, when a flush takes it there. One that is durable on
+    /// completion has it.
+    fn keeps_writes(&self) -> bool {
+        false
+    }
+
     /// Sectors that reads found in the host's page cache, and that they did not, since it was
     /// opened. `None`: reads do not go through it, or the host does not tell.
     fn page_cache_hits(&self) -> Option<(u64, u64)> {

@@ -200,6 +200,10 @@ impl BlockDevice for Freezable {
         reserved
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.below().keeps_writes()
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.below().forget(sector, count);
     }

@@ -350,8 +350,10 @@ impl BlockIo {
             (Allocation::Hole, blocks) => {
                 let blocks = blocks.min(wanted).min(BACKED_BYTES / self.block_bytes as u64);
                 let zeros = Buffer::zeroed(blocks as usize * self.block_bytes);
-                // What is there does not change, so nothing waits for it to be durable.
-                self.waiter.write(self.sector(block)?, zeros, false)?;
+                // What is there does not change, so nothing waits for it to be durable. But zeros
+                // in a cache take no room below: what comes next would replace them there.
+                let durable = self.waiter.device().keeps_writes();
+                self.waiter.write(self.sector(block)?, zeros, durable)?;
                 Ok(blocks)
             }
         }

@@ -164,6 +164,10 @@ impl BlockDevice for Cached {
         self.store.reserve(sector, count)
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.store.keeps_writes()
+    }
+
     fn mark_journal(&self, sector: Sector, count: u64) {
         let bytes = count.saturating_mul(SECTOR_BYTES as u64);
         let region = Region::at(sector.byte().unwrap_or(u64::MAX), bytes);

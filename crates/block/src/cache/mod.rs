@@ -48,6 +48,11 @@ pub trait Store: Send + Sync {
     /// The device's below.
     fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error>;
 
+    /// As [`crate::device::BlockDevice::keeps_writes`].
+    fn keeps_writes(&self) -> bool {
+        false
+    }
+
     /// One thread's road to it; `waits`: for one request at a time, whose sender waits for it.
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road>;
 

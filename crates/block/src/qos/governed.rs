@@ -190,6 +190,10 @@ impl BlockDevice for Governed {
         self.device.reserve(sector, count)
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.device.keeps_writes()
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.device.forget(sector, count);
     }

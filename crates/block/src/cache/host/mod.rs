@@ -128,6 +128,10 @@ impl Store for HostStore {
         self.cached.reserve(sector, count)
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.cached.keeps_writes()
+    }
+
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
         let channel = |device: &Arc<dyn BlockDevice>| match waits {
             true => device.clone().waiting_channel(),

@@ -91,6 +91,10 @@ impl Store for OwnStore {
         self.inner.reserve(sector, count)
     }
 
+    fn keeps_writes(&self) -> bool {
+        true
+    }
+
     fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
         Box::new(road::OwnRoad::new(self, waits))
     }
