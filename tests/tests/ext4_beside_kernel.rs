@@ -44,6 +44,9 @@ const NOT_BY_FUSE: &str = "-move_range";
 /// Kinds of operations that tell of single blocks.
 const OF_BLOCKS: &str = "-hole";
 
+/// Kinds of operations that set space aside and write nothing there.
+const ALLOCATIONS: &str = "-fallocate";
+
 /// The program, and the images it works on.
 struct Place {
     dir: tempfile::TempDir,
@@ -55,6 +58,9 @@ struct Place {
 struct Sequence {
     seed: u64,
     by_library: bool,
+    /// Whether space is set aside. Where it is, holes are looked for in what is on the medium: what
+    /// the kernel says of space without data depends on what its cache holds.
+    allocates: bool,
     format: String,
     /// Those of the seed that are done; all without the kinds that the way cannot do.
     operations: BTreeSet<u32>,
@@ -103,6 +109,9 @@ impl Place {
         let said = [kernel, lane].map(|mut command| {
             if !sequence.by_library {
                 command.env("BESIDE_AS_FUSE", "1");
+            }
+            if sequence.allocates {
+                command.env("BESIDE_WRITTEN", "1");
             }
             let text = output(command, LIMIT, &words);
             String::from_utf8_lossy(&text.stdout).lines().map(String::from).collect::<Vec<_>>()
@@ -163,6 +172,7 @@ impl Sequence {
         Sequence {
             seed,
             by_library: seed.is_multiple_of(2),
+            allocates: (seed / 2 / FORMATS.len() as u64).is_multiple_of(2),
             format,
             operations: (0..OPERATIONS).collect(),
         }
@@ -180,7 +190,9 @@ impl Sequence {
         let runs = runs.iter().map(|(begin, end)| format!("{begin}-{end}"));
         let by_fuse = (!self.by_library).then(|| NOT_BY_FUSE.to_string());
         let small = (!self.format.contains("-b 4096")).then(|| OF_BLOCKS.to_string());
-        by_fuse.into_iter().chain(small).chain(runs).collect::<Vec<_>>().join(" ")
+        let plain = (!self.allocates).then(|| ALLOCATIONS.to_string());
+        let kinds = by_fuse.into_iter().chain(small).chain(plain);
+        kinds.chain(runs).collect::<Vec<_>>().join(" ")
     }
 
     /// A line of `kept.txt`: a name, a seed, and operations.
@@ -188,12 +200,14 @@ impl Sequence {
         let mut words = line.split(' ');
         let name = words.next().expect("a name");
         let seed = words.next().and_then(|word| word.parse().ok()).expect("a seed");
+        let allocates = !line.contains(ALLOCATIONS);
         let number = |word: &str| word.parse::<u32>().expect("an index");
         let operations = words.filter(|word| !word.starts_with('-')).flat_map(|word| {
             let (begin, end) = word.split_once('-').expect("BEGIN-END");
             number(begin)..number(end)
         });
-        (name, Sequence { operations: operations.collect(), ..Sequence::of(seed) })
+        let operations = operations.collect();
+        (name, Sequence { operations, allocates, ..Sequence::of(seed) })
     }
 }
 

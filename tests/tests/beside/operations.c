@@ -340,6 +340,15 @@ static void op_utimes(void)
 	state(by_path ? -1 : fd, name);
 }
 
+/* Brings a file to the medium and out of the cache. */
+static void put_away(int fd)
+{
+	if (getenv("BESIDE_WRITTEN")) {
+		fsync(fd);
+		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	}
+}
+
 static void seek(int whence)
 {
 	int fd = *slot();
@@ -348,6 +357,8 @@ static void seek(int whence)
 	/* Positions in directories are each file system's own. */
 	if (fstat(fd, &stat) == 0 && S_ISDIR(stat.st_mode))
 		whence = SEEK_SET, at = 0;
+	if (whence == SEEK_DATA || whence == SEEK_HOLE)
+		put_away(fd);
 	errno = 0;
 	printf("seek %d %ld", whence, (long)at);
 	said("", lseek(fd, at, whence));
