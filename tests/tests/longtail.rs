@@ -375,6 +375,12 @@ topics! {
         judge: EXT4,
         ..PROGRAM
     };
+    projects_of_files = Topic {
+        source: "projects",
+        ways: &[Lane::FuseVolume, Lane::PreloadVolume],
+        judge: EXT4,
+        ..PROGRAM
+    };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };

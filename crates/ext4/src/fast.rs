@@ -41,17 +41,18 @@ pub fn replay(ctx: &OpCtx<'_>, volume: &Volume, changes: &[Change]) -> Result<()
     let Some(journal) = volume.journal.as_ref().filter(|_| !changes.is_empty()) else {
         return Ok(());
     };
+    let claims = set_aside(volume, changes)?;
+    enter(ctx, volume, changes)?;
     let handle = journal.start(ctx, 1)?;
     let mut replay = Replay {
         volume,
         handle: &handle,
-        claims: Vec::new(),
+        claims,
         added: FxHashMap::default(),
         removed: Vec::new(),
         inodes: FxHashSet::default(),
         used: FxHashSet::default(),
     };
-    replay.set_aside(changes)?;
     changes.iter().try_for_each(|change| replay.make(change))?;
     replay.finish_inodes()?;
     replay.finish_blocks()?;
@@ -62,6 +63,41 @@ pub fn replay(ctx: &OpCtx<'_>, volume: &Volume, changes: &[Change]) -> Result<()
     handle.complete();
     journal.commit(volume)?;
     used.into_iter().for_each(|ino| drop(volume.inodes.remove(ino)));
+    Ok(())
+}
+
+/// Keeps the blocks of all new ranges away from what the replay itself allocates.
+fn set_aside(volume: &Volume, changes: &[Change]) -> Result<Vec<Claim>> {
+    let mut claims = Vec::new();
+    for change in changes {
+        let Change::Add(ino, extent) = change else { continue };
+        let geometry = &volume.geometry;
+        let end = extent.start.0.checked_add(extent.count.into());
+        let inside = extent.start.0 >= geometry.first_data_block.into()
+            && end.is_some_and(|end| end <= geometry.block_count)
+            && extent.end() <= u64::from(u32::MAX);
+        if !inside {
+            let field = "range of a fast commit";
+            return Err(Corrupt::new(Structure::ExtentTree, (*ino).into(), field).into());
+        }
+        claims.extend(volume.alloc.claim_free(extent.start, extent.count)?);
+    }
+    Ok(claims)
+}
+
+/// Makes the accounts of owners that quotas do not know: where they keep usage, the kernel writes
+/// that in whole commits.
+fn enter(ctx: &OpCtx<'_>, volume: &Volume, changes: &[Change]) -> Result<()> {
+    let known = changes.iter().filter_map(|change| match change {
+        Change::Inode(_, bytes) if bytes.len() >= CLASSIC_BYTES => Some(bytes),
+        _ => None,
+    });
+    for bytes in known {
+        let mut whole = vec![0; usize::from(volume.geometry.inode_bytes).max(bytes.len())];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        let raw = RawInode::from_bytes(&whole);
+        volume.enter(ctx, [raw.uid(), raw.gid(), raw.project()])?;
+    }
     Ok(())
 }
 
@@ -85,24 +121,6 @@ struct Replay<'a, 'j> {
 }
 
 impl Replay<'_, '_> {
-    /// Keeps the blocks of all new ranges away from what the replay itself allocates.
-    fn set_aside(&mut self, changes: &[Change]) -> Result<()> {
-        for change in changes {
-            let Change::Add(ino, extent) = change else { continue };
-            let geometry = &self.volume.geometry;
-            let end = extent.start.0.checked_add(extent.count.into());
-            let inside = extent.start.0 >= geometry.first_data_block.into()
-                && end.is_some_and(|end| end <= geometry.block_count)
-                && extent.end() <= u64::from(u32::MAX);
-            if !inside {
-                let field = "range of a fast commit";
-                return Err(Corrupt::new(Structure::ExtentTree, (*ino).into(), field).into());
-            }
-            self.claims.extend(self.volume.alloc.claim_free(extent.start, extent.count)?);
-        }
-        Ok(())
-    }
-
     fn make(&mut self, change: &Change) -> Result<()> {
         match change {
             Change::Inode(ino, bytes) => self.put_inode(*ino, bytes),
@@ -151,13 +169,15 @@ impl Replay<'_, '_> {
                 self.take_out(cell, &mut core, FileBlock(0), 1 << 32)?;
             }
         }
+        let had = old.clone();
         let old = old.filter(|cell| !is_other(cell));
         let mut whole =
             old.as_ref().map_or(vec![0; inode_bytes], |cell| cell.core.read().raw.bytes().to_vec());
         let (map, dtime) = (whole[BLOCK].to_vec(), RawInode::from_bytes(&whole).dtime());
         whole[..CLASSIC_BYTES].copy_from_slice(&bytes[..CLASSIC_BYTES]);
         whole[CLASSIC_BYTES..bytes.len()].copy_from_slice(&bytes[CLASSIC_BYTES..]);
-        let charged = Charge::default();
+        // What is charged for the number, whoever had it.
+        let charged = had.map_or(Charge::default(), |cell| cell.core.read().charged);
         let mut core = Core::new(RawInode::from_bytes(&whole), charged);
         let is_listed = volume.orphans.lock().has(ino);
         core.raw.set_dtime(if is_listed { dtime } else { 0 });
@@ -173,6 +193,7 @@ impl Replay<'_, '_> {
         }
         volume.alloc.take_inode_number(self.handle, ino, core.raw.mode() >> 12 == 4)?;
         let cell = Cell::new(ino, volume.seed, core.raw);
+        cell.core.write().charged = charged;
         volume.inodes.replace(cell.clone());
         self.used.insert(ino);
         self.store(&cell, &mut cell.core.write())
@@ -314,6 +335,9 @@ impl Replay<'_, '_> {
                 let blocks = blocks + xattr::blocks(volume, &cell, &core)?;
                 let block_bytes = volume.geometry.block_bytes;
                 core.raw.set_sectors(blocks * u64::from(block_bytes / 512), block_bytes);
+            }
+            if let Some(accounts) = &volume.accounts {
+                core.values = accounts.values(volume, &cell, &core)?;
             }
             if core.raw.links() == 0 {
                 orphan::add(volume, &cell);

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
-use polylane_base::{Errno, Gid, Ino, Time, Uid};
+use polylane_base::{Gid, Ino, Time, Uid};
 use polylane_vfs::fs::{Attr, Kind};
 use rustc_hash::FxHashMap;
 
@@ -54,6 +54,8 @@ pub struct Core {
     pub index: Option<DirIndex>,
     /// What quotas were charged for it.
     pub charged: Charge,
+    /// Inodes that hold values of its attributes; counted where there are quotas.
+    pub values: u64,
     /// What was booked for it, and is charged when it is stored next.
     pub booked: Booking,
     /// Blocks that it was promised, and has when it is stored next.
@@ -107,22 +109,7 @@ impl Cell {
 impl Core {
     /// Of an inode that was charged for.
     pub fn new(raw: RawInode, charged: Charge) -> Core {
-        Core { raw, index: None, charged, booked: Booking::default(), landed: 0 }
-    }
-
-    /// The project of what is made in this directory.
-    pub fn project_within(&self) -> u32 {
-        if self.raw.has_flag(InodeFlags::PROJECT_INHERIT) { self.raw.project() } else { 0 }
-    }
-
-    /// Whether `core` may get a name in this directory.
-    ///
-    /// # Errors
-    /// `EXDEV`: all in this directory belongs to its project, and `core` to another.
-    pub fn check_project(&self, core: &Core) -> Result<()> {
-        let is_other = self.raw.has_flag(InodeFlags::PROJECT_INHERIT)
-            && self.raw.project() != core.raw.project();
-        if is_other { Err(Errno::EXDEV.into()) } else { Ok(()) }
+        Core { raw, index: None, charged, values: 0, booked: Booking::default(), landed: 0 }
     }
 
     /// The state as the VFS wants it.

@@ -20,6 +20,7 @@
 //! | `inline` | contents in the inode itself |
 //! | `values` | values of attributes in inodes of their own |
 //! | `quota`, [`limits`] | what users, groups and projects take, and may |
+//! | `projects`, `totals` | names that a project keeps to itself; what statvfs(3) tells |
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -76,6 +77,7 @@ pub mod limits;
 pub mod mount;
 pub mod ops;
 pub mod orphan;
+mod projects;
 pub mod promised;
 mod quota;
 pub mod recovery;
@@ -83,6 +85,7 @@ pub mod rename;
 mod setattr;
 pub mod space;
 mod synced;
+mod totals;
 mod values;
 mod vfs;
 pub mod volume;

@@ -204,15 +204,16 @@ impl Volume {
         let block_bytes = self.geometry.block_bytes;
         let blocks = core.raw.sectors(block_bytes) * 512 / u64::from(block_bytes);
         let new = [0, 1, 2].map(|kind| Some(ids[kind]).filter(|id| *id != had[kind]));
+        let inodes = 1 + core.values;
         let mut promised = cell.promised.lock();
         let mut ledger = owed.lock();
         if !ctx.is_root() {
-            self.check(ctx, &ledger, new, (blocks + promised.count(), 1))?;
+            self.check(ctx, &ledger, new, (blocks + promised.count(), inodes))?;
         }
         promised.owe_to(Owner::new(owed, ids), &mut ledger);
-        ledger.add(new, (blocks, 1));
+        ledger.add(new, (blocks, inodes));
         drop(ledger);
-        Ok(Booking { owed: Some(owed.clone()), ids: new, amount: (blocks, 1) })
+        Ok(Booking { owed: Some(owed.clone()), ids: new, amount: (blocks, inodes) })
     }
 
     /// Books up to `want` blocks for a file: as many as its owners may have.

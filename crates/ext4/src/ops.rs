@@ -227,7 +227,7 @@ pub fn create(
     }
     let own = own_blocks(new);
     let acls = u64::from(new.acls.each().next().is_some());
-    let (project, new) = (above.project_within(), &grouped(volume, &above, new));
+    let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
     let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], own + acls)?;
     let (_promise, growth) =
         volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
@@ -342,7 +342,7 @@ pub fn create_unlinked(
 ) -> Result<Attr> {
     let parent = volume.dir(dir)?;
     let above = parent.core.read();
-    let (project, new) = (above.project_within(), &grouped(volume, &above, new));
+    let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
     drop(above);
     let acls = u64::from(new.acls.each().next().is_some());
     let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], acls)?;
@@ -380,7 +380,7 @@ pub(crate) fn make_whiteout(
     booked: Booking,
 ) -> Result<Arc<Cell>> {
     let new = whiteout_of(handle.ctx(), volume, parent, above);
-    let place = (parent.ino, above.project_within());
+    let place = (parent.ino, volume.project_within(above));
     let cell = make_inode(volume, handle, place, &new, Room::Free)?;
     volume.store_booked(handle, &cell, &mut cell.core.write(), booked)?;
     Ok(cell)
@@ -405,7 +405,7 @@ pub fn link(ctx: &OpCtx<'_>, volume: &Volume, ino: u32, dir: u32, name: &[u8]) -
     if u32::from(core.raw.links()) >= LINKS_MAX {
         return Err(Errno::EMLINK.into());
     }
-    above.check_project(&core)?;
+    volume.check_project(&above, &core)?;
     let (_promise, growth) =
         volume.room_for_name(ctx, Room::Free, (&parent, &mut above), name, 0)?;
     let handle = volume.start(ctx, NAME_CREDITS)?;

@@ -21,12 +21,14 @@ use crate::error::{Corrupt, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::format::extent::Extent;
-use crate::format::quota::{self, BLOCK_BYTES, Charge, Head, Info, QuotaKind};
+use crate::format::inode::InodeFlags;
+use crate::format::quota::{self, BLOCK_BYTES, Charge, Head, Info, Limit, QuotaKind};
 use crate::format::superblock::Superblock;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::limits::{Ids, Ledger, Owed, Owner};
 use crate::volume::{Accounts, Volume};
+use crate::xattr;
 
 /// Blocks that a new entry changes, those for room included.
 const ENTER_CREDITS: usize = 40;
@@ -128,6 +130,30 @@ impl Accounts for Quotas {
         Ok(true)
     }
 
+    fn values(&self, volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
+        match core.raw.has_flag(InodeFlags::EA_INODE) {
+            true => Ok(0),
+            false => xattr::values(volume, cell, core),
+        }
+    }
+
+    fn project_room(&self, volume: &Volume, project: u32) -> Result<[Option<(u64, u64)>; 2]> {
+        let (kind, none) = (QuotaKind::Project, Ok([None; 2]));
+        let Some(owed) = &self.owed else { return none };
+        let limited = |file: &&QuotaFile| file.kind == kind && file.graces.is_some();
+        let Some(file) = self.files.iter().find(limited) else { return none };
+        let Some((number, index)) = file.entries.lock().get(&project).copied() else { return none };
+        let ledger = owed.lock();
+        let place = file.place(volume, &file.cell.core.read(), number)?;
+        let look = |block: &[u8]| (quota::limits(block, index), quota::usage(block, index));
+        let ([of_bytes, of_inodes], (bytes, inodes)) = place.look(look);
+        let (owed_blocks, _) = ledger.of(kind, project);
+        let owed_bytes = owed_blocks.saturating_mul(volume.geometry.block_bytes.into());
+        let left =
+            |limit: Limit, taken| limit.lowest().map(|most| (most, most.saturating_sub(taken)));
+        Ok([left(of_bytes, bytes.saturating_add(owed_bytes)), left(of_inodes, inodes)])
+    }
+
     fn enter(&self, ctx: &OpCtx<'_>, volume: &Volume, ids: [u32; 3]) -> Result<()> {
         for file in &self.files {
             let id = ids[file.kind as usize];
@@ -148,7 +174,8 @@ impl Accounts for Quotas {
         cell: &Cell,
         core: &mut Core,
     ) -> Result<()> {
-        if !self.counts(cell.ino) {
+        // A value counts for who has the attribute.
+        if !self.counts(cell.ino) || core.raw.has_flag(InodeFlags::EA_INODE) {
             return Ok(());
         }
         let Some(owed) = &self.owed else { return self.charge(volume, handle, core) };
@@ -169,7 +196,8 @@ impl Accounts for Quotas {
 
 impl Quotas {
     fn charge(&self, volume: &Volume, handle: &Handle<'_>, core: &mut Core) -> Result<()> {
-        let (old, new) = (core.charged, Charge::of(&core.raw, volume.geometry.block_bytes));
+        let block_bytes = volume.geometry.block_bytes;
+        let (old, new) = (core.charged, Charge::of(&core.raw, core.values, block_bytes));
         if old == new {
             return Ok(());
         }
@@ -180,7 +208,8 @@ impl Quotas {
                 file.charge(volume, handle, from, (old.bytes, old.inodes), (0, 0))?;
             }
             if new.inodes > 0 {
-                let had = if old.inodes > 0 && from == to { (old.bytes, 1) } else { (0, 0) };
+                let stays = old.inodes > 0 && from == to;
+                let had = if stays { (old.bytes, old.inodes) } else { (0, 0) };
                 file.charge(volume, handle, to, had, (new.bytes, new.inodes))?;
             }
         }

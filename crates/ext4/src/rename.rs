@@ -134,13 +134,13 @@ impl Move<'_> {
     ) -> Result<Renamed> {
         let volume = self.volume;
         let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
+        volume.check_project(dirs.to(), &core)?;
         let mut booked = Booking::default();
         if self.mode == RenameMode::Whiteout {
             let new = whiteout_of(ctx, volume, self.source, dirs.from());
-            let ids = [new.uid.0, new.gid.0, dirs.from().project_within()];
+            let ids = [new.uid.0, new.gid.0, volume.project_within(dirs.from())];
             booked = volume.book_new(ctx, ids, 0)?;
         }
-        dirs.to().check_project(&core)?;
         let is_dir = core.raw.mode() >> 12 == 4;
         if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)
             && victim.raw.mode() >> 12 == 4
@@ -247,8 +247,8 @@ impl Move<'_> {
         let volume = self.volume;
         let (mut core, second) = lock_both(cell, Some(other));
         let mut second = second.ok_or(Errno::EINVAL)?;
-        dirs.to().check_project(&core)?;
-        dirs.from().check_project(&second)?;
+        volume.check_project(dirs.to(), &core)?;
+        volume.check_project(dirs.from(), &second)?;
         let handle = volume.start(ctx, NAME_CREDITS)?;
         let (kind, other_kind) = (file_type(core.raw.mode()), file_type(second.raw.mode()));
         let from = dirs.from();

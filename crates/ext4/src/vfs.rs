@@ -17,7 +17,6 @@ use crate::dir;
 use crate::error::Result;
 use crate::format::xattr::Attribute;
 use crate::format::{dirent::kind_of, inode::CLASSIC_BYTES};
-use crate::journal::Journal;
 use crate::late;
 use crate::mount::{Ext4, finish_all};
 use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
@@ -26,12 +25,10 @@ use crate::rename::rename;
 use crate::setattr;
 use crate::space;
 use crate::synced;
+use crate::totals;
 use crate::xattr;
 
 const ROOT: u32 = 2;
-
-/// `EXT4_SUPER_MAGIC` of statfs(2).
-const STATFS_MAGIC: u32 = 0xef53;
 
 pub(crate) fn number(ino: Ino) -> Result<u32> {
     u32::try_from(ino.0).map_err(|_| Errno::ESTALE.into())
@@ -93,7 +90,7 @@ impl FileSystem for Ext4 {
             max_dir_links: if self.volume.traits.dir_nlink { u32::MAX } else { LINKS_MAX },
             whole_seconds: usize::from(self.volume.geometry.inode_bytes) == CLASSIC_BYTES,
             acls: true,
-            flags: flags::SETTABLE,
+            flags: flags::SETTABLE | flags::PROJECT_INHERIT,
             attributes: flags::ATTRIBUTES | flags::COMPRESSED | flags::ENCRYPTED | flags::VERITY,
         }
     }
@@ -188,6 +185,13 @@ impl FileSystem for Ext4 {
             let (from_dir, to_dir) = (number(from_dir)?, number(to_dir)?);
             rename(ctx, &self.volume, (from_dir, from), (to_dir, to), mode, Room::Free)
         })
+    }
+
+    fn project(&self, ino: Ino) -> polylane_base::Result<Option<u32>> {
+        if !self.volume.traits.projects {
+            return Ok(None);
+        }
+        self.guard(|| Ok(Some(self.volume.cell(number(ino)?)?.core.read().raw.project())))
     }
 
     fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> polylane_base::Result<Vec<u8>> {
@@ -501,22 +505,11 @@ impl FileSystem for Ext4 {
     }
 
     fn statfs(&self, _: &OpCtx<'_>) -> polylane_base::Result<StatFs> {
-        let geometry = &self.volume.geometry;
-        let freeing = self.volume.journal.as_ref().map_or(0, Journal::freeing);
-        let free = self.volume.alloc.available_blocks() + freeing;
-        let reserved = self.volume.superblock.lock().reserved_blocks();
-        let reserved = reserved + self.volume.alloc.pool_blocks();
-        Ok(StatFs {
-            bsize: geometry.block_bytes,
-            // As Linux counts by default (`bsddf`): what nobody's files take is no part of it.
-            blocks: geometry.block_count.saturating_sub(self.volume.overhead_blocks),
-            bfree: free,
-            bavail: free.saturating_sub(reserved),
-            files: geometry.inode_count.into(),
-            ffree: self.volume.alloc.available_inodes().into(),
-            namelen: 255,
-            magic: STATFS_MAGIC,
-        })
+        Ok(totals::of(&self.volume))
+    }
+
+    fn statfs_within(&self, dir: Ino, totals: StatFs) -> polylane_base::Result<StatFs> {
+        self.guard(|| totals::within(&self.volume, number(dir)?, totals))
     }
 
     fn reserve_names(&self, count: u32) -> polylane_base::Result<()> {

@@ -55,6 +55,19 @@ pub trait Accounts: Send + Sync {
         more: (u64, u64),
     ) -> Result<bool>;
 
+    /// What a project may have in all, and what it has left of that: bytes, and inodes. `None`: as
+    /// much as there is.
+    ///
+    /// # Errors
+    /// The device's, or damaged quota files.
+    fn project_room(&self, volume: &Volume, project: u32) -> Result<[Option<(u64, u64)>; 2]>;
+
+    /// Inodes that hold values of an inode's attributes.
+    ///
+    /// # Errors
+    /// The device's, or corrupt attributes.
+    fn values(&self, volume: &Volume, cell: &Cell, core: &Core) -> Result<u64>;
+
     /// Charges what an inode takes now, in the handle that stores it: nothing is owed for it then.
     ///
     /// # Errors
@@ -98,6 +111,8 @@ pub struct Traits {
     pub kept_for: (Uid, Gid),
     /// New files get their directory's group.
     pub bsd_groups: bool,
+    /// Inodes belong to projects (`project`).
+    pub projects: bool,
 }
 
 impl Traits {
@@ -124,6 +139,7 @@ impl Traits {
             map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
             kept_for: superblock.blocks_kept_for(),
             bsd_groups: superblock.wants_bsd_groups(),
+            projects: superblock.has_ro_compat(RoCompat::PROJECT),
         })
     }
 }
@@ -259,10 +275,13 @@ impl Volume {
         if raw.has_flag(InodeFlags::EA_INODE) && !may_hold_value {
             return Err(Corrupt::new(Structure::Inode, ino.into(), "holds an attribute").into());
         }
-        let charged = Charge::of(&raw, self.geometry.block_bytes);
         let cell = Cell::new(ino, self.seed, raw);
-        cell.core.write().charged = charged;
-        self.owe(&cell, charged.ids);
+        if let Some(accounts) = &self.accounts {
+            let mut core = cell.core.write();
+            core.values = accounts.values(self, &cell, &core)?;
+            core.charged = Charge::of(&core.raw, core.values, self.geometry.block_bytes);
+            self.owe(&cell, core.charged.ids);
+        }
         if let Some(journal) = &self.journal {
             // What was changed before the inode was forgotten may not have committed yet.
             cell.note_change(journal.latest(&block), true);

@@ -162,6 +162,8 @@ pub fn set(
             values::refer(volume, &handle, gone.ino, false)?;
         }
     }
+    let all = inside.iter().chain(&outside);
+    core.values = all.filter(|attribute| attribute.outside.is_some()).count() as u64;
     write(volume, &handle, cell, core, (&inside, &outside))?;
     if let Some(perm) = change.perm {
         core.raw.set_perm(perm);
@@ -241,6 +243,18 @@ pub fn blocks(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
     let all = all(volume, cell, core)?;
     let outside = all.iter().filter_map(|attribute| attribute.outside);
     Ok(own + outside.map(|place| values::blocks(volume, place.size as usize)).sum::<u64>())
+}
+
+/// Inodes that hold values of an inode's attributes.
+///
+/// # Errors
+/// The device's, or corrupt attributes.
+pub fn values(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
+    if !volume.traits.ea_inode {
+        return Ok(0);
+    }
+    let all = all(volume, cell, core)?;
+    Ok(all.iter().filter(|attribute| attribute.outside.is_some()).count() as u64)
 }
 
 /// Lets go of all attributes of an inode that is freed.

@@ -389,6 +389,14 @@ impl FileSystem for Faulty {
         self.inner.statfs(ctx)
     }
 
+    fn statfs_within(&self, dir: Ino, totals: StatFs) -> Result<StatFs> {
+        self.inner.statfs_within(dir, totals)
+    }
+
+    fn project(&self, ino: Ino) -> Result<Option<u32>> {
+        self.inner.project(ino)
+    }
+
     fn forget(&self, ino: Ino) {
         let _ = self.pass(Call::Forget);
         self.inner.forget(ino);

@@ -14,6 +14,7 @@
 //! | `sim` | a disk that records, delays, fails, and is cut off at any write | crash tests |
 //! | `block_suite` | checks that every `BlockDevice` must pass | `tests/` of each device |
 //! | `acl` | values of access control lists | tests that set some |
+//! | `quota` | limits of users and projects in an image | tests of quotas |
 //! | `effort` | how much a test does: a sample or everything | what the campaign runs in full |
 //! | `driver` | both side by side, compared after every step | `tests/model.rs` |
 //!
@@ -31,6 +32,7 @@ pub mod model;
 mod model_rules;
 pub mod ops;
 pub mod probe;
+pub mod quota;
 pub mod reference;
 pub mod sim;
 pub mod subject;

@@ -123,4 +123,6 @@ pub struct SetAttr {
     /// New inode flags, of those that can be set
     /// ([`Character::flags`](crate::fs::Character::flags)); others stay.
     pub flags: Option<u32>,
+    /// New project, where [`FileSystem::project`](crate::fs::FileSystem::project) tells one.
+    pub project: Option<u32>,
 }

@@ -48,6 +48,9 @@ pub const EXTENTS: u32 = 0x8_0000;
 /// `FS_VERITY_FL`: checked against a tree of sums as it is read, which no file of ours is.
 pub const VERITY: u32 = 0x10_0000;
 
+/// `FS_PROJINHERIT_FL`: what is made in the directory belongs to its project. No flag of files.
+pub const PROJECT_INHERIT: u32 = 0x2000_0000;
+
 /// Flags that can be set where flags are kept.
 pub const SETTABLE: u32 = IMMUTABLE | APPEND | NODUMP | NOATIME;
 
@@ -100,7 +103,16 @@ impl Vfs {
     pub fn flags(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<u32> {
         self.begin();
         self.check_keeps_flags(node)?;
-        Ok(node.fresh_attr(ctx)?.flags)
+        let hidden = if node.is_dir() { 0 } else { PROJECT_INHERIT };
+        Ok(node.fresh_attr(ctx)?.flags & !hidden)
+    }
+
+    /// The project of a file or directory; 0 where none are kept. `ENOTTY` as
+    /// [`flags`](Self::flags).
+    pub fn project(&self, node: &Node) -> Result<u32> {
+        self.begin();
+        self.check_keeps_flags(node)?;
+        Ok(self.core.fs.project(node.ino())?.unwrap_or(0))
     }
 
     /// Sets the flags of a file or directory to `flags`; those of how it is stored stay as they
@@ -109,6 +121,19 @@ impl Vfs {
     /// flags. `EOPNOTSUPP`: a flag would change that cannot be set; `ENOTTY` as
     /// [`flags`](Self::flags), `EROFS`.
     pub fn set_flags(&self, ctx: &OpCtx<'_>, node: &Node, flags: u32) -> Result<()> {
+        self.set_flags_and_project(ctx, node, flags, None)
+    }
+
+    /// The same, and gives it to a project. `EOPNOTSUPP`, too: no projects are kept, and it is not
+    /// 0; `EPERM`: the file is immutable and would stay so; `EINVAL`: no project has that number;
+    /// `EDQUOT`.
+    pub fn set_flags_and_project(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        flags: u32,
+        project: Option<u32>,
+    ) -> Result<()> {
         self.begin();
         self.core.writable()?;
         self.check_keeps_flags(node)?;
@@ -120,9 +145,12 @@ impl Vfs {
         if node.is_dir() {
             check_alive(node)?;
         }
-        let changed = node.fresh_attr(ctx)?.flags ^ flags;
-        self.core.check_change(ctx, node, flags, changed & !OF_STORAGE)?;
-        self.core.set(ctx, node, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(drop)
+        let changed = (node.fresh_attr(ctx)?.flags ^ flags) & !OF_STORAGE;
+        let project = project.map(|project| self.core.other_project(node, project)).transpose()?;
+        let project = project.flatten();
+        self.core.check_change(ctx, node, flags, (changed, project))?;
+        let set = SetAttr { flags: Some(flags), project, ..SetAttr::default() };
+        self.core.set(ctx, node, &set).map(drop)
     }
 
     fn check_keeps_flags(&self, node: &Node) -> Result<()> {
@@ -132,14 +160,33 @@ impl Vfs {
 }
 
 impl Core {
-    fn check_change(&self, ctx: &OpCtx<'_>, node: &Inode, flags: u32, changed: u32) -> Result<()> {
+    /// `project`, if the inode belongs to another one.
+    fn other_project(&self, node: &Inode, project: u32) -> Result<Option<u32>> {
+        match self.fs.project(node.ino())? {
+            Some(now) if now == project => Ok(None),
+            Some(_) if project == u32::MAX => Err(Errno::EINVAL),
+            Some(_) => Ok(Some(project)),
+            None if project == 0 => Ok(None),
+            None => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn check_change(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Inode,
+        flags: u32,
+        (changed, project): (u32, Option<u32>),
+    ) -> Result<()> {
         if changed & PRIVILEGED != 0 && !ctx.is_root() {
             return Err(Errno::EPERM);
         }
-        if changed & !self.character.flags != 0 {
+        let settable = if node.is_dir() { u32::MAX } else { !PROJECT_INHERIT };
+        if changed & !(self.character.flags & settable) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let stays = node.has(FROZEN) && flags & IMMUTABLE != 0;
-        if stays && changed != 0 { Err(Errno::EPERM) } else { Ok(()) }
+        let changes = changed != 0 || project.is_some();
+        if stays && changes { Err(Errno::EPERM) } else { Ok(()) }
     }
 }

@@ -286,6 +286,12 @@ pub trait FileSystem: Send + Sync {
     /// The state of an inode.
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr>;
 
+    /// The project that an inode belongs to (`fsx_projid`); `None`: none are kept.
+    fn project(&self, ino: Ino) -> Result<Option<u32>> {
+        let _ = ino;
+        Ok(None)
+    }
+
     /// Changes the state of an inode; returns the new one.
     fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr>;
 
@@ -567,6 +573,13 @@ pub trait FileSystem: Send + Sync {
 
     /// Totals.
     fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs>;
+
+    /// `totals` as they are in the directory `dir`: where its project may have less than there is,
+    /// what that may have.
+    fn statfs_within(&self, dir: Ino, totals: StatFs) -> Result<StatFs> {
+        let _ = dir;
+        Ok(totals)
+    }
 
     /// The VFS holds the inode no longer; an inode without links is freed now.
     fn forget(&self, ino: Ino);

@@ -49,6 +49,7 @@ use crate::access::{self, EXEC, READ, WRITE};
 use crate::acl::AclKind;
 use crate::core::Core;
 use crate::ctx::OpCtx;
+use crate::flags::PROJECT_INHERIT;
 use crate::fs::{Changed, Kind, NewNode};
 use crate::inode::{Inode, LEASED, Node, ONLY_GROWS};
 use crate::marks::Moving;
@@ -247,7 +248,9 @@ impl Vfs {
         core.writable()?;
         // To know every name is to list it.
         access::check(ctx, &dir, READ | EXEC | WRITE)?;
-        if dir.has(ONLY_GROWS) || dir.acl(ctx, AclKind::Default)?.is_some() {
+        // A rename within it is refused for what is of another project.
+        let has_project = dir.attr().flags & PROJECT_INHERIT != 0;
+        if has_project || dir.has(ONLY_GROWS) || dir.acl(ctx, AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }
         let number = core.leases.begin(&dir, (ctx.session(), holder));

@@ -8,6 +8,7 @@ use polylane_base::{Clock, Errno, Ino, Result};
 use crate::cache::start_flusher;
 use crate::core::Core;
 use crate::ctx::OpCtx;
+use crate::flags;
 use crate::fs::{Character, FileSystem, Kind, StatFs};
 use crate::inode::Node;
 use crate::name::Name;
@@ -146,6 +147,16 @@ impl Vfs {
         totals.bfree = totals.bfree.saturating_add(blocks);
         totals.bavail = totals.bavail.saturating_add(blocks);
         Ok(totals)
+    }
+
+    /// The same as they are for what is in `node`: a directory whose project may have less than
+    /// there is shows what that may have.
+    pub fn statfs_at(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<StatFs> {
+        let totals = self.statfs(ctx)?;
+        match node.is_dir() && node.attr().flags & flags::PROJECT_INHERIT != 0 {
+            true => self.core.fs.statfs_within(node.ino(), totals),
+            false => Ok(totals),
+        }
     }
 
     /// Makes everything durable.

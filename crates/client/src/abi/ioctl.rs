@@ -89,30 +89,47 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
 /// `CAP_LINUX_IMMUTABLE`.
 const MAY_FREEZE: u64 = 1 << 9;
 
-/// Whether a request would change what takes a capability that this thread lacks: whether a file is
-/// immutable, or can be appended to only. The kernel looks at its own requests for that.
+/// What the kernel refuses by itself of its own requests, before it asks a file system: to change
+/// whether a file is immutable, or can be appended to only, to a thread without a capability; to
+/// change what belongs to projects, to processes in a user namespace.
 ///
 /// # Safety
 ///
 /// `argument` is as the request wants it.
-unsafe fn is_beyond(fd: RawFd, request: u32, argument: c_long) -> bool {
+unsafe fn refusal(fd: RawFd, request: u32, argument: c_long) -> Option<Errno> {
     let [_, set, _, set_more] = FS_IOC_FLAGS;
-    let (get, bits) = match request {
-        _ if request == set => (IOCTL_FLAGS[0], 0x30),
-        _ if request == set_more => (IOCTL_FLAGS[2], 0x18),
-        _ => return false,
-    };
     // No memory of a program: the kernel says so.
-    let nowhere = argument < 4096;
-    if nowhere || real::capabilities().is_none_or(|has| has & MAY_FREEZE != 0) {
-        return false;
+    if argument < 4096 {
+        return None;
     }
-    let mut now = FsXattr::default();
-    // SAFETY: the request writes as many bytes as there are, or an int; both begin with flags.
+    let (get, privileged, of_projects) = match request {
+        _ if request == set => (IOCTL_FLAGS[0], 0x30, 0x2000_0000),
+        _ if request == set_more => (IOCTL_FLAGS[2], 0x18, 0x200),
+        _ => return None,
+    };
+    let may_freeze = real::capabilities().is_none_or(|has| has & MAY_FREEZE != 0);
+    let has_projects = real::is_in_first_user_namespace();
+    if may_freeze && has_projects {
+        return None;
+    }
+    let (mut now, mut new) = (FsXattr::default(), FsXattr::default());
+    // SAFETY: the request writes as many bytes as there are, or an int; both begin with flags, as
+    // does the argument.
     unsafe {
-        let got = real::ioctl(fd, get.into(), (&raw mut now) as c_long);
-        got == 0 && (now.xflags ^ (argument as *const u32).read_unaligned()) & bits != 0
+        if real::ioctl(fd, get.into(), (&raw mut now) as c_long) != 0 {
+            return None;
+        }
+        match request == set {
+            true => new.xflags = (argument as *const u32).read_unaligned(),
+            false => new = (argument as *const FsXattr).read_unaligned(),
+        }
     }
+    let changed = now.xflags ^ new.xflags;
+    if changed & privileged != 0 && !may_freeze {
+        return Some(Errno::EPERM);
+    }
+    let moves = changed & of_projects != 0 || now.project != new.project;
+    (moves && !has_projects).then_some(Errno::EINVAL)
 }
 
 /// # Safety
@@ -123,8 +140,8 @@ unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_in
     let ours = FS_IOC_FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
     let (_, ours) = ours.ok_or(Detour::Kernel)?;
     // SAFETY: by contract.
-    if unsafe { is_beyond(fd, request, argument) } {
-        return Err(Errno::EPERM.into());
+    if let Some(refused) = unsafe { refusal(fd, request, argument) } {
+        return Err(refused.into());
     }
     // SAFETY: by contract; our request reads or writes what the kernel's does.
     match unsafe { real::ioctl(fd, ours.into(), argument) } {

@@ -267,6 +267,14 @@ pub(crate) fn capabilities() -> Option<u64> {
     Some(sets.effective.bits())
 }
 
+/// Whether the calling thread is in the user namespace that the host began with; false where that
+/// cannot be known.
+pub(crate) fn is_in_first_user_namespace() -> bool {
+    /// `PROC_USER_INIT_INO`.
+    const FIRST: u64 = 0xefff_fffd;
+    rustix::fs::stat(c"/proc/thread-self/ns/user").is_ok_and(|stat| stat.st_ino == FIRST)
+}
+
 /// Opens a path, past our own hook, with mode 0600 if it is to be created.
 pub(crate) fn open_file(path: &[u8], flags: c_int) -> rustix::io::Result<RawFd> {
     use rustix::fs::{CWD, Mode, OFlags, openat};

@@ -215,6 +215,11 @@ impl RawInode {
         Some(later.extra_isize.get().into())
     }
 
+    /// Whether the inode has room for a project.
+    pub fn has_project(&self) -> bool {
+        self.later(size_of::<LaterRecord>()).is_some()
+    }
+
     /// The project (`i_projid`); 0 where the inode has no room for it.
     pub fn project(&self) -> u32 {
         self.later(size_of::<LaterRecord>()).map_or(0, |later| later.projid.get())

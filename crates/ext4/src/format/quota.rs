@@ -87,19 +87,20 @@ pub struct Charge {
     pub ids: [u32; 3],
     /// Bytes of its blocks.
     pub bytes: u64,
-    /// 1, or 0 for a free one.
+    /// Itself, and those that hold values of its attributes; 0 for a free one.
     pub inodes: u64,
 }
 
 impl Charge {
-    /// Of an inode as it is on disk; nothing for a free one.
-    pub fn of(raw: &RawInode, block_bytes: u32) -> Charge {
+    /// Of an inode as it is on disk, with attributes whose values lie in so many inodes; nothing
+    /// for a free one.
+    pub fn of(raw: &RawInode, values: u64, block_bytes: u32) -> Charge {
         match raw.mode() {
             0 => Charge::default(),
             _ => Charge {
                 ids: [raw.uid(), raw.gid(), raw.project()],
                 bytes: raw.sectors(block_bytes) * 512,
-                inodes: 1,
+                inodes: 1 + values,
             },
         }
     }
@@ -249,6 +250,11 @@ impl Limit {
         let past_soft = self.soft > 0 && amount > self.soft;
         let over = past_soft && self.until > NOT_BEGUN && now >= self.until;
         !over && (self.hard == 0 || amount <= self.hard)
+    }
+
+    /// The lower of the two, where there is one.
+    pub fn lowest(self) -> Option<u64> {
+        [self.soft, self.hard].into_iter().filter(|limit| *limit > 0).min()
     }
 
     /// When the grace time ends once `amount` is taken.

@@ -181,13 +181,9 @@ impl Superblock {
         let has_quota = self.has_ro_compat(RoCompat::QUOTA);
         let asks = QuotaKind::ALL.into_iter().any(|kind| self.asks_for_limits(kind));
         let in_files = self.mount_option_names().any(is_quota_file);
-        [
-            (!has_quota && (asks || in_files), "its mount options ask for quotas in files"),
-            (has_quota && self.has_incompat(Incompat::EA_INODE), "quota beside ea_inode"),
-            (has_quota && self.has_compat(Compat::FAST_COMMIT), "quota beside fast_commit"),
-        ]
-        .into_iter()
-        .filter_map(|(is, reason)| is.then_some(reason))
+        [(!has_quota && (asks || in_files), "its mount options ask for quotas in files")]
+            .into_iter()
+            .filter_map(|(is, reason)| is.then_some(reason))
     }
 
     /// The options that the image has of its own (`s_mount_opts`).

@@ -49,9 +49,7 @@ fn what_cannot_be_written_is_read_only_and_says_why() {
         return;
     }
     for (feature, args) in [
-        ("quota beside ea_inode", &["-t", "ext4", "-b", "4096", "-O", "quota,ea_inode"][..]),
-        ("quota beside fast_commit", &["-t", "ext4", "-O", "quota,fast_commit"]),
-        ("verity", &["-t", "ext4", "-b", "4096", "-O", "verity"]),
+        ("verity", &["-t", "ext4", "-b", "4096", "-O", "verity"][..]),
         ("bigalloc", &["-t", "ext4", "-b", "4096", "-O", "bigalloc"]),
     ] {
         let fs = open(64, args).unwrap_or_else(|error| panic!("{feature}: {error}"));

@@ -66,7 +66,14 @@ fn work(fs: &Arc<Ext4>) {
 
 #[test]
 fn large_values_have_inodes_of_their_own() {
-    for (bytes, more) in [("1024", ""), ("4096", ""), ("4096", ",^metadata_csum,^orphan_file")] {
+    let plain = ",^metadata_csum,^orphan_file";
+    for (bytes, more) in [
+        ("1024", ""),
+        ("4096", ""),
+        ("4096", plain),
+        ("1024", ",quota"),
+        ("4096", ",quota,project"),
+    ] {
         let features = format!("ea_inode{more}");
         common::on(32, &["-t", "ext4", "-b", bytes, "-O", &features], work);
     }

@@ -19,6 +19,7 @@ mod late;
 mod limits;
 mod maps;
 mod model;
+mod projects;
 mod quota_limits;
 mod quotas;
 mod reader;

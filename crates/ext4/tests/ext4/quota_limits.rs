@@ -10,6 +10,7 @@ use polylane_base::{Clock, Errno, Gid, Ino, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
+use polylane_testkit::quota::{GROUPS, Limits, USERS, set_limits};
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
 use polylane_vfs::{Cred, OpCtx};
 
@@ -25,19 +26,6 @@ const FORMATS: [&[&str]; 4] = [
 /// The user that is limited, and another one.
 const LIMITED: u32 = 1000;
 const OTHER: u32 = 1001;
-
-/// Inodes of the quotas of users and groups.
-const USERS: u32 = 3;
-const GROUPS: u32 = 4;
-
-/// Limits of one id: of inodes and of KiB, soft and hard; 0: none.
-#[derive(Clone, Copy, Default)]
-struct Limits {
-    soft_inodes: u64,
-    hard_inodes: u64,
-    soft_kib: u64,
-    hard_kib: u64,
-}
 
 /// A clock that stands still.
 struct At(i64);
@@ -63,28 +51,6 @@ fn write(fs: &Ext4, ctx: &OpCtx<'_>, ino: Ino, at: u64, len: u64) -> Result<(), 
     fs.write(ctx, ino, at, &mut &vec![7; len as usize][..]).map(|_| ())
 }
 
-/// Writes limits of `id` into the entry that it has in a quota file.
-fn set_limits(bytes: &mut [u8], block_bytes: usize, (quota, id): (u32, u32), limits: Limits) {
-    let image = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(image.path(), &*bytes).expect("written");
-    let mut debugfs = Command::new("debugfs");
-    debugfs.args(["-R", &format!("blocks <{quota}>")]).arg(image.path());
-    let told = debugfs.output().expect("debugfs runs").stdout;
-    let words = String::from_utf8_lossy(&told).into_owned();
-    let blocks: Vec<usize> = words.split_whitespace().flat_map(str::parse).collect();
-    let pieces = blocks.iter().flat_map(|block| {
-        (0..block_bytes / 1024).map(move |piece| block * block_bytes + piece * 1024)
-    });
-    let mut places = pieces.flat_map(|at| (0..14).map(move |index| at + 16 + index * 72));
-    let of_id = |at: &usize| bytes[*at..at + 8] == u64::from(id).to_le_bytes();
-    let at = places.find(of_id).expect("an entry");
-    let of_inodes = [(0x08, limits.hard_inodes), (0x10, limits.soft_inodes)];
-    let of_blocks = [(0x20, limits.hard_kib), (0x28, limits.soft_kib)];
-    for (field, value) in of_inodes.into_iter().chain(of_blocks) {
-        bytes[at + field..at + field + 8].copy_from_slice(&value.to_le_bytes());
-    }
-}
-
 /// An image on which the user, or the group of the same number, has these limits.
 fn limited(format: &[&str], quota: u32, limits: Limits) -> (Arc<RamDevice>, u64) {
     let device = common::make(64, format);
@@ -95,16 +61,15 @@ fn limited(format: &[&str], quota: u32, limits: Limits) -> (Arc<RamDevice>, u64)
         fs.unlink(&OpCtx::service(), root(&fs), b"first").expect("there");
         fs.forget(ino);
     }
-    let block_bytes = fs.statfs(&OpCtx::service()).expect("told").bsize as usize;
+    let block_bytes = fs.statfs(&OpCtx::service()).expect("told").bsize.into();
     fs.close().expect("closes");
     let image = common::save(&device);
     let option = if quota == USERS { "usrquota" } else { "grpquota" };
     let mut tune = Command::new("tune2fs");
     tune.args(["-E", &format!("mount_opts={option}")]).arg(image.path());
     assert!(tune.output().expect("tune2fs runs").status.success());
-    let mut bytes = std::fs::read(image.path()).expect("readable");
-    set_limits(&mut bytes, block_bytes, (quota, LIMITED), limits);
-    (common::load(&bytes), block_bytes as u64)
+    set_limits(image.path(), (quota, LIMITED), limits);
+    (common::load(&std::fs::read(image.path()).expect("readable")), block_bytes)
 }
 
 fn close(fs: &Arc<Ext4>, device: &Arc<RamDevice>) {

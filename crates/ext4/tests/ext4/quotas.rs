@@ -7,18 +7,22 @@ use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, Ino, Uid};
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, XattrMode};
 use polylane_vfs::{Cred, OpCtx};
 
 use crate::common::{self, root};
 
-const FORMATS: [&[&str]; 5] = [
+const FORMATS: [&[&str]; 7] = [
     &["-t", "ext4", "-b", "4096", "-O", "quota"],
     &["-t", "ext4", "-b", "1024", "-O", "quota,project"],
     &["-t", "ext4", "-b", "4096", "-O", "quota,project,inline_data"],
     &["-t", "ext4", "-b", "2048", "-O", "quota,^metadata_csum", "-I", "128"],
     &["-t", "ext4", "-b", "4096", "-O", "quota,project,^has_journal"],
+    &["-t", "ext4", "-b", "1024", "-O", "quota,project,ea_inode"],
+    &["-t", "ext4", "-b", "4096", "-O", "quota,fast_commit,ea_inode,inline_data"],
 ];
+
+const ANY: XattrMode = XattrMode::Any;
 
 fn service() -> OpCtx<'static> {
     OpCtx::service()
@@ -43,7 +47,7 @@ fn work(fs: &Ext4, seed: u64, steps: u32) {
     let mut files: Vec<(String, Ino)> = Vec::new();
     for step in 0..steps {
         let at = rng.below(files.len().max(1) as u64) as usize;
-        match (rng.below(10), files.get(at).cloned()) {
+        match (rng.below(12), files.get(at).cloned()) {
             (0..=2, _) | (_, None) => {
                 let name = format!("n{seed}-{step}");
                 let kind = if rng.percent(20) { Kind::Dir } else { Kind::File };
@@ -77,6 +81,16 @@ fn work(fs: &Ext4, seed: u64, steps: u32) {
                 let dir = root(fs);
                 fs.rename(&ctx, dir, name.as_bytes(), dir, moved.as_bytes(), mode).expect("room");
                 files[at].0 = moved;
+            }
+            (9 | 10, Some((_, ino))) => {
+                // With ea_inode a large one lies in an inode of its own.
+                let (name, len) = (format!("user.{}", rng.below(3)), rng.below(20_000) as usize);
+                let set = match rng.percent(70) {
+                    true => fs.setxattr(&service(), ino, name.as_bytes(), &vec![3; len], ANY),
+                    false => fs.removexattr(&service(), ino, name.as_bytes()),
+                };
+                let refused = [Some(Errno::ENOSPC), Some(Errno::ENODATA), None];
+                assert!(refused.contains(&set.as_ref().err().copied()), "{set:?}");
             }
             (_, Some((name, ino))) => {
                 fs.unlink(&service(), root(fs), name.as_bytes()).expect("there");

@@ -2,9 +2,10 @@
 //! while they are replayed.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::os::unix::fs::{FileExt as _, symlink};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use polylane_base::TestClock;
@@ -144,4 +145,84 @@ fn the_replay_of_fast_commits_may_be_cut_off_anywhere() {
         }
     }
     assert!(replayed.iter().all(|times| *times > 0), "both sides of the commit: {replayed:?}");
+}
+
+/// Files of owners that quotas know and of others, that grow, shrink and change hands. Only what
+/// fast commits know, so that no whole one tells what quotas were not told.
+fn change_owners(root: &Path) {
+    let sync = |path: &Path| File::open(path).expect("opens").sync_all().expect("syncs");
+    for nth in 0..8u32 {
+        let path = root.join(format!("f{nth}"));
+        let file = File::create(&path).expect("made");
+        chown(&path, Some(1000 * (nth % 4)), Some(70_000 + nth)).expect("given");
+        file.write_all_at(&vec![nth as u8; 5000 * nth as usize], 0).expect("room");
+        file.sync_all().expect("syncs");
+    }
+    for nth in 0..6u32 {
+        let path = root.join(format!("old{nth}"));
+        let file = File::options().write(true).open(&path).expect("opens");
+        match nth % 3 {
+            0 => chown(&path, Some(5), Some(6)).expect("given"),
+            1 => file.set_len(100).expect("cut"),
+            _ => file.write_all_at(&[1; 40_000], 10_000).expect("room"),
+        }
+        sync(&path);
+    }
+}
+
+/// The bit of `quota` in the superblock and its copies in the log, which the kernel is not shown:
+/// one that is built without quotas writes the image as one without them.
+fn show_quotas(image: &Path, shown: bool) {
+    let mut bytes = std::fs::read(image).expect("readable");
+    let id = bytes[1024 + 0x68..1024 + 0x78].to_vec();
+    for block in bytes.chunks_exact_mut(4096) {
+        let superblock = &mut block[1024..2048];
+        if superblock[0x38..0x3a] == [0x53, 0xef] && superblock[0x68..0x78] == id {
+            superblock[0x65] = superblock[0x65] & !1 | u8::from(shown);
+        }
+    }
+    std::fs::write(image, bytes).expect("written");
+}
+
+/// Usage follows from fast commits, too.
+#[test]
+fn quotas_are_right_after_fast_commits() {
+    if !can_mount() {
+        return;
+    }
+    let features = "fast_commit,^metadata_csum,orphan_file";
+    let image = Image::new(64, &[common::LANE, &["-O", features]].concat());
+    {
+        let mount = image.mount();
+        for nth in 0..6u32 {
+            let path = mount.path().join(format!("old{nth}"));
+            std::fs::write(&path, vec![7; 30_000]).expect("room");
+            chown(&path, Some(1000), Some(1000)).expect("given");
+        }
+    }
+    let path = image.file.borrow().path().to_owned();
+    let tuned = Command::new("tune2fs").args(["-O", "quota"]).arg(&path).output();
+    let tuned = tuned.expect("tune2fs runs");
+    assert!(tuned.status.success(), "{}", String::from_utf8_lossy(&tuned.stderr));
+    show_quotas(&path, false);
+    let (bytes, there) = {
+        // No whole commit after the first, which tells of no owner.
+        let mount = image.mount_with("loop,commit=300");
+        std::fs::set_permissions(mount.path(), Permissions::from_mode(0o711)).expect("set");
+        rustix::fs::syncfs(File::open(mount.path()).expect("opens")).expect("syncs");
+        change_owners(mount.path());
+        let bytes = std::fs::read(&path).expect("readable");
+        (bytes, of_kernel(mount.path()).without_times_of_dirs())
+    };
+    let cut = tempfile::NamedTempFile::new().expect("temporary file");
+    std::fs::write(cut.path(), &bytes).expect("written");
+    show_quotas(cut.path(), true);
+    // e2fsck has the last word when it is closed.
+    let image = Image { file: RefCell::new(cut) };
+    let found = image.ours(|fs| {
+        assert_eq!(fs.read_only_reasons, Vec::<String>::new());
+        assert!(fs.recovered.fast_changes > 20, "{:?}", fs.recovered);
+        of_ours(&**fs)
+    });
+    snapshot::assert_same(&found.without_times_of_dirs(), &there);
 }

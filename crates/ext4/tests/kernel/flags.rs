@@ -16,7 +16,8 @@ use super::{Image, can_mount, common};
 
 const STEPS: usize = 3000;
 /// Flags that steps set and clear.
-const TOGGLED: [u32; 4] = [flags::IMMUTABLE, flags::APPEND, flags::NODUMP, flags::NOATIME];
+const TOGGLED: [u32; 5] =
+    [flags::IMMUTABLE, flags::APPEND, flags::NODUMP, flags::NOATIME, flags::PROJECT_INHERIT];
 
 /// What is done to a tree as root, by the kernel and by us.
 #[derive(Debug)]

@@ -248,7 +248,12 @@ pub(super) fn statfs(call: &mut Call<'_>) -> End {
     if call.session.lane.vfs.tells_nameless() && !call.deferred {
         return Err(Exit::Defer);
     }
-    let totals = call.session.lane.vfs.statfs(&call.ctx(&call.caller()))?;
+    let (vfs, caller) = (&call.session.lane.vfs, call.caller());
+    let totals = match call.node() {
+        Ok(node) => vfs.statfs_at(&call.ctx(&caller), &node)?,
+        // A directory that the service makes up, or what is gone: the lane has totals anyway.
+        Err(_) => vfs.statfs(&call.ctx(&caller))?,
+    };
     call.out.statfs(&totals);
     Ok(Outcome::Reply)
 }

@@ -42,12 +42,13 @@ const ITS_FSGETXATTR: u32 = IOCTL_FLAGS[2];
 const ITS_FSSETXATTR: u32 = IOCTL_FLAGS[3];
 
 /// `fsx_xflags` and the inode flags that they mean.
-const XFLAGS: [(u32, u32); 5] = [
+const XFLAGS: [(u32, u32); 6] = [
     (0x08, flags::IMMUTABLE),
     (0x10, flags::APPEND),
     (0x20, flags::SYNC),
     (0x40, flags::NOATIME),
     (0x80, flags::NODUMP),
+    (0x200, flags::PROJECT_INHERIT),
 ];
 
 pub(super) fn ioctl(call: &mut Call<'_>) -> End {
@@ -137,19 +138,21 @@ fn tell_flags(call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Out: `fsx_xflags`; the rest, of file systems with projects and extents of a given size, is 0.
+/// Out: `fsx_xflags` and `fsx_projid`; the rest, of file systems with extents of a given size, is
+/// 0.
 fn tell_xflags(call: &mut Call<'_>) -> Result<()> {
-    let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
+    let (vfs, node) = (&call.session.lane.vfs, flagged(call)?);
+    let flags = vfs.flags(&call.ctx(&call.caller()), &node)?;
     let of = |&(xflag, flag)| if flags & flag != 0 { xflag } else { 0 };
     let xflags: u32 = XFLAGS.iter().map(of).sum();
-    let told = FsXattr { xflags, ..FsXattr::default() };
+    let told = FsXattr { xflags, project: vfs.project(&node)?, ..FsXattr::default() };
     answer(call, &told);
     Ok(())
 }
 
 fn set_flags(call: &mut Call<'_>) -> Result<()> {
     let flags = call.args.record::<U32>()?.get();
-    store_flags(call, &flagged(call)?, flags)
+    store_flags(call, &flagged(call)?, flags, None)
 }
 
 /// Flags that have no `fsx_xflags` stay as they are. `EOPNOTSUPP` for what none of ours mean.
@@ -158,7 +161,7 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
     let FsXattr { xflags, extent_bytes, project, shared_extent_bytes, .. } =
         asked.map_err(|_| Errno::EIO)?;
     let known: u32 = XFLAGS.iter().map(|(xflag, _)| xflag).sum();
-    if xflags & !known != 0 || (extent_bytes, project, shared_extent_bytes) != (0, 0, 0) {
+    if xflags & !known != 0 || (extent_bytes, shared_extent_bytes) != (0, 0) {
         return Err(Errno::EOPNOTSUPP);
     }
     let node = flagged(call)?;
@@ -166,11 +169,12 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
     for (xflag, flag) in XFLAGS {
         flags = if xflags & xflag != 0 { flags | flag } else { flags & !flag };
     }
-    store_flags(call, &node, flags)
+    store_flags(call, &node, flags, Some(project))
 }
 
-fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32) -> Result<()> {
-    call.session.lane.vfs.set_flags(&call.ctx(&call.cred()?), node, flags)?;
+fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32, project: Option<u32>) -> Result<()> {
+    let (vfs, cred) = (&call.session.lane.vfs, call.cred()?);
+    vfs.set_flags_and_project(&call.ctx(&cred), node, flags, project)?;
     answer(call, &());
     Ok(())
 }

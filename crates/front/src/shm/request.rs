@@ -429,8 +429,7 @@ impl<'a> Checker<'a> {
             size,
             atime: stamp(has(SetWhat::ATIME), has(SetWhat::ATIME_NOW), m.time[0], m.time[1])?,
             mtime: stamp(has(SetWhat::MTIME), has(SetWhat::MTIME_NOW), m.time[2], m.time[3])?,
-            ctime: None,
-            flags: None,
+            ..SetAttr::default()
         };
         Ok(FileRequest::Setattr { object, set })
     }
