@@ -76,6 +76,7 @@ fn limits_of_changes_that_cannot_be_kept_are_refused() {
         ("--mem --discard", "--discard: only a lane on a volume"),
         ("--kernel-fs ext4 --journal-mode ordered", "--journal-mode: the kernel mounts"),
         ("--journal-mode fast", "--journal-mode <MODE>"),
+        ("--mem --journal-mode data", "--journal-mode: only a lane on a volume"),
     ] {
         let (status, line) = refused(words);
         assert!(status == 2 && line.contains(part), "{words}: {status}: {line}");
@@ -93,6 +94,25 @@ fn what_is_freed_goes_back_to_the_host() {
     let kept = used_mib();
     printed(&run("--discard --journal-mode writeback", &volume, fill));
     assert!(used_mib() + 50 < kept, "{kept} MiB, then {}", used_mib());
+    assert_clean(&volume);
+}
+
+/// With all data in the journal: small and large writes, synced, over each other, are what is there
+/// after a cut, and the image is in order.
+#[test]
+fn a_lane_can_journal_all_data() {
+    let Some((_dir, volume)) = place("a_lane_can_journal_all_data") else { return };
+    let work = "cd /lane; seq 2000000 >large; sync large; seq 900 >small; sync small; \
+                seq 5000 6000 | dd of=large bs=4k seek=3 conv=notrunc,fsync status=none; \
+                echo told; sleep 1000";
+    let mut running =
+        Run::new("--size 256M --journal-mode data --volume").arg(&volume).script(work).start();
+    assert_eq!(running.line(), "told");
+    running.cut_power();
+    let look = "cd /lane; seq 900 | cmp - small; seq 2000000 >/lane/l; \
+                seq 5000 6000 | dd of=/lane/l bs=4k seek=3 conv=notrunc status=none; \
+                cmp /lane/l large && echo same; rm /lane/l";
+    assert_eq!(printed(&run("--journal-mode data", &volume, look)), "same\n");
     assert_clean(&volume);
 }
 
