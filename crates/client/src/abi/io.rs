@@ -38,16 +38,22 @@ fn place(flags: c_int) -> Option<bool> {
     PLACES.contains(&place).then_some(place == PLACES[0])
 }
 
-/// Writes at the end or at an offset, whatever the open file does, and syncs as flags say.
+/// Writes where flags say, if they say that: at the end or at an offset, whatever the open file
+/// does. Syncs as they say.
 fn write_placed(
     fd: c_int,
     from: ops::io::Sources<'_, '_>,
     offset: off_t,
     flags: c_int,
 ) -> Outcome<usize> {
-    let at_end = place(flags).ok_or(Detour::Kernel)?;
     let position = if offset == -1 { Position::Own } else { Position::at(offset)? };
-    let count = ops::io::write_placed(&STATE, fd, from, position, at_end)?;
+    let count = match flags & !(SYNCS[0] | SYNCS[1]) {
+        0 => ops::io::write(&STATE, fd, from, position)?,
+        _ => {
+            let at_end = place(flags).ok_or(Detour::Kernel)?;
+            ops::io::write_placed(&STATE, fd, from, position, at_end)?
+        }
+    };
     if count > 0 && flags & (SYNCS[0] | SYNCS[1]) != 0 {
         ops::attr::fsync(&STATE, fd, flags & SYNCS[1] == 0)?;
     }
