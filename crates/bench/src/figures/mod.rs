@@ -28,6 +28,7 @@ mod pdc_programs;
 mod pdc_shares;
 mod pdc_sync;
 mod pdc_trace;
+mod pools;
 mod qos_scenarios;
 mod queue;
 mod rocksdb;
@@ -91,6 +92,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "real programs in a lane, then a quiet tenant beside a flooding one",
         run: demo::run,
+    },
+    Figure {
+        name: "pools",
+        mounts: true,
+        about: "memory and CPU of 1, 16, 64 lasting pools at rest, and the start of a lane",
+        run: pools::run,
     },
     Figure {
         name: "ocrd",

@@ -1,0 +1,201 @@
+//! `pools`: what lasting pools and lanes cost at rest, and how long the start of a lane takes.
+//!
+//! Pools are created and lanes in memory mounted as many at a time as there are CPUs. Memory is the
+//! proportional set size of every process that came to be: a page that several share counts for
+//! each in parts.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::report::{Better, Report, median};
+use crate::{Options, progress};
+
+/// Lanes that are started one after the other, for the time of a start.
+const STARTS: usize = 20;
+/// A lane's SOURCE.
+const SOURCE: &str = "mem:16M";
+
+/// Measures by numbers of pools: with one lane each, then with one more in the same service.
+///
+/// # Errors
+/// Not root, or a pool or a lane could not be made.
+pub fn run(options: &Options) -> Result<Report> {
+    let title = "memory of a pool with one lane, and of one more lane in its service, at rest";
+    let mut report = Report::new("pools", title, "pools", "MiB", Better::Lower);
+    let counts: &[usize] = if options.quick { &[1, 16] } else { &[1, 16, 64] };
+    let rest = Duration::from_secs(if options.quick { 5 } else { 20 });
+    for repeat in 0..options.repeats() {
+        for count in counts {
+            progress(&format!("{count} pools, repeat {}", repeat + 1));
+            measure(&mut report, *count, rest)?;
+        }
+    }
+    report.notes.extend([
+        "MiB: proportional set size of all processes, divided by the number of pools".to_string(),
+        format!("cpu: percent of one CPU that a pool's processes took in {} s", rest.as_secs()),
+        format!("start_ms: p50 of {STARTS} lanes mounted one after the other beside all others"),
+        "all_s: creation of all pools and the mounts of their lanes".to_string(),
+    ]);
+    Ok(report)
+}
+
+fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
+    let before = processes()?;
+    let pools = Pools::new(count)?;
+    let begun = Instant::now();
+    pools.each(|pools, number| {
+        pools.command(&["pool", "create", &pools.name(number)])?;
+        pools.mount(number, &pools.path(number, "a"), &[])
+    })?;
+    let all = begun.elapsed();
+    let ours = || -> Result<Vec<u32>> { Ok(processes()?.difference(&before).copied().collect()) };
+    // Late work of the starts ends first.
+    sleep(Duration::from_secs(2));
+    let one = memory(&ours()?)?;
+    let ticks = cpu_ticks(&ours()?);
+    sleep(rest);
+    // A tick is 10 ms.
+    let spent = (cpu_ticks(&ours()?) - ticks) as f64 / 100.0;
+    let starts = starts(&pools)?;
+    pools.each(|pools, number| pools.mount(number, &pools.path(number, "b"), &["--share"]))?;
+    sleep(Duration::from_secs(2));
+    let two = memory(&ours()?)?;
+    let (point, each) = (count.to_string(), |bytes: f64| bytes / (1 << 20) as f64 / count as f64);
+    let extra = [
+        ("cpu_percent", spent / rest.as_secs_f64() / count as f64 * 100.0),
+        ("start_ms", median(&starts)),
+        ("all_s", all.as_secs_f64()),
+    ];
+    report.add("a pool with one lane", &point, each(one), &extra);
+    report.add("one more lane in its service", &point, each(two - one), &[]);
+    Ok(())
+}
+
+/// Milliseconds of starts of lanes, one after the other; they are unmounted again.
+fn starts(pools: &Pools) -> Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for number in 0..STARTS {
+        let path = pools.path(0, &format!("start{number}"));
+        let begun = Instant::now();
+        pools.mount(0, &path, &[])?;
+        times.push(begun.elapsed().as_secs_f64() * 1000.0);
+        pools.command(&[OsStr::new("umount"), path.as_os_str()])?;
+    }
+    Ok(times)
+}
+
+/// Pools of this run, their lanes below a directory of their own; both go with it.
+struct Pools {
+    program: PathBuf,
+    dir: tempfile::TempDir,
+    count: usize,
+}
+
+impl Pools {
+    fn new(count: usize) -> Result<Pools> {
+        let dir = tempfile::tempdir().context("directory of lanes")?;
+        Ok(Pools { program: std::env::current_exe().context("own path")?, dir, count })
+    }
+
+    fn name(&self, number: usize) -> String {
+        format!("bench-{}-{number}", std::process::id())
+    }
+
+    fn path(&self, number: usize, lane: &str) -> PathBuf {
+        self.dir.path().join(format!("{number}-{lane}"))
+    }
+
+    fn mount(&self, number: usize, path: &Path, words: &[&str]) -> Result<()> {
+        std::fs::create_dir(path).with_context(|| format!("create {}", path.display()))?;
+        let pool = self.name(number);
+        let words = [&["mount", "--pool", &pool], words, &[SOURCE]].concat();
+        let mut words: Vec<&OsStr> = words.into_iter().map(OsStr::new).collect();
+        words.push(path.as_os_str());
+        self.command(&words)
+    }
+
+    fn command(&self, words: &[impl AsRef<OsStr>]) -> Result<()> {
+        let done = Command::new(&self.program).args(words).output().context("run polylane")?;
+        match done.status.success() {
+            true => Ok(()),
+            false => bail!("{}", String::from_utf8_lossy(&done.stderr).trim()),
+        }
+    }
+
+    /// Does something for each pool, as many at a time as there are CPUs.
+    fn each(&self, work: impl Fn(&Pools, usize) -> Result<()> + Sync) -> Result<()> {
+        let (next, cpus) = (AtomicUsize::new(0), polylane_sys::cpu::allowed()?.len());
+        let turn = || -> Result<()> {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= self.count {
+                    return Ok(());
+                }
+                work(self, number)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..cpus).map(|_| scope.spawn(turn)).collect();
+            threads.into_iter().try_for_each(|it| it.join().expect("a thread does not panic"))
+        })
+    }
+}
+
+impl Drop for Pools {
+    fn drop(&mut self) {
+        let gone = self.each(|pools, number| {
+            // A service's first lane goes last.
+            for lane in ["b", "a"].map(|lane| pools.path(number, lane)) {
+                if lane.exists() {
+                    pools.command(&[OsStr::new("umount"), lane.as_os_str()])?;
+                }
+            }
+            pools.command(&["pool", "rm", &pools.name(number)])
+        });
+        if let Err(error) = gone {
+            eprintln!("polylane: bench: pools: {error:#}");
+        }
+    }
+}
+
+/// Every process that runs this program.
+fn processes() -> Result<BTreeSet<u32>> {
+    let me = std::fs::read_link("/proc/self/exe").context("own path")?;
+    let all = std::fs::read_dir("/proc").context("read /proc")?;
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let ours = pids.filter(|pid: &u32| {
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program == me)
+    });
+    Ok(ours.collect())
+}
+
+/// Proportional set size of processes, bytes.
+fn memory(pids: &[u32]) -> Result<f64> {
+    ensure!(!pids.is_empty(), "no process of the pools was found");
+    let kib = |pid: &u32| {
+        // One that has ended in between has none.
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+        line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok())
+    };
+    Ok(pids.iter().filter_map(kib).sum::<f64>() * 1024.0)
+}
+
+/// CPU time of processes, in the kernel's ticks of 10 ms.
+fn cpu_ticks(pids: &[u32]) -> u64 {
+    let of = |pid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // Behind the program's name, which may hold anything: user and system time are the 12th
+        // and 13th.
+        let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+    };
+    pids.iter().filter_map(of).sum()
+}
