@@ -1,6 +1,7 @@
 //! A service that dies is replaced under the running tenant.
 
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -319,8 +320,10 @@ fn operations_in_flight_when_a_service_is_killed_are_done_once() {
     if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
         return;
     }
-    for options in ["--no-preload --dir", "--dir"] {
+    let lower = empty_lower();
+    for options in ["--no-preload --dir", "--dir", &format!("{} --dir", below(&lower))] {
         let dir = tempfile::tempdir().expect("tempdir");
+        make_private(dir.path());
         let mut run = exact(options, dir.path(), 6);
         let _limit = Limit::on(&run, 60);
         assert_eq!(run.line(), "up");
@@ -331,6 +334,21 @@ fn operations_in_flight_when_a_service_is_killed_are_done_once() {
         assert_eq!([run.line(), run.line()], ["exact", "exact"], "{options}");
         assert_eq!(run.end().code(), Some(0));
     }
+}
+
+/// A lower without a name in it.
+fn empty_lower() -> tempfile::TempDir {
+    tempfile::tempdir().expect("tempdir")
+}
+
+/// The options of a lane over it.
+fn below(lower: &tempfile::TempDir) -> String {
+    format!("--lower {}", lower.path().display())
+}
+
+/// An upper is its user's alone.
+fn make_private(dir: &std::path::Path) {
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).expect("chmod");
 }
 
 /// Kills a run's service, and waits for the next.
@@ -351,11 +369,13 @@ fn a_service_is_upgraded_and_no_program_notices() {
         return;
     }
     let place = tempfile::tempdir().expect("tempdir");
-    let volume = place.path().join("volume");
+    let (volume, over) = (place.path().join("volume"), place.path().join("over"));
+    let lower = empty_lower();
     for (options, source) in [
         ("--no-preload --dir", place.path()),
         ("--dir", place.path()),
         ("--size 1G --volume", &volume),
+        (&format!("{} --size 1G --volume", below(&lower)), &over),
     ] {
         for old in ["w1", "w2"] {
             let _ = std::fs::remove_dir_all(place.path().join(old));
@@ -374,6 +394,7 @@ fn a_service_is_upgraded_and_no_program_notices() {
         assert_eq!(run.end().code(), Some(0));
     }
     polylane_tests::volume::assert_clean(&volume);
+    polylane_tests::volume::assert_clean(&over);
 }
 
 #[test]
@@ -670,7 +691,9 @@ fn open_files_of_a_volume_outlive_a_killed_service() {
     if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
         return;
     }
-    for options in ["--size 1G --volume", "--no-preload --size 1G --volume"] {
+    let lower = empty_lower();
+    let over = format!("{} --size 1G --volume", below(&lower));
+    for options in ["--size 1G --volume", "--no-preload --size 1G --volume", &over] {
         let place = tempfile::tempdir().expect("tempdir");
         let volume = place.path().join("volume");
         let script = format!("exec /usr/bin/python3 -c '{GOES_ON}'");
@@ -741,7 +764,9 @@ fn open_files_of_a_volume_without_a_name_go_on() {
     if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
         return;
     }
-    for options in ["--size 1G --volume", "--no-preload --size 1G --volume"] {
+    let lower = empty_lower();
+    let over = format!("{} --size 1G --volume", below(&lower));
+    for options in ["--size 1G --volume", "--no-preload --size 1G --volume", &over] {
         let place = tempfile::tempdir().expect("tempdir");
         let volume = place.path().join("volume");
         let script = format!("exec /usr/bin/python3 -c '{NAMELESS}'");
@@ -924,4 +949,123 @@ fn nothing_is_streamed_to_a_dead_service() {
     assert_eq!(run.line(), "synced 60");
     assert_eq!(run.end().code(), Some(0));
     polylane_tests::volume::assert_clean(&volume);
+}
+
+/// A union: files of a lower, copied up before, after and never, mapped, removed and below a
+/// directory that moves. Two lowers have `d`, the lower one `d/low`.
+const UNION: &str = r#"
+import fcntl, mmap, os, subprocess, sys
+big = 1 << 20
+block = lambda fd, n, count=4096: os.pread(fd, count, n * 4096)
+os.chdir("/lane/d/low")
+program = subprocess.Popen(["./busybox", "sh", "-c", "while read line; do echo $line; done"],
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def talks():
+    program.stdin.write(b"word\n")
+    program.stdin.flush()
+    return program.stdout.readline() == b"word\n"
+assert talks()
+# What a service had as its own: text of a program, and pages that nobody has touched yet.
+private = mmap.mmap(os.open("big", os.O_RDONLY), big, prot=mmap.PROT_READ)
+before = os.open("part", os.O_RDONLY)
+part = os.open("part", os.O_RDWR)
+shared = mmap.mmap(part, big)
+gone = os.open("gone", os.O_RDONLY)
+late = os.open("late", os.O_RDWR)
+never = os.open("never", os.O_RDONLY)
+one, two = (os.open(name, os.O_RDWR) for name in ("one", "two"))
+os.pwrite(part, b"P" * 4096, 4096)
+os.fsync(part)
+os.unlink("gone")
+os.pwrite(one, b"linked", 0)
+os.fsync(one)
+fcntl.lockf(late, fcntl.LOCK_EX)
+fcntl.flock(never, fcntl.LOCK_SH)
+os.rename("/lane/d/low", "/lane/d/moved")
+os.fsync(os.open("/lane/d", os.O_RDONLY))
+for turn in range(5):
+    print("up", flush=True)
+    sys.stdin.readline()
+    assert talks(), turn
+    assert os.getcwd() == "/lane/d/moved", os.getcwd()
+    page = (7 * turn + 11) * 4096
+    assert private[page:page + 4] == b"big!", private[page:page + 4]
+    assert block(before, 1) == b"P" * 4096 and block(before, 2, 4) == b"part"
+    assert shared[4096:4100] == b"PPPP" and shared[page:page + 4] == b"part"
+    assert os.pread(gone, 4, big - 4) == b"gone" and os.fstat(gone).st_nlink == 0
+    assert os.pread(never, 5, 0) == b"never" and os.pread(two, 6, 0) == b"linked"
+    assert os.fstat(two).st_nlink == 2, os.fstat(two)
+    assert os.stat("late").st_ino == os.fstat(late).st_ino
+    assert sorted(os.listdir(".")) == sorted(os.listdir("/lane/d/moved")) == [
+        "big", "busybox", "late", "never", "one", "part", "two"], os.listdir(".")
+    child = os.fork()
+    if child == 0:
+        for take, name in (fcntl.lockf, "late"), (fcntl.flock, "never"):
+            try:
+                take(os.open(name, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os._exit(1)
+            except BlockingIOError:
+                pass
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "a lock is gone"
+    # From here on copied up, and synced, so that the next turn has it.
+    os.pwrite(late, b"late%d" % turn, 4096 * turn)
+    os.fsync(late)
+    os.pwrite(part, b"p" * 4096, 4096 * (100 + turn))
+    os.fsync(part)
+    assert block(before, 100 + turn) == b"p" * 4096 == shared[4096 * (100 + turn):][:4096]
+    fd = os.open("never", os.O_RDONLY)
+    assert os.fstat(fd).st_ino == os.fstat(never).st_ino
+    os.close(fd)
+program.stdin.close()
+assert program.wait() == 0
+print("on", flush=True)
+"#;
+
+#[test]
+fn open_files_of_a_union_outlive_their_service() {
+    let name = "open_files_of_a_union_outlive_their_service";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3", "busybox"]) {
+        return;
+    }
+    for upper in ["--size 1G --volume", "--no-preload --size 1G --volume", "--dir"] {
+        let place = tempfile::tempdir().expect("tempdir");
+        let low = place.path().join("low/d/low");
+        for dir in ["high/d", "low/d/low"] {
+            std::fs::create_dir_all(place.path().join(dir)).expect("mkdir");
+        }
+        std::fs::write(place.path().join("high/d/own"), "own").expect("write");
+        std::fs::copy("/bin/busybox", low.join("busybox")).expect("copy");
+        for (name, words) in [("big", "big!"), ("part", "part"), ("gone", "gone")] {
+            std::fs::write(low.join(name), words.repeat(1 << 18)).expect("write");
+        }
+        for name in ["late", "never", "one"] {
+            std::fs::write(low.join(name), format!("{name} {}", "x".repeat(100_000)))
+                .expect("write");
+        }
+        std::fs::hard_link(low.join("one"), low.join("two")).expect("link");
+        let own = place.path().join("own");
+        if upper == "--dir" {
+            std::fs::create_dir(&own).expect("mkdir");
+            make_private(&own);
+        }
+        let script = format!("exec /usr/bin/python3 -c '{UNION}'");
+        let run = Run::new("").arg("--lower").arg(place.path().join("high"));
+        let run = run.arg("--lower").arg(place.path().join("low"));
+        let run = upper.split(' ').fold(run, |run, word| run.arg(word)).arg(&own);
+        let (mut run, mut input) = run.script(&script).start_with_input();
+        let _limit = Limit::on(&run, 60);
+        for turn in 0..5 {
+            assert_eq!(run.line(), "up", "{upper}, turn {turn}");
+            if turn % 3 == 2 {
+                let (done, said) = upgrade(&run.pool);
+                assert!(done && said.contains("replaced"), "{upper}: {said}");
+            } else {
+                kill_service(&run);
+            }
+            writeln!(input, "go").expect("COMMAND listens");
+        }
+        assert_eq!(run.line(), "on", "{upper}");
+        assert_eq!(run.end().code(), Some(0));
+    }
 }

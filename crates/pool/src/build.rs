@@ -175,7 +175,7 @@ pub(crate) fn start(
         covered: spec.covered.clone(),
     };
     let (fs, disk) = libservice(spec, store, clock.clone(), handover.is_some())?;
-    let (fs, union) = over_lowers(spec, fs, lowers, clock)?;
+    let (fs, union) = over_lowers(spec, fs, lowers, clock, handover.as_ref())?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -252,6 +252,7 @@ fn over_lowers(
     upper: Option<Own>,
     lowers: Vec<Below>,
     clock: Arc<dyn Clock>,
+    handover: Option<&Handover>,
 ) -> Result<(Own, Option<Arc<Union>>)> {
     let upper = match upper {
         Some(fs) if lowers.is_empty() => return Ok((fs, None)),
@@ -272,7 +273,14 @@ fn over_lowers(
         let layer = layer.map_err(|error| Failure::because(label, "use it as a lower", error))?;
         if *is_data_only { data_only.push(layer) } else { layers.push(layer) }
     }
-    let union = Union::open_with_data(layers, data_only, upper.map(UpperOn::new));
+    let upper = upper.map(UpperOn::new);
+    let union = match handover {
+        Some(handover) => {
+            let records = handover.take_union();
+            Union::handed_over(layers, data_only, upper, handover.store.clone(), &records)
+        }
+        None => Union::open_with_data(layers, data_only, upper),
+    };
     let union = Arc::new(union.map_err(|error| Failure::failed(format!("lane: {error}")))?);
     Ok((union.clone(), Some(union)))
 }

@@ -266,9 +266,9 @@ fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Fo
     let (store, records) = Kept::attach(kept)?;
     let orderly = store.was_left_orderly();
     let lasting = match spec.backing {
-        _ if !spec.outlives_service() => return Ok(None),
-        Backing::Mem { .. } | Backing::Lowers => return Ok(None),
-        Backing::Dir => true,
+        Backing::Mem { .. } => return Ok(None),
+        // Nothing of it is in the service alone.
+        Backing::Dir | Backing::Lowers => true,
         // What the client library had not written back went with it.
         Backing::Ceph { .. } => orderly,
         Backing::Volume { .. } => orderly,

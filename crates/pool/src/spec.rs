@@ -176,7 +176,7 @@ pub struct PoolSpec {
 impl PoolSpec {
     /// Whether a service can go on with what a former one's programs had open.
     pub(crate) fn outlives_service(&self) -> bool {
-        !matches!(self.backing, Backing::Mem { .. }) && self.lowers.is_empty()
+        !matches!(self.backing, Backing::Mem { .. })
     }
 
     /// The specification in a sealed memfd.

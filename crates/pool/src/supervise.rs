@@ -382,13 +382,9 @@ impl Supervisor {
             )));
         }
         say(format_args!("pool '{name}': its service {}: starting it again", process::how(ended)));
-        if matches!(self.spec.backing, Backing::Mem { .. }) {
+        if !self.spec.outlives_service() {
             say(format_args!(
                 "pool '{name}': its files were in its service's memory: they are lost"
-            ));
-        } else if !self.spec.outlives_service() {
-            say(format_args!(
-                "pool '{name}': files of a union that were open have to be opened again"
             ));
         }
         self.next_incarnation()?;
@@ -405,15 +401,9 @@ impl Supervisor {
         program: OwnedFd,
     ) -> Result<std::result::Result<String, String>> {
         let name = self.spec.name.clone();
-        if matches!(self.spec.backing, Backing::Mem { .. }) {
-            return Ok(Err(format!(
-                "pool '{name}': its files are in its service's memory: it cannot be replaced"
-            )));
-        }
         if !self.spec.outlives_service() {
             return Ok(Err(format!(
-                "pool '{name}': its lane is a union, whose open files would be lost: it cannot be \
-                 replaced"
+                "pool '{name}': its files are in its service's memory: it cannot be replaced"
             )));
         }
         let _ = service.link.send(&ToService::HandOver, &[]);

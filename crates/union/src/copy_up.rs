@@ -56,16 +56,12 @@ impl Act<'_> {
             target: &target,
             ..NewNode::new(node.kind, attr.perm)
         };
-        let (made, held, _) = upper.make(self.ctx, &new)?;
+        let (made, held, made_attr) = upper.make(self.ctx, &new)?;
         let below = self.furnish(node, lower, (&held, &attr), cut);
         let below = below.inspect_err(|_| upper.discard(self.ctx, &made))?;
         let placed = self.settle(node, (&held, &attr), &made, place.as_ref().zip(dir.as_ref()));
         let uncovered = placed.inspect_err(|_| upper.discard(self.ctx, &made))?;
-        let mut state = node.state();
-        state.upper = Some(held.clone());
-        (state.below, state.uncovered) = (below, uncovered);
-        state.is_impure = node.kind == Kind::Dir;
-        drop(state);
+        node.copied_up((held.clone(), made_attr.generation), below, uncovered);
         self.table.copied_up(node, held.ino());
         Ok(held)
     }

@@ -38,15 +38,15 @@ pub(crate) struct Found {
 
 /// What lies in the lowers.
 #[derive(Default)]
-struct InLowers {
-    lowers: Vec<Lower>,
-    attr: Option<Attr>,
+pub(crate) struct InLowers {
+    pub(crate) lowers: Vec<Lower>,
+    pub(crate) attr: Option<Attr>,
     data: Option<Lower>,
     path: Vec<u8>,
 }
 
 /// How the lowers are searched: by a name in the lowers of a directory, or by a path.
-enum Way {
+pub(crate) enum Way {
     Name(Vec<u8>),
     Path(Vec<u8>),
 }
@@ -250,7 +250,7 @@ impl Act<'_> {
     }
 
     /// A file in the upper, with what lies below it.
-    fn above(
+    pub(crate) fn above(
         &self,
         held: Held,
         attr: Attr,
@@ -296,7 +296,7 @@ impl Act<'_> {
     }
 
     /// Searches the lowers. `dirs`: directories alone, anything but directories, either.
-    fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
+    pub(crate) fn search(&self, dir: &Node, way: Way, dirs: Option<bool>) -> Result<InLowers> {
         let mut way = way;
         let mut found = InLowers::default();
         // A file without data of its own was found, and where it says that it is.
@@ -431,7 +431,29 @@ impl Act<'_> {
         {
             return Ok(node);
         }
-        let (ino, generation) = self.identity(&found);
+        let identity = self.identity(&found);
+        let place = || Some(Place { dir: dir.clone(), name: name.into() });
+        if let Some(node) = self.table.enter(self.parts(&found, identity, place())?, by) {
+            return Ok(node);
+        }
+        // Two inodes that were one in the lower: a hard link that was broken by a copy-up.
+        let own = found.upper.as_ref().map(|(held, attr)| (held.ino(), attr.generation));
+        let other = own.or_else(|| {
+            let lower = found.lowers.first()?;
+            let index = self.rank(lower.index);
+            Some((self.table.other_number(index, lower.held.ino()), identity.1))
+        });
+        let other = self.parts(&found, other.ok_or(Errno::ESTALE)?, place())?;
+        self.table.enter(other, by).ok_or(Errno::ESTALE)
+    }
+
+    /// What a node of what was found is made of.
+    pub(crate) fn parts(
+        &self,
+        found: &Found,
+        (ino, generation): (Ino, u64),
+        place: Option<Place>,
+    ) -> Result<Parts> {
         let kind = found.kind();
         let is_impure = match &found.upper {
             Some((held, _)) if kind == Kind::Dir => {
@@ -439,33 +461,23 @@ impl Act<'_> {
             }
             _ => false,
         };
-        let own = found.upper.as_ref().map(|(held, attr)| (held.ino(), attr.generation));
-        let parts = |(ino, generation)| Parts {
+        Ok(Parts {
             ino,
             generation,
             kind,
             lowers: found.lowers.clone(),
             data: found.data.clone(),
             lower_path: found.lower_path.clone().into(),
+            upper_generation: found.upper.as_ref().map_or(0, |(_, attr)| attr.generation),
             state: State {
                 upper: found.upper.as_ref().map(|(held, _)| held.clone()),
-                place: Some(Place { dir: dir.clone(), name: name.into() }),
+                place,
                 below: found.below,
                 uncovered: found.uncovered,
                 is_impure,
                 ..State::default()
             },
-        };
-        if let Some(node) = self.table.enter(parts((ino, generation)), by) {
-            return Ok(node);
-        }
-        // Two inodes that were one in the lower: a hard link that was broken by a copy-up.
-        let other = own.or_else(|| {
-            let lower = found.lowers.first()?;
-            let index = self.rank(lower.index);
-            Some((self.table.other_number(index, lower.held.ino()), generation))
-        });
-        other.and_then(|other| self.table.enter(parts(other), by)).ok_or(Errno::ESTALE)
+        })
     }
 }
 
@@ -474,7 +486,8 @@ pub(crate) fn in_upper(held: Held, attr: Attr) -> Found {
     found(Some((held, attr)), InLowers::default())
 }
 
-fn found(upper: Option<(Held, Attr)>, lower: InLowers) -> Found {
+/// What is in the upper and in the lowers.
+pub(crate) fn found(upper: Option<(Held, Attr)>, lower: InLowers) -> Found {
     let InLowers { lowers, attr, data, path } = lower;
     Found {
         upper,

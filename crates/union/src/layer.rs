@@ -14,7 +14,7 @@ use std::fmt;
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, FileSystem, Kind};
+use polylane_vfs::fs::{Attr, FileSystem, Kind, Revived};
 use rustc_hash::FxHashMap;
 
 use crate::marks::{Mark, Space};
@@ -86,6 +86,17 @@ impl Layer {
     pub(crate) fn adopt(self: &Arc<Self>, ino: Ino) -> Held {
         let _asking = self.asking.read();
         self.count(ino)
+    }
+
+    /// `FileSystem::revive`; the result is held.
+    pub(crate) fn revive(
+        self: &Arc<Self>,
+        ino: Ino,
+        generation: Option<u64>,
+    ) -> Result<(Held, Revived)> {
+        let _asking = self.asking.read();
+        let revived = self.fs.revive(ino, generation)?;
+        Ok((self.count(ino), revived))
     }
 
     /// A mark of an inode, if it has it.

@@ -19,6 +19,7 @@
 //! | `names.rs`, `rename.rs` | changes of names |
 //! | `data.rs` | files whose data is in two layers |
 //! | `solidify.rs` | all files whole |
+//! | `saved.rs`, `revive.rs` | what one service leaves to the next, and how that is found again |
 //!
 //! Formats and rules: docs/design/union.md.
 //!
@@ -48,6 +49,8 @@ mod marks;
 mod names;
 mod node;
 mod rename;
+mod revive;
+mod saved;
 mod solidify;
 mod state;
 mod stream;
@@ -56,17 +59,19 @@ mod upper;
 use std::ops::Deref;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
-use polylane_base::sync::{Arc, RwLock, RwLockWriteGuard};
+use polylane_base::sync::{Arc, Mutex, RwLock, RwLockWriteGuard};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
+use polylane_vfs::handover::{Record, Store};
 
 pub use error::OpenError;
 pub use layer::Layer;
 use node::{By, Lower, Node, Parts, State, Table};
+use revive::Formers;
 pub use solidify::Solid;
 pub use upper::UpperOn;
 use upper::{Canary, Upper};
@@ -84,6 +89,10 @@ pub struct Union {
     /// Changes of names and copy-ups so far.
     changes: AtomicU64,
     character: Character,
+    /// What a former service knew, until it was asked for.
+    formers: Mutex<Formers>,
+    /// How often services of these files opened the union before.
+    openings: u64,
 }
 
 /// One operation on a union.
@@ -127,6 +136,30 @@ impl Union {
         data_only: Vec<Arc<Layer>>,
         upper: Option<UpperOn>,
     ) -> std::result::Result<Union, OpenError> {
+        Union::open_all((lowers, data_only), upper, None)
+    }
+
+    /// The same, to go on for a former service of these layers that left `records`, and to be
+    /// followed by others in the same way.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn handed_over(
+        lowers: Vec<Arc<Layer>>,
+        data_only: Vec<Arc<Layer>>,
+        upper: Option<UpperOn>,
+        store: Arc<Store>,
+        records: &[Record],
+    ) -> std::result::Result<Union, OpenError> {
+        Union::open_all((lowers, data_only), upper, Some((store, records)))
+    }
+
+    fn open_all(
+        (lowers, data_only): (Vec<Arc<Layer>>, Vec<Arc<Layer>>),
+        upper: Option<UpperOn>,
+        former: Option<(Arc<Store>, &[Record])>,
+    ) -> std::result::Result<Union, OpenError> {
         let ctx = &OpCtx::service();
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
@@ -146,7 +179,8 @@ impl Union {
         let upper = upper.map(|on| Upper::open(ctx, on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
         let top = roots[0].held.attr(ctx).map_err(failed)?;
-        let table = Arc::new(Table::default());
+        let store = former.as_ref().map(|(store, _)| store.clone());
+        let table = Arc::new(Table::handed_over(store));
         if let Some(upper) = &upper {
             upper.adopt_kernels_index(ctx, &table, lowers.len())?;
         }
@@ -157,12 +191,20 @@ impl Union {
             lowers: roots,
             data: None,
             lower_path: Box::default(),
+            upper_generation: 0,
             state: State {
                 upper: upper.as_ref().map(|upper| upper.root.clone()),
                 is_impure: true,
                 ..State::default()
             },
         };
+        let identity = (parts.ino, parts.generation);
+        let (known, openings) = match former {
+            Some((store, records)) => saved::take(&store, records, identity),
+            None => Default::default(),
+        };
+        let formers = Formers::new(known);
+        table.keep_numbers(formers.numbers());
         let root = table.enter(parts, By::Vfs).ok_or(failed(Errno::EIO))?;
         let character = character((&lowers, &data_only), upper.as_ref());
         Ok(Union {
@@ -174,6 +216,8 @@ impl Union {
             changing: RwLock::new(()),
             changes: AtomicU64::new(0),
             character,
+            formers: Mutex::new(formers),
+            openings,
         })
     }
 
@@ -442,6 +486,19 @@ impl FileSystem for Union {
         match &self.upper {
             Some(upper) => upper.fs().statfs(ctx),
             None => self.lowers[0].fs().statfs(ctx),
+        }
+    }
+
+    fn revive(&self, ino: Ino, generation: Option<u64>) -> Result<Revived> {
+        let ctx = &OpCtx::service();
+        self.act(ctx).revive(ino, generation)
+    }
+
+    fn end_revival(&self) {
+        let formers = std::mem::take(&mut *self.formers.lock());
+        drop(formers);
+        if let Some(upper) = &self.upper {
+            upper.fs().end_revival();
         }
     }
 

@@ -10,7 +10,11 @@
 //! | position | goes on |
 //! |---|---|
 //! | 0 ..= number of names in the lowers | with that name of the lowers |
-//! | 2⁴⁰ + n | in the upper, at its n-th position that a stream of this node has met |
+//! | 2⁴⁰ (1 + o) + n | in the upper, at its n-th position that a stream of this node has met |
+//!
+//! The union was opened o times before. A stream that goes on among the names of the upper after a
+//! service was replaced begins with these anew: what it has shown may come again, nothing is left
+//! out.
 
 use polylane_base::sync::Arc;
 use polylane_base::{Ino, Result};
@@ -30,6 +34,8 @@ const BATCH: usize = 64;
 
 /// Positions from here on are in the upper.
 const IN_UPPER: u64 = 1 << 40;
+/// Openings that positions tell from each other.
+const OPENINGS: u64 = 1_000_000;
 
 /// An entry as the union shows it.
 pub(crate) struct Listed {
@@ -78,12 +84,19 @@ impl Act<'_> {
             if !all.is_empty() {
                 return Ok(all);
             }
-            from = IN_UPPER;
+            from = 0;
+        } else {
+            from = from.checked_sub(self.first_in_upper()).filter(|&n| n < IN_UPPER).unwrap_or(0);
         }
         match upper {
-            Some(upper) => self.list_upper(dir, &upper, from - IN_UPPER, Some(&stream)),
+            Some(upper) => self.list_upper(dir, &upper, from, Some(&stream)),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// The position of the beginning of the upper, another one each time the union is opened.
+    fn first_in_upper(&self) -> u64 {
+        IN_UPPER * (1 + self.openings % OPENINGS)
     }
 
     /// Whether a directory has no entries.
@@ -187,7 +200,7 @@ impl Act<'_> {
                 }
                 let next = match stream {
                     None => next,
-                    Some(stream) => IN_UPPER + stream.number(next),
+                    Some(stream) => self.first_in_upper() + stream.number(next),
                 };
                 all.push(Listed { name, kind: shown.0, ino: shown.1, next });
             }

@@ -87,6 +87,7 @@ impl Act<'_> {
             lowers: Vec::new(),
             data: None,
             lower_path: Box::default(),
+            upper_generation: attr.generation,
             state: State { upper: Some(held), ..State::default() },
         };
         let node = self.table.enter(parts, By::Vfs).ok_or(Errno::ESTALE)?;

@@ -8,23 +8,28 @@
 //!
 //! - Two live nodes have no number and no inode of the upper in common.
 //! - Whatever lies in a lower stays there, so a node's lowers never change.
+//! - A node that has anything in the lowers, or another number than its inode in the upper, has a
+//!   record for the next service (`saved.rs`), unless there is no room for it.
 //!
 //! # Locking
 //!
-//! A node's state and the table are leaves; neither is held while a layer is asked.
+//! A node's state and the table are leaves but for the records; neither is held while a layer is
+//! asked.
 
 use polylane_base::sync::{Arc, Mutex, MutexGuard, Weak};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::fs::Kind;
+use polylane_vfs::handover::Store;
 use rustc_hash::FxHashMap;
 
 use crate::layer::Held;
+use crate::saved::{Facts, Saved};
 use crate::stream::Stream;
 
 /// Numbers of an inode of a lower below this are told from each other by their layer alone.
 const LOWER_INO_BITS: u32 = 48;
 
-/// Set in the numbers of lowers' inodes that do not fit.
+/// Set in the numbers of lowers' inodes that do not fit, which are above all others.
 const LARGE: u64 = 0xffff << LOWER_INO_BITS;
 
 /// An inode in one lower.
@@ -73,6 +78,8 @@ pub(crate) struct State {
     pub(crate) is_impure: bool,
     /// Positions of streams of a directory that has lowers.
     pub(crate) stream: Option<Arc<Stream>>,
+    /// What the next service is to know.
+    pub(crate) saved: Option<Saved>,
 }
 
 /// An inode of the union. Thread-safe.
@@ -112,6 +119,8 @@ pub(crate) struct Parts {
     pub(crate) lowers: Vec<Lower>,
     pub(crate) data: Option<Lower>,
     pub(crate) lower_path: Box<[u8]>,
+    /// The generation of its inode in the upper.
+    pub(crate) upper_generation: u64,
     pub(crate) state: State,
 }
 
@@ -137,6 +146,41 @@ impl Node {
         self.state().upper.clone()
     }
 
+    /// It has an inode in the upper now, of that generation, and data as `below` says.
+    pub(crate) fn copied_up(
+        &self,
+        (held, generation): (Held, u64),
+        below: Option<Below>,
+        uncovered: Option<u32>,
+    ) {
+        let mut state = self.state();
+        if let Some(saved) = &state.saved {
+            saved.copied_up(held.ino(), generation);
+        }
+        state.upper = Some(held);
+        (state.below, state.uncovered) = (below, uncovered);
+        state.is_impure = self.kind == Kind::Dir;
+    }
+
+    /// Records a node that is new to the table, and whose inode in the upper has this generation.
+    fn save(&self, store: &Arc<Store>, upper_generation: u64) {
+        let mut state = self.state();
+        let upper = state.upper.as_ref().map(Held::ino);
+        if self.lowers.is_empty() && upper == Some(self.ino) || state.saved.is_some() {
+            return;
+        }
+        let facts = Facts {
+            ino: self.ino,
+            generation: self.generation,
+            upper: upper.map(|ino| (ino, upper_generation)),
+            dir: state.place.as_ref().map(|place| place.dir.ino),
+            kind: self.kind,
+            lower_path: &self.lower_path,
+        };
+        let saved = Saved::put(store, &facts);
+        state.saved = saved;
+    }
+
     /// `ENOTDIR` for what is no directory.
     pub(crate) fn dir(&self) -> Result<()> {
         if self.kind == Kind::Dir { Ok(()) } else { Err(Errno::ENOTDIR) }
@@ -150,7 +194,7 @@ impl Node {
 
 impl Parts {
     fn into_node(self, table: Arc<Table>) -> Arc<Node> {
-        let Parts { ino, generation, kind, lowers, data, lower_path, state } = self;
+        let Parts { ino, generation, kind, lowers, data, lower_path, state, .. } = self;
         let state = Mutex::new(state);
         let filling = Mutex::new(());
         Arc::new(Node { ino, generation, kind, lowers, data, lower_path, state, filling, table })
@@ -182,15 +226,63 @@ struct Maps {
     uppers: FxHashMap<Ino, Weak<Node>>,
     /// Numbers of lowers' inodes that do not fit beside their layer's.
     large: FxHashMap<(usize, Ino), Ino>,
+    /// The last of them.
+    large_last: u64,
+}
+
+impl Maps {
+    fn large(&mut self, of: (usize, Ino)) -> Ino {
+        let last = &mut self.large_last;
+        *self.large.entry(of).or_insert_with(|| {
+            *last += 1;
+            Ino(LARGE | *last)
+        })
+    }
 }
 
 /// The nodes of one union. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Table {
     maps: Mutex<Maps>,
+    /// Where the next service finds what this one knows.
+    store: Option<Arc<Store>>,
 }
 
 impl Table {
+    /// A table whose nodes the next service is to know.
+    pub(crate) fn handed_over(store: Option<Arc<Store>>) -> Table {
+        Table { maps: Mutex::default(), store }
+    }
+
+    /// Numbers of a former service that no node is to have but the one that had it.
+    pub(crate) fn keep_numbers(&self, former: impl Iterator<Item = Ino>) {
+        let large = former.filter(|ino| ino.0 >= LARGE).map(|ino| ino.0 & !LARGE);
+        self.maps.lock().large_last = large.max().unwrap_or(0);
+    }
+
+    /// An inode of a lower had this number in a former service.
+    pub(crate) fn renumber(&self, from_lowest: usize, ino: Ino, number: Ino) {
+        if number.0 >= LARGE {
+            self.maps.lock().large.insert((from_lowest, ino), number);
+        }
+    }
+
+    /// A node that lives, whoever holds it.
+    pub(crate) fn live(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.maps.lock().nodes.get(&ino)?.node.upgrade()
+    }
+
+    /// The VFS holds a node of this table from here on.
+    pub(crate) fn hold(&self, node: &Arc<Node>) {
+        let mut maps = self.maps.lock();
+        let former = match maps.nodes.get_mut(&node.ino) {
+            Some(entry) => entry.held.replace(node.clone()),
+            None => None,
+        };
+        drop(maps);
+        drop(former);
+    }
+
     /// A node that the VFS holds; `ESTALE`.
     pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Node>> {
         let maps = self.maps.lock();
@@ -212,22 +304,18 @@ impl Table {
         if ino.0 >> LOWER_INO_BITS == 0 {
             return Ino((from_lowest as u64 + 1) << LOWER_INO_BITS | ino.0);
         }
-        let large = &mut self.maps.lock().large;
-        let next = Ino(LARGE | (large.len() as u64 + 1));
-        *large.entry((from_lowest, ino)).or_insert(next)
+        self.maps.lock().large((from_lowest, ino))
     }
 
     /// A number for an inode of a lower whose own is that of another node.
     pub(crate) fn other_number(&self, from_lowest: usize, ino: Ino) -> Ino {
-        let large = &mut self.maps.lock().large;
-        let next = Ino(LARGE | (large.len() as u64 + 1));
-        *large.entry((from_lowest, ino)).or_insert(next)
+        self.maps.lock().large((from_lowest, ino))
     }
 
     /// The node of what was found, entered if it is new. `None`: another node has its number.
     pub(crate) fn enter(self: &Arc<Self>, parts: Parts, by: By) -> Option<Arc<Node>> {
         let upper = parts.state.upper.as_ref().map(Held::ino);
-        let ino = parts.ino;
+        let (ino, upper_generation) = (parts.ino, parts.upper_generation);
         let node = parts.into_node(self.clone());
         // To be dropped after the lock.
         let (mut former, mut other) = (None, None);
@@ -247,6 +335,9 @@ impl Table {
             (None, None) => {
                 if let Some(upper) = upper {
                     maps.uppers.insert(upper, Arc::downgrade(&node));
+                }
+                if let Some(store) = &self.store {
+                    node.save(store, upper_generation);
                 }
                 Some(node.clone())
             }

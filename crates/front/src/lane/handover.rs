@@ -85,6 +85,12 @@ impl Handover {
         std::mem::take(&mut *self.processes.lock())
     }
 
+    /// The records of a union's inodes, once.
+    pub fn take_union(&self) -> Vec<Record> {
+        use handover::Kind::{UnionNode, UnionRest, UnionRoot};
+        [UnionNode, UnionRest, UnionRoot].into_iter().flat_map(|kind| self.take(kind)).collect()
+    }
+
     /// The records of one kind, each once.
     pub(crate) fn take(&self, kind: handover::Kind) -> Vec<Record> {
         let mut former = self.former.lock();

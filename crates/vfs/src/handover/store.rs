@@ -83,14 +83,33 @@ pub enum Kind {
     Process = 9,
     /// A file whose newest bytes are not durable.
     Unsynced = 10,
+    /// An inode that a union knows.
+    UnionNode = 11,
+    /// The rest of such an inode's path.
+    UnionRest = 12,
+    /// A union's root.
+    UnionRoot = 13,
 }
 
 impl Kind {
+    const ALL: [Kind; 13] = [
+        Kind::HostNode,
+        Kind::HostPlace,
+        Kind::Node,
+        Kind::Handle,
+        Kind::Slot,
+        Kind::Lock,
+        Kind::Begun,
+        Kind::Done,
+        Kind::Process,
+        Kind::Unsynced,
+        Kind::UnionNode,
+        Kind::UnionRest,
+        Kind::UnionRoot,
+    ];
+
     fn from_word(word: u64) -> Option<Kind> {
-        use Kind::{Begun, Done, Handle, HostNode, HostPlace, Lock, Node, Process, Slot, Unsynced};
-        [HostNode, HostPlace, Node, Handle, Slot, Lock, Begun, Done, Process, Unsynced]
-            .into_iter()
-            .find(|kind| *kind as u64 == word & 0xff)
+        Kind::ALL.into_iter().find(|kind| *kind as u64 == word & 0xff)
     }
 }
 
