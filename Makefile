@@ -95,6 +95,7 @@ install: build
 		$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane.so
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/mount.polylane
+	ln -sf polylane $(DESTDIR)$(PREFIX)/bin/polylane-oci
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/umount.fuse.polylane
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|' dist/systemd/polylane.service > $(DESTDIR)$(UNITDIR)/polylane.service

@@ -85,22 +85,36 @@ pub(crate) fn environment(
     if terminal {
         all.push("TERM=xterm".to_string());
     }
-    let fast = if record.preload { &FAST[..] } else { &[] };
-    let fast = fast.iter().map(|text| text.to_string());
     let given = all.into_iter().chain(record.env.iter().cloned()).chain(more.iter().cloned());
     let mut env: Vec<String> = Vec::new();
-    for assignment in given.chain(fast) {
-        let name = assignment.split('=').next().unwrap_or_default().to_string();
-        let is_same = |other: &String| other.split('=').next() == Some(&name);
-        match env.iter().position(is_same) {
-            // What the user preloads comes behind the library.
-            Some(at) if name == "LD_PRELOAD" && record.preload => {
-                let user = env[at].split_once('=').map_or("", |(_, value)| value);
-                env[at] = if user.is_empty() { assignment } else { format!("{assignment}:{user}") };
+    given.for_each(|assignment| assign(&mut env, assignment));
+    if record.preload { with_library(env) } else { env }
+}
+
+/// The place of a variable.
+fn position(env: &[String], assignment: &str) -> Option<usize> {
+    let name = |text: &str| text.split('=').next().map(str::to_string);
+    env.iter().position(|other| name(other) == name(assignment))
+}
+
+fn assign(env: &mut Vec<String>, assignment: String) {
+    match position(env, &assignment) {
+        Some(at) => env[at] = assignment,
+        None => env.push(assignment),
+    }
+}
+
+/// An environment with the fast way. What it preloads already comes behind the library.
+pub(crate) fn with_library(mut env: Vec<String>) -> Vec<String> {
+    for text in FAST {
+        let user = match position(&env, text) {
+            Some(at) if text.starts_with("LD_PRELOAD=") => {
+                env[at].split_once('=').map_or(String::new(), |(_, value)| value.to_string())
             }
-            Some(at) => env[at] = assignment,
-            None => env.push(assignment),
-        }
+            _ => String::new(),
+        };
+        let more = if user.is_empty() { user } else { format!(":{user}") };
+        assign(&mut env, format!("{text}{more}"));
     }
     env
 }
@@ -206,7 +220,8 @@ fn system_mounts(network: Network) -> Vec<Value> {
     all
 }
 
-fn bind(mount: &Mount, source: &str) -> Value {
+/// A mount of a lane or of a path of the host, in a configuration.
+pub(crate) fn bind(mount: &Mount, source: &str) -> Value {
     let access = if mount.read_only { "ro" } else { "rw" };
     json!({
         "destination": format!("/{}", mount.target_parts()),

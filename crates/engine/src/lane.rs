@@ -12,7 +12,7 @@ use polylane_pool::lasting::{self, LaneSource};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
 use crate::bundle;
-use crate::place::Place;
+use crate::place::{Lock, Place};
 use crate::record::{Mount, Network, Record};
 use crate::users::open_inside;
 
@@ -22,57 +22,99 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// The file of the container's own volume.
 const UPPER: &str = "upper.img";
 
+/// What is over the layers of a root.
+pub(crate) struct Upper {
+    /// A lane's source, or `none`; absent: a volume of the container's own.
+    pub(crate) source: Option<OsString>,
+    /// Bytes of a new volume.
+    pub(crate) size: Option<u64>,
+    /// Whether processes have the library.
+    pub(crate) preload: bool,
+}
+
 /// Mounts the container's lanes; where each of its mounts is on the host.
 ///
 /// # Errors
 /// One line. What was mounted is to be unmounted.
-pub(crate) fn mount(place: &Place, record: &Record) -> Result<Vec<String>> {
-    // Its set-id programs work: what they can come to the runtime bounds.
-    let mut options = vec![OsString::from("--suid")];
-    if !record.preload {
-        options.push("--no-preload".into());
-    }
-    if let Some(size) = record.size {
-        options.extend(["--size".into(), size.to_string().into()]);
-    }
-    for covered in bundle::covered(record) {
-        options.extend(["--covered".into(), OsString::from_vec(covered)]);
-    }
-    for layer in &record.layers {
-        options.extend(["--lower".into(), format!("dir:{layer}").into()]);
-    }
-    let mut upper = OsString::from("volume:");
-    upper.push(place.file(UPPER));
-    mount_one(record, options, &upper, &place.root())?;
+pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<Vec<String>> {
+    let upper = Upper { source: None, size: record.size, preload: record.preload };
+    let pool = record.pool.as_deref();
+    mount_root((place, lock), pool, &upper, (&record.layers, bundle::covered(record)))?;
     let mut sources = Vec::new();
     for (number, mount) in record.mounts.iter().enumerate() {
-        if !mount.is_lane() {
-            sources.push(mount.source.clone());
-            continue;
-        }
-        let at = place.lane(number);
-        place.make_dir(&format!("mounts/{number}"))?;
-        let options = if mount.read_only { vec!["--ro".into()] } else { Vec::new() };
-        mount_one(record, options, mount.source.as_ref(), &at)?;
-        sources.push(at.to_string_lossy().into_owned());
+        sources.push(match mount.is_lane() {
+            true => mount_lane((place, lock), pool, number, mount)?,
+            false => mount.source.clone(),
+        });
     }
     Ok(sources)
 }
 
+/// Mounts the root: directories, the uppermost first, under `upper`. At the paths `covered` the
+/// runtime mounts something else.
+pub(crate) fn mount_root(
+    (place, lock): (&Place, &Lock),
+    pool: Option<&str>,
+    upper: &Upper,
+    (layers, covered): (&[String], Vec<Vec<u8>>),
+) -> Result<()> {
+    // Its set-id programs work: what they can come to the runtime bounds.
+    let mut options = vec![OsString::from("--suid")];
+    if !upper.preload {
+        options.push("--no-preload".into());
+    }
+    if let Some(size) = upper.size {
+        options.extend(["--size".into(), size.to_string().into()]);
+    }
+    for covered in covered {
+        options.extend(["--covered".into(), OsString::from_vec(covered)]);
+    }
+    for layer in layers {
+        options.extend(["--lower".into(), format!("dir:{layer}").into()]);
+    }
+    let source = upper.source.clone().unwrap_or_else(|| {
+        let mut own = OsString::from("volume:");
+        own.push(place.file(UPPER));
+        own
+    });
+    mount_one((pool, lock), options, &source, &place.root())
+}
+
+/// Mounts the lane of mount `number`; where.
+pub(crate) fn mount_lane(
+    (place, lock): (&Place, &Lock),
+    pool: Option<&str>,
+    number: usize,
+    mount: &Mount,
+) -> Result<String> {
+    let at = place.lane(number);
+    place.make_dir(&format!("mounts/{number}"))?;
+    let options = if mount.read_only { vec!["--ro".into()] } else { Vec::new() };
+    mount_one((pool, lock), options, mount.source.as_ref(), &at)?;
+    Ok(at.to_string_lossy().into_owned())
+}
+
 /// Mounts a lane by the command, which is executed: a supervisor that was only forked would have
-/// this process's open files, the container's locks among them, and be its child.
-fn mount_one(record: &Record, options: Vec<OsString>, source: &OsStr, at: &Path) -> Result<()> {
+/// this process's open files, and be its child. The command holds the container's lock, too, as
+/// what it reads, until the lane is mounted: whoever waits for that finds no mount half made by a
+/// command whose caller was killed.
+fn mount_one(
+    (pool, lock): (Option<&str>, &Lock),
+    options: Vec<OsString>,
+    source: &OsStr,
+    at: &Path,
+) -> Result<()> {
     let failed = |error: io::Error| Failure::path(at, "mount a lane there", error);
     // Not a pipe: the supervisor may inherit it, and would keep it open.
     let said = memfd_create("polylane-mount", MemfdFlags::CLOEXEC);
     let mut said = File::from(said.map_err(|error| failed(error.into()))?);
     let mut command = Command::new("/proc/self/exe");
     command.arg("mount").arg("--once").args(options);
-    if let Some(pool) = &record.pool {
+    if let Some(pool) = pool {
         command.args(["--pool", pool]);
     }
     command.arg("--").arg(source).arg(at);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.stdin(lock.share().map_err(failed)?).stdout(Stdio::null());
     command.stderr(said.try_clone().map_err(failed)?);
     let status = command.status().map_err(failed)?;
     if status.success() {

@@ -14,6 +14,7 @@
 //! | `container.rs` | found, made, removed |
 //! | `start.rs` | from its start to its end; further processes |
 //! | `end.rs` | signals and stops |
+//! | `oci.rs` | the runtime of other engines |
 //! | `show.rs` | what is shown of containers |
 //!
 //! Files, states and what a kill leaves: docs/design/containers.md.
@@ -28,6 +29,7 @@ mod bundle;
 mod container;
 mod end;
 mod lane;
+mod oci;
 mod place;
 mod program;
 mod record;
@@ -38,5 +40,6 @@ mod start;
 mod users;
 
 pub use container::{Container, State, Wanted, all};
+pub use oci::oci;
 pub use record::{Mount, Network, Record};
 pub use start::{Attached, Further, exec, start};

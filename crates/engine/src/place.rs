@@ -47,7 +47,14 @@ const RECORD_BYTES_MAX: u64 = 4 << 20;
 /// A lock of a file; it ends with this and with the process.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Lock {
+    /// The same lock, which ends when all that have it have let go.
+    pub(crate) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
 }
 
 /// The directory of one container.
@@ -279,7 +286,7 @@ fn open_lock(path: &Path) -> Result<File> {
 fn try_lock(path: &Path) -> Result<Option<Lock>> {
     let file = open_lock(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(Lock { _file: file })),
+        Ok(()) => Ok(Some(Lock { file })),
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(Failure::path(path, "lock it", error)),
     }

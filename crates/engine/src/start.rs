@@ -28,7 +28,7 @@ use crate::record::Exit;
 use crate::users;
 
 /// Signals that are passed on to the container's first process.
-const PASSED: [i32; 7] = [
+pub(crate) const PASSED: [i32; 7] = [
     libc::SIGTERM,
     libc::SIGINT,
     libc::SIGHUP,
@@ -177,7 +177,7 @@ impl<'a> Watcher<'a> {
         };
         self.starting = None;
         running(());
-        let status = self.wait(first)?;
+        let status = wait(&self.signals, first, |from_kernel| self.is_passed(from_kernel))?;
         self.end(status)?;
         Ok(status)
     }
@@ -187,7 +187,11 @@ impl<'a> Watcher<'a> {
     fn start(&self, attached: Attached) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
         let is_new = !place.file("upper.img").exists();
-        let sources = lane::mount(place, record)?;
+        let lock = self
+            .starting
+            .as_ref()
+            .ok_or_else(|| Failure::failed(format!("{}: is started once only", record.name)))?;
+        let sources = lane::mount((place, lock), record)?;
         if is_new {
             lane::write_names(&place.root(), record)?;
         }
@@ -267,38 +271,10 @@ impl<'a> Watcher<'a> {
         Failure { status, line }
     }
 
-    /// Passes signals on until the process has ended; its status.
-    fn wait(&self, first: Pid) -> Result<u8> {
-        let failed = |error: io::Error| Failure::because("container", "wait for it", error);
-        loop {
-            let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed(error.into())),
-            }
-            while let Some(received) = self.signals.next().map_err(failed)? {
-                if received.signal != libc::SIGCHLD {
-                    self.pass(first, received.signal, received.from_kernel);
-                }
-            }
-            while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-                if pid == first {
-                    return Ok(status_of(status));
-                }
-            }
-        }
-    }
-
     /// A terminal's own signals the runtime has had as well, where it is one of the terminal's
     /// processes.
-    fn pass(&self, first: Pid, signal: i32, from_kernel: bool) {
-        if from_kernel && self.container.record.terminal {
-            return;
-        }
-        // Not reaped yet, so the number is still its own.
-        if let Some(signal) = Signal::from_named_raw(signal) {
-            let _ = rustix::process::kill_process(first, signal);
-        }
+    fn is_passed(&self, from_kernel: bool) -> bool {
+        !(from_kernel && self.container.record.terminal)
     }
 
     /// Records the end, and clears up.
@@ -319,6 +295,32 @@ impl<'a> Watcher<'a> {
         });
         self.watched = None;
         cleared
+    }
+}
+
+/// Passes signals on to a child until it has ended; its status. `is_passed` says which, of those
+/// from the kernel and those from processes.
+pub(crate) fn wait(signals: &SignalFd, first: Pid, is_passed: impl Fn(bool) -> bool) -> Result<u8> {
+    let failed = |error: io::Error| Failure::because("container", "wait for it", error);
+    loop {
+        let mut fds = [PollFd::new(signals, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        while let Some(received) = signals.next().map_err(failed)? {
+            if received.signal != libc::SIGCHLD && is_passed(received.from_kernel) {
+                // Not reaped yet, so the number is still its own.
+                if let Some(signal) = Signal::from_named_raw(received.signal) {
+                    let _ = rustix::process::kill_process(first, signal);
+                }
+            }
+        }
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            if pid == first {
+                return Ok(status_of(status));
+            }
+        }
     }
 }
 

@@ -51,6 +51,14 @@ pub(crate) enum Command {
     /// Run containers of images, their files on lanes of their own, by the host's OCI runtime
     #[command(subcommand)]
     Container(crate::container::ContainerCommand),
+    /// Be the OCI runtime of podman, containerd or docker: containers whose annotations ask for it
+    /// are on lanes
+    #[command(disable_help_flag = true)]
+    Oci {
+        /// [--oci-runtime PROGRAM] and the words of runc or crun, which does the work
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
+        words: Vec<OsString>,
+    },
     /// Print what gives a process or a container the fast way into the lane at PATH
     Env(crate::lane_env::EnvArgs),
     /// Keep pools and mounts as configuration files say, and serve an HTTP interface to them

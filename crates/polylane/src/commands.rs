@@ -35,6 +35,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Exec(arguments) => pool::exec(&arguments),
         Command::Image(command) => image::execute(command),
         Command::Container(command) => container::execute(command),
+        Command::Oci { words } => polylane_engine::oci(&words),
         Command::Env(arguments) => lane_env::execute(&arguments),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Daemon(arguments) => daemon::execute(arguments),

@@ -1,5 +1,6 @@
 //! `mount.polylane` and `umount.fuse.polylane`: names of this program by which mount(8), umount(8)
-//! and so fstab and systemd's mount units start it.
+//! and so fstab and systemd's mount units start it. `polylane-oci`: that by which container engines
+//! do, for `polylane oci`.
 //!
 //! They are called as `mount.TYPE SOURCE PATH [-sfnv] [-o OPTIONS] [-t TYPE]` and as
 //! `umount.TYPE PATH [-flnrv]` (mount(8), "External helpers"). Here they become the arguments of
@@ -64,6 +65,11 @@ pub(crate) fn translate(words: &[OsString]) -> Option<Result<Vec<OsString>, Stri
     match Path::new(name).file_name()?.to_str()? {
         "mount.polylane" | "mount.fuse.polylane" => Some(mount(words)),
         "umount.polylane" | "umount.fuse.polylane" => Some(umount(words)),
+        // Engines that take a runtime's path, and no words of it.
+        "polylane-oci" => {
+            let own = ["polylane", "oci"].map(OsString::from).into_iter();
+            Some(Ok(own.chain(words.iter().cloned()).collect()))
+        }
         _ => None,
     }
 }
@@ -156,6 +162,7 @@ mod tests {
             ("mount.polylane a b -s -o odd", "polylane mount -- a b"),
             ("mount.polylane a b -fv", ""),
             ("umount.fuse.polylane /m", "polylane umount -- /m"),
+            ("/opt/polylane-oci --root /r state i", "polylane oci --root /r state i"),
             ("/sbin/umount.polylane /m -nl -t fuse.polylane", "polylane umount --lazy -- /m"),
         ] {
             assert_eq!(translate_line(line), Some(Ok(expected.to_string())), "{line}");

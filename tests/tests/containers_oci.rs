@@ -1,0 +1,398 @@
+//! `polylane oci`: the runtime of other engines, containers on lanes where annotations say so.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use polylane_tests::host::{Host, text, until};
+use polylane_tests::{binary, lacks, skip, unavailable};
+use serde_json::{Value, json};
+
+/// Control groups are in one place for all: tests go one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A bundle of busybox, and places of their own for the runtime and our state.
+struct Bundle {
+    host: Host,
+    root: PathBuf,
+    _alone: MutexGuard<'static, ()>,
+}
+
+fn said(output: &Output) -> String {
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {words}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+impl Bundle {
+    /// `None`: said why.
+    fn new(name: &str) -> Option<Bundle> {
+        if unavailable(name) || lacks(name, &["runc", "busybox"]) {
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = Host::new();
+        for dir in ["state", "runtime", "bundle"] {
+            host.dir(dir);
+        }
+        let root = host.path("bundle/rootfs");
+        for place in ["bin", "etc", "tmp"] {
+            fs::create_dir_all(root.join(place)).expect("mkdir");
+        }
+        fs::copy("/bin/busybox", root.join("bin/busybox")).expect("copy");
+        for name in ["sh", "cat", "ls", "sleep", "df", "true"] {
+            symlink("busybox", root.join("bin").join(name)).expect("link");
+        }
+        fs::write(root.join("etc/old"), "old\n").expect("write");
+        let bundle = Bundle { host, root, _alone: alone };
+        let spec = Command::new("runc").args(["spec", "-b"]).arg(bundle.dir()).output();
+        said(&spec.expect("runc"));
+        bundle.write("true", json!({}));
+        let made = bundle.call(&["run", "probe"]);
+        if !made.status.success() {
+            skip(name, &String::from_utf8_lossy(&made.stderr));
+            return None;
+        }
+        Some(bundle)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.host.path("bundle")
+    }
+
+    /// A configuration that runs a script.
+    fn write(&self, script: &str, annotations: Value) {
+        let path = self.dir().join("config.json");
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(&path).expect("read")).expect("JSON");
+        config["process"]["terminal"] = json!(false);
+        config["process"]["args"] = json!(["sh", "-c", script]);
+        config["root"]["readonly"] = json!(false);
+        config["annotations"] = annotations;
+        fs::write(path, config.to_string()).expect("write");
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.arg("oci").arg("--root").arg(self.host.path("runtime"));
+        let (verb, rest) = words.split_first().expect("a verb");
+        command.arg(verb);
+        if matches!(*verb, "create" | "run") {
+            command.arg("--bundle").arg(self.dir());
+        }
+        command.args(rest).env("XDG_STATE_HOME", self.host.path("state"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn call(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("polylane")
+    }
+
+    fn succeeds(&self, words: &[&str]) -> String {
+        said(&self.call(words))
+    }
+
+    fn assert_nothing_is_left(&self) {
+        // Its lower, wherever an engine's environment puts our state.
+        let own = text(&self.root).to_string();
+        let mounts = || {
+            let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+            table.lines().filter(|line| line.contains(&own)).map(str::to_string).collect::<Vec<_>>()
+        };
+        until("no lane is mounted", || mounts().is_empty());
+        let left = files(&self.host.path("state/polylane/oci"));
+        assert_eq!(left, Vec::<PathBuf>::new());
+    }
+}
+
+/// Everything below a directory but directories.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true => all.extend(files(&entry.path())),
+            false => all.push(entry.path()),
+        }
+    }
+    all
+}
+
+#[test]
+fn a_bundle_runs_on_lanes_and_is_as_before() {
+    let Some(bundle) = Bundle::new("a_bundle_runs_on_lanes_and_is_as_before") else { return };
+    let kept = bundle.host.path("kept.img");
+    let script = "cat /etc/old; echo new >/etc/old; cat /etc/old; echo x >>/data/x; cat /data/x; \
+                  df -T / /data 2>/dev/null | cat >/dev/null; cat /proc/mounts >/etc/mounts; \
+                  while read a b c d; do case $b in /|/data) echo $b $c;; esac; done </etc/mounts; \
+                  exit 3";
+    let mount = format!("volume:{}:/data", text(&kept));
+    bundle.write(script, json!({ "polylane.root": "own", "polylane.mount.data": mount }));
+    for turn in ["x\n", "x\nx\n"] {
+        let output = bundle.call(&["run", "one"]);
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*words), (Some(3), ""));
+        let expected = format!("old\nnew\n{turn}/ fuse.polylane\n/data fuse.polylane\n");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+        assert_eq!(fs::read_to_string(bundle.root.join("etc/old")).expect("there"), "old\n");
+        bundle.assert_nothing_is_left();
+    }
+    // An upper that stays.
+    let upper = bundle.host.path("upper.img");
+    let source = format!("volume:{}", text(&upper));
+    bundle.write("cat /new 2>/dev/null; echo new >/new", json!({ "polylane.root": source }));
+    assert_eq!(bundle.succeeds(&["run", "two"]), "");
+    assert_eq!(bundle.succeeds(&["run", "two"]), "new\n");
+    bundle.assert_nothing_is_left();
+    // Without annotations it is the runtime's alone.
+    bundle.write("echo changed >/etc/old", json!({ "other": "x" }));
+    bundle.succeeds(&["run", "three"]);
+    assert_eq!(fs::read_to_string(bundle.root.join("etc/old")).expect("there"), "changed\n");
+    bundle.assert_nothing_is_left();
+}
+
+#[test]
+fn a_container_is_made_started_and_deleted() {
+    let Some(bundle) = Bundle::new("a_container_is_made_started_and_deleted") else { return };
+    let script = "echo x >/new; while :; do sleep 0.1; done";
+    bundle.write(script, json!({ "polylane.root": "own", "polylane.size": "64M" }));
+    let pid = bundle.host.path("pid");
+    let mut create = bundle.command(&["create", "--pid-file", text(&pid), "c"]);
+    // Its standard streams are the container's, which lives on.
+    let made = create.stdout(Stdio::null()).stderr(Stdio::null()).status().expect("polylane");
+    assert!(made.success());
+    bundle.succeeds(&["start", "c"]);
+    let state: Value = serde_json::from_str(&bundle.succeeds(&["state", "c"])).expect("JSON");
+    assert_eq!(state["status"], "running");
+    let number = fs::read_to_string(&pid).expect("a number");
+    assert_eq!(state["pid"].to_string(), number.trim());
+    until("it has written", || bundle.call(&["exec", "c", "cat", "/new"]).stdout == b"x\n");
+    assert!(!bundle.root.join("new").exists());
+    // One that runs is not removed, and keeps its lanes.
+    assert!(!bundle.call(&["delete", "c"]).status.success());
+    assert_eq!(bundle.succeeds(&["exec", "c", "cat", "/new"]), "x\n");
+    bundle.succeeds(&["kill", "c", "KILL"]);
+    until("it is deleted", || bundle.call(&["delete", "c"]).status.success());
+    bundle.assert_nothing_is_left();
+}
+
+#[test]
+fn what_cannot_be_is_one_line_and_leaves_no_lane() {
+    let Some(bundle) = Bundle::new("what_cannot_be_is_one_line_and_leaves_no_lane") else { return };
+    let log = bundle.host.path("log");
+    for annotations in [
+        json!({ "polylane.root": "nope:x" }),
+        json!({ "polylane.rooot": "own" }),
+        json!({ "polylane.root": "dir:/nope" }),
+        json!({ "polylane.root": "own", "polylane.mount.a": "volume:/nope/x:/a" }),
+        json!({ "polylane.root": "own", "polylane.pool": "nope" }),
+    ] {
+        let _ = fs::remove_file(&log);
+        bundle.write("true", annotations.clone());
+        let mut command = Command::new(binary());
+        command.arg("oci").arg("--log").arg(&log).args(["--log-format", "json", "create"]);
+        command.arg("--bundle").arg(bundle.dir()).arg("bad");
+        command.env("XDG_STATE_HOME", bundle.host.path("state"));
+        let output = command.output().expect("polylane");
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{annotations}");
+        assert_eq!(words.lines().count(), 1, "{annotations}: {words}");
+        let told: Value = serde_json::from_slice(&fs::read(&log).expect("a log")).expect("JSON");
+        assert_eq!(format!("{}\n", told["msg"].as_str().expect("text")), words, "{annotations}");
+        bundle.assert_nothing_is_left();
+    }
+    // What the runtime refuses leaves none either.
+    bundle.write("true", json!({ "polylane.root": "own" }));
+    let path = bundle.dir().join("config.json");
+    let config = fs::read_to_string(&path).expect("read").replace("\"sh\"", "\"/nope\"");
+    fs::write(&path, config).expect("write");
+    assert!(!bundle.call(&["run", "bad"]).status.success());
+    bundle.assert_nothing_is_left();
+    let mut none = bundle.command(&["run", "bad"]);
+    let none = none.env("POLYLANE_OCI_RUNTIME", "nope").output().expect("polylane");
+    assert!(String::from_utf8_lossy(&none.stderr).contains("nope: no such runtime"));
+}
+
+/// Killed at any moment of a creation: `delete --force`, as engines do, leaves nothing.
+#[test]
+fn a_creation_that_was_killed_is_deleted() {
+    let Some(bundle) = Bundle::new("a_creation_that_was_killed_is_deleted") else { return };
+    bundle.write("while :; do sleep 0.1; done", json!({ "polylane.root": "own" }));
+    for step in 0..10_u64 {
+        let mut create = bundle.command(&["create", "k"]);
+        let mut child =
+            create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("polylane");
+        std::thread::sleep(std::time::Duration::from_millis(40 * step));
+        let _ = child.kill();
+        let _ = child.wait();
+        until(&format!("step {step}: it is deleted"), || {
+            bundle.call(&["delete", "--force", "k"]);
+            files(&bundle.host.path("state/polylane/oci")).is_empty()
+        });
+        bundle.assert_nothing_is_left();
+    }
+}
+
+/// By this name it is a runtime without further words.
+fn runtime(bundle: &Bundle) -> PathBuf {
+    let program = bundle.host.path("polylane-oci");
+    if !program.exists() {
+        symlink(binary(), &program).expect("link");
+    }
+    program
+}
+
+/// podman, its own store of images and containers below `host`.
+fn podman(bundle: &Bundle, words: &[&str]) -> Command {
+    let mut command = Command::new("podman");
+    for (option, dir) in [("--root", "podman"), ("--runroot", "podman-run")] {
+        command.arg(option).arg(bundle.host.path(dir));
+    }
+    command
+        .arg("--runtime")
+        .arg(runtime(bundle))
+        .args(["--cgroup-manager", "cgroupfs"])
+        .args(words);
+    command.env("XDG_STATE_HOME", bundle.host.path("state")).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn podman_runs_containers_on_lanes() {
+    let name = "podman_runs_containers_on_lanes";
+    if lacks(name, &["podman"]) {
+        return;
+    }
+    let Some(bundle) = Bundle::new(name) else { return };
+    let root = text(&bundle.root).to_string();
+    let run = |more: &[&str], script: &str| {
+        let mut words = vec![
+            "run",
+            "--rm",
+            "--network",
+            "none",
+            "--ulimit",
+            "nofile=99:99",
+            "--ulimit",
+            "nproc=99:99",
+        ];
+        words.extend(more);
+        words.extend(["--rootfs", &root, "sh", "-c", script]);
+        podman(&bundle, &words).output().expect("podman")
+    };
+    let plain = run(&[], "echo up");
+    if !plain.status.success() {
+        return skip(name, &String::from_utf8_lossy(&plain.stderr));
+    }
+    let volume = format!("volume:{}:/data", text(&bundle.host.path("v.img")));
+    let mount = format!("polylane.mount.data={volume}");
+    let annotations = ["--annotation", "polylane.root=own", "--annotation", &mount];
+    let script = "echo x >/etc/old; cat /etc/old; echo kept >>/data/f; cat /data/f; exit 4";
+    let output = run(&annotations, script);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), words.as_str()), (Some(4), ""));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x\nkept\n");
+    assert_eq!(fs::read_to_string(bundle.root.join("etc/old")).expect("there"), "old\n");
+    bundle.assert_nothing_is_left();
+    // One that runs beside, with a further process.
+    let words = [
+        "run",
+        "-d",
+        "--name",
+        "beside",
+        "--network",
+        "none",
+        "--ulimit",
+        "nofile=99:99",
+        "--ulimit",
+        "nproc=99:99",
+    ];
+    let mut all = words.to_vec();
+    all.extend(annotations);
+    all.extend(["--rootfs", &root, "sh", "-c", "while :; do sleep 0.1; done"]);
+    said(&podman(&bundle, &all).output().expect("podman"));
+    let exec = ["exec", "beside", "sh", "-c", "echo y >/y; cat /y /data/f"];
+    assert_eq!(said(&podman(&bundle, &exec).output().expect("podman")), "y\nkept\n");
+    said(&podman(&bundle, &["rm", "-f", "-t", "0", "beside"]).output().expect("podman"));
+    bundle.assert_nothing_is_left();
+    // What our part refuses podman says.
+    let output = run(&["--annotation", "polylane.root=nope"], "true");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && words.contains("polylane.root"), "{words}");
+    bundle.assert_nothing_is_left();
+}
+
+/// containerd with places of its own; dropped, it is ended.
+struct Containerd {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Containerd {
+    fn start(host: &Host) -> Containerd {
+        let socket = host.path("containerd.sock");
+        let config = format!(
+            "version = 2\nroot = {:?}\nstate = {:?}\n\
+             disabled_plugins = [\"io.containerd.grpc.v1.cri\", \
+             \"io.containerd.internal.v1.opt\"]\n\
+             [grpc]\naddress = {:?}\n",
+            host.dir("containerd"),
+            host.dir("containerd-state"),
+            socket
+        );
+        let file = host.path("containerd.toml");
+        fs::write(&file, config).expect("write");
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(file).stdin(Stdio::null());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let containerd = Containerd { child: child.expect("containerd"), socket };
+        until("containerd listens", || containerd.ctr(&["version"]).status.success());
+        containerd
+    }
+
+    fn ctr(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(&self.socket).args(words).stdin(Stdio::null());
+        command.output().expect("ctr")
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn containerd_runs_containers_on_lanes() {
+    let name = "containerd_runs_containers_on_lanes";
+    if lacks(name, &["containerd", "ctr"]) {
+        return;
+    }
+    let Some(bundle) = Bundle::new(name) else { return };
+    let containerd = Containerd::start(&bundle.host);
+    let runtime = runtime(&bundle);
+    let run = |more: &[&str], id: &str, script: &str| {
+        let mut words = vec!["run", "--rm", "--runc-binary", text(&runtime)];
+        words.extend(more);
+        words.extend(["--rootfs", text(&bundle.root), id, "/bin/sh", "-c", script]);
+        containerd.ctr(&words)
+    };
+    let plain = run(&[], "plain", "echo up");
+    if !plain.status.success() {
+        return skip(name, &String::from_utf8_lossy(&plain.stderr));
+    }
+    let script = "echo x >/etc/old; cat /etc/old; exit 4";
+    let output = run(&["--annotation", "polylane.root=own"], "one", script);
+    assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x\n");
+    assert_eq!(fs::read_to_string(bundle.root.join("etc/old")).expect("there"), "old\n");
+    bundle.assert_nothing_is_left();
+    let output = run(&["--annotation", "polylane.root=nope"], "two", "true");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && words.contains("polylane.root"), "{words}");
+    bundle.assert_nothing_is_left();
+}
