@@ -3,28 +3,12 @@
 //!
 //! - The unwinder comes with the library. An image need not have `libgcc_s`, and that of a host
 //!   whose programs use another C library must not come into the process.
-//! - No symbol is newer than glibc 2.17 ([`OLD_SYMBOLS`]): the loader ends a program whose libc
-//!   lacks a version that a preloaded library names.
+//! - No symbol is newer than glibc 2.17: the loader ends a program whose libc lacks a version that a
+//!   preloaded library names. Those that glibc 2.34 moved to `libc.so.6` under a new version are
+//!   found by the library itself (`kernel/real/apart.rs`).
 
-use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-
-/// Libraries, and the symbols of the standard library's that glibc 2.34 moved from there to
-/// `libc.so.6` under a new version. Each still has the version that it had from the first on.
-const OLD_SYMBOLS: [(&str, &[&str]); 2] = [
-    ("libdl.so.2", &["dlsym"]),
-    (
-        "libpthread.so.0",
-        &[
-            "__pthread_key_create",
-            "pthread_key_create",
-            "pthread_key_delete",
-            "pthread_once",
-            "pthread_setspecific",
-        ],
-    ),
-];
 
 /// What the standard library asks for weakly and does without where there is none, with the version
 /// of glibc that brought it.
@@ -39,7 +23,9 @@ fn main() {
     let archives = match variable("CARGO_CFG_TARGET_ENV").as_str() {
         "musl" => musl_unwinder(),
         "gnu" => {
-            name_old_symbols(&out);
+            for weak in WEAK_SYMBOLS {
+                println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym={weak}=0");
+            }
             gnu_unwinder()
         }
         _ => None,
@@ -71,46 +57,6 @@ fn gnu_unwinder() -> Option<String> {
         path.is_absolute().then(|| path.display().to_string())
     };
     Some(format!("{} {}", archive("libgcc_eh.a")?, archive("libgcc.a")?))
-}
-
-/// Links with libraries that offer no more than the old versions of [`OLD_SYMBOLS`]. Where the
-/// program runs, the loader takes the host's own of the same names.
-fn name_old_symbols(out: &Path) {
-    let Some(first) = first_version(&variable("CARGO_CFG_TARGET_ARCH")) else { return };
-    for (soname, symbols) in OLD_SYMBOLS {
-        let stem = soname.split('.').next().expect("a name");
-        let (source, map) = (out.join(format!("{stem}.c")), out.join(format!("{stem}.map")));
-        let mut text = String::new();
-        for symbol in symbols {
-            writeln!(text, "void {symbol}(void) {{}}").expect("write to a string");
-        }
-        std::fs::write(&source, text).expect("write a source");
-        let versions = format!("{first} {{ global: {}; local: *; }};\n", symbols.join("; "));
-        std::fs::write(&map, versions).expect("write a version script");
-        let built = Command::new(linker())
-            .args(["-shared", "-nostdlib", "-fPIC", "-o"])
-            .arg(out.join(format!("{stem}-old.so")))
-            .arg(&source)
-            .arg(format!("-Wl,-soname={soname}"))
-            .arg(format!("-Wl,--version-script={}", map.display()))
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "{soname} could not be imitated");
-        let name = stem.trim_start_matches("lib");
-        println!("cargo::rustc-link-lib=dylib={name}-old");
-    }
-    for weak in WEAK_SYMBOLS {
-        println!("cargo::rustc-cdylib-link-arg=-Wl,--defsym={weak}=0");
-    }
-}
-
-/// The version that glibc's first symbols have on an architecture; `None`: no version there is
-/// newer than what an image may be expected to have.
-fn first_version(architecture: &str) -> Option<&'static str> {
-    match architecture {
-        "x86_64" => Some("GLIBC_2.2.5"),
-        "aarch64" => Some("GLIBC_2.17"),
-        _ => None,
-    }
 }
 
 fn linker() -> String {

@@ -18,6 +18,8 @@
 //!   read or written on the strength of a number being open.
 #![expect(unsafe_code, reason = "UNSAFETY: looks functions up by name and calls them")]
 
+#[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod apart;
 mod table;
 #[cfg(all(target_env = "gnu", target_pointer_width = "64", not(test)))]
 mod unwind;
@@ -78,6 +80,12 @@ impl Symbol {
 
 /// Looks all of them up. Called once, from the constructor.
 pub(crate) fn resolve() {
+    #[cfg(all(
+        target_env = "gnu",
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(test)
+    ))]
+    apart::resolve();
     for symbol in table::ALL {
         symbol.get();
     }
