@@ -3,8 +3,8 @@
 //!
 //! - The unwinder comes with the library. An image need not have `libgcc_s`, and that of a host
 //!   whose programs use another C library must not come into the process.
-//! - No symbol is newer than glibc 2.17: the loader ends a program whose libc lacks a version that a
-//!   preloaded library names. Those that glibc 2.34 moved to `libc.so.6` under a new version are
+//! - No symbol is newer than glibc 2.17: the loader ends a program whose libc lacks a version that
+//!   a preloaded library names. Those that glibc 2.34 moved to `libc.so.6` under a new version are
 //!   found by the library itself (`kernel/real/apart.rs`).
 
 use std::path::PathBuf;

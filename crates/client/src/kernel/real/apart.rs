@@ -1,6 +1,6 @@
 //! The functions that glibc had in libraries of their own, `libdl` and `libpthread`, until 2.34 put
-//! them into `libc`. To name these libraries costs each start of a program a search for both; not to
-//! name them is to find the functions: in whatever is loaded, and where that has none, in the
+//! them into `libc`. To name these libraries costs each start of a program a search for both; not
+//! to name them is to find the functions: in whatever is loaded, and where that has none, in the
 //! library that had them, which glibc's own loader is asked to load. The standard library and the
 //! unwinder find the ones here in their place, hidden from others.
 #![expect(
@@ -140,6 +140,7 @@ const fn text(bytes: &'static str) -> &'static CStr {
 /// Has the loader load a library of glibc's for good, as `dlopen` does: a program of an older glibc
 /// that does not use it has not loaded it, nor the function `dlopen`.
 fn load(library: &CStr) {
+    type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
     /// `RTLD_NOW | RTLD_GLOBAL`, and what `dlopen` adds to it.
     const HOW: c_int = libc::RTLD_NOW | libc::RTLD_GLOBAL | c_int::MIN;
     let open = find(c"__libc_dlopen_mode");
@@ -147,11 +148,7 @@ fn load(library: &CStr) {
         return;
     }
     // SAFETY: the address of glibc's function of this name, whose C type this is.
-    let open = unsafe {
-        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(
-            open,
-        )
-    };
+    let open = unsafe { std::mem::transmute::<*mut c_void, Open>(open) };
     // SAFETY: a C string; it keeps nothing of it. What is not loaded is not found afterwards.
     let _ = unsafe { open(library.as_ptr(), HOW) };
 }
