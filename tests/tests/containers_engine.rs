@@ -328,6 +328,103 @@ fn mounts_limits_and_networks_are_what_was_asked_for() {
     engine.assert_nothing_is_left(&[]);
 }
 
+/// No file and no terminal of the host: a mode that is changed there, or a program that is written
+/// there, would count on the host. No mount of the host below /sys, or below what is read-only.
+#[test]
+fn a_container_holds_nothing_of_the_host() {
+    let Some(engine) = Engine::new("a_container_holds_nothing_of_the_host") else { return };
+    let kinds = "busybox stat -L -c %F /proc/self/fd/1; busybox stat -L -c %F /proc/self/fd/2 1>&2";
+    let file = fs::File::create(engine.host.path("out")).expect("create");
+    let mut run = engine.command(&["container", "run", "--rm", "busybox", "sh", "-c", kinds]);
+    run.stdout(file.try_clone().expect("clone")).stderr(file);
+    assert!(run.status().expect("run").success());
+    let said = fs::read_to_string(engine.host.path("out")).expect("read");
+    assert_eq!(said, "fifo\nfifo\n");
+    let script = format!("{kinds}; exec sleep 1000");
+    engine.succeeds(&["container", "run", "-d", "--name", "log", "busybox", "sh", "-c", &script]);
+    let logs = || engine.succeeds(&["container", "logs", "log"]);
+    until("both lines are in the log", || logs() == "fifo\nfifo\n");
+    assert_eq!(engine.succeeds(&["container", "exec", "log", "sh", "-c", kinds]), "fifo\n");
+    engine.succeeds(&["container", "rm", "-f", "log"]);
+
+    let table = ["run", "--rm", "--network", "host", "busybox", "cat", "/proc/self/mountinfo"];
+    let table = engine.succeeds(&[&["container"], &table[..]].concat());
+    let options = |line: &str| {
+        let mut fields = line.split(' ').skip(4);
+        let (at, options) = (fields.next()?.to_string(), fields.next()?.to_string());
+        // Directories of control groups of version 1 lie in a tmpfs of the container's own.
+        let is_own = line.contains(" - tmpfs ");
+        (!is_own && (at == "/sys" || at.starts_with("/sys/"))).then_some(options)
+    };
+    let below: Vec<String> = table.lines().filter_map(options).collect();
+    assert!(!below.is_empty() && below.iter().all(|one| one.starts_with("ro")), "{table}");
+
+    let dir = engine.host.dir("dir");
+    let sub = dir.join("sub");
+    fs::create_dir(&sub).expect("mkdir");
+    let mount = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&sub).status();
+    assert!(mount.expect("mount").success());
+    let volume = format!("{}:/data:ro", text(&dir));
+    let script = "echo x 2>/dev/null >/data/sub/x || echo read-only";
+    let said =
+        engine.run(&["container", "run", "--rm", "-v", &volume, "busybox", "sh", "-c", script]);
+    let written = sub.join("x").exists();
+    assert!(Command::new("umount").arg(&sub).status().expect("umount").success());
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "read-only\n");
+    assert!(!written, "below a read-only mount");
+    engine.assert_nothing_is_left(&[]);
+}
+
+/// The kernel shows such a process as a zombie, though it lives and acts.
+#[test]
+fn a_process_whose_first_thread_has_ended_is_ended() {
+    let name = "a_process_whose_first_thread_has_ended_is_ended";
+    if lacks(name, &["musl-gcc"]) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let source = "#include <pthread.h>\n#include <unistd.h>\n\
+                  static void *on(void *it) { for (;;) pause(); }\n\
+                  int main(void) { pthread_t it;\n\
+                  pthread_create(&it, 0, on, 0); pthread_exit(0); }\n";
+    fs::write(engine.host.path("first.c"), source).expect("write");
+    let dir = engine.host.dir("program");
+    let mut build = Command::new("musl-gcc");
+    build.args(["-static", "-o"]).arg(dir.join("first")).arg(engine.host.path("first.c"));
+    assert!(build.status().expect("musl-gcc").success());
+    let volume = format!("{}:/program", text(&dir));
+    for ends in [&["stop", "-t", "0"][..], &["rm", "-f"][..]] {
+        let run = ["run", "-d", "--name", "first", "-v", &volume, "busybox", "/program/first"];
+        engine.succeeds(&[&["container"], &run[..]].concat());
+        let pid = engine.pid("first");
+        let stat = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        until("its first thread has ended", || stat().contains(") Z "));
+        assert_eq!(engine.one("first")["state"], "running");
+        engine.succeeds(&[&["container"], ends, &["first"]].concat());
+        until("it has ended", || !Path::new(&format!("/proc/{pid}/task")).exists());
+        let _ = engine.run(&["container", "rm", "-f", "first"]);
+    }
+    engine.assert_nothing_is_left(&[]);
+}
+
+#[test]
+fn what_cannot_be_read_or_executed_keeps_nobody_from_other_containers() {
+    let name = "what_cannot_be_read_or_executed_keeps_nobody_from_other_containers";
+    let Some(engine) = Engine::new(name) else { return };
+    let variables: Vec<String> = (0..5000).map(|number| format!("V{number}=")).collect();
+    let mut words = vec!["container", "create"];
+    words.extend(variables.iter().flat_map(|text| ["-e", text]));
+    words.extend(["busybox", "true"]);
+    let (status, said) = engine.refused(&words);
+    assert!(status == 1 && said.contains("4096"), "{status} {said}");
+    let broken = engine.host.path("state/polylane/containers/0123456789abcdef");
+    fs::create_dir(&broken).expect("mkdir");
+    fs::write(broken.join("record.json"), "no record").expect("write");
+    assert_eq!(engine.succeeds(&["container", "run", "--rm", "busybox", "hostname"]).len(), 11);
+    fs::remove_dir_all(&broken).expect("rm");
+    engine.assert_nothing_is_left(&[]);
+}
+
 #[test]
 fn what_a_kill_leaves_the_next_command_uses_or_removes() {
     let Some(engine) = Engine::new("what_a_kill_leaves_the_next_command_uses_or_removes") else {

@@ -149,7 +149,7 @@ pub(crate) fn config(
     (user, env): (&User, &[String]),
     sources: &[String],
 ) -> Value {
-    let mut mounts = system_mounts(record.network);
+    let mut mounts = system_mounts();
     mounts.extend(record.mounts.iter().zip(sources).map(|(mount, source)| bind(mount, source)));
     json!({
         "ociVersion": "1.0.2",
@@ -192,12 +192,12 @@ fn resources(record: &Record) -> Value {
     all
 }
 
-fn system_mounts(network: Network) -> Vec<Value> {
+fn system_mounts() -> Vec<Value> {
     let mount = |at: &str, kind: &str, options: &[&str]| {
         let source = kind;
         json!({ "destination": at, "type": kind, "source": source, "options": options })
     };
-    let mut all = vec![
+    vec![
         mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
         mount(
@@ -207,27 +207,21 @@ fn system_mounts(network: Network) -> Vec<Value> {
         ),
         mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-    ];
-    match network {
-        Network::None => all.push(mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"])),
-        // A sysfs shows the network of who mounts it, which has to own that.
-        Network::Host => all.push(json!({
-            "destination": "/sys", "type": "bind", "source": "/sys",
-            "options": ["rbind", "nosuid", "noexec", "nodev", "ro"],
-        })),
-    }
-    all.push(mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]));
-    all
+        // Never the host's, whose mounts below (tracing, debugging, FUSE's) would be there as well.
+        mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
+    ]
 }
 
-/// A mount of a lane or of a path of the host, in a configuration.
+/// A mount of a lane or of a path of the host, in a configuration. A read-only one is without what
+/// is mounted below: `ro` counts for the mount itself alone, and older runtimes know no `rro`.
 pub(crate) fn bind(mount: &Mount, source: &str) -> Value {
-    let access = if mount.read_only { "ro" } else { "rw" };
+    let (kind, access) = if mount.read_only { ("bind", "ro") } else { ("rbind", "rw") };
     json!({
         "destination": format!("/{}", mount.target_parts()),
         "type": "bind",
         "source": source,
-        "options": ["rbind", "rprivate", "nosuid", "nodev", access],
+        "options": [kind, "rprivate", "nosuid", "nodev", access],
     })
 }
 

@@ -17,6 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use polylane_image::Store;
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::{lasting, names};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use crate::lane;
@@ -32,6 +34,14 @@ const DIGITS_MIN: usize = 4;
 
 /// Least memory of a container.
 const MEMORY_BYTES_MIN: u64 = 6 << 20;
+
+/// Most bytes of a container's arguments and environment, which an image may say, and how many
+/// they may be: what a runtime can execute.
+const WORDS_BYTES_MAX: usize = 1 << 20;
+const WORDS_MAX: usize = 4096;
+
+/// How often a container that runs is killed before its removal is given up.
+const REMOVAL_ROUNDS: usize = 3;
 
 /// How long a container that was killed may take until it is cleared up.
 pub(crate) const END_TIME_MAX: Duration = Duration::from_secs(60);
@@ -109,14 +119,28 @@ pub fn all() -> Result<Vec<Container>> {
     let mut all = Vec::new();
     for id in place::ids(&dir)? {
         let place = Place::of(&dir, &id);
-        match place.read::<Record>("record.json")? {
-            Some(record) if record.stage == Stage::Ready => all.push(Container { place, record }),
-            record => clear_left(&place, &id, record)?,
+        match place.read::<Record>("record.json") {
+            Ok(Some(record)) if record.stage == Stage::Ready => {
+                all.push(Container { place, record });
+            }
+            Ok(record) => clear_left(&place, &id, record)?,
+            // One that cannot be read keeps nobody from the others.
+            Err(failure) => eprintln!("polylane: {}", failure.line),
         }
     }
     place::clear_new(&dir)?;
     all.sort_by(|one, other| one.record.name.cmp(&other.record.name));
     Ok(all)
+}
+
+/// Whether a process has a thread that lives: its first may have ended before the others.
+fn lives(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let state = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    };
+    threads.filter_map(state).any(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Removes what a killed `create` or `rm` has left, unless the command lives.
@@ -235,12 +259,26 @@ impl Container {
 
     /// Whether a live process is one of the container's: numbers are used again.
     fn has_process(&self, pid: u32) -> bool {
-        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-        let state = read("stat")
-            .and_then(|stat| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()));
-        let lives = state.is_some_and(|state| !matches!(state, 'Z' | 'X'));
         let name = self.group();
-        lives && read("cgroup").is_some_and(|groups| groups.contains(&name))
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        lives(pid) && groups.lines().any(|line| line.split('/').any(|part| part == name))
+    }
+
+    /// Kills the container's first process, which the runtime takes for ended when its first thread
+    /// has.
+    pub(crate) fn kill_first(&self) -> Result<()> {
+        let State::Running(pid) = self.state()? else { return Ok(()) };
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(()) };
+        let failed = |error: Errno| Failure::because(&self.record.name, "send it SIGKILL", error);
+        let process = match pidfd_open(number, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => return Ok(()),
+            process => process.map_err(failed)?,
+        };
+        // Looked at again: the number may have become another's before it was opened.
+        match self.has_process(pid) {
+            true => pidfd_send_signal(&process, Signal::KILL).map_err(failed),
+            false => Ok(()),
+        }
     }
 
     /// The name of its control groups.
@@ -272,7 +310,7 @@ impl Container {
     /// # Errors
     /// One line: it runs, or something cannot be removed; a further try goes on.
     pub fn remove(&self, force: bool) -> Result<()> {
-        loop {
+        for _ in 0..REMOVAL_ROUNDS {
             // One that is being started is not removed half way.
             let Some(lock) = self.place.lock_if_there()? else { return Ok(()) };
             let State::Running(_) = self.state()? else {
@@ -288,9 +326,11 @@ impl Container {
             drop(lock);
             // What is gone meanwhile is what was wanted.
             let _ = self.runtime().kill("SIGKILL");
+            self.kill_first()?;
             self.wait_ended(END_TIME_MAX)?;
             self.place.wait_unwatched(END_TIME_MAX)?;
         }
+        Err(Failure::failed(format!("{}: does not end after SIGKILL", self.record.name)))
     }
 
     /// Waits until it does not run, for so long at most.
@@ -384,6 +424,15 @@ fn specify(
     }
     let mut env = list("Env");
     env.extend(wanted.env.iter().filter_map(|text| given(text)));
+    let bytes: usize = args.iter().chain(&env).map(|word| word.len() + 1).sum();
+    if bytes > WORDS_BYTES_MAX || args.len() + env.len() > WORDS_MAX {
+        return Err(Failure::failed(format!(
+            "{}: {} arguments and variables of {bytes} bytes: {WORDS_MAX} of {WORDS_BYTES_MAX} \
+             bytes at most can be executed",
+            wanted.image,
+            args.len() + env.len(),
+        )));
+    }
     let or = |asked: &Option<String>, name: &str| asked.clone().or_else(|| text(name));
     let cwd = or(&wanted.workdir, "WorkingDir").filter(|path| path.starts_with('/'));
     let not_empty = |text: &String| !text.is_empty();

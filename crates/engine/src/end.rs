@@ -32,6 +32,7 @@ impl Container {
             if let State::Running(_) = self.state()? {
                 // It may end by itself at this very moment.
                 let killed = self.runtime().kill("SIGKILL");
+                self.kill_first()?;
                 self.wait_ended(END_TIME_MAX)?;
                 if let State::Running(_) = self.state()? {
                     return killed.and(Err(Failure::failed(format!(

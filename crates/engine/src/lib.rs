@@ -13,6 +13,7 @@
 //! | `lane.rs` | the lanes of a container |
 //! | `container.rs` | found, made, removed |
 //! | `start.rs` | from its start to its end; further processes |
+//! | `relay.rs` | what its processes write |
 //! | `end.rs` | signals and stops |
 //! | `oci.rs` | the runtime of other engines |
 //! | `show.rs` | what is shown of containers |
@@ -33,6 +34,7 @@ mod oci;
 mod place;
 mod program;
 mod record;
+mod relay;
 mod runtime;
 mod seccomp;
 mod show;

@@ -34,6 +34,7 @@ use crate::bundle;
 use crate::lane::{self, Upper};
 use crate::place::{Lock, Place};
 use crate::record::Mount;
+use crate::relay::Relays;
 use crate::runtime;
 use crate::start;
 
@@ -131,7 +132,7 @@ fn complete(command: &mut Command) -> Result<u8> {
     };
     let pid = i32::try_from(child.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| Failure::failed("oci: the runtime has no number"))?;
-    start::wait(&signals, pid, |_| true)
+    start::wait(&signals, pid, &mut Relays::default(), |_| true)
 }
 
 /// The value of an option: in its own word, or in the next one.

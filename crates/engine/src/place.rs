@@ -204,6 +204,9 @@ impl Place {
         let path = self.file(name);
         let failed = |error: io::Error| Failure::path(&path, "write it", error);
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
+        if text.len() as u64 > RECORD_BYTES_MAX {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
         let aside = self.file(&format!("{name}.new"));
         let write = || {
             let mut options = File::options();

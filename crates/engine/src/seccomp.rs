@@ -46,7 +46,7 @@ const ALLOWED: &str = "\
     setgroups setgroups32 setitimer setpgid setpriority setregid setregid32 setresgid \
     setresgid32 setresuid setresuid32 setreuid setreuid32 setrlimit setsid setsockopt setuid \
     setuid32 setxattr sgetmask shmat shmctl shmdt shmget shutdown sigaction sigaltstack signal \
-    signalfd signalfd4 sigpending sigprocmask sigreturn sigsuspend socketcall socketpair splice \
+    signalfd signalfd4 sigpending sigprocmask sigreturn sigsuspend socketpair splice \
     ssetmask stat stat64 statfs statfs64 statx symlink symlinkat sync sync_file_range syncfs \
     sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime \
     timer_gettime64 timer_settime timer_settime64 timerfd_create timerfd_gettime \

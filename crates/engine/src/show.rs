@@ -2,15 +2,38 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use polylane_pool::failure::{Failure, Result};
 use serde_json::{Value, json};
 
 use crate::container::{Container, State};
+use crate::relay::former;
 
 /// How often a log that is followed is looked at.
 const PAUSE: Duration = Duration::from_millis(50);
+
+fn is_same(one: &File, other: &File) -> bool {
+    let identity = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino())).ok();
+    identity(one) == identity(other)
+}
+
+/// Writes what is left of a log; whether anybody reads it.
+fn copy(file: &mut File, path: &Path, out: &mut impl Write) -> Result<bool> {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let count = file.read(&mut bytes).map_err(|error| Failure::path(path, "read it", error))?;
+        if count == 0 {
+            return Ok(true);
+        }
+        match out.write_all(&bytes[..count]).and_then(|()| out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(false),
+            written => written.map_err(|error| Failure::because("logs", "write", error))?,
+        }
+    }
+}
 
 impl State {
     /// One word.
@@ -73,28 +96,28 @@ impl Container {
     pub fn logs(&self, follow: bool, out: &mut impl Write) -> Result<()> {
         let path = self.output();
         let failed = |error| Failure::path(&path, "read it", error);
-        let mut file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file.map_err(failed)?,
+        let open = |path: &Path| match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            file => file.map(Some).map_err(failed),
         };
-        let mut bytes = vec![0; 64 << 10];
+        let Some(mut file) = open(&former(&path))?.or(open(&path)?) else { return Ok(()) };
         loop {
             // What is said after this look the next one finds.
             let runs = follow && matches!(self.state()?, State::Running(_));
-            loop {
-                let count = file.read(&mut bytes).map_err(failed)?;
-                if count == 0 {
-                    break;
-                }
-                match out.write_all(&bytes[..count]).and_then(|()| out.flush()) {
-                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-                    written => written.map_err(|error| Failure::because("logs", "write", error))?,
-                }
-            }
-            if !runs {
+            if !copy(&mut file, &path, out)? {
                 return Ok(());
             }
-            std::thread::sleep(PAUSE);
+            // One that became too long goes on in a new file.
+            match open(&path)?.filter(|next| !is_same(next, &file)) {
+                Some(next) => {
+                    // What was said to the former one after the look.
+                    if !copy(&mut std::mem::replace(&mut file, next), &path, out)? {
+                        return Ok(());
+                    }
+                }
+                None if !runs => return Ok(()),
+                None => std::thread::sleep(PAUSE),
+            }
         }
     }
 }

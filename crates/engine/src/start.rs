@@ -9,7 +9,6 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
@@ -25,6 +24,7 @@ use crate::lane;
 use crate::place::Lock;
 use crate::program::{self, NOT_EXECUTABLE, NOT_FOUND};
 use crate::record::Exit;
+use crate::relay::{Log, Relays, Sink};
 use crate::users;
 
 /// Signals that are passed on to the container's first process.
@@ -129,15 +129,17 @@ fn leave_caller(container: &Container) -> Result<()> {
     rustix::stdio::dup2_stdin(&null).map_err(failed)?;
     rustix::stdio::dup2_stdout(&null).map_err(failed)?;
     // What it has to say is the container's.
-    rustix::stdio::dup2_stderr(log(container)?).map_err(failed)
-}
-
-/// The container's output, to be added to.
-fn log(container: &Container) -> Result<File> {
     let path = container.output();
     let mut options = File::options();
-    options.create(true).append(true).mode(0o600);
-    options.open(&path).map_err(|error| Failure::path(&path, "open it", error))
+    let log = std::os::unix::fs::OpenOptionsExt::mode(options.create(true).append(true), 0o600);
+    let log = log.open(&path).map_err(|error| Failure::path(&path, "open it", error))?;
+    rustix::stdio::dup2_stderr(log).map_err(failed)
+}
+
+/// A stream of this process; where it has none, what is written goes nowhere.
+fn stream(fd: std::io::Result<OwnedFd>) -> io::Result<Sink> {
+    let nowhere = || File::options().write(true).open("/dev/null").map(OwnedFd::from);
+    Ok(Sink::Stream(fd.or_else(|_| nowhere())?))
 }
 
 /// Who waits for a container.
@@ -148,6 +150,8 @@ struct Watcher<'a> {
     /// As long as it does.
     watched: Option<Lock>,
     signals: SignalFd,
+    /// What the container's processes write.
+    relays: Relays,
 }
 
 impl<'a> Watcher<'a> {
@@ -157,7 +161,13 @@ impl<'a> Watcher<'a> {
         let signals =
             SignalFd::new(&all).map_err(|error| Failure::because("signals", "read them", error))?;
         let watched = container.place.try_watch()?;
-        Ok(Watcher { container, starting: Some(starting), watched, signals })
+        Ok(Watcher {
+            container,
+            starting: Some(starting),
+            watched,
+            signals,
+            relays: Relays::default(),
+        })
     }
 
     /// Starts the container, calls `running`, waits for its end and clears up; its status.
@@ -177,14 +187,21 @@ impl<'a> Watcher<'a> {
         };
         self.starting = None;
         running(());
-        let status = wait(&self.signals, first, |from_kernel| self.is_passed(from_kernel))?;
-        self.end(status)?;
+        // A terminal's own signals the runtime has had as well, where it is one of the terminal's
+        // processes.
+        let has_terminal = self.container.record.terminal;
+        let is_passed = |from_kernel: bool| !(from_kernel && has_terminal);
+        let status = wait(&self.signals, first, &mut self.relays, is_passed)?;
+        if let Err(failure) = self.end(status) {
+            // It ran, and its status is what was asked for; the next command clears up.
+            eprintln!("polylane: {}", failure.line);
+        }
         Ok(status)
     }
 
     /// Mounts, writes the configuration and has the runtime start the container; the process to
     /// wait for.
-    fn start(&self, attached: Attached) -> Result<Pid> {
+    fn start(&mut self, attached: Attached) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
         let is_new = !place.file("upper.img").exists();
         let lock = self
@@ -211,7 +228,7 @@ impl<'a> Watcher<'a> {
 
     /// Has the runtime start what `config.json` says. A terminal is the runtime's to relay, which
     /// stays as long as the container; else the container's process is left to this one.
-    fn execute(&self, attached: Attached) -> Result<Pid> {
+    fn execute(&mut self, attached: Attached) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
         let runtime = self.container.runtime();
         let failed = |error: io::Error| Failure::path(runtime.program, "execute it", error);
@@ -228,15 +245,21 @@ impl<'a> Watcher<'a> {
             command.arg("--detach");
         }
         command.arg(&record.id);
+        if attached == Attached::Log || !(record.interactive || record.terminal) {
+            command.stdin(Stdio::null());
+        }
         match attached {
-            Attached::Caller if record.interactive || record.terminal => {}
-            Attached::Caller => drop(command.stdin(Stdio::null())),
+            Attached::Caller if record.terminal => {}
+            Attached::Caller => give_streams(&mut command, &mut self.relays).map_err(failed)?,
             Attached::Log => {
-                let (output, errors) = (log(self.container)?, log(self.container)?);
-                command.stdin(Stdio::null()).stdout(output).stderr(errors);
+                let log = Log::open(&self.container.output()).map_err(failed)?;
+                let end = self.relays.add(Sink::Log(log)).map_err(failed)?;
+                command.stdout(end.try_clone().map_err(failed)?).stderr(end);
             }
         }
         let mut child = command.spawn().map_err(failed)?;
+        // Its ends of the pipes are the container's alone.
+        drop(command);
         if record.terminal {
             let pid = Pid::from_child(&child);
             return Ok(pid);
@@ -271,12 +294,6 @@ impl<'a> Watcher<'a> {
         Failure { status, line }
     }
 
-    /// A terminal's own signals the runtime has had as well, where it is one of the terminal's
-    /// processes.
-    fn is_passed(&self, from_kernel: bool) -> bool {
-        !(from_kernel && self.container.record.terminal)
-    }
-
     /// Records the end, and clears up.
     fn end(&mut self, status: u8) -> Result<()> {
         // What is left of the lanes' supervisors is not for this process to reap.
@@ -284,6 +301,8 @@ impl<'a> Watcher<'a> {
         let container = self.container;
         let Some(_lock) = container.place.lock_if_there()? else { return Ok(()) };
         container.place.write("exit.json", &Exit { status, ended: now() })?;
+        // The number may be another process's from now on.
+        container.place.remove_file("pid")?;
         if container.record.remove {
             let removed = container.remove_all(true);
             self.watched = None;
@@ -298,16 +317,31 @@ impl<'a> Watcher<'a> {
     }
 }
 
-/// Passes signals on to a child until it has ended; its status. `is_passed` says which, of those
-/// from the kernel and those from processes.
-pub(crate) fn wait(signals: &SignalFd, first: Pid, is_passed: impl Fn(bool) -> bool) -> Result<u8> {
+/// Has a command's output go to the streams of this process.
+fn give_streams(command: &mut std::process::Command, relays: &mut Relays) -> io::Result<()> {
+    let output = stream(io::stdout().as_fd().try_clone_to_owned())?;
+    let errors = stream(io::stderr().as_fd().try_clone_to_owned())?;
+    command.stdout(relays.add(output)?).stderr(relays.add(errors)?);
+    Ok(())
+}
+
+/// Passes signals on to a child, and output from it, until it has ended; its status. `is_passed`
+/// says which signals, of those from the kernel and those from processes.
+pub(crate) fn wait(
+    signals: &SignalFd,
+    first: Pid,
+    relays: &mut Relays,
+    is_passed: impl Fn(bool) -> bool,
+) -> Result<u8> {
     let failed = |error: io::Error| Failure::because("container", "wait for it", error);
     loop {
-        let mut fds = [PollFd::new(signals, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        fds.extend(relays.fds());
         match rustix::event::poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(failed(error.into())),
         }
+        relays.turn();
         while let Some(received) = signals.next().map_err(failed)? {
             if received.signal != libc::SIGCHLD && is_passed(received.from_kernel) {
                 // Not reaped yet, so the number is still its own.
@@ -318,6 +352,7 @@ pub(crate) fn wait(signals: &SignalFd, first: Pid, is_passed: impl Fn(bool) -> b
         }
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if pid == first {
+                relays.finish();
                 return Ok(status_of(status));
             }
         }
@@ -349,8 +384,8 @@ pub struct Further {
     pub detach: bool,
 }
 
-/// Executes a further process in a container that runs. Only returns when it cannot: this process
-/// becomes the runtime's, whose status is the command's.
+/// Executes a further process in a container that runs; its status. One that is detached, or has a
+/// terminal, is the runtime's to wait for: this process becomes the runtime's.
 ///
 /// # Errors
 /// One line: the container does not run, no such user.
@@ -377,14 +412,24 @@ pub fn exec(container: &Container, further: &Further) -> Result<u8> {
         .arg("--process")
         .arg(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
     if further.detach {
-        command.arg("--detach");
+        command.arg("--detach").stdout(Stdio::null()).stderr(Stdio::null());
     }
     if further.detach || !(further.interactive || further.terminal) {
         command.stdin(Stdio::null());
     }
     command.arg(&record.id);
-    let error = command.exec();
-    Err(Failure::path(runtime.program, "execute it", error))
+    let failed = |error| Failure::path(runtime.program, "execute it", error);
+    if further.detach || further.terminal {
+        return Err(failed(command.exec()));
+    }
+    let mut all = PASSED.to_vec();
+    all.push(libc::SIGCHLD);
+    let signals = SignalFd::new(&all).map_err(failed)?;
+    let mut relays = Relays::default();
+    give_streams(&mut command, &mut relays).map_err(failed)?;
+    let child = command.spawn().map_err(failed)?;
+    drop(command);
+    wait(&signals, Pid::from_child(&child), &mut relays, |_| true)
 }
 
 /// A file that the next program inherits.

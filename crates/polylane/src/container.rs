@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
-use polylane_engine::{Attached, Container, Further, Mount, Network, Wanted};
+use polylane_engine::{Attached, Container, Further, Mount, Network, State, Wanted};
 use polylane_pool::failure::{Failure, Result};
 use serde_json::Value;
 
@@ -270,8 +270,10 @@ fn run(wanted: Wanted, detach: bool) -> Result<u8> {
         }
         Ok(status) => Ok(status),
         Err(failure) => {
-            // It never ran. What cannot be removed now 'rm' says.
-            let _ = container.remove(false);
+            // One that never ran goes. What cannot be removed now 'rm' says.
+            if let Ok(State::Created) = container.state() {
+                let _ = container.remove(false);
+            }
             Err(failure)
         }
     }
