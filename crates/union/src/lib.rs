@@ -181,11 +181,19 @@ impl Union {
         let top = roots[0].held.attr(ctx).map_err(failed)?;
         let store = former.as_ref().map(|(store, _)| store.clone());
         let table = Arc::new(Table::handed_over(store));
+        let ino = table.number(lowers.len() - 1, top.ino);
+        let (known, openings) = match former {
+            Some((store, records)) => saved::take(&store, records, (ino, top.generation)),
+            None => Default::default(),
+        };
+        let formers = Formers::new(known);
+        // Before any other number is given away.
+        table.keep_numbers(formers.numbers());
         if let Some(upper) = &upper {
             upper.adopt_kernels_index(ctx, &table, lowers.len())?;
         }
         let parts = Parts {
-            ino: table.number(lowers.len() - 1, top.ino),
+            ino,
             generation: top.generation,
             kind: Kind::Dir,
             lowers: roots,
@@ -198,13 +206,6 @@ impl Union {
                 ..State::default()
             },
         };
-        let identity = (parts.ino, parts.generation);
-        let (known, openings) = match former {
-            Some((store, records)) => saved::take(&store, records, identity),
-            None => Default::default(),
-        };
-        let formers = Formers::new(known);
-        table.keep_numbers(formers.numbers());
         let root = table.enter(parts, By::Vfs).ok_or(failed(Errno::EIO))?;
         let character = character((&lowers, &data_only), upper.as_ref());
         Ok(Union {

@@ -257,7 +257,8 @@ impl Table {
     /// Numbers of a former service that no node is to have but the one that had it.
     pub(crate) fn keep_numbers(&self, former: impl Iterator<Item = Ino>) {
         let large = former.filter(|ino| ino.0 >= LARGE).map(|ino| ino.0 & !LARGE);
-        self.maps.lock().large_last = large.max().unwrap_or(0);
+        let mut maps = self.maps.lock();
+        maps.large_last = large.fold(maps.large_last, u64::max);
     }
 
     /// An inode of a lower had this number in a former service.
