@@ -26,7 +26,7 @@ use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{FAILED, Failure, Result, say};
 use polylane_pool::lasting::{self, LaneSource};
-use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -115,10 +115,7 @@ fn execute(program: &Path, words: &[OsString]) -> Result<u8> {
 /// with this process: an engine that kills its runtime ends what would make a container.
 fn complete(command: &mut Command) -> Result<u8> {
     let failed = |error: io::Error| Failure::because("oci", "execute the runtime", error);
-    let mut all = start::PASSED.to_vec();
-    all.push(libc::SIGCHLD);
-    let signals =
-        SignalFd::new(&all).map_err(|error| Failure::because("signals", "read them", error))?;
+    let signals = start::signals()?;
     let own = rustix::process::getpid();
     let Fork::Parent(child) = ns::fork(Namespaces::default()).map_err(failed)? else {
         ns::unblock_signals();

@@ -49,8 +49,7 @@ impl Log {
     /// # Errors
     /// It cannot be opened or made.
     pub(crate) fn open(path: &Path) -> io::Result<Log> {
-        let mut options = File::options();
-        let file = options.create(true).append(true).mode(0o600).open(path)?;
+        let file = open_log(path)?;
         let bytes = file.metadata()?.len();
         Ok(Log { path: path.to_owned(), file, bytes })
     }
@@ -64,6 +63,11 @@ impl Log {
         self.bytes += count as u64;
         Ok(count)
     }
+}
+
+/// The file of a log, to be added to; it is made if there is none.
+pub(crate) fn open_log(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).mode(0o600).open(path)
 }
 
 /// The part of a log before the present one.

@@ -24,11 +24,11 @@ use crate::lane;
 use crate::place::Lock;
 use crate::program::{self, NOT_EXECUTABLE, NOT_FOUND};
 use crate::record::Exit;
-use crate::relay::{Log, Relays, Sink};
+use crate::relay::{self, Log, Relays, Sink};
 use crate::users;
 
 /// Signals that are passed on to the container's first process.
-pub(crate) const PASSED: [i32; 7] = [
+const PASSED: [i32; 7] = [
     libc::SIGTERM,
     libc::SIGINT,
     libc::SIGHUP,
@@ -130,9 +130,7 @@ fn leave_caller(container: &Container) -> Result<()> {
     rustix::stdio::dup2_stdout(&null).map_err(failed)?;
     // What it has to say is the container's.
     let path = container.output();
-    let mut options = File::options();
-    let log = std::os::unix::fs::OpenOptionsExt::mode(options.create(true).append(true), 0o600);
-    let log = log.open(&path).map_err(|error| Failure::path(&path, "open it", error))?;
+    let log = relay::open_log(&path).map_err(|error| Failure::path(&path, "open it", error))?;
     rustix::stdio::dup2_stderr(log).map_err(failed)
 }
 
@@ -156,10 +154,7 @@ struct Watcher<'a> {
 
 impl<'a> Watcher<'a> {
     fn new(container: &'a Container, starting: Lock) -> Result<Watcher<'a>> {
-        let mut all = PASSED.to_vec();
-        all.push(libc::SIGCHLD);
-        let signals =
-            SignalFd::new(&all).map_err(|error| Failure::because("signals", "read them", error))?;
+        let signals = signals()?;
         let watched = container.place.try_watch()?;
         Ok(Watcher {
             container,
@@ -317,6 +312,12 @@ impl<'a> Watcher<'a> {
     }
 }
 
+/// The signals that [`wait`] reads.
+pub(crate) fn signals() -> Result<SignalFd> {
+    let all = [&PASSED[..], &[libc::SIGCHLD]].concat();
+    SignalFd::new(&all).map_err(|error| Failure::because("signals", "read them", error))
+}
+
 /// Has a command's output go to the streams of this process.
 fn give_streams(command: &mut std::process::Command, relays: &mut Relays) -> io::Result<()> {
     let output = stream(io::stdout().as_fd().try_clone_to_owned())?;
@@ -422,14 +423,13 @@ pub fn exec(container: &Container, further: &Further) -> Result<u8> {
     if further.detach || further.terminal {
         return Err(failed(command.exec()));
     }
-    let mut all = PASSED.to_vec();
-    all.push(libc::SIGCHLD);
-    let signals = SignalFd::new(&all).map_err(failed)?;
+    let signals = signals()?;
     let mut relays = Relays::default();
     give_streams(&mut command, &mut relays).map_err(failed)?;
     let child = command.spawn().map_err(failed)?;
     drop(command);
-    wait(&signals, Pid::from_child(&child), &mut relays, |_| true)
+    // A terminal's own signals the runtime has had as well: it is one of its processes.
+    wait(&signals, Pid::from_child(&child), &mut relays, |from_kernel| !from_kernel)
 }
 
 /// A file that the next program inherits.

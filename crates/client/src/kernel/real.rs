@@ -20,6 +20,8 @@
 
 #[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod apart;
+#[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
+mod objects;
 mod table;
 #[cfg(all(target_env = "gnu", target_pointer_width = "64", not(test)))]
 mod unwind;

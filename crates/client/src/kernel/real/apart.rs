@@ -11,6 +11,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use super::objects;
+
 /// One of the functions.
 struct Apart {
     name: &'static CStr,
@@ -156,48 +158,15 @@ fn load(library: &CStr) {
 /// The first function of that name in what is loaded, in the loader's own order; null: there is
 /// none.
 fn find(name: &CStr) -> *mut c_void {
-    let mut search = Search { name, found: std::ptr::null_mut() };
-    // SAFETY: the callback gets the search, and is not called after this returns.
-    unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut search).cast()) };
-    search.found
-}
-
-/// The question and its answer, as [`visit_object`] gets them.
-struct Search<'a> {
-    name: &'a CStr,
-    found: *mut c_void,
-}
-
-/// Looks at one loaded object; 1 ends the search.
-///
-/// # Safety
-///
-/// As `dl_iterate_phdr` calls it, with a [`Search`].
-unsafe extern "C" fn visit_object(
-    object: *mut libc::dl_phdr_info,
-    _size: usize,
-    search: *mut c_void,
-) -> c_int {
-    // SAFETY: by contract; the headers of a loaded object stay while it is visited.
-    let (search, base, headers) = unsafe {
-        let object = &*object;
-        let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
-        (&mut *search.cast::<Search<'_>>(), object.dlpi_addr as usize, headers)
-    };
-    let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
-        return 0;
-    };
-    // SAFETY: a loaded object's own.
-    let tables = unsafe { Tables::of(base, base.wrapping_add(dynamic.p_vaddr as usize)) };
-    // SAFETY: as above.
-    let value = tables.and_then(|tables| unsafe { tables.function(search.name) });
-    match value {
-        Some(value) => {
-            search.found = std::ptr::with_exposed_provenance_mut(base.wrapping_add(value));
-            1
-        }
-        None => 0,
-    }
+    let found = objects::search(|object| {
+        let dynamic = object.headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        // SAFETY: a loaded object's own.
+        let tables = unsafe { Tables::of(object.base, object.place(dynamic)) }?;
+        // SAFETY: as above.
+        let value = unsafe { tables.function(name) }?;
+        Some(object.base.wrapping_add(value))
+    });
+    found.map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut)
 }
 
 /// `Elf64_Sym`.

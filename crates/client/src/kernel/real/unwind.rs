@@ -6,6 +6,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::objects;
+
 /// `struct dl_find_object` of `<dlfcn.h>`, as it is on machines of 64 bits.
 #[repr(C)]
 struct FoundObject {
@@ -15,13 +17,6 @@ struct FoundObject {
     link_map: *mut c_void,
     eh_frame: *mut c_void,
     reserved: [u64; 7],
-}
-
-/// The question and its answer, as [`visit_object`] gets them.
-struct Search {
-    pc: usize,
-    /// First address, end, and the unwinder's table of the object.
-    found: Option<(usize, usize, usize)>,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -48,10 +43,18 @@ std::arch::global_asm!(
 ///
 /// `into` may be written.
 unsafe extern "C" fn find_object(pc: *const c_void, into: *mut FoundObject) -> c_int {
-    let mut search = Search { pc: pc.addr(), found: None };
-    // SAFETY: the callback gets the search, and is not called after this returns.
-    unsafe { libc::dl_iterate_phdr(Some(visit_object), (&raw mut search).cast()) };
-    let Some((start, end, table)) = search.found else { return -1 };
+    // The object's segment, and its unwinder's table if it has one.
+    let holder = objects::search(|object| {
+        let holds = |header: &&libc::Elf64_Phdr| {
+            header.p_type == libc::PT_LOAD
+                && pc.addr().wrapping_sub(object.place(header)) < header.p_memsz as usize
+        };
+        let segment = object.headers.iter().find(holds)?;
+        let table = object.headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
+        let (start, bytes) = (object.place(segment), segment.p_memsz as usize);
+        Some((start, start + bytes, table.map(|table| object.place(table))))
+    });
+    let Some((start, end, Some(table))) = holder else { return -1 };
     let pointer = |address: usize| std::ptr::without_provenance_mut(address);
     let found = FoundObject {
         flags: 0,
@@ -83,32 +86,4 @@ pub(crate) fn prepare() {
     }
     // SAFETY: the callback touches nothing.
     unsafe { _Unwind_Backtrace(stop, std::ptr::null_mut()) };
-}
-
-/// Looks at one loaded object; 1 ends the search.
-///
-/// # Safety
-///
-/// As `dl_iterate_phdr` calls it, with a [`Search`].
-unsafe extern "C" fn visit_object(
-    object: *mut libc::dl_phdr_info,
-    _size: usize,
-    search: *mut c_void,
-) -> c_int {
-    // SAFETY: by contract; the headers of a loaded object stay while it is visited.
-    let (search, base, headers) = unsafe {
-        let object = &*object;
-        let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
-        (&mut *search.cast::<Search>(), object.dlpi_addr as usize, headers)
-    };
-    let place = |header: &libc::Elf64_Phdr| base.wrapping_add(header.p_vaddr as usize);
-    let holds = |header: &&libc::Elf64_Phdr| {
-        header.p_type == libc::PT_LOAD
-            && search.pc.wrapping_sub(place(header)) < header.p_memsz as usize
-    };
-    let Some(segment) = headers.iter().find(holds) else { return 0 };
-    let table = headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
-    let start = place(segment);
-    search.found = table.map(|table| (start, start + segment.p_memsz as usize, place(table)));
-    1
 }
