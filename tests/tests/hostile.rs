@@ -1,11 +1,16 @@
 //! Clients that speak the wire by themselves and want a session that is not theirs.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use polylane_ipc::handshake::Hello;
-use polylane_tests::host::{Host, succeeds, text};
+use polylane_ipc::channel::client::Trusting;
+use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
+use polylane_ipc::message::{Message, Op, Status};
+use polylane_ipc::{ClientChannel, MailboxIndex};
+use polylane_sys::scm;
+use polylane_tests::host::{Host, child, succeeds, text, until};
 use polylane_tests::{lacks, unavailable};
 
 /// What the scripts use: `connect()`, `hello(socket, *fds)`, which tells the errno of the welcome,
@@ -63,13 +68,18 @@ impl Lane {
 
     /// Runs a script after [`KIT`].
     fn client(&self, script: &str) -> Output {
+        self.command(script).output().expect("python3")
+    }
+
+    /// What runs it.
+    fn command(&self, script: &str) -> Command {
         let mount = text(&self.at).as_bytes().to_vec();
         let hello = Hello { queue: None, key: 1, mount }.to_bytes();
         let hello: String = hello.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new("python3");
         command.args(["-c", &format!("{KIT}{script}")]);
         command.env("L", &self.at).env("RUN", &self.run).env("HELLO", hello);
-        command.output().expect("python3")
+        command
     }
 
     /// What a script prints.
@@ -140,6 +150,46 @@ fn a_session_is_of_who_connected_and_of_who_says_hello() {
     lane.end();
 }
 
+/// A seccomp filter that lets everything pass.
+const SECCOMP: &str = "\
+    allow = ctypes.create_string_buffer(struct.pack('=HBBI', 6, 0, 0, 0x7fff0000)); \
+    program = struct.pack('=HxxxxxxQ', 1, ctypes.addressof(allow)); \
+    assert libc.syscall(317, 1, 0, program) == 0, ctypes.get_errno()";
+
+#[test]
+fn what_a_process_sees_and_may_counts_when_it_says_hello() {
+    let name = "what_a_process_sees_and_may_counts_when_it_says_hello";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let lane = Lane::new();
+    fs::set_permissions(&lane.at, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("chmod");
+    let between = |before: &str, after: &str| {
+        lane.said(&format!("{before}\ns = connect(), connect()\n{after}\nprint(enter(s))"))
+    };
+    let user = "os.setgroups([]); os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321)";
+    for before in ["", user] {
+        assert_eq!(between(before, ""), ADMITTED, "{before}");
+        // Namespaces of mounts and of users; what is shown is of the former ones.
+        for flags in [0x2_0000, 0x1000_0000, 0x1002_0000] {
+            let unshare = format!("libc.syscall(272, {flags}) and sys.exit(print(13))");
+            assert_eq!(between(before, &unshare), REFUSED, "{before} unshare {flags:x}");
+        }
+        let chroot = "libc.syscall(272, 0x10000000); libc.syscall(161, b'/usr')";
+        assert_eq!(between(before, chroot), REFUSED, "{before} chroot as its own root");
+    }
+    assert_eq!(between("", "libc.syscall(161, b'/usr')"), REFUSED, "chroot");
+    assert_eq!(between("", SECCOMP), REFUSED, "seccomp");
+    let filtered_thread = format!(
+        "def confine():\n    {SECCOMP}\n    time.sleep(5)\n\
+         import threading, time\n\
+         threading.Thread(target=confine, daemon=True).start(); time.sleep(0.3)"
+    );
+    assert_eq!(between("", &filtered_thread), REFUSED, "seccomp in one thread");
+    lane.end();
+}
+
 /// Landlock: all may be read, and what lies in `/tmp` written.
 const LANDLOCK: &str = r#"
 def landlock():
@@ -186,4 +236,205 @@ fn landlock_is_minded_where_the_tenant_itself_may_gain_no_privileges() {
     // EXDEV, EROFS.
     assert_eq!(said(""), "18 30 0", "a file made in the root says that it may write");
     assert_eq!(said("landlock()"), "18 30 30", "none can be made");
+}
+
+/// A file system of the client's own, `OWN`, with a file `OWN/f` that can be opened and whose close
+/// never returns.
+const FUSE: &str = r#"
+import tempfile
+OWN = tempfile.mkdtemp()
+libc.unshare(0x20000)
+libc.mount(b"none", b"/", None, (1 << 18) | 0x4000, None)
+device = os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % device
+assert libc.mount(b"own", OWN.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
+
+def attr(node):
+    mode, size = (0o40755, 0) if node == 1 else (0o100666, 4096)
+    return struct.pack("=6Q10I", node, size, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+def serve():
+    while True:
+        asked = os.read(device, 1 << 17)
+        _, op, unique, node = struct.unpack_from("=IIQQ", asked)
+        body = {
+            1: struct.pack("=QQQQII", 2, 0, 0, 0, 0, 0) + attr(2),
+            3: struct.pack("=QII", 0, 0, 0) + attr(node),
+            14: struct.pack("=QII", 7, 0, 0),
+            26: struct.pack("=IIIIHHII", 7, 31, 0, 0, 12, 9, 1 << 16, 0) + bytes(32),
+            27: struct.pack("=QII", 7, 0, 0),
+        }.get(op)
+        # FLUSH, RELEASE, RELEASEDIR, FORGET.
+        if op in (25, 18, 29, 2, 42):
+            continue
+        error = 0 if body is not None else -38
+        body = body or b""
+        os.write(device, struct.pack("=IiQ", 16 + len(body), error, unique) + body)
+
+# A process of its own: one that ends waits for its own close.
+server = os.fork()
+if server == 0:
+    serve()
+os.close(device)
+F = os.open(OWN + "/f", os.O_RDWR)
+"#;
+
+/// What a hostile user does with it: hellos that show it, some with all that a message can carry,
+/// as other users and none; connections that say nothing, or too much; each closed at once, or not.
+const SHOWN: &str = r#"
+import time
+os.setgroups([])
+os.setresgid(4321, 4321, 4321)
+os.setresuid(4321, 4321, 4321)
+
+def send(*fds):
+    s = connect()
+    try:
+        s.sendmsg([HELLO], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        s.sendmsg([b"more"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [F]))])
+    except OSError:
+        pass
+    return s
+
+kept = []
+for fds in [(F,), (F, F), (LANE, F), (F, LANE), (LANE, LANE, F), (F,) * 253]:
+    kept.append(send(*fds))
+    send(*fds).close()
+silent = connect()
+silent.sendmsg([b"none"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [F] * 253))])
+for _ in range(40):
+    send(F).close()
+print(server, flush=True)
+time.sleep(60)
+"#;
+
+#[test]
+fn what_a_client_sends_keeps_nobody_else_waiting() {
+    let name = "what_a_client_sends_keeps_nobody_else_waiting";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&lane.at, open).expect("chmod");
+    let mut hostile = lane.command(&format!("{FUSE}{SHOWN}"));
+    let mut hostile = hostile.stdout(std::process::Stdio::piped()).spawn().expect("python3");
+    let mut said = String::new();
+    let out = hostile.stdout.as_mut().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).expect("a line");
+    let server: u32 = said.trim().parse().expect("the number of a process");
+    let innocent = "import time\n\
+        os.setgroups([]); os.setresgid(4322, 4322, 4322); os.setresuid(4322, 4322, 4322)\n\
+        begun = time.monotonic()\n\
+        came = hello(connect()) if HOME else hello(connect(), os.open(AT, os.O_RDONLY))\n\
+        print(came, time.monotonic() - begun < 3)";
+    for _ in 0..3 {
+        assert_eq!(lane.said(&format!("HOME = True\n{innocent}")), "0 True");
+        let elsewhere = "HOME = False\nlibc.unshare(0x20000)\n";
+        assert_eq!(lane.said(&format!("{elsewhere}{innocent}")), "0 True");
+    }
+    let begun = std::time::Instant::now();
+    succeeds(&["umount", "-l", text(&lane.at)]);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    // Its end gives back what waits for it.
+    let killed = Command::new("kill").args(["-KILL", &server.to_string()]).status();
+    assert!(killed.expect("kill").success());
+    hostile.kill().expect("kill");
+    hostile.wait().expect("its end");
+    lane.host.assert_nothing_is_left();
+}
+
+#[test]
+fn a_witness_that_answers_late_is_asked_again() {
+    let name = "a_witness_that_answers_late_is_asked_again";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let witness = child(lane.host.supervisor(), "polylane-look");
+    let signal = |signal: &str| {
+        let pid = witness.to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
+    };
+    assert_eq!(lane.said("print(hello(connect()))"), ADMITTED);
+    for _ in 0..2 {
+        signal("-STOP");
+        assert_eq!(lane.said("print(hello(connect()))"), REFUSED);
+        signal("-CONT");
+        assert_eq!(lane.said("print(hello(connect()))"), ADMITTED);
+    }
+    lane.end();
+}
+
+/// A client of this process's own making, at home, that minds no notice.
+struct Deaf {
+    channel: ClientChannel,
+    mailbox: MailboxIndex,
+    _socket: OwnedFd,
+}
+
+impl Deaf {
+    fn of(lane: &Lane) -> Deaf {
+        let socket = scm::connect(&Path::new(&lane.run).join("socket")).expect("connect");
+        let mount = text(&lane.at).as_bytes().to_vec();
+        let hello = Hello { queue: None, key: 1, mount };
+        scm::send(&socket, &hello.to_bytes(), &[]).expect("send");
+        let mut bytes = vec![0; WELCOME_BYTES_MAX];
+        let mut got = scm::receive(&socket, &mut bytes).expect("a welcome");
+        let welcome = Welcome::from_bytes(&bytes[..got.count]).expect("a welcome");
+        assert_eq!(welcome.status, 0);
+        let memory = got.fds.remove(0);
+        let channel = ClientChannel::attach(memory, got.fds, welcome.geometry, welcome.plan);
+        let channel = channel.expect("a channel");
+        let mailbox = channel.claim().expect("a mailbox");
+        Deaf { channel, mailbox, _socket: socket }
+    }
+
+    fn ask(&self, op: Op, flags: i32, path: &str) -> Status {
+        let mut message = Message { flags: flags as u32, mode: 0o755, ..Message::new(op) };
+        message.path_len = path.len() as u32;
+        self.channel.settle(self.mailbox, &Trusting).expect("settled");
+        self.channel.payload_put(self.mailbox, 0, path.as_bytes());
+        self.channel.call(self.mailbox, &message, &Trusting).expect("a reply").status
+    }
+}
+
+#[test]
+fn a_session_is_bound_by_what_is_mounted_later() {
+    let name = "a_session_is_bound_by_what_is_mounted_later";
+    if unavailable(name) || lacks(name, &["mount", "umount"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let hidden = lane.at.join("d");
+    fs::create_dir(&hidden).expect("mkdir");
+    fs::write(hidden.join("secret"), "secret").expect("write");
+    let client = Deaf::of(&lane);
+    let run = |program: &str, words: &[&str]| {
+        let status = Command::new(program).args(words).status().expect(program);
+        assert!(status.success(), "{program} {words:?}");
+    };
+    let answers = |kernel: bool, op: Op, flags: i32, path: &str| {
+        until(&format!("{op:?} {path}: {kernel}"), || {
+            matches!(client.ask(op, flags, path), Status::UseKernel) == kernel
+        });
+    };
+    answers(false, Op::Stat, 0, "d/secret");
+    run("mount", &["-t", "tmpfs", "none", text(&hidden)]);
+    for (op, flags) in [(Op::Stat, 0), (Op::Open, 0), (Op::Mkdir, 0)] {
+        answers(true, op, flags, "d/secret");
+    }
+    run("umount", &[text(&hidden)]);
+    answers(false, Op::Stat, 0, "d/secret");
+    run("mount", &["-o", "remount,bind,ro", text(&lane.at)]);
+    answers(true, Op::Stat, 0, "d/secret");
+    for (op, path) in [(Op::Mkdir, "new"), (Op::Unlink, "d/secret"), (Op::Lease, "d")] {
+        answers(true, op, 0, path);
+    }
+    assert!(hidden.join("secret").exists() && !lane.at.join("new").exists());
+    run("mount", &["-o", "remount,bind,rw", text(&lane.at)]);
+    answers(false, Op::Mkdir, 0, "new");
+    assert!(lane.at.join("new").is_dir());
+    drop(client);
+    lane.end();
 }

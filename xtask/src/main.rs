@@ -20,6 +20,7 @@ mod records;
 mod rooms;
 mod suite;
 mod suites;
+mod threats;
 mod tidy;
 mod walks;
 
@@ -76,7 +77,11 @@ fn main() -> ExitCode {
         "suites" => suites::run(&root(), &target_dir(), &words),
         "rooms" => floors::print(&root(), words.first().map(String::as_str))
             .and_then(|()| step("rooms", all_rooms)),
-        "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
+        "tidy" => step("tidy", || {
+            tidy::check(&root())?;
+            walks::check(&root())?;
+            threats::check(&root())
+        }),
         "loom" => step("loom", loom),
         "crash" => step("crash", || crash(full)),
         "miri" => step("miri", miri),
@@ -104,6 +109,7 @@ const STEPS: &[Step] = &[
     ("rooms", all_rooms),
     ("tidy", || tidy::check(&root())),
     ("walks", || walks::check(&root())),
+    ("threats", || threats::check(&root())),
     ("clippy", || {
         let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
         cargo(&lint, &[])

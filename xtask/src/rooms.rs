@@ -43,7 +43,7 @@ const ROOMS: &[Room] = &[
         &["base", "sys", "volume", "pool", "image", "engine", "bench", "daemon"],
         &["testkit"],
     ),
-    room("tests", &["base"], &["base", "front", "ipc", "testkit"]),
+    room("tests", &["base"], &["base", "front", "ipc", "sys", "testkit"]),
     room("xtask", &[], &[]),
 ];
 

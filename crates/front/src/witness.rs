@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::{Arc, Mutex};
+use polylane_ipc::handshake::HELLO_BYTES_MAX;
 use polylane_ipc::owners::Owners;
+use polylane_sys::notice::Notice;
 use polylane_sys::scm::{self, Identity, Peer};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,23 @@ pub struct Numbers {
     /// Its first thread, as the kernel's FUSE requests have it: these count as the namespace of
     /// process numbers does in which the mount was made.
     pub thread: u32,
+}
+
+/// Most descriptors that come with a hello: the lane's root and a file made there.
+const SHOWN_MAX: usize = 2;
+
+/// What comes with the hello of a connection, which is taken from it. To be called, and the
+/// descriptors closed, where nobody is served.
+///
+/// # Errors
+/// `EPROTO`: that is too much, or there is no hello.
+pub fn taken(connection: BorrowedFd<'_>) -> polylane_base::Result<Vec<OwnedFd>> {
+    let mut bytes = vec![0; HELLO_BYTES_MAX];
+    let hello = scm::try_receive(connection, &mut bytes)?;
+    match hello.truncated || hello.fds.len() > SHOWN_MAX {
+        true => Err(Errno::EPROTO),
+        false => Ok(hello.fds),
+    }
 }
 
 /// A process that wants a session, and who it was when it connected.
@@ -77,13 +96,6 @@ pub struct Shows<'a> {
     pub made: Option<BorrowedFd<'a>>,
 }
 
-impl<'a> Shows<'a> {
-    /// All of it.
-    pub fn all(&self) -> impl Iterator<Item = BorrowedFd<'a>> {
-        [self.root].into_iter().chain(self.made)
-    }
-}
-
 /// The lane as a process sees it that is not at home.
 #[derive(Debug)]
 pub struct Seen {
@@ -95,6 +107,8 @@ pub struct Seen {
     pub read_only: bool,
     /// It is confined beyond the tenant, as its container is: what it may write is not known.
     pub confined: bool,
+    /// It showed something as a file that it made.
+    pub shows_made: bool,
     /// Node id of the file that it made, which was made by its mount.
     pub made: Option<u64>,
     /// Numbers of processes are others to it than to the tenant.
@@ -116,7 +130,7 @@ pub enum Refusal {
     Users,
     /// Its process numbers do not lie below the tenant's.
     Processes,
-    /// Nothing could be found out of it.
+    /// Nothing could be found out of it, or its user has too many that are looked at.
     Unknown,
     /// It is another user, or of other groups, than when it connected, or its threads are.
     Changed,
@@ -151,8 +165,20 @@ pub trait Witness: Send + Sync {
     /// What a client is, or why it has no session.
     fn look(&self, client: Client<'_>) -> Result<Looks, Refusal>;
 
-    /// What a client sees of the lane, by what it shows, or why it has no session.
-    fn attach(&self, client: Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal>;
+    /// What tells of mounts in the lane as the tenant sees it, once a process was found at home;
+    /// `None`: nothing does.
+    fn home(&self) -> Option<Arc<Notice>>;
+
+    /// What a client sees of the lane, by what it shows, or why it has no session. Its hello and
+    /// what it shows are in the connection still, from where the witness takes them
+    /// ([`taken`]): a descriptor of a client's choice can be such as whose close never returns.
+    fn attach(&self, client: Client<'_>, connection: BorrowedFd<'_>) -> Result<Seen, Refusal>;
+
+    /// Closes a user's connection, in which unread descriptors may be, where nobody waits for it.
+    ///
+    /// # Errors
+    /// The connection: it is the caller's still.
+    fn close(&self, user: u32, connection: OwnedFd) -> Result<(), OwnedFd>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;

@@ -6,7 +6,7 @@ mod kernel;
 
 use kernel::{Answer, Bytes, Fields, Kernel, PID, ROOT};
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
@@ -14,7 +14,8 @@ use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
 use polylane_front::lane::notifier;
 use polylane_front::lane::slots::{Token, Unbound};
-use polylane_front::witness::{Client, Looks, Numbers, Refusal, Seen, Shows, Standing, Witness};
+use polylane_front::witness::{Client, Looks, Numbers, Refusal, Seen, Standing, Witness};
+use polylane_sys::notice::Notice;
 use polylane_sys::scm::Identity;
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{OpCtx, OpenFile, SetAttr};
@@ -559,8 +560,16 @@ impl Witness for Threads {
         (client.pid == HOST_PID).then_some(looks).ok_or(Refusal::Unknown)
     }
 
-    fn attach(&self, _: Client<'_>, _: &Shows<'_>) -> Result<Seen, Refusal> {
+    fn home(&self) -> Option<Arc<Notice>> {
+        None
+    }
+
+    fn attach(&self, _: Client<'_>, _: BorrowedFd<'_>) -> Result<Seen, Refusal> {
         Err(Refusal::Unknown)
+    }
+
+    fn close(&self, _: u32, _: OwnedFd) -> Result<(), OwnedFd> {
+        Ok(())
     }
 
     fn has_thread(&self, pid: u32, thread: u32) -> bool {

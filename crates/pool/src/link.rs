@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 /// Largest message in bytes; statistics are the longest.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
+/// A message brings descriptors that nobody expects.
+pub(crate) const CARRIES: Errno = Errno(libc::EBADMSG);
+
 /// What the supervisor tells the init.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToInit {
@@ -102,6 +105,20 @@ impl Link {
         scm::send(&self.0, &bytes, fds)
     }
 
+    /// As [`receive`](Self::receive), of a message that is there and brings no descriptors. One
+    /// that does is not received: what a client gave to a service can be such as whose close never
+    /// returns.
+    ///
+    /// # Errors
+    /// [`CARRIES`]: it brings some; `EPROTO`: it does not parse.
+    pub(crate) fn receive_words<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        let mut start = [0; 1];
+        match scm::peek(&self.0, &mut start) {
+            Ok(peeked) if peeked.carries => Err(CARRIES),
+            _ => Ok(self.receive()?.map(|(message, _)| message)),
+        }
+    }
+
     /// Waits for a message; `None` when the peer is gone.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
@@ -145,6 +162,23 @@ mod tests {
         drop(one);
         assert!(other.receive::<ToInit>().expect("end").is_none());
         assert_eq!(other.send(&ToInit::Begin, &[]), Err(Errno::EPIPE));
+    }
+
+    #[test]
+    fn descriptors_that_are_not_expected_are_not_received() {
+        let (one, other) = Link::pair().expect("pair");
+        let (file, end) = std::io::pipe().expect("pipe");
+        one.send(&1, &[]).expect("send");
+        one.send(&2, &[end.as_fd()]).expect("send");
+        drop(end);
+        assert_eq!(other.receive_words::<i32>(), Ok(Some(1)));
+        for _ in 0..2 {
+            assert_eq!(other.receive_words::<i32>(), Err(CARRIES));
+        }
+        let mut fds = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
+        let now = rustix::fs::Timespec::default();
+        assert_eq!(rustix::event::poll(&mut fds, Some(&now)), Ok(0), "it is open still");
+        drop(one);
     }
 
     #[test]

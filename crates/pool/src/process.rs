@@ -29,6 +29,8 @@ pub(crate) struct Process {
     child: Child,
     /// Nothing is left to do at its end.
     reaped: bool,
+    /// How long its owner waits for its end once it was killed.
+    killed_time_max: Duration,
 }
 
 /// How a process ended.
@@ -53,7 +55,12 @@ impl Ended {
 impl Process {
     /// Owns a child from now on.
     pub(crate) fn new(child: Child) -> Self {
-        Process { child, reaped: false }
+        Process::killed_within(child, KILLED_TIME_MAX)
+    }
+
+    /// The same, whose end is waited for no longer once it was killed.
+    pub(crate) fn killed_within(child: Child, killed_time_max: Duration) -> Self {
+        Process { child, reaped: false, killed_time_max }
     }
 
     /// Its number in the host's pid namespace.
@@ -103,7 +110,7 @@ impl Drop for Process {
             return;
         }
         self.kill();
-        match wait_for(self.as_fd(), KILLED_TIME_MAX) {
+        match wait_for(self.as_fd(), self.killed_time_max) {
             true => drop(self.wait()),
             false => say(format_args!("process {}: the kernel does not let it end", self.pid())),
         }

@@ -9,6 +9,7 @@
 //!   lost.
 //! - The supervisor never waits for a service that says nothing.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -55,7 +56,7 @@ impl Relay {
             match rustix::io::read(&self.from, &mut said) {
                 Err(Errno::INTR) => {}
                 Ok(count) => {
-                    self.take(&said[..count], &mut std::io::stderr());
+                    self.say(&said[..count]);
                     return;
                 }
                 Err(_) => return,
@@ -63,11 +64,26 @@ impl Relay {
         }
     }
 
+    /// The log.
+    pub(crate) fn log(&self) -> Option<&File> {
+        self.log.as_ref().map(OwnLog::file)
+    }
+
     /// Keeps the log from growing without end: services, and this process, may say a lot.
     pub(crate) fn bound_log(&self) {
         if let Some(log) = &self.log {
             log.bound();
         }
+    }
+
+    /// Whole lines go to the log, which may be this process's standard error, or there.
+    fn say(&mut self, said: &[u8]) {
+        let log = self.log.take();
+        match &log {
+            Some(log) => self.take(said, &mut log.file()),
+            None => self.take(said, &mut std::io::stderr()),
+        }
+        self.log = log;
     }
 
     /// Adds what was said; whole lines go to `out`, each by one write. Nobody to tell when that
@@ -95,7 +111,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.pass();
         if !self.line.is_empty() {
-            self.take(b"\n", &mut std::io::stderr());
+            self.say(b"\n");
         }
     }
 }
@@ -116,6 +132,22 @@ mod tests {
         let mut out = Vec::new();
         relay.take(&[b'x'; LINE_BYTES_MAX + 1], &mut out);
         assert_eq!(out.len(), LINE_BYTES_MAX + 2, "cut, and nothing is kept for ever");
+    }
+
+    #[test]
+    fn what_is_said_without_end_fills_no_log() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("0123.log");
+        let log = OwnLog::make(&path).expect("made");
+        let mut relay = Relay::new(Some(log)).expect("a pipe");
+        for _ in 0..1000 {
+            rustix::io::write(relay.end(), &[[b'x'; 4095].as_slice(), b"\n"].concat())
+                .expect("room");
+            relay.pass();
+            relay.bound_log();
+        }
+        let length = std::fs::metadata(&path).expect("there").len();
+        assert!((1 << 19..=(1 << 20) + 4096).contains(&length), "{length}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::cgroup;
 use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers};
-use crate::link::{FromInit, FromService, Link, ToInit, ToService};
+use crate::link::{CARRIES, FromInit, FromService, Link, ToInit, ToService};
 use crate::process::{self, Ended, Process};
 use crate::relay::Relay;
 use crate::share::member::Member;
@@ -251,17 +251,18 @@ impl Supervisor {
 
     /// Hears the service's answer to an earlier question.
     fn hear_service(&mut self, service: &Service, listener: &mut Listener) {
-        match service.link.receive() {
-            Ok(Some((FromService::Stats(stats), _))) => {
+        match service.link.receive_words() {
+            Ok(Some(FromService::Stats(stats))) => {
                 listener.answer(&self.describe(stats, service.process.pid()));
             }
-            Ok(Some((FromService::Solid(outcome), _))) => self.solidifying.answered(outcome),
-            Ok(Some((FromService::Copied(answer), _))) => {
+            Ok(Some(FromService::Solid(outcome))) => self.solidifying.answered(outcome),
+            Ok(Some(FromService::Copied(answer))) => {
                 let stuck = self.copies.answered(answer, &service.copier());
                 if stuck {
                     service.process.kill();
                 }
             }
+            Err(CARRIES) => service.process.kill(),
             // Its end shows at its process.
             _ => {}
         }
@@ -475,8 +476,8 @@ impl Supervisor {
         if !wait_for(link.as_fd(), self.spec.backing.start_time_max(START_TIME_MAX)) {
             return Err(Failure::failed("service: it does not start"));
         }
-        match link.receive::<FromService>() {
-            Ok(Some((FromService::Ready { wire }, _))) => {
+        match link.receive_words::<FromService>() {
+            Ok(Some(FromService::Ready { wire })) => {
                 let (pid, starts) = (process.pid(), self.spec.incarnation);
                 log::event("service", serde_json::json!({ "service_pid": pid, "starts": starts }));
                 let fds = self.member.as_ref().map(Member::fds).unwrap_or_default();
@@ -485,7 +486,7 @@ impl Supervisor {
                 }
                 Ok(Service { link, process, _witness, ready: true, wire })
             }
-            Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
+            Ok(Some(FromService::Failed(line))) => Err(Failure::failed(line)),
             // It died. That is for the loop to see, as at any later time.
             _ => Ok(Service { link, process, _witness, ready: false, wire: 0 }),
         }
@@ -525,8 +526,8 @@ impl Supervisor {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match wait_either(service.link.as_fd(), self.signals.as_fd(), left) {
-                (true, _) => match service.link.receive::<FromService>() {
-                    Ok(Some((FromService::Flushed(errno), _))) => return Some(errno),
+                (true, _) => match service.link.receive_words::<FromService>() {
+                    Ok(Some(FromService::Flushed(errno))) => return Some(errno),
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => return None,
                 },

@@ -1,4 +1,5 @@
-//! Work that may wait for a lane's service: in a process of its own, for a limited time.
+//! Work that may wait for a lane's service, or for another file system: in a process of its own,
+//! for a limited time.
 //!
 //! A service that was stopped or taken over may never answer, and the kernel does not let go of a
 //! process that waits for a request which the service has read. So the caller does not wait itself.
@@ -28,7 +29,7 @@ pub(crate) const LAZY_SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// What `work` says; `ETIMEDOUT`: it takes longer than `limit`.
-fn within(
+pub(crate) fn within(
     limit: Duration,
     work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
 ) -> Result<(), Errno> {

@@ -10,37 +10,38 @@
 //! A service that was taken over can have any process of the host looked at: it learns whether that
 //! one is confined, and nothing of what it does.
 
+mod asker;
+mod attend;
 mod other_mounts;
 mod owners;
 mod status;
 
 use std::fs::{self, File};
-use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use polylane_base::Errno;
-use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_front::witness::{Client, Looks, Refusal, Seen, Shows, Standing, Witness};
-use polylane_ipc::owners::Owners;
+use polylane_front::witness::{Refusal, Shows};
+use polylane_sys::notice::Notice;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use polylane_sys::scm::{self, Identity};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::Rlimit;
 use serde::{Deserialize, Serialize};
 
-use self::other_mounts::OtherMounts;
+pub(crate) use self::asker::Asker;
+use self::attend::attend;
+use self::other_mounts::{Awaited, Found, OtherMounts};
 use self::status::{Status, THREADS_MAX};
 use crate::link::Link;
 use crate::mount_table::is_plain;
 use crate::process::{self, Process};
 use crate::spec::PoolSpec;
 
-/// How long an answer may take: this process reads a few small files.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a killed witness is waited for: one of its threads may be in a file system of a
+/// client's, which need not answer.
+const ENDED_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Most processes that are looked at for the first of a namespace.
 const PROCESSES_MAX: usize = 4096;
@@ -48,7 +49,7 @@ const PROCESSES_MAX: usize = 4096;
 /// Namespaces of process numbers lie in each other at most that deep (`MAX_PID_NS_LEVEL`).
 const NUMBERS_DEPTH_MAX: u32 = 32;
 
-/// What the service asks; with a connection, whose it is, and nothing else.
+/// What the service asks; with a connection alone, whose it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Question {
     /// Names the answer.
@@ -62,10 +63,41 @@ struct Question {
     /// This thread, as the tenant sees it: whether it is one of the process's. `None`: what the
     /// process is.
     thread: Option<u32>,
-    /// The lane's root, as the process opened it, comes with the question, and perhaps a file that
-    /// it made there: what it sees of the lane.
+    /// The process's connection comes with the question, in which its hello waits with the lane's
+    /// root, as it opened it, and perhaps a file that it made there: what it sees of the lane.
     #[serde(default)]
     attaches: bool,
+    /// The page that tells of the tenant's mounts is to come with the answer, if the process is at
+    /// home.
+    #[serde(default)]
+    page: bool,
+    /// What to do with a connection; there is no answer.
+    #[serde(default)]
+    closing: Option<Closing>,
+}
+
+impl Question {
+    /// About nothing yet.
+    fn none(number: u64) -> Question {
+        Question {
+            number,
+            pid: 0,
+            who: None,
+            thread: None,
+            attaches: false,
+            page: false,
+            closing: None,
+        }
+    }
+}
+
+/// How a client's connection is closed in which unread descriptors may be: by who alone holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Closing {
+    /// The connection comes with the question, and is to be kept: it is of this user's.
+    Keep(u32),
+    /// The service has let go of the connection that came with this number.
+    Close,
 }
 
 /// User, group and other groups.
@@ -102,6 +134,8 @@ struct Sees {
     node: u64,
     read_only: bool,
     confined: bool,
+    #[serde(default)]
+    shows_made: bool,
     made: Option<u64>,
     other_numbers: bool,
     /// [`Owners`] as bytes.
@@ -136,10 +170,31 @@ struct Tenant {
     covered: Vec<Vec<u8>>,
     /// The lane's device, as it was when it was mounted.
     device: Option<String>,
-    /// Its mounts, and whether the lane was plain when they were last read.
-    mounts: Option<(File, bool)>,
+    /// Its mounts.
+    mounts: Option<Mounts>,
     /// Mounts of processes that see the lane elsewhere.
     others: OtherMounts,
+}
+
+/// The tenant's mounts, and what is told of them.
+struct Mounts {
+    table: Arc<File>,
+    notice: Notice,
+    page: OwnedFd,
+}
+
+impl Mounts {
+    fn of(init: u32) -> Option<Mounts> {
+        let table = Arc::new(File::open(format!("/proc/{init}/mountinfo")).ok()?);
+        let space = fs::metadata(format!("/proc/{init}/ns/mnt")).ok()?.ino();
+        let (notice, page) = Notice::unnamed(space).ok()?;
+        Some(Mounts { table, notice, page })
+    }
+
+    fn has_changed(&self) -> bool {
+        let mut fds = [PollFd::new(&*self.table, PollFlags::PRI)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())) != Ok(0)
+    }
 }
 
 impl Tenant {
@@ -151,29 +206,54 @@ impl Tenant {
         Tenant { init, lane, covered, device, mounts: None, others }
     }
 
-    /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed.
+    /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed;
+    /// from the first look on it is watched.
     fn is_plain(&mut self) -> bool {
-        let changed = |file: &File| {
-            let mut fds = [PollFd::new(file, PollFlags::PRI)];
-            rustix::event::poll(&mut fds, Some(&Timespec::default())) != Ok(0)
-        };
-        let mut file = match self.mounts.take() {
-            Some((file, plain)) if !changed(&file) => {
-                self.mounts = Some((file, plain));
-                return plain;
-            }
-            Some((file, _)) => file,
-            None => match File::open(format!("/proc/{}/mountinfo", self.init)) {
-                Ok(file) => file,
-                Err(_) => return false,
-            },
-        };
-        let mut table = Vec::new();
-        let read = file.rewind().and_then(|()| file.read_to_end(&mut table));
-        let plain = read.is_ok() && is_plain(&table, &self.lane, &self.covered);
-        self.mounts = Some((file, plain));
-        plain
+        if self.mounts.is_none() {
+            self.mounts = Mounts::of(self.init);
+            self.look();
+        } else if self.mounts.as_ref().is_some_and(Mounts::has_changed) {
+            self.look();
+        }
+        self.mounts.as_ref().is_some_and(|mounts| !mounts.notice.is_changed())
     }
+
+    /// Reads its table, and tells whether the lane is as it was made.
+    fn look(&self) {
+        let Some(Mounts { table, notice, .. }) = &self.mounts else { return };
+        let plain = other_mounts::read(table)
+            .is_some_and(|table| is_plain(&table, &self.lane, &self.covered));
+        notice.tell(!plain);
+    }
+
+    /// It has ended.
+    fn end(&mut self) {
+        if let Some(mounts) = self.mounts.take() {
+            mounts.notice.tell(true);
+        }
+        self.others = OtherMounts::default();
+    }
+
+    /// What a wait for changes waits for.
+    fn awaited(&self) -> Vec<Awaited> {
+        let own = self.mounts.iter().map(|mounts| Awaited::Table(mounts.table.clone()));
+        own.chain(self.others.awaited()).collect()
+    }
+
+    /// Looks at what has changed: `ready` are those of [`awaited`](Self::awaited) that were.
+    fn wake(&mut self, ready: &[Awaited]) {
+        if self.mounts.as_ref().is_some_and(|own| ready.iter().any(|one| one.is(&own.table))) {
+            self.look();
+        }
+        self.others.wake(ready);
+    }
+}
+
+/// As many descriptors as may be: those that are closed can be kept by a client's file system.
+fn raise_files() {
+    let files = rustix::process::Resource::Nofile;
+    let limit = rustix::process::getrlimit(files);
+    let _ = rustix::process::setrlimit(files, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Starts a witness for a pool whose first process is `init`; with it comes the service's end of
@@ -187,53 +267,11 @@ pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Lin
             // Out of reach of the terminal's and the user's signals.
             let _ = rustix::process::setpgid(None, None);
             let _ = ns::keep_only(&[own.as_fd()]);
-            attend(tenant, &own);
+            raise_files();
+            attend(tenant, own);
             ns::exit_now(0)
         }
-        Fork::Parent(child) => Ok((Process::new(child), other)),
-    }
-}
-
-/// Answers until the other end is closed. The tenant's table of mounts keeps its mounts there, so
-/// it is closed with the tenant.
-fn attend(mut tenant: Tenant, line: &Link) {
-    let init = Pid::from_raw(tenant.init.cast_signed());
-    let mut init = init.and_then(|init| pidfd_open(init, PidfdFlags::empty()).ok());
-    loop {
-        if let Some(pidfd) = &init {
-            let mut fds = vec![PollFd::new(line, PollFlags::IN), PollFd::new(pidfd, PollFlags::IN)];
-            fds.extend(tenant.others.awaited());
-            // An interrupted wait says nothing of any.
-            let _ = rustix::event::poll(&mut fds, None);
-            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-            let (asked, ended) = (is_ready(&fds[0]), is_ready(&fds[1]));
-            let others: Vec<bool> = fds.iter().skip(2).map(is_ready).collect();
-            drop(fds);
-            if others.contains(&true) {
-                tenant.others.wake(&others);
-            }
-            if ended {
-                (tenant.mounts, tenant.others, init) = (None, OtherMounts::default(), None);
-            }
-            if !asked {
-                continue;
-            }
-        }
-        let Ok(Some((question, fds))) = line.receive::<Question>() else { break };
-        let mut shown = fds.iter().map(AsFd::as_fd);
-        let sent = match shown.next() {
-            None => line.send(&answer(&mut tenant, &question), &[]),
-            Some(root) if question.attaches => {
-                let shows = Shows { root, made: shown.next() };
-                let (answer, page) = attach(&mut tenant, &question, &shows);
-                let page: Vec<_> = page.iter().map(AsFd::as_fd).collect();
-                line.send(&answer, &page)
-            }
-            Some(connection) => line.send(&identify(connection, question.number), &[]),
-        };
-        if sent.is_err() {
-            break;
-        }
+        Fork::Parent(child) => Ok((Process::killed_within(child, ENDED_TIME_MAX), other)),
     }
 }
 
@@ -245,10 +283,10 @@ fn identify(socket: BorrowedFd<'_>, number: u64) -> Answer {
 }
 
 /// A process as it is beside its tenant.
-fn answer(tenant: &mut Tenant, question: &Question) -> Answer {
+fn answer(tenant: &Mutex<Tenant>, init: u32, question: &Question) -> Answer {
     let none = Answer::none(question.number);
     match &question.who {
-        None => Answer { has_thread: has_thread(tenant.init, question), ..none },
+        None => Answer { has_thread: has_thread(init, question), ..none },
         Some(who) => match stands(tenant, question.pid, who) {
             Ok((seen, apart, elsewhere)) => Answer { seen: Some(seen), apart, elsewhere, ..none },
             Err(why) => Answer { refused: Some(why), ..none },
@@ -277,16 +315,17 @@ fn has_thread(init: u32, question: &Question) -> bool {
 
 /// The process's number as the tenant sees it, whether it is apart, and whether it is so by what it
 /// sees alone.
-fn stands(tenant: &mut Tenant, pid: u32, who: &Who) -> Result<(u32, bool, bool), Refusal> {
-    let Both { first, it } = Both::of(tenant.init, pid, who)?;
+fn stands(tenant: &Mutex<Tenant>, pid: u32, who: &Who) -> Result<(u32, bool, bool), Refusal> {
+    let init = tenant.lock().init;
+    let Both { first, it } = Both::of(init, pid, who)?;
     let seen = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
-    let is_same = |which| is_same(which, pid, tenant.init);
+    let is_same = |which| is_same(which, pid, init);
     // The numbers of processes that it is told, of holders of locks, are the tenant's.
     let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
     let (other_owners, less) = (!is_same("ns/user"), it.is_less_than_its_user());
     let (confined, hidden) = (it.is_confined_beyond(&first), it.may_be_confined());
     // Asked last: it is for who is let in.
-    let plain = same && tenant.is_plain();
+    let plain = same && tenant.lock().is_plain();
     let apart = other_owners || less || confined || hidden || !plain;
     let elsewhere = !less && (other_owners || !plain || hidden && !confined);
     Ok((seen, apart, elsewhere))
@@ -294,7 +333,7 @@ fn stands(tenant: &mut Tenant, pid: u32, who: &Who) -> Result<(u32, bool, bool),
 
 /// What a process sees of the lane that shows its root.
 fn attach(
-    tenant: &mut Tenant,
+    tenant: &Mutex<Tenant>,
     question: &Question,
     shows: &Shows<'_>,
 ) -> (Answer, Option<OwnedFd>) {
@@ -311,11 +350,16 @@ fn attach(
 /// The process's number as the tenant sees it, what it sees of the lane, and the page that tells of
 /// mounts there.
 fn see(
-    tenant: &mut Tenant,
+    tenant: &Mutex<Tenant>,
     question: &Question,
     shows: &Shows<'_>,
 ) -> Result<(u32, Sees, OwnedFd), Refusal> {
-    let (init, pid) = (tenant.init, question.pid);
+    let (init, device, covered) = {
+        let tenant = tenant.lock();
+        let device = tenant.device.clone().ok_or(Refusal::Mounts);
+        (tenant.init, device, tenant.covered.clone())
+    };
+    let pid = question.pid;
     let who = question.who.as_ref().ok_or(Refusal::Unknown)?;
     let Both { first, it } = Both::of(init, pid, who)?;
     let other_numbers = !is_same("ns/pid", pid, init);
@@ -340,11 +384,13 @@ fn see(
         return Err(Refusal::Confined);
     }
     let confined = confined || it.may_be_confined();
-    let device = tenant.device.as_ref().ok_or(Refusal::Mounts)?;
-    let seen = tenant.others.see(pid, shows.root, device.as_bytes()).ok_or(Refusal::Mounts)?;
+    let device = device?.into_bytes();
+    let found = Found::of(pid, shows.root, &device, &covered).ok_or(Refusal::Mounts)?;
+    let seen = tenant.lock().others.see((pid, who.0), found, &device).ok_or(Refusal::Mounts)?;
+    let shows_made = shows.made.is_some();
     let made = shows.made.and_then(|made| other_mounts::made_in(seen.mount, made));
     let (node, read_only) = (seen.node, seen.read_only);
-    let sees = Sees { node, read_only, confined, made, other_numbers, owners };
+    let sees = Sees { node, read_only, confined, shows_made, made, other_numbers, owners };
     let number = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
     Ok((number, sees, seen.page))
 }
@@ -409,113 +455,11 @@ impl Both {
     }
 }
 
-/// What the witness is to look at.
-enum Shown<'a> {
-    /// What a process shows that is not at home.
-    Attaches(&'a Shows<'a>),
-    /// A client's connection.
-    Connection(BorrowedFd<'a>),
-}
-
-/// What is asked about.
-enum About<'a> {
-    /// The connection that comes with the question.
-    Connection,
-    /// A process, and a thread by its number in the tenant.
-    Thread(u32, u32),
-    Client(Client<'a>),
-}
-
-/// The service's end.
-pub(crate) struct Asker {
-    link: Mutex<Option<Link>>,
-    last: AtomicU64,
-    /// Users have other numbers here than there.
-    own_ids: bool,
-}
-
-impl Asker {
-    /// By this end of the line; whether users have other numbers here than at the other end.
-    pub(crate) fn new(link: Link, own_ids: bool) -> Arc<Asker> {
-        let limited = set_socket_timeout(link.as_fd(), Timeout::Recv, Some(ANSWER_TIME_MAX));
-        let link = limited.is_ok().then_some(link);
-        Arc::new(Asker { link: Mutex::new(link), last: AtomicU64::new(0), own_ids })
-    }
-
-    /// `None`: no witness answers, from now on.
-    fn ask(&self, about: About<'_>, shown: Option<Shown<'_>>) -> Option<(Answer, Vec<OwnedFd>)> {
-        let number = self.last.fetch_add(1, Ordering::Relaxed);
-        let (pid, thread, who) = match about {
-            About::Connection => (0, None, None),
-            About::Thread(pid, thread) => (pid, Some(thread), None),
-            About::Client(Client { pid, identity: Identity { uid, gid, groups } }) => {
-                // Groups that fill a message more are told of nobody.
-                let groups = Some(groups).filter(|groups| groups.len() <= GROUPS_MAX)?;
-                (pid, None, Some((*uid, *gid, groups.clone())))
-            }
-        };
-        let mut line = self.link.lock();
-        let link = line.as_ref()?;
-        let attaches = matches!(shown, Some(Shown::Attaches(_)));
-        let fds: Vec<_> = match shown {
-            None => Vec::new(),
-            Some(Shown::Attaches(shows)) => shows.all().collect(),
-            Some(Shown::Connection(socket)) => vec![socket],
-        };
-        let asked = link.send(&Question { number, pid, who, thread, attaches }, &fds);
-        let answer = asked.and_then(|()| link.receive::<Answer>());
-        match answer {
-            Ok(Some((answer, fds))) if answer.number == number => Some((answer, fds)),
-            // A late answer would be taken for the next one's.
-            _ => {
-                *line = None;
-                None
-            }
-        }
-    }
-}
-
-impl Witness for Asker {
-    fn look(&self, client: Client<'_>) -> Result<Looks, Refusal> {
-        let (answer, _) = self.ask(About::Client(client), None).ok_or(Refusal::Unknown)?;
-        let standing = match (answer.apart, answer.elsewhere) {
-            (false, _) => Standing::AtHome,
-            (true, true) => Standing::Elsewhere,
-            (true, false) => Standing::Apart,
-        };
-        let number = answer.seen.ok_or(answer.refused.unwrap_or(Refusal::Unknown))?;
-        Ok(Looks { number, standing })
-    }
-
-    fn attach(&self, client: Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal> {
-        let shown = Some(Shown::Attaches(shows));
-        let (answer, mut fds) = self.ask(About::Client(client), shown).ok_or(Refusal::Unknown)?;
-        let told = answer.seen.zip(answer.sees).zip(fds.pop());
-        let ((number, sees), notice) =
-            told.ok_or_else(|| answer.refused.unwrap_or(Refusal::Unknown))?;
-        let Sees { node, read_only, confined, made, other_numbers, owners } = sees;
-        let owners = owners.map(|bytes| Owners::from_bytes(&bytes)).transpose();
-        let owners = owners.map_err(|_| Refusal::Unknown)?;
-        Ok(Seen { number, node, read_only, confined, made, other_numbers, owners, notice })
-    }
-
-    fn has_thread(&self, pid: u32, thread: u32) -> bool {
-        self.ask(About::Thread(pid, thread), None).is_some_and(|(answer, _)| answer.has_thread)
-    }
-
-    fn identity(&self, socket: BorrowedFd<'_>) -> polylane_base::Result<Option<Identity>> {
-        if !self.own_ids {
-            return Ok(None);
-        }
-        let answer = self.ask(About::Connection, Some(Shown::Connection(socket)));
-        let identity = answer.and_then(|(answer, _)| answer.identity);
-        let (uid, gid, groups) = identity.ok_or(Errno::EACCES)?;
-        Ok(Some(Identity { uid, gid, groups }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use polylane_base::Errno;
+    use polylane_front::witness::{Client, Looks, Standing, Witness};
+
     use super::*;
 
     /// What this process sees mounted below its root.
@@ -534,7 +478,7 @@ mod tests {
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
         let (covered, device) = (everything(), None);
         let tenant = Tenant { init: me, lane, covered, device, mounts: None, others };
-        let witness = std::thread::spawn(move || attend(tenant, &line));
+        let witness = std::thread::spawn(move || attend(tenant, line));
         let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
         let (connected, _other) = scm::pair().unwrap();

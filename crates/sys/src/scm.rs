@@ -132,6 +132,29 @@ pub fn try_receive(socket: impl AsFd, into: &mut [u8]) -> Result<Received> {
     receive_with(socket, into, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
 }
 
+/// A message that is there, and stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peeked {
+    /// Bytes of it at the start of the buffer; 0 when the peer closed, too.
+    pub count: usize,
+    /// It is longer than the buffer.
+    pub truncated: bool,
+    /// It carries descriptors, of which none was touched: they can be such as whose close never
+    /// returns.
+    pub carries: bool,
+}
+
+/// Looks at the next message, which stays there. `EAGAIN` without one.
+pub fn peek(socket: impl AsFd, into: &mut [u8]) -> Result<Peeked> {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let mut parts = [IoSliceMut::new(into)];
+    let mut none = RecvAncillaryBuffer::default();
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut none, flags).map_err(errno)?;
+    let truncated = got.flags.contains(rustix::net::ReturnFlags::TRUNC);
+    let carries = got.flags.contains(rustix::net::ReturnFlags::CTRUNC);
+    Ok(Peeked { count: got.bytes, truncated, carries })
+}
+
 fn receive_with(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> Result<Received> {
     let mut space = vec![MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -272,6 +295,27 @@ mod tests {
         drop(left);
         assert_eq!(receive(&right, &mut buffer).unwrap().count, 0);
         assert_eq!(send(&right, b"x", &[]).unwrap_err(), Errno::EPIPE);
+    }
+
+    #[test]
+    fn a_look_at_a_message_takes_nothing() {
+        let (left, right) = pair().unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(peek(&right, &mut buffer).unwrap_err(), Errno::EAGAIN);
+        let (told, other) = pair().unwrap();
+        send(&left, b"with", &[other.as_fd()]).unwrap();
+        send(&left, b"and without", &[]).unwrap();
+        drop(other);
+        let peeked = |truncated, carries, count| Peeked { count, truncated, carries };
+        for _ in 0..2 {
+            assert_eq!(peek(&right, &mut buffer).unwrap(), peeked(false, true, 4));
+        }
+        assert_eq!(peek(&told, &mut buffer).unwrap_err(), Errno::EAGAIN, "it is open still");
+        assert_eq!(try_receive(&right, &mut buffer).unwrap().fds.len(), 1);
+        assert_eq!(peek(&right, &mut buffer).unwrap(), peeked(true, false, 8));
+        assert!(try_receive(&right, &mut buffer).is_ok());
+        drop(left);
+        assert_eq!(peek(&right, &mut buffer).unwrap(), peeked(false, false, 0));
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     if thread::is_inside() || STATE.started().is_none() {
         return copy();
     }
-    let known = file::find_known(&STATE, fd);
+    let known = file::find_known(&STATE, fd).map(ops::Source::new);
     if known.is_none() {
         file::is_copied(&STATE, fd);
     }

@@ -78,23 +78,42 @@ impl Replaced {
     }
 }
 
-/// `from`, which means `file` if anything, was copied to `new` by the kernel.
-pub(crate) fn copied(state: &'static State, file: Option<Pin>, from: RawFd, new: RawFd) {
-    match file {
-        Some(file) if new >= 0 && (new as usize) < crate::kernel::FDS_MAX => {
-            if file.slot.load(Ordering::Relaxed) == 0 {
-                return file::install(state, new, file);
-            }
+/// A file of which the kernel is about to copy a descriptor.
+pub(crate) struct Source {
+    file: Pin,
+    /// It is of its own node already. Afterwards nothing can be told: the copy may be of the slot
+    /// that the file had.
+    settled: bool,
+}
+
+impl Source {
+    /// To be made before the copy.
+    pub(crate) fn new(file: Pin) -> Source {
+        let settled = file.slot.load(Ordering::Acquire) == 0;
+        Source { file, settled }
+    }
+}
+
+/// `from`, which means `source` if anything, was copied to `new` by the kernel.
+pub(crate) fn copied(state: &'static State, source: Option<Source>, from: RawFd, new: RawFd) {
+    match source {
+        Some(Source { file, settled: true }) if is_known(new) => file::install(state, new, file),
+        Some(Source { file, .. }) if is_known(new) => {
             file::install(state, new, file.again());
             own::follow(&file, from, new);
         }
-        Some(file) if new >= 0 => {
+        Some(Source { file, .. }) if new >= 0 => {
             // A copy that is not in the table: nobody will see it go.
             share::share_one(state, from);
             own::follow(&file, from, new);
         }
         _ => file::forget(state, new),
     }
+}
+
+/// Whether a number can be noted in the table.
+fn is_known(fd: RawFd) -> bool {
+    fd >= 0 && (fd as usize) < crate::kernel::FDS_MAX
 }
 
 /// `F_GETFL`. Where the kernel's flags may be changed by others, the kernel knows best.

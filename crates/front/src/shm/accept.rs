@@ -13,8 +13,10 @@
 //! - Every refusal is a Welcome with an errno, or a closed socket; nothing a client does here ends
 //!   the thread.
 //! - What one user may hold here is bounded, and so is the total.
+//! - No descriptor that a client sent is received here, nor a connection closed in which one may
+//!   be: its close can wait for a file system of the client's own. The witness does both.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -25,8 +27,9 @@ use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
 use polylane_ipc::owners::Owners;
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
+use polylane_sys::notice::Notice;
 use polylane_sys::pulse::Pulse;
-use polylane_sys::scm::{self, Identity, Peer};
+use polylane_sys::scm::{self, Identity, Peeked, Peer};
 use polylane_vfs::{Attachment, Cred, Kind};
 
 use super::connection::Connection;
@@ -45,7 +48,7 @@ use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
 use crate::lane::{Attached, Lane};
-use crate::witness::{self, Client, Numbers, Seen, Shows};
+use crate::witness::{self, Client, Numbers, Seen};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -57,8 +60,11 @@ const SILENT_PER_USER_MAX: usize = 64;
 /// meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Descriptors that come with a Hello, at most: the lane's root and a file made there.
-const SHOWN_MAX: usize = 2;
+/// Whose connections are closed of which nobody knows whose they are.
+const OVERFLOW_USER: u32 = u32::MAX;
+
+/// Whose turn it is to close connections that became no session.
+const NO_SESSION: u64 = 0;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -93,6 +99,7 @@ struct View {
     /// Its first thread, as the kernel's FUSE requests have it.
     thread: u32,
     attachment: Option<Arc<Attached>>,
+    mounts: Option<Arc<Notice>>,
     other_numbers: bool,
     told: Told,
 }
@@ -108,20 +115,23 @@ struct Told {
 
 impl View {
     /// As the tenant sees it.
-    fn at_home(numbers: Numbers) -> View {
-        let thread = numbers.thread;
-        View { thread, attachment: None, other_numbers: false, told: Told::default() }
+    fn at_home(numbers: Numbers, mounts: Option<Arc<Notice>>) -> View {
+        let (thread, told) = (numbers.thread, Told::default());
+        View { thread, attachment: None, mounts, other_numbers: false, told }
     }
 
     /// By the root that it opened, which is at `path` to it. `EROFS`: it may write there only if
     /// it also shows that it can.
-    fn of(around: &Around, client: Client<'_>, shown: &[OwnedFd], path: Vec<u8>) -> Result<View> {
+    fn of(
+        around: &Around,
+        client: Client<'_>,
+        connection: &OwnedFd,
+        path: Vec<u8>,
+    ) -> Result<View> {
         let pid = client.pid;
         let lane = &around.lane;
-        let mut fds = shown.iter().map(AsFd::as_fd);
-        let shows = Shows { root: fds.next().ok_or(Errno::EPROTO)?, made: fds.next() };
         let witness = lane.slots.witness.get().ok_or(Errno::EACCES)?;
-        let seen = witness.attach(client, &shows).map_err(|why| {
+        let seen = witness.attach(client, connection.as_fd()).map_err(|why| {
             around.views.refused(why);
             Errno::EACCES
         })?;
@@ -130,7 +140,7 @@ impl View {
             Target::Node(node) if node.kind() == Kind::Dir => node,
             _ => return Err(Errno::EACCES),
         };
-        if confined && !seen.read_only && shows.made.is_none() {
+        if confined && !seen.read_only && !seen.shows_made {
             return Err(Errno::EROFS);
         }
         let has_made = |made| match lane.nodes.get(made) {
@@ -140,12 +150,13 @@ impl View {
             _ => false,
         };
         let read_only = seen.read_only || confined && !made.is_some_and(has_made);
+        let mounts = Notice::attach(&seen.notice)?;
         let bounds = Attachment { root: root.ino(), read_only, path };
         let attachment = Arc::new(Attached { root, bounds });
         lane.attached(&attachment);
-        let attachment = Some(attachment);
+        let (attachment, mounts) = (Some(attachment), Some(Arc::new(mounts)));
         let told = Told { notice: Some(seen.notice), owners: seen.owners };
-        Ok(View { thread: number, attachment, other_numbers, told })
+        Ok(View { thread: number, attachment, mounts, other_numbers, told })
     }
 }
 
@@ -158,6 +169,8 @@ pub(super) struct Acceptor {
     processes: HashMap<u32, Arc<Process>>,
     holders: Arc<Holders>,
     users: Users,
+    /// Users of whom a newcomer was looked at since the last wait.
+    greeted: HashSet<u32>,
     next: u64,
     /// The kernel will say when we are dead.
     beats: bool,
@@ -172,10 +185,20 @@ impl Acceptor {
         epoll.add(&listener, LISTENER, Interest::Level)?;
         epoll.add(&around.stop, STOP, Interest::Level)?;
         let (watched, processes) = (HashMap::new(), HashMap::new());
-        let (holders, users) = (Arc::default(), Users::default());
+        let (holders, users, greeted) = (Arc::default(), Users::default(), HashSet::new());
         let (next, beats) = (STOP, false);
-        let mut acceptor =
-            Acceptor { around, listener, epoll, watched, processes, holders, users, next, beats };
+        let mut acceptor = Acceptor {
+            around,
+            listener,
+            epoll,
+            watched,
+            processes,
+            holders,
+            users,
+            greeted,
+            next,
+            beats,
+        };
         acceptor.go_on_for_former()?;
         Ok(acceptor)
     }
@@ -200,6 +223,7 @@ impl Acceptor {
             if self.epoll.wait(&mut ready, self.patience()).is_err() {
                 thread::sleep(ACCEPT_PAUSE);
             }
+            self.greeted.clear();
             for event in &ready {
                 guarded(|| self.handle(*event));
             }
@@ -213,7 +237,10 @@ impl Acceptor {
             LISTENER => self.accept(),
             STOP => {}
             token => match self.watched.get(&token) {
-                Some(Watched::Newcomer { .. }) => self.greet(token),
+                // One of each user in turn: the others are ready still.
+                Some(Watched::Newcomer { peer, .. }) if self.greeted.insert(peer.identity.uid) => {
+                    self.greet(token);
+                }
                 Some(Watched::Client { .. }) if event.hangup => self.depart(token),
                 Some(Watched::Process { .. }) => self.bury(token),
                 _ => {}
@@ -231,7 +258,9 @@ impl Acceptor {
             // Gone again before we came, or none at all.
             Err(_) => return,
         };
-        let Ok(peer) = witness::peer(&socket, self.around.lane.slots.witness.get()) else { return };
+        let Ok(peer) = witness::peer(&socket, self.around.lane.slots.witness.get()) else {
+            return self.close(OVERFLOW_USER, socket);
+        };
         let user = peer.identity.uid;
         let (mut all, mut own) = (0, 0);
         for uid in self.newcomers() {
@@ -239,12 +268,25 @@ impl Acceptor {
             own += usize::from(uid == user);
         }
         if all >= self.around.config.sessions_max || own >= SILENT_PER_USER_MAX {
-            return refuse(&socket, Errno::EAGAIN);
+            refuse(&socket, Errno::EAGAIN);
+            return self.close(user, socket);
         }
         let token = self.token();
-        if self.epoll.add(&socket, token, Interest::Level).is_ok() {
-            let since = Instant::now();
-            self.watched.insert(token, Watched::Newcomer { socket, peer, since });
+        if self.epoll.add(&socket, token, Interest::Level).is_err() {
+            return self.close(user, socket);
+        }
+        let since = Instant::now();
+        self.watched.insert(token, Watched::Newcomer { socket, peer, since });
+    }
+
+    /// Closes a client's connection, which may be waited for as long as the client likes.
+    fn close(&self, user: u32, connection: OwnedFd) {
+        let left = match self.around.lane.slots.witness.get() {
+            Some(witness) => witness.close(user, connection).err(),
+            None => Some(connection),
+        };
+        if let Some(connection) = left {
+            self.around.helpers.post(Uid(user), NO_SESSION, Box::new(move || drop(connection)));
         }
     }
 
@@ -279,25 +321,36 @@ impl Acceptor {
         };
         // Watched anew, for its end only, when it becomes a session.
         let _ = self.epoll.remove(&socket);
+        let user = peer.identity.uid;
         match self.admit(&socket, peer) {
             Ok(session) if self.epoll.add(&socket, token, Interest::Hangup).is_ok() => {
                 self.watched.insert(token, Watched::Client { socket, session });
             }
-            Ok(session) => self.dismiss(&session),
-            Err(errno) => refuse(&socket, errno),
+            Ok(session) => {
+                self.dismiss(&session);
+                self.close(user, socket);
+            }
+            Err(errno) => {
+                refuse(&socket, errno);
+                self.close(user, socket);
+            }
         }
     }
 
     /// Makes a newcomer's session and tells it and the workers.
     fn admit(&mut self, socket: &OwnedFd, peer: Peer) -> Result<Arc<Session>> {
         let mut bytes = vec![0; HELLO_BYTES_MAX];
-        let received = scm::try_receive(socket, &mut bytes)?;
-        if received.truncated || received.fds.len() > SHOWN_MAX {
+        let Peeked { count, truncated, carries } = scm::peek(socket, &mut bytes)?;
+        if !carries {
+            // What lies unread at the end keeps the peer from the answer.
+            scm::try_receive(socket, &mut bytes)?;
+        }
+        if truncated {
             return Err(Errno::EPROTO);
         }
-        let hello = Hello::from_bytes(&bytes[..received.count])?;
+        let hello = Hello::from_bytes(&bytes[..count])?;
         self.room_for(peer.identity.uid)?;
-        let (session, told) = self.session(hello, peer, &received.fds)?;
+        let (session, told) = self.session(hello, peer, carries.then_some(socket))?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
         self.around.views.began(&session.connection);
         match self.introduce(socket, &session, told) {
@@ -309,24 +362,26 @@ impl Acceptor {
         }
     }
 
-    /// A session of a peer that shows the lane's root, or that sees the lane as its tenant does;
-    /// and what it is told of its view.
+    /// A session of a peer that shows the lane's root by its connection, or that sees the lane as
+    /// its tenant does; and what it is told of its view.
     fn session(
         &mut self,
         hello: Hello,
         peer: Peer,
-        shown: &[OwnedFd],
+        shows: Option<&OwnedFd>,
     ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, identity, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
         let client = Client { pid, identity: &identity };
-        let View { thread, attachment, other_numbers, told } = match shown {
-            [_, ..] => View::of(&around, client, shown, hello.mount)?,
-            [] if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
-            [] => {
+        let View { thread, attachment, mounts, other_numbers, told } = match shows {
+            Some(connection) => View::of(&around, client, connection, hello.mount)?,
+            None if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
+            None => {
                 let refused = |why| around.views.refused(why);
-                View::at_home(around.lane.slots.admit(client, refused)?)
+                let numbers = around.lane.slots.admit(client, refused)?;
+                let witness = around.lane.slots.witness.get();
+                View::at_home(numbers, witness.and_then(|witness| witness.home()))
             }
         };
         let Identity { uid, gid, groups } = identity;
@@ -353,6 +408,7 @@ impl Acceptor {
             process,
             shown,
             attachment,
+            mounts,
             other_numbers,
             other_owners: told.owners.is_some(),
             channel,
@@ -427,6 +483,7 @@ impl Acceptor {
             // Ours alone, so the set would let go of it by itself; this does not depend on it.
             let _ = self.epoll.remove(&socket);
             self.dismiss(&session);
+            self.close(session.connection.cred.uid.0, socket);
         }
     }
 
@@ -476,10 +533,22 @@ impl Acceptor {
 
     /// Drops connections that never said Hello.
     fn drop_silent(&mut self) {
-        self.watched.retain(|_, watched| match watched {
-            Watched::Newcomer { since, .. } => since.elapsed() < HELLO_TIME,
-            _ => true,
-        });
+        let is_silent = |watched: &Watched| match watched {
+            Watched::Newcomer { since, .. } => since.elapsed() >= HELLO_TIME,
+            _ => false,
+        };
+        let tokens: Vec<u64> = self
+            .watched
+            .iter()
+            .filter(|(_, one)| is_silent(one))
+            .map(|(token, _)| *token)
+            .collect();
+        for token in tokens {
+            if let Some(Watched::Newcomer { socket, peer, .. }) = self.watched.remove(&token) {
+                let _ = self.epoll.remove(&socket);
+                self.close(peer.identity.uid, socket);
+            }
+        }
     }
 
     /// How long to wait: for ever, unless somebody is expected to say Hello.
@@ -494,7 +563,11 @@ impl Acceptor {
         for token in tokens {
             self.depart(token);
         }
-        self.watched.clear();
+        for (_, watched) in std::mem::take(&mut self.watched) {
+            if let Watched::Newcomer { socket, peer, .. } = watched {
+                self.close(peer.identity.uid, socket);
+            }
+        }
     }
 
     fn token(&mut self) -> u64 {

@@ -8,6 +8,7 @@ use polylane_base::record;
 use polylane_base::sync::Arc;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::{Reply, Status};
+use polylane_sys::notice::Notice;
 use polylane_vfs::handover::{Answered, RequestId, Turn};
 use polylane_vfs::{Cred, Node, OpCtx, Origin};
 use zerocopy::little_endian::U64;
@@ -34,6 +35,8 @@ pub(super) struct Connection {
     pub(super) shown: u32,
     /// What it sees of the lane, unless it sees all of it as the tenant does.
     pub(super) attachment: Option<Arc<Attached>>,
+    /// Tells of what was mounted in the lane since the session began, where its process sees it.
+    pub(super) mounts: Option<Arc<Notice>>,
     /// Numbers of processes are others to it than to the tenant.
     pub(super) other_numbers: bool,
     /// Those of users and groups are, and so is what its capabilities are for: what names owners or
@@ -67,6 +70,12 @@ impl Connection {
     /// Whether what changes the lane is left to the kernel, which refuses it.
     pub(super) fn is_read_only(&self) -> bool {
         self.attachment.as_ref().is_some_and(|attached| attached.bounds.read_only)
+    }
+
+    /// Whether its paths may lead elsewhere by now, or to what may not be written to: they are left
+    /// to the kernel, whether or not the client minds what it is told.
+    pub(super) fn has_other_mounts(&self) -> bool {
+        self.mounts.as_ref().is_some_and(|mounts| mounts.is_changed())
     }
 
     /// The turn of a request that is to be done once; or what a former service was

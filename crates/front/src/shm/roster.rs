@@ -258,6 +258,7 @@ mod tests {
             process: Arc::new(process),
             shown: 1,
             attachment: None,
+            mounts: None,
             other_numbers: false,
             other_owners: false,
             channel,

@@ -2,21 +2,21 @@
 //! nothing changed on a read-only mount, whatever is asked.
 
 use std::fs::{self, File, Permissions};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_front::lane::nodes::Place;
-use polylane_front::witness::{self, Looks, Refusal, Seen, Shows, Standing, Witness};
+use polylane_front::witness::{self, Looks, Refusal, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::owners::{Line, Owners};
 use polylane_sys::notice::Notice;
-use polylane_sys::scm::Identity;
+use polylane_sys::scm::{self, Identity};
 use polylane_vfs::{Create, Kind, Node, OpCtx};
 
-use crate::shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane};
+use crate::shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane, wait_for};
 
 /// Takes every process for one that sees the lane elsewhere.
 #[derive(Default)]
@@ -27,6 +27,10 @@ struct Elsewhere {
     /// Node id of what comes as a file that was made in the root.
     made: AtomicU64,
     owners: Mutex<Option<Owners>>,
+    /// Connections that were to be closed.
+    closed: AtomicU64,
+    /// Tells the last session of mounts in its lane.
+    mounts: Mutex<Option<Notice>>,
 }
 
 impl Witness for Elsewhere {
@@ -34,17 +38,43 @@ impl Witness for Elsewhere {
         Ok(Looks { number: client.pid, standing: Standing::Elsewhere })
     }
 
-    fn attach(&self, client: witness::Client<'_>, shows: &Shows<'_>) -> Result<Seen, Refusal> {
+    fn home(&self) -> Option<Arc<Notice>> {
+        None
+    }
+
+    fn attach(
+        &self,
+        client: witness::Client<'_>,
+        connection: BorrowedFd<'_>,
+    ) -> Result<Seen, Refusal> {
         let pid = client.pid;
+        let shown = witness::taken(connection).map_err(|_| Refusal::Unknown)?;
         let node = Some(self.node.load(Ordering::Relaxed)).filter(|node| *node != 0);
         let node = node.ok_or(Refusal::Mounts)?;
         let read_only = self.read_only.load(Ordering::Relaxed);
-        let notice = Notice::unnamed(1).unwrap().1;
+        let (mounts, notice) = Notice::unnamed(1).unwrap();
+        *self.mounts.lock() = Some(mounts);
         let (number, other_numbers) = (pid, false);
         let confined = self.confined.load(Ordering::Relaxed);
-        let made = shows.made.map(|_| self.made.load(Ordering::Relaxed));
+        let shows_made = shown.len() == 2;
+        let made = shows_made.then(|| self.made.load(Ordering::Relaxed));
         let owners = self.owners.lock().clone();
-        Ok(Seen { number, node, read_only, confined, made, other_numbers, owners, notice })
+        Ok(Seen {
+            number,
+            node,
+            read_only,
+            confined,
+            shows_made,
+            made,
+            other_numbers,
+            owners,
+            notice,
+        })
+    }
+
+    fn close(&self, _: u32, _: OwnedFd) -> Result<(), OwnedFd> {
+        self.closed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn has_thread(&self, _: u32, _: u32) -> bool {
@@ -139,7 +169,7 @@ fn who_sees_the_lane_elsewhere_shows_its_root() {
     assert_eq!(refused("/other", &[]), Some(Errno::EXDEV));
     assert_eq!(refused("other", &[]), Some(Errno::EPROTO));
     let root = File::open("/").unwrap();
-    assert_eq!(refused("/other", &[root.as_fd(); 3]), Some(Errno::EPROTO));
+    assert_eq!(refused("/other", &[root.as_fd(); 3]), Some(Errno::EACCES));
     drop(scene.client());
     scene.witness.node.store(0, Ordering::Relaxed);
     assert_eq!(refused("/other", &[root.as_fd()]), Some(Errno::EACCES));
@@ -208,6 +238,59 @@ fn nothing_is_changed_by_a_read_only_attachment() {
     assert_eq!((before.mode, before.size, before.sec), (after.mode, after.size, after.sec));
     let listed = Message { length: 4096, ..Message::new(Op::OpenDir) };
     assert!(count(&client.call_at(listed, b".", b"").unwrap()) > 0, "it reads all the same");
+}
+
+#[test]
+fn paths_are_the_kernels_as_soon_as_something_is_mounted_in_the_lane_whoever_minds_the_notice() {
+    let scene = Scene::new();
+    let client = scene.client();
+    let (handle, _) = client.open("file", libc::O_RDWR).unwrap();
+    let sub = opened(&client, "sub");
+    let below =
+        |op| client.call_at(Message { dir: sub, mode: 0o755, ..Message::new(op) }, b"x", b"");
+    let tell = |changed| scene.witness.mounts.lock().as_ref().unwrap().tell(changed);
+    assert!(client.op_at(Op::Lease, "sub").is_ok());
+    tell(true);
+    for op in [Op::Stat, Op::Open, Op::OpenDir, Op::Mkdir, Op::Unlink, Op::Readlink] {
+        assert_eq!(client.op_at(op, "file").err(), Some(USE_KERNEL), "{op:?}");
+        assert_eq!(below(op).err(), Some(USE_KERNEL), "{op:?}");
+    }
+    for op in [Op::SetattrPath, Op::Mknod, Op::Lease, Op::Statfs] {
+        assert_eq!(client.op_at(op, "file").err(), Some(USE_KERNEL), "{op:?}");
+    }
+    for op in [Op::Rename, Op::Link, Op::Symlink, Op::Setxattr, Op::Removexattr] {
+        let done = client.call_at(Message::new(op), b"file", b"user.x");
+        assert_eq!(done.err(), Some(USE_KERNEL), "{op:?}");
+    }
+    assert_eq!(client.write(handle, 0, b"goes on"), Ok(7), "what is open is open");
+    assert_eq!(client.read(handle, 0, 7), Ok(b"goes on".to_vec()));
+    // Another client's session has mounts of its own.
+    let other = scene.client();
+    assert!(other.stat("file").is_ok());
+    assert_eq!(client.stat("file").err(), Some(USE_KERNEL));
+    tell(true);
+    assert_eq!(other.stat("file").err(), Some(USE_KERNEL));
+    tell(false);
+    assert!(other.stat("file").is_ok());
+}
+
+#[test]
+fn connections_that_may_hold_descriptors_are_the_witnesss_to_close() {
+    let scene = Scene::new();
+    let closed = |count| {
+        wait_for("the close", || scene.witness.closed.load(Ordering::Relaxed) == count);
+    };
+    let root = File::open("/").unwrap();
+    let refused = connect_as(&scene.house.socket, "/lane", &[root.as_fd(); 253]);
+    assert_eq!(refused.err(), Some(Errno::EACCES));
+    closed(1);
+    drop(scene.client());
+    closed(2);
+    let silent = scm::connect(&scene.house.socket).unwrap();
+    scm::send(&silent, b"no hello", &[root.as_fd()]).unwrap();
+    closed(3);
+    drop((silent, scm::connect(&scene.house.socket).unwrap()));
+    closed(4);
 }
 
 /// Users of the host beside this test's own: one in two tests, in either order.

@@ -9,6 +9,8 @@
 //! - Before `Engaged` it ends with the command that started it (`run --kernel-fs` never says it);
 //!   after that, with `Stop`, a SIGTERM or the other side of the door.
 
+mod wait;
+
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,9 +20,9 @@ use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::scm;
 use polylane_volume::path_text;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Mode, OFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 
+use self::wait::Event;
 use super::arm::{self, Door};
 use super::message::{ENGINE_TIME_MAX, FromEngine, FromKeeper, ToEngine, ToKeeper};
 use super::record::{self, Record};
@@ -32,7 +34,9 @@ use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
 use crate::link::Link;
 use crate::names::PoolName;
+use crate::own_log::OwnLog;
 use crate::process::{self, Process};
+use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::spec;
 use crate::wait::wait_for;
@@ -81,28 +85,8 @@ pub(super) struct Keeper {
     pub(super) share: Option<Share>,
     /// Processes that wait for what this one may not wait for.
     pub(super) helpers: Vec<Process>,
-}
-
-/// What the loop waits for.
-enum Event {
-    /// The engine's process ended.
-    Death,
-    /// The engine says something.
-    Engine,
-    /// A command connects.
-    Client,
-    /// Its part of the device may have changed.
-    Share,
-    /// Whoever copies the volume says something, or is gone.
-    Copier,
-    /// The command that makes the attachment says something, or is gone.
-    Maker,
-    /// The device has lost a connection to the engine.
-    Lost,
-    /// A helper has ended.
-    Helper,
-    /// A signal.
-    Signal,
+    /// What engines say goes by it to the log; none until the attachment begins.
+    pub(super) relay: Option<Relay>,
 }
 
 /// Runs a keeper to its end. Called in a child forked for it.
@@ -146,21 +130,29 @@ fn leave() {
 }
 
 impl Keeper {
-    /// What is said from here on goes to the attachment's log: whoever ran the command reads no
-    /// more.
+    /// What this process says from here on goes to the attachment's log: whoever ran the command
+    /// reads no more.
     fn write_to_log(&self) {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
-        let path = record::log_of(&self.dir, &self.record.id);
-        let log = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
-        let log = log.or_else(|_| rustix::fs::open("/dev/null", OFlags::WRONLY, Mode::empty()));
-        if let Ok(log) = log {
-            let _ = rustix::stdio::dup2_stderr(&log);
+        if let Some(log) = self.relay.as_ref().and_then(Relay::log) {
+            let _ = rustix::stdio::dup2_stderr(log);
+        }
+    }
+
+    /// What engines said goes to the log, which does not grow without end.
+    fn pass_on(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.pass();
+            relay.bound_log();
         }
     }
 
     fn begin(&mut self, maker: &Link) -> Result<(Engine, OwnedFd, SignalFd)> {
         let signals = SignalFd::new(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
             .map_err(|error| Failure::because("attachment", "watch signals", error))?;
+        let log = OwnLog::make(&record::log_of(&self.dir, &self.record.id))?;
+        let relay = Relay::new(Some(log));
+        let relay = relay.map_err(|error| Failure::because("attachment", "make a pipe", error))?;
+        self.relay = Some(relay);
         let path = record::socket_of(&self.dir, &self.record.id);
         let listener = scm::listen(&path, BACKLOG)
             .map_err(|error| Failure::path(&path, "listen there", error))?;
@@ -186,6 +178,7 @@ impl Keeper {
         let mut restarts = Vec::new();
         loop {
             let next = self.wait(&engine, listener, signals, maker.as_ref());
+            self.pass_on();
             let failed = match next {
                 Event::Death => self.replace(&mut engine, &mut restarts).err(),
                 Event::Engine => match engine.next() {
@@ -227,6 +220,7 @@ impl Keeper {
                     }
                     Heard::Gone => return self.shut_down(engine, listener, None),
                 },
+                Event::Said => None,
                 Event::Lost => self.mend(),
                 Event::Helper => self.reap(),
                 Event::Client => match self.hear_client(&engine, listener) {
@@ -240,60 +234,6 @@ impl Keeper {
             if let Some(failure) = failed {
                 say(failure);
                 return (1, Vec::new());
-            }
-        }
-    }
-
-    fn wait(
-        &self,
-        engine: &Engine,
-        listener: &OwnedFd,
-        signals: &SignalFd,
-        maker: Option<&Link>,
-    ) -> Event {
-        loop {
-            if !engine.early.borrow().is_empty() {
-                return Event::Engine;
-            }
-            let (process, copier) = (engine.process.as_fd(), self.copies.as_fd());
-            let links = self.door.links.as_ref().map(AsFd::as_fd);
-            let member = self.share.as_ref().and_then(Share::member);
-            let share = member.and_then(Member::link);
-            let helper = self.helpers.first().map(AsFd::as_fd);
-            let mut fds = [
-                process,
-                engine.link.as_fd(),
-                listener.as_fd(),
-                signals.as_fd(),
-                maker.map_or(process, AsFd::as_fd),
-                copier.unwrap_or(process),
-                links.unwrap_or(process),
-                share.unwrap_or(process),
-                helper.unwrap_or(process),
-            ]
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            let limit = member.map(|member| member.retry_in().unwrap_or(LOOK_AGAIN));
-            let limit = limit.map(|limit| Timespec {
-                tv_sec: limit.as_secs() as i64,
-                tv_nsec: limit.subsec_nanos().into(),
-            });
-            match poll(&mut fds, limit.as_ref()) {
-                Ok(0) => return Event::Share,
-                Ok(_) => {}
-                Err(_) => continue,
-            }
-            let is = |index: usize| !fds[index].revents().is_empty();
-            match () {
-                () if is(0) => return Event::Death,
-                () if is(1) => return Event::Engine,
-                () if is(3) && matches!(signals.next(), Ok(Some(_))) => return Event::Signal,
-                () if maker.is_some() && is(4) => return Event::Maker,
-                () if copier.is_some() && is(5) => return Event::Copier,
-                () if links.is_some() && is(6) => return Event::Lost,
-                () if share.is_some() && is(7) => return Event::Share,
-                () if helper.is_some() && is(8) => return Event::Helper,
-                () if is(2) => return Event::Client,
-                () => {}
             }
         }
     }
@@ -463,7 +403,10 @@ impl Keeper {
         let spec = spec::seal(&self.spec)?;
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
-                self.write_to_log();
+                let said = self.relay.as_ref().map(Relay::end);
+                if let Some(said) = said {
+                    let _ = rustix::stdio::dup2_stderr(said);
+                }
                 let own = arm::open_own(&self.door).unwrap_or_else(|error| {
                     say(Failure::because("engine", "open its device", error));
                     ns::exit_now(1)
@@ -474,7 +417,7 @@ impl Keeper {
                 fds.extend(self.handed.options());
                 fds.extend(self.door.left.iter().map(|left| ("--left", left.as_fd())));
                 fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
-                process::execute(None, "engine", &self.spec.name, &fds, None)
+                process::execute(None, "engine", &self.spec.name, &fds, said)
             }
             Fork::Parent(child) => Process::new(child),
         };

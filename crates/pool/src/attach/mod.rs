@@ -294,6 +294,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
         dir: dir.clone(),
         lock,
         copies: Copies::default(),
+        relay: None,
         unanswered: None,
         helpers: Vec::new(),
     };

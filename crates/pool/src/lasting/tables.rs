@@ -19,7 +19,7 @@ use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
-use crate::{confine, own_ids, pool_record, process};
+use crate::{confine, own_ids, pool_record, process, timely};
 
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
@@ -34,6 +34,12 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long a child of a dead supervisor may take to close the volume that it inherited.
 const ORPHAN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long the mount of a dead lane may take to be taken away.
+const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// As long as that where another took too long.
+const LATER_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// A mount and the pool that it belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +74,20 @@ impl LaneOwner {
         let Entry { service, supervisor, .. } = *entry;
         LaneOwner { pool: pool.to_string(), service, supervisor }
     }
+}
+
+/// Takes the mount of a dead lane's entry away; whether that is done. The directories above it may
+/// be of a file system that does not answer, and who waits for it holds the tables.
+fn detached(entry: &Entry, limit: Duration) -> bool {
+    if places::mount_of(entry).is_none() {
+        return true;
+    }
+    let entry = entry.clone();
+    let done = timely::within(limit, move || {
+        point::detach(&entry);
+        Ok(())
+    });
+    done != Err(polylane_base::Errno(libc::ETIMEDOUT))
 }
 
 /// All tables, locked. Dropped, they are unlocked.
@@ -146,7 +166,7 @@ impl Tables {
     /// # Errors
     /// As [`all`](Tables::all).
     pub(crate) fn clear_dead(&self) -> Result<Vec<String>> {
-        let mut dead = Vec::new();
+        let (mut dead, mut limit) = (Vec::new(), DETACH_TIME_MAX);
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
@@ -156,7 +176,11 @@ impl Tables {
                 }
                 continue;
             };
-            point::detach(&mount.entry);
+            if !detached(&mount.entry, limit) {
+                // The next command tries again.
+                limit = LATER_TIME_MAX;
+                continue;
+            }
             self.remove(&mount.pool, &mount.entry.path)?;
             if let Some(name) = left {
                 name.remove_files();

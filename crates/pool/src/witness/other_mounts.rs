@@ -10,6 +10,7 @@ use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
+use polylane_base::sync::Arc;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::handle::{self, FuseHandle};
 use polylane_sys::notice::Notice;
@@ -18,8 +19,23 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::mount_table::{below, escaped};
 
-/// Most mounts that are watched; processes of one more have no session.
-const WATCHED_MAX: usize = 1024;
+/// Most mounts of a user's that are watched; processes of one more have no session.
+const WATCHED_PER_USER_MAX: usize = 256;
+
+/// Most mounts that are watched. What one user may have is far less.
+const WATCHED_MAX: usize = 4096;
+
+/// Most processes of a user that are watched for their end: as many as it may have sessions.
+const PROCESSES_PER_USER_MAX: usize = 256;
+
+/// Longest table of mounts that is read, in bytes: some 8000 mounts.
+const TABLE_BYTES_MAX: usize = 1 << 20;
+
+/// Most bytes of a user's tables that are watched: what a change in all of them has to be read.
+const TABLES_PER_USER_BYTES_MAX: usize = 8 << 20;
+
+/// A table may grow that far before it is charged anew, which ends the sessions that go by it.
+const TABLE_STEP_BYTES: usize = 16 << 10;
 
 /// What a line of mountinfo says of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +96,13 @@ fn read_only(table: &[u8], id: i32, device: &[u8], covered: &[Vec<u8>]) -> Optio
     plain.then(|| own.has(b"ro"))
 }
 
+/// A process that has a session by a mount.
+struct Watching {
+    pid: u32,
+    user: u32,
+    pidfd: Arc<OwnedFd>,
+}
+
 /// A mount that is watched.
 struct Watched {
     /// Inode number of the namespace of mounts.
@@ -87,17 +110,25 @@ struct Watched {
     id: i32,
     device: Vec<u8>,
     read_only: bool,
-    table: File,
+    table: Arc<File>,
+    /// What its user is charged with for the table, in bytes; a longer one is watched no more.
+    charged: usize,
     notice: Notice,
     page: OwnedFd,
-    /// Of processes that have sessions by it.
-    processes: Vec<OwnedFd>,
+    /// Who is charged with it: the first process's.
+    user: u32,
+    /// That have sessions by it.
+    processes: Vec<Watching>,
 }
 
 impl Watched {
     /// Reads the table again, and shows whether the mount is as it was.
     fn look(&mut self, covered: &[Vec<u8>]) {
-        let now = read(&mut self.table);
+        let now = read(&self.table).filter(|table| table.len() <= self.charged);
+        // Nobody waits for a table that is too long.
+        if now.is_none() {
+            self.processes.clear();
+        }
         let as_it_was = Some(self.read_only);
         let same =
             now.is_some_and(|table| read_only(&table, self.id, &self.device, covered) == as_it_was);
@@ -126,6 +157,66 @@ pub(super) struct Seen {
     pub(super) page: OwnedFd,
 }
 
+/// A process's table of mounts, and what was read there.
+pub(super) struct Found {
+    pidfd: OwnedFd,
+    table: File,
+    /// Bytes of the table.
+    length: usize,
+    space: u64,
+    node: u64,
+    mount: i32,
+    read_only: bool,
+}
+
+impl Found {
+    /// What a process has mounted of the lane on `device`, with these paths covered, that opened
+    /// `root` as its root. Long tables are not read. Can wait for whatever file system `root` is
+    /// of.
+    pub(super) fn of(
+        pid: u32,
+        root: BorrowedFd<'_>,
+        device: &[u8],
+        covered: &[Vec<u8>],
+    ) -> Option<Found> {
+        let FuseHandle { node, mount } = FuseHandle::of(root).ok()?;
+        if !handle::is_readable(root).ok()? {
+            return None;
+        }
+        let process = Pid::from_raw(pid.cast_signed())?;
+        let pidfd = pidfd_open(process, PidfdFlags::empty()).ok()?;
+        // The process's own: it shows what its root directory lets it reach.
+        let table = File::open(format!("/proc/{pid}/mountinfo")).ok()?;
+        let said = read(&table)?;
+        let (length, read_only) = (said.len(), read_only(&said, mount, device, covered)?);
+        let space = fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino();
+        Some(Found { pidfd, table, length, space, node, mount, read_only })
+    }
+}
+
+/// What a wait for changes waits for.
+#[derive(Clone)]
+pub(super) enum Awaited {
+    /// Has an exceptional condition when the table has changed.
+    Table(Arc<File>),
+    /// Is readable when the process is gone.
+    Process(Arc<OwnedFd>),
+}
+
+impl Awaited {
+    /// Whether it is that table.
+    pub(super) fn is(&self, table: &Arc<File>) -> bool {
+        matches!(self, Awaited::Table(it) if Arc::ptr_eq(it, table))
+    }
+
+    pub(super) fn poll(&self) -> PollFd<'_> {
+        match self {
+            Awaited::Table(table) => PollFd::new(table, PollFlags::PRI),
+            Awaited::Process(process) => PollFd::new(process, PollFlags::IN),
+        }
+    }
+}
+
 /// The mounts that are watched.
 #[derive(Default)]
 pub(super) struct OtherMounts {
@@ -140,54 +231,72 @@ impl OtherMounts {
         OtherMounts { watched: Vec::new(), covered }
     }
 
-    /// What a process sees of the lane on `device`, that opened `root` as its root.
-    pub(super) fn see(&mut self, pid: u32, root: BorrowedFd<'_>, device: &[u8]) -> Option<Seen> {
-        let FuseHandle { node, mount } = FuseHandle::of(root).ok()?;
-        if !handle::is_readable(root).ok()? {
-            return None;
-        }
+    /// Watches what a user's process has mounted of the lane. `None`: the user has as many that are
+    /// watched as it may.
+    pub(super) fn see(
+        &mut self,
+        (pid, user): (u32, u32),
+        found: Found,
+        device: &[u8],
+    ) -> Option<Seen> {
+        let Found { pidfd, table, length, space, node, mount, read_only } = found;
+        let charged = length.next_multiple_of(TABLE_STEP_BYTES);
         self.tidy();
-        let process = Pid::from_raw(pid.cast_signed())?;
-        let process = pidfd_open(process, PidfdFlags::empty()).ok()?;
-        // The process's own: it shows what its root directory lets it reach.
-        let mut table = File::open(format!("/proc/{pid}/mountinfo")).ok()?;
-        let read_only = read_only(&read(&mut table)?, mount, device, &self.covered)?;
-        let space = fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino();
+        let all = self.watched.iter().flat_map(|one| &one.processes);
+        let room = all.filter(|one| one.user == user).count() < PROCESSES_PER_USER_MAX;
+        let own = self.watched.iter().filter(|one| one.user == user);
+        let (own, bytes) = own.fold((0, charged), |(n, sum), one| (n + 1, sum + one.charged));
+        let process = Watching { pid, user, pidfd: Arc::new(pidfd) };
         let is_it =
             |one: &&mut Watched| (one.space, one.id, one.read_only) == (space, mount, read_only);
         if let Some(known) = self.watched.iter_mut().find(is_it) {
             known.look(&self.covered);
             if !known.notice.is_changed() {
-                known.processes.push(process);
+                // Those that are gone are no more there: the number is this process's.
+                if known.processes.iter().all(|other| other.pid != pid) {
+                    room.then(|| known.processes.push(process))?;
+                }
                 let page = known.page.try_clone().ok()?;
                 return Some(Seen { node, mount, read_only, page });
             }
         }
-        if self.watched.len() >= WATCHED_MAX {
+        let fits = own < WATCHED_PER_USER_MAX && bytes <= TABLES_PER_USER_BYTES_MAX;
+        if !room || !fits || self.watched.len() >= WATCHED_MAX {
             return None;
         }
         let (notice, page) = Notice::unnamed(space).ok()?;
         let shown = page.try_clone().ok()?;
         let (device, processes) = (device.to_vec(), vec![process]);
-        let id = mount;
-        self.watched.push(Watched { space, id, device, read_only, table, notice, page, processes });
+        let (id, table) = (mount, Arc::new(table));
+        self.watched.push(Watched {
+            space,
+            id,
+            device,
+            read_only,
+            table,
+            charged,
+            notice,
+            page,
+            user,
+            processes,
+        });
         Some(Seen { node, mount, read_only, page: shown })
     }
 
     /// What a wait for changes waits for.
-    pub(super) fn awaited(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.watched.iter().flat_map(|one| {
-            let ends = one.processes.iter().map(|process| PollFd::new(process, PollFlags::IN));
-            ends.chain([PollFd::new(&one.table, PollFlags::PRI)])
-        })
+    pub(super) fn awaited(&self) -> Vec<Awaited> {
+        let all = self.watched.iter().flat_map(|one| {
+            let ends = one.processes.iter().map(|one| Awaited::Process(one.pidfd.clone()));
+            ends.chain([Awaited::Table(one.table.clone())])
+        });
+        all.collect()
     }
 
-    /// Looks at what has changed, and forgets mounts whose processes are gone. `ready`: which of
-    /// [`awaited`](Self::awaited) were.
-    pub(super) fn wake(&mut self, ready: &[bool]) {
-        let mut ready = ready.iter().copied();
-        let tables = self.watched.iter().map(|one| ready.nth(one.processes.len()).unwrap_or(false));
-        let told: Vec<bool> = tables.collect();
+    /// Looks at what has changed, and forgets mounts whose processes are gone. `ready`: those of
+    /// [`awaited`](Self::awaited) that were.
+    pub(super) fn wake(&mut self, ready: &[Awaited]) {
+        let is_told = |one: &Watched| ready.iter().any(|it| it.is(&one.table));
+        let told: Vec<bool> = self.watched.iter().map(is_told).collect();
         self.look(&told);
     }
 
@@ -205,7 +314,7 @@ impl OtherMounts {
         let counted = self.watched.iter().zip(changed).filter(|(_, changed)| *changed);
         counted.for_each(|(one, _)| one.notice.count());
         for one in &mut self.watched {
-            one.processes.retain(|process| !is_ready(process.as_fd(), PollFlags::IN));
+            one.processes.retain(|process| !is_ready(process.pidfd.as_fd(), PollFlags::IN));
         }
         self.watched.retain(|one| !one.processes.is_empty());
     }
@@ -223,10 +332,12 @@ fn is_ready(fd: BorrowedFd<'_>, what: PollFlags) -> bool {
     rustix::event::poll(&mut fds, Some(&Timespec::default())) != Ok(0)
 }
 
-fn read(file: &mut File) -> Option<Vec<u8>> {
+/// A whole table, unless it is longer than what is read.
+pub(super) fn read(mut file: &File) -> Option<Vec<u8>> {
     let mut table = Vec::new();
-    file.rewind().and_then(|()| file.read_to_end(&mut table)).ok()?;
-    Some(table)
+    file.rewind().ok()?;
+    let count = file.take(TABLE_BYTES_MAX as u64 + 1).read_to_end(&mut table).ok()?;
+    (count <= TABLE_BYTES_MAX).then_some(table)
 }
 
 #[cfg(test)]
@@ -253,6 +364,53 @@ mod tests {
             let more = format!("{TABLE}40 32 0:50 / {place} rw - tmpfs t rw\n");
             assert_eq!((look(&more, 32), look(&more, 30)), (None, Some(false)), "{place}");
         }
+    }
+
+    /// Of this process, as if it had a mount of that number and a table as long as that.
+    fn found(mount: usize, length: usize) -> Found {
+        let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+        let table = File::open("/proc/self/mountinfo").unwrap();
+        let mount = i32::try_from(mount).unwrap();
+        Found { pidfd, table, length, space: 1, node: 1, mount, read_only: false }
+    }
+
+    #[test]
+    fn what_one_user_has_watched_takes_no_other_users_place() {
+        let me = std::process::id();
+        for (length, most) in [(0, WATCHED_PER_USER_MAX), (TABLE_BYTES_MAX, 8)] {
+            let mut all = OtherMounts::default();
+            for user in [7, 8] {
+                for mount in 0..most {
+                    let found = found(mount + user * 1000, length);
+                    assert!(all.see((me, user as u32), found, b"").is_some());
+                }
+                assert!(all.see((me, user as u32), found(0, length), b"").is_none(), "{user}");
+            }
+            assert!(all.see((me, 9), found(0, length), b"").is_some());
+        }
+    }
+
+    #[test]
+    fn the_processes_of_one_user_that_are_watched_take_no_other_users_place() {
+        let (mut all, me) = (OtherMounts::default(), std::process::id());
+        all.see((me, 7), found(1, 0), b"").unwrap();
+        let pidfd = all.watched[0].processes[0].pidfd.clone();
+        let other = |pid| Watching { pid, user: 7, pidfd: pidfd.clone() };
+        let all_of_it = 1..PROCESSES_PER_USER_MAX as u32;
+        all.watched[0].processes.extend(all_of_it.map(|more| other(me + more)));
+        assert!(all.see((me, 7), found(2, 0), b"").is_none(), "one more");
+        assert!(all.see((me, 8), found(2, 0), b"").is_some());
+    }
+
+    #[test]
+    fn a_table_that_has_grown_beyond_its_charge_is_watched_no_more() {
+        let (mut all, me) = (OtherMounts::default(), std::process::id());
+        let page = all.see((me, 7), found(1, TABLE_STEP_BYTES), b"").unwrap().page;
+        all.watched[0].charged = 0;
+        let Awaited::Table(table) = all.awaited().pop().unwrap() else { panic!("a table") };
+        all.wake(&[Awaited::Table(table)]);
+        assert!(all.watched.is_empty() && all.awaited().is_empty());
+        drop(page);
     }
 
     #[test]

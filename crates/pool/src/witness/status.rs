@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 use polylane_front::witness::Refusal;
 
@@ -40,6 +41,18 @@ pub(super) struct Status {
 pub(super) fn threads(pid: u32) -> impl Iterator<Item = u32> {
     let all = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// How many threads a process has; 0 of none.
+pub(super) fn thread_count(pid: u32) -> u64 {
+    let tasks = fs::metadata(format!("/proc/{pid}/task"));
+    // A directory beside `.` and `..` for each.
+    tasks.map_or(0, |tasks| tasks.nlink().saturating_sub(2))
+}
+
+/// Whose a process is, as far as limits go.
+pub(super) fn owner(pid: u32) -> u32 {
+    fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
 impl Status {

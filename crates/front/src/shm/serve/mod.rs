@@ -125,6 +125,11 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
     if connection.is_read_only() && request.is_of_writable_mount() {
         return Err(Failure::UseKernel);
     }
+    if connection.has_other_mounts() && (request.is_by_path() || request.is_of_writable_mount()) {
+        // What it does with names unasked went by the mounts that were.
+        call.session.rights().revoke();
+        return Err(Failure::UseKernel);
+    }
     if !connection.other_owners {
         return served(call, request);
     }
