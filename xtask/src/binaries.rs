@@ -19,8 +19,8 @@ use serde_json::Value;
 /// At most so many at a time: each starts threads of its own.
 const SIDE_BY_SIDE_MAX: usize = 4;
 
-/// Test binaries that take the longest: they begin first, so that none of them runs alone at the
-/// end.
+/// Test binaries that take the longest: of their kind they begin first, so that none of them runs
+/// alone at the end.
 const LONGEST: &[&str] = &[
     "posix",
     "apps",
@@ -39,6 +39,9 @@ const LONGEST: &[&str] = &[
 /// Test binaries that compare times or rates, or start whole machines: nothing runs beside them.
 const ALONE: &[&str] = &["qos", "run_limits", "guest", "vhost", "vhost_journals"];
 
+/// A dot a test is enough to say of a room's own.
+const QUIET: &[&str] = &["--quiet"];
+
 /// A test binary that cargo built.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Binary {
@@ -47,6 +50,8 @@ pub struct Binary {
     path: PathBuf,
     /// The package's folder: where cargo would start it.
     folder: PathBuf,
+    /// It runs lanes and programs as their users do, and is no room's own.
+    pub of_whole_system: bool,
 }
 
 /// What a test binary said, and how it ended.
@@ -101,7 +106,7 @@ pub fn build(root: &Path, args: &[&str]) -> Result<Vec<Binary>> {
         String::from_utf8_lossy(&output.stdout).lines().filter_map(artifact).collect();
     binaries.sort_by_key(|binary| {
         let place = LONGEST.iter().position(|name| *name == binary.name);
-        (place.unwrap_or(LONGEST.len()), binary.name.clone())
+        (binary.of_whole_system, place.unwrap_or(LONGEST.len()), binary.name.clone())
     });
     Ok(binaries)
 }
@@ -112,16 +117,19 @@ fn artifact(line: &str) -> Option<Binary> {
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
         return None;
     }
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     Some(Binary {
         name: message["target"]["name"].as_str()?.to_owned(),
         path: message["executable"].as_str()?.into(),
-        folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+        of_whole_system: folder.ends_with("tests"),
+        folder,
     })
 }
 
 impl Runner<'_> {
-    /// Runs all of them with these arguments and hands each over when it has ended: first one
-    /// more side by side than the machine has cores, then those of [`ALONE`].
+    /// Runs all of them, those of the whole system with these arguments, and hands each over when
+    /// it has ended: first one more side by side than the machine has cores, then those of
+    /// [`ALONE`].
     pub fn run(
         &self,
         binaries: Vec<Binary>,
@@ -139,6 +147,7 @@ impl Runner<'_> {
                     let (tell, queue) = (tell.clone(), &queue);
                     scope.spawn(move || {
                         while let Some(binary) = next(queue) {
+                            let args = if binary.of_whole_system { args } else { QUIET };
                             drop(tell.send(self.one(binary, args)));
                         }
                     });
@@ -194,6 +203,7 @@ mod tests {
             (binary.name.as_str(), binary.folder.as_path()),
             ("apps", Path::new("/p/tests"))
         );
+        assert!(binary.of_whole_system);
         for other in ["", "{}", r#"{"reason":"build-finished"}"#] {
             assert_eq!(artifact(other), None);
         }

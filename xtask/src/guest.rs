@@ -60,7 +60,7 @@ pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
     let mut words = vec!["--test-threads=1"];
     words.extend(names.iter().map(String::as_str));
     let mut tally = Tally::new();
-    tally.tests(root, &args, &words, &env, true)?;
+    tally.tests(root, &args, &words, &env)?;
     print!("{}", table(&consoles)?);
     tally.finish(&fs::read_to_string(&skips).unwrap_or_default())
 }

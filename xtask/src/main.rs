@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let outcome = match task.as_str() {
         "check" => check(),
         "test" => test(),
-        "system" => whole_system(Tally::new()),
+        "system" => whole_system(),
         "apps" => apps::run(&root(), &target_dir(), &words),
         "guest" => guest::run(&root(), &target_dir(), &words),
         "suites" => suites::run(&root(), &target_dir(), &words),
@@ -141,7 +141,7 @@ fn check() -> Result<()> {
 
 /// The rooms' own tests, and their documents' examples.
 fn rooms_tests(tally: &mut Tally) -> Result<()> {
-    tally.tests(&root(), ROOMS, &["--quiet"], &[], false)?;
+    tally.tests(&root(), ROOMS, &[], &[])?;
     tally.examples(&root(), &[ROOMS, &["--quiet"]].concat())
 }
 
@@ -151,26 +151,25 @@ fn test() -> Result<()> {
     for (name, run) in STEPS {
         tally.step(name, step(name, run));
     }
-    rooms_tests(&mut tally)?;
     tally.step("loom", step("loom", loom));
-    whole_system(tally)
+    tally.examples(&root(), &["--workspace", "--quiet"])?;
+    // One build for both kinds of tests: each alone would have features of its own, and the crates
+    // below be compiled twice.
+    with_reasons(tally, &["--workspace"])
 }
 
 /// Real programs and POSIX suites in lanes.
-fn whole_system(mut tally: Tally) -> Result<()> {
+fn whole_system() -> Result<()> {
+    with_reasons(Tally::new(), &["--package", "polylane-tests"])
+}
+
+/// Runs tests that tell why they were skipped, and sums up.
+fn with_reasons(mut tally: Tally, args: &[&str]) -> Result<()> {
     let skips = target_dir().join("skipped-tests.txt");
     std::fs::create_dir_all(target_dir()).context("target directory")?;
     std::fs::write(&skips, "").with_context(|| format!("write {}", skips.display()))?;
     let path = skips.to_str().context("target directory is not UTF-8")?;
-    // Real programs, kernels and clocks: a test that fails is judged by a second run, alone, and
-    // the first is told beside the sum. The rooms' own tests get no second chance.
-    tally.tests(
-        &root(),
-        &["--package", "polylane-tests"],
-        &[],
-        &[("POLYLANE_TEST_SKIPS", path)],
-        true,
-    )?;
+    tally.tests(&root(), args, &[], &[("POLYLANE_TEST_SKIPS", path)])?;
     tally.finish(&std::fs::read_to_string(&skips).unwrap_or_default())
 }
 

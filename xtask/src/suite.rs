@@ -44,18 +44,19 @@ impl Tally {
         }
     }
 
-    /// Builds the test binaries that `args` select and runs them side by side, each with `words`
-    /// and under a time limit ([`crate::limit`]); shows what they print and counts their tests.
-    /// With `again`, tests that failed are run once more, alone, when all others have ended: the
-    /// second outcome counts and the first is told. What does not compile is one failure, and so is
-    /// a binary that fails without a failed test: it crashed or hung.
+    /// Builds the test binaries that `args` select and runs them side by side, those of the whole
+    /// system with `words`, each under a time limit ([`crate::limit`]); shows what they print and
+    /// counts their tests. Tests of the whole system, which have real programs, kernels and clocks,
+    /// are run once more, alone, when they failed and all others have ended: the second outcome
+    /// counts and the first is told. The rooms' own tests get no second chance. What does not
+    /// compile is one failure, and so is a binary that fails without a failed test: it crashed or
+    /// hung.
     pub fn tests(
         &mut self,
         root: &Path,
         args: &[&str],
         words: &[&str],
         env: &[(&str, &str)],
-        again: bool,
     ) -> Result<()> {
         let binaries = match binaries::build(root, args) {
             Ok(binaries) => binaries,
@@ -74,7 +75,7 @@ impl Tally {
         runner.run(binaries, words, |ended| {
             let tests = ended.failed_tests();
             self.ended(&ended);
-            if again && !tests.is_empty() {
+            if ended.binary.of_whole_system && !tests.is_empty() {
                 failed.push((ended.binary, tests));
             }
         })?;

@@ -18,6 +18,9 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 600;
 const COLUMNS_MAX: usize = 100;
 
+/// Of README.md, which newcomers read whole.
+const README_BYTES_MAX: usize = 7 << 10;
+
 /// Crates with unsafe code; every other one forbids it in its root.
 const UNSAFE_CRATES: [&str; 3] = ["crates/sys/", "crates/client/", "crates/ceph/src/ffi/"];
 
@@ -131,6 +134,7 @@ pub fn check(root: &Path) -> Result<()> {
         source.unsafe_explained |= head.contains(UNSAFETY);
         findings.extend(inspect(&source));
     }
+    findings.extend(readme(&fs::read_to_string(root.join("README.md")).context("README.md")?));
     let list = root.join("xtask/tidy-exceptions.txt");
     let list = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
     let wrong = compare(findings, exceptions(&list)?);
@@ -141,6 +145,14 @@ pub fn check(root: &Path) -> Result<()> {
         0 => Ok(()),
         count => bail!("{count} finding(s) in {} files", files.len()),
     }
+}
+
+fn readme(text: &str) -> Option<Finding> {
+    let bytes = text.len();
+    let message = format!("{bytes} bytes, {README_BYTES_MAX} at most: details belong in docs/");
+    let (rule, path, what) = ("readme", "README.md".into(), "-".into());
+    let long = Finding { rule, path, what, line: 1, measure: Some(bytes), message };
+    (bytes > README_BYTES_MAX).then_some(long)
 }
 
 fn collect(dir: &Path, files: &mut Vec<std::path::PathBuf>) -> Result<()> {
@@ -410,6 +422,12 @@ fn compare(findings: Vec<Finding>, mut known: BTreeMap<Key, usize>) -> Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_readme_is_found() {
+        assert!(readme(&"x".repeat(README_BYTES_MAX)).is_none());
+        assert!(readme(&"x".repeat(README_BYTES_MAX + 1)).is_some());
+    }
 
     fn rules(path: &str, text: &str) -> Vec<&'static str> {
         let source = Source::new(path.into(), text.into());

@@ -11,6 +11,7 @@ mod copy;
 mod demo;
 mod echo;
 mod engine;
+mod forks;
 mod guest;
 mod ipc;
 mod locks;
@@ -212,6 +213,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "SQLite: a fixed load like speedtest1, by every way in",
         run: sqlite::run,
+    },
+    Figure {
+        name: "forks",
+        mounts: true,
+        about: "forks of a program with 3 and 100 open files; bash, make, nginx, PostgreSQL",
+        run: forks::run,
     },
     Figure {
         name: "cached-read",
