@@ -128,7 +128,7 @@ struct Answer {
     refused: Option<Refusal>,
 }
 
-/// What a process sees of the lane: see [`Seen`].
+/// What a process sees of the lane: see [`witness::Seen`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Sees {
     node: u64,
@@ -138,7 +138,7 @@ struct Sees {
     shows_made: bool,
     made: Option<u64>,
     other_numbers: bool,
-    /// [`Owners`] as bytes.
+    /// [`Owners`](polylane_ipc::owners::Owners) as bytes.
     owners: Option<Vec<u8>>,
 }
 

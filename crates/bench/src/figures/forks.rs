@@ -32,8 +32,10 @@ read -r go
 begun=$(date +%s%N)
 work
 ended=$(date +%s%N)
-awk -v ops="$rounds" -v ns="$((ended - begun))" \
-    'BEGIN { printf "{\"ops\":%d,\"seconds\":%f,\"settle_seconds\":0,\"latency\":{}}\n", ops, ns / 1e9 }'
+awk -v ops="$rounds" -v ns="$((ended - begun))" 'BEGIN {
+    form = "{\"ops\":%d,\"seconds\":%f,\"settle_seconds\":0,\"latency\":{}}\n"
+    printf form, ops, ns / 1e9
+}'
 read -r end || true
 finish
 cd /
@@ -146,7 +148,9 @@ prepare() {
     as "$bin/pg_ctl" -D data -w -l data/log -o "-k $sockets -c listen_addresses=" start >> log
 }
 work() {
-    for n in $(seq "$rounds"); do psql -qAt -h "$sockets" -U postgres -c 'select 1' > /dev/null; done
+    for n in $(seq "$rounds"); do
+        psql -qAt -h "$sockets" -U postgres -c 'select 1' > /dev/null
+    done
 }
 finish() { as "$bin/pg_ctl" -D data -m fast -w stop >> log; rm -r "$sockets"; }
 "#
