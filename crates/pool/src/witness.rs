@@ -128,7 +128,7 @@ struct Answer {
     refused: Option<Refusal>,
 }
 
-/// What a process sees of the lane: see [`witness::Seen`].
+/// What a process sees of the lane: see [`Seen`](polylane_front::witness::Seen).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Sees {
     node: u64,
