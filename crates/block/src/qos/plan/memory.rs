@@ -13,6 +13,10 @@ const TRY_SETTLE_WINDOWS: u32 = 12;
 /// It is if it gets so many times more.
 const RELIEF: f64 = 1.03;
 
+/// A lane whose requests do not stay long is hurt only if so much of what all do is done while it
+/// is believed: the others lose what it gets, and the device works as before.
+const ALL_KEPT: f64 = 0.95;
+
 /// One that was found to be, and gets so many times less, likewise: the device may have changed.
 const FALL: f64 = 1.2;
 
@@ -35,6 +39,10 @@ const BUSY: f64 = 0.7;
 const SMALL_MAX: f64 = 2.0;
 const SMALL_RATE_MIN: f64 = 4e-9;
 
+/// A lane that is hurt with fewer requests there is: the others have no more in flight than keeps
+/// the device busy.
+const FEW_MAX: f64 = 4.0;
+
 /// What is remembered of a lane from window to window; whoever keeps the lane keeps it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Memory {
@@ -52,6 +60,8 @@ pub struct Memory {
     pub(super) hurt: Hurt,
     /// For how long it was found not to be hurt the last time.
     content_windows: u32,
+    /// It gets less than its weight gives it of what is done.
+    pub(super) deprived: bool,
     /// It asks for less than its weight gives it, however long its requests stay.
     pub(super) small: bool,
 }
@@ -64,21 +74,35 @@ pub(super) enum Hurt {
     Unknown,
     /// This is being found out.
     Tried(Try),
-    /// It is, for so many windows more; this was done then.
-    Found(u32, f64),
+    /// It is, for so many windows more; this was done then. How it seemed when it was asked.
+    Found(u32, f64, Seems),
     /// It is not since it has no more to ask for, for so many windows more; this was done then.
     Content(u32, f64),
+}
+
+/// Whether a lane seems to be hurt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Seems {
+    /// It does not.
+    Not,
+    /// It leaves credit although it always has requests at the device.
+    Perhaps,
+    /// These stay longer than alone, too.
+    Slowed,
 }
 
 /// One half of a comparison.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Try {
+    /// How it seemed when this began.
+    seemed: Seems,
     /// It is believed in this half.
     believed: bool,
     windows: u32,
-    done: f64,
-    /// What was done in the other half, if that is over.
-    other: Option<f64>,
+    /// What it got done, and what all did.
+    done: (f64, f64),
+    /// The same of the other half, if that is over.
+    other: Option<(f64, f64)>,
 }
 
 /// What a lane showed in the present trial.
@@ -110,49 +134,63 @@ impl Memory {
         if self.stayed.1 > 1e-6 { self.stayed.0 / self.stayed.1 } else { 0.0 }
     }
 
-    /// Goes on with the question whether it is hurt, as it seems or does not.
-    pub(super) fn doubt(&mut self, seems: bool) {
-        let half = |believed, other| Hurt::Tried(Try { believed, windows: 0, done: 0.0, other });
+    /// Goes on with the question whether it is hurt, as it seems or does not; `all` is what all
+    /// lanes get done.
+    pub(super) fn doubt(&mut self, seems: Seems, all: f64) {
+        let half = |seemed, believed, other| {
+            Hurt::Tried(Try { seemed, believed, windows: 0, done: (0.0, 0.0), other })
+        };
         self.hurt = match self.hurt {
-            Hurt::Unknown if seems => half(true, None),
+            Hurt::Unknown if seems != Seems::Not => half(seems, true, None),
             Hurt::Unknown => Hurt::Unknown,
             Hurt::Tried(mut tried) => {
                 tried.windows += 1;
                 if tried.windows > TRY_SETTLE_WINDOWS {
-                    tried.done += self.done;
+                    tried.done = (tried.done.0 + self.done, tried.done.1 + all);
                 }
                 // While it gets more and more there is nothing to compare with.
                 let each = f64::from(TRY_WINDOWS - TRY_SETTLE_WINDOWS);
-                let rises = tried.believed && self.done * each > SETBACK * tried.done;
+                let rises = tried.believed && self.done * each > SETBACK * tried.done.0;
+                let seemed = tried.seemed;
                 match tried.other {
                     _ if tried.windows < TRY_WINDOWS => Hurt::Tried(tried),
-                    None if rises => half(true, None),
-                    None => half(!tried.believed, Some(tried.done)),
-                    Some(other) if tried.believed => self.find(tried.done > RELIEF * other),
-                    Some(other) => self.find(other > RELIEF * tried.done),
+                    None if rises => half(seemed, true, None),
+                    None => half(seemed, !tried.believed, Some(tried.done)),
+                    Some(other) if tried.believed => self.find(seemed, tried.done, other),
+                    Some(other) => self.find(seemed, other, tried.done),
                 }
             }
-            Hurt::Found(left, done)
+            Hurt::Found(left, done, seemed)
                 if left > HURT_WINDOWS - HURT_WINDOWS_MIN
                     || left > 0 && FALL * self.done > done =>
             {
-                Hurt::Found(left - 1, done)
+                Hurt::Found(left - 1, done, seemed)
             }
             Hurt::Content(left, done) if left > 0 && SETBACK * self.done > done => {
                 Hurt::Content(left - 1, done)
             }
-            Hurt::Found(..) | Hurt::Content(..) if seems => half(true, None),
+            Hurt::Found(..) | Hurt::Content(..) if seems != Seems::Not => half(seems, true, None),
             Hurt::Found(..) | Hurt::Content(..) => Hurt::Unknown,
         };
     }
 
-    fn find(&mut self, hurt: bool) -> Hurt {
+    /// Compares what was done while it was believed with what was done while it was not.
+    fn find(&mut self, seemed: Seems, believed: (f64, f64), other: (f64, f64)) -> Hurt {
+        let keeps = seemed == Seems::Slowed || believed.1 > ALL_KEPT * other.1;
+        let hurt = keeps && believed.0 > RELIEF * other.0;
+        if seemed != Seems::Slowed {
+            self.content_windows = CONTENT_WINDOWS_MAX;
+        }
+        self.conclude(hurt, seemed)
+    }
+
+    fn conclude(&mut self, hurt: bool, seemed: Seems) -> Hurt {
         self.content_windows = match hurt {
             true => 0,
             false => (2 * self.content_windows).clamp(CONTENT_WINDOWS, CONTENT_WINDOWS_MAX),
         };
         match hurt {
-            true => Hurt::Found(HURT_WINDOWS, self.done),
+            true => Hurt::Found(HURT_WINDOWS, self.done, seemed),
             false => Hurt::Content(self.content_windows, self.done),
         }
     }
@@ -162,13 +200,23 @@ impl Memory {
         (self.hurt, self.content_windows) = (Hurt::Unknown, 0);
     }
 
-    /// Whether it is taken for hurt in this window, if it seems so.
-    pub(super) fn is_believed(&self) -> bool {
-        match self.hurt {
-            Hurt::Unknown | Hurt::Content(..) => false,
-            Hurt::Tried(tried) => tried.believed,
-            Hurt::Found(..) => true,
+    /// Whether it is taken for hurt in this window, as it seems now. Who was slowed when this was
+    /// asked has to be so still: for it, more of the device may be given up.
+    pub(super) fn is_believed(&self, seems: Seems) -> bool {
+        let asked = match self.hurt {
+            Hurt::Tried(tried) if tried.believed => tried.seemed,
+            Hurt::Found(.., seemed) => seemed,
+            Hurt::Unknown | Hurt::Tried(_) | Hurt::Content(..) => return false,
+        };
+        match asked {
+            Seems::Slowed => seems == Seems::Slowed,
+            Seems::Perhaps | Seems::Not => seems != Seems::Not,
         }
+    }
+
+    /// It has so few requests at the device that each waits behind all of the others'.
+    pub(super) fn has_few(&self) -> bool {
+        self.at_device() < FEW_MAX
     }
 
     pub(super) fn is_busy(&self) -> bool {

@@ -36,13 +36,14 @@
 //!   debt is carried whole.
 
 mod accounts;
+mod hurt;
 mod memory;
 mod room;
 mod water;
 
 pub use accounts::Share;
 use accounts::{Scene, deposits, settle, weights};
-use memory::{AVERAGE_WINDOWS, Trial};
+use memory::{AVERAGE_WINDOWS, Seems, Trial};
 pub use memory::{LookBack, Memory};
 use room::Room;
 use water::{LowWater, Seen};
@@ -67,14 +68,6 @@ impl Default for Config {
     }
 }
 
-/// Requests stay at the device for so many times what they take alone, and half a slice for those
-/// that went together with them: there is a queue.
-const QUEUED: f64 = 2.0;
-
-/// A lane whose requests stay for so many times what they take alone, and half a slice, may be
-/// hurt.
-const SLOWED: f64 = 1.5;
-
 /// What requests take alone goes up by so much from trial to trial at most: it may have been
 /// measured beside whatever else the disk did.
 const BASE_GAIN_MAX: f64 = 1.25;
@@ -90,6 +83,9 @@ const DRAIN_MAX: f64 = 0.8;
 /// since a lane that says that it is hurt may lie.
 const FALL_MAX: f64 = 0.45;
 const LONG_WINDOWS: u32 = 2000;
+
+/// What is done is averaged over so many windows, to tell whether the device is used.
+const USED_WINDOWS: u32 = 200;
 
 /// With a queue and nobody hurt by it, the capacity goes up by less, at most so many times the best
 /// of late. Requests may only seem to wait at the device, where it is their thread that waits for
@@ -164,6 +160,9 @@ pub struct Planner {
     /// Device time per time.
     capacity: f64,
     done_mean: f64,
+    /// The same over more windows.
+    done_long: f64,
+    used_windows: u32,
     probe: f64,
     probes: u32,
     /// The most that was done, in the present and in the last span of time.
@@ -194,6 +193,8 @@ impl Planner {
             tick_ns: config.tick_ns,
             capacity: 1.0,
             done_mean: 1.0,
+            done_long: 1.0,
+            used_windows: 0,
             probe: PROBE_MIN,
             probes: 0,
             best: [1.0; 2],
@@ -243,7 +244,7 @@ impl Planner {
     pub fn set_capacity(&mut self, capacity: f64) {
         if capacity.is_finite() && capacity > 0.0 {
             self.capacity = capacity.clamp(1e-3, 1e6);
-            self.done_mean = self.capacity;
+            (self.done_mean, self.done_long) = (self.capacity, self.capacity);
             (self.best, self.best_long) = ([self.capacity; 2], [self.capacity; 2]);
         }
     }
@@ -279,11 +280,13 @@ impl Planner {
         }
         if self.trial.is_none() && !late {
             let weights = weights(lanes);
+            let all = lanes.iter().map(|lane| lane.memory.done).sum();
             for lane in &mut *lanes {
                 let fair = self.fair(lane, weights);
-                let deprived = changed || lane.memory.done < DEPRIVED * fair;
-                let seems = self.seems_hurt(lane) && deprived;
-                lane.memory.doubt(seems);
+                lane.memory.deprived = lane.memory.done < DEPRIVED * fair;
+                let asks = changed || lane.memory.deprived;
+                let seems = if asks { self.seems_hurt(lane) } else { Seems::Not };
+                lane.memory.doubt(seems, all);
             }
         }
         if self.trial.is_some() {
@@ -363,31 +366,6 @@ impl Planner {
         }
     }
 
-    fn base_of(&self, lane: &LookBack) -> f64 {
-        if lane.memory.base_ns > 0.0 { lane.memory.base_ns } else { self.base_ns }
-    }
-
-    /// Its requests wait at the device.
-    fn is_queued(&self, lane: &LookBack) -> bool {
-        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
-        let wants = lane.wants_more() && lane.inflight_ns > 0 && !self.water.is_below();
-        wants && lane.memory.stay_ns() > QUEUED * self.base_of(lane) + burst_ns
-    }
-
-    /// It has credit that it does not use although it always has requests at a device that works,
-    /// where they take longer than alone.
-    fn seems_hurt(&self, lane: &LookBack) -> bool {
-        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
-        let slow = lane.memory.stay_ns() > SLOWED * self.base_of(lane) + burst_ns;
-        let wants = lane.wants_more() && lane.inflight_ns > 0;
-        lane.leaves_credit() && !lane.waits() && wants && slow && !self.water.is_idle()
-    }
-
-    /// It has credit that it cannot use because its requests wait at the device.
-    fn is_hurt(&self, lane: &LookBack) -> bool {
-        lane.memory.is_believed() && self.seems_hurt(lane)
-    }
-
     fn scene(&self, lanes: &[LookBack]) -> Scene {
         let mut scene = Scene { all_short: true, ..Scene::default() };
         for lane in lanes {
@@ -397,6 +375,7 @@ impl Planner {
             scene.greedy += usize::from(lane.wants_more());
             let requests = lane.memory.rate * self.config.tick_ns as f64;
             scene.modest |= !lane.wants_more() && requests > MODEST_MIN;
+            scene.modest |= self.is_crowded_out(lane);
             scene.short_of_credit |= lane.short_of_credit;
             scene.roomy |= lane.short_of_room && lane.leaves_credit() && !self.water.is_below();
             scene.queued |= self.is_queued(lane);
@@ -412,6 +391,8 @@ impl Planner {
         }
         let measured = scene.done_ns as f64 / elapsed_ns.max(1) as f64;
         self.done_mean += (measured - self.done_mean) / AVERAGE_WINDOWS;
+        self.used_windows = USED_WINDOWS.min(self.used_windows + 1);
+        self.done_long += (measured - self.done_long) / f64::from(self.used_windows);
         self.keep_best();
         let (best, before) = (self.best(), self.capacity);
         if scene.roomy {
@@ -580,7 +561,8 @@ impl Planner {
             let room = self.room.ns * part * self.base_of(lane) / self.base_ns;
             // For two of its requests whatever its share.
             let room = room.max(lane.memory.request_ns + 1.0) as u64;
-            share.inflight_ns_max = if crowded || !scene.modest { u64::MAX } else { room };
+            let unlimited = crowded || !scene.modest || self.is_crowded_out(lane);
+            share.inflight_ns_max = if unlimited { u64::MAX } else { room };
         }
     }
 }
