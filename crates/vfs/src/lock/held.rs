@@ -1,14 +1,18 @@
 //! The locks held on one file: ranges, conflicts, splitting and joining. Pure.
 //!
-//! A lock stands in two places: with its holder, where its neighbours are found, and in a tree of
-//! intervals by kind, where conflicts are found. Both take logarithmic time in the number of locks.
+//! A lock stands with its holder, where its neighbours are found, and by its kind, where conflicts
+//! are found ([`ByKind`]). Both take logarithmic time in the number of locks, also where all locks
+//! in the way of a request are its holder's own, and are none.
 //!
 //! # Invariants
 //!
 //! - Ranges of one owner and family are disjoint; adjacent ones are of different kinds.
+//! - A turn is the first lock of a kind, by start, or one whose holder is not that of the lock
+//!   before it.
 //! - A user's count ([`UserCounts`]) is the number of its ranges, over all files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included};
 
 use iset::IntervalMap;
 use polylane_base::{Errno, Result, Uid};
@@ -59,7 +63,22 @@ pub(super) struct Held {
 }
 
 /// An end of an interval: a byte, and a number that tells equal ones apart.
-type End = (u64, u64);
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct End(u64, u64);
+
+impl Ord for End {
+    fn cmp(&self, other: &End) -> std::cmp::Ordering {
+        #[cfg(test)]
+        tests::count_comparison();
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+impl PartialOrd for End {
+    fn partial_cmp(&self, other: &End) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 /// The family as a number, since families have no order.
 type Holder = (LockOwner, u8);
@@ -73,9 +92,20 @@ fn holder(lock: &LockRequest) -> Holder {
 struct Ranges {
     /// By holder and first byte, with the number of each.
     holders: BTreeMap<Holder, BTreeMap<u64, (u64, LockRequest)>>,
-    shared: IntervalMap<End, LockRequest>,
-    exclusive: IntervalMap<End, LockRequest>,
+    shared: ByKind,
+    exclusive: ByKind,
     last_number: u64,
+}
+
+/// Locks of one kind, of all holders.
+#[derive(Default)]
+struct ByKind {
+    /// By their first bytes.
+    starts: BTreeMap<End, LockRequest>,
+    /// Which of them begins a row of locks of one holder.
+    turns: BTreeSet<End>,
+    /// What they cover.
+    intervals: IntervalMap<End, ()>,
 }
 
 /// flock(2) locks are ranges that cover everything.
@@ -117,7 +147,7 @@ impl Held {
         let request = normal(request);
         let list = self.list(request.family);
         let (kind, exclusive, shared) =
-            (request.kind, others_on(&list.exclusive, &request), others_on(&list.shared, &request));
+            (request.kind, list.exclusive.others_on(&request), list.shared.others_on(&request));
         let exclusive = exclusive.take_while(move |_| kind != LockKind::Unlock);
         exclusive.chain(shared.take_while(move |_| kind == LockKind::Write))
     }
@@ -129,23 +159,24 @@ impl Held {
             return None;
         }
         let list = self.list(request.family);
-        let exclusive = others_on(&list.exclusive, &request).next();
+        let exclusive = list.exclusive.others_on(&request).next();
         let shared = match request.kind {
-            LockKind::Write => others_on(&list.shared, &request).next(),
+            LockKind::Write => list.shared.others_on(&request).next(),
             _ => None,
         };
         exclusive.into_iter().chain(shared).min_by_key(|lock| lock.start)
     }
 
     /// Sets or removes the range, whatever stands in the way. What the holder had there before is
-    /// replaced; neighbours of the same kind are joined. `ENOLCK`, and nothing changes: its user
-    /// has no more locks left, where `counts` are to be looked at.
+    /// replaced; neighbours of the same kind are joined. Whether that makes room for others.
+    /// `ENOLCK`, and nothing changes: its user has no more locks left, where `counts` are to be
+    /// looked at.
     pub(super) fn apply(
         &mut self,
         request: &LockRequest,
         counts: &mut UserCounts,
         limited: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let new = normal(request);
         self.list_mut(new.family).apply(new, counts, limited)
     }
@@ -179,7 +210,7 @@ impl Ranges {
         mut new: LockRequest,
         counts: &mut UserCounts,
         limited: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let former = self.touched_by(&new);
         let mut kept = Vec::with_capacity(3);
         for held in &former {
@@ -196,7 +227,9 @@ impl Ranges {
         }
         former.iter().for_each(|lock| self.remove(lock, counts));
         kept.iter().for_each(|lock| self.add(*lock, counts));
-        Ok(())
+        let weaker =
+            |held: &LockRequest| held.kind == LockKind::Write || new.kind == LockKind::Unlock;
+        Ok(new.kind != LockKind::Write && former.iter().any(weaker))
     }
 
     /// The holder's own locks that overlap `new` or lie beside it, by start.
@@ -212,7 +245,7 @@ impl Ranges {
         self.last_number += 1;
         let number = self.last_number;
         self.holders.entry(holder(&lock)).or_default().insert(lock.start, (number, lock));
-        self.tree(lock.kind).insert(interval(&lock, number), lock);
+        self.by_kind(lock.kind).insert(lock, number);
         counts.add(lock.user);
     }
 
@@ -222,7 +255,7 @@ impl Ranges {
         if own.is_empty() {
             self.holders.remove(&holder(&lock));
         }
-        self.tree(lock.kind).remove(interval(&lock, number));
+        self.by_kind(lock.kind).remove(&lock, number);
         counts.remove(lock.user);
     }
 
@@ -230,32 +263,77 @@ impl Ranges {
         let gone: Vec<Holder> = self.of_owner(owner).collect();
         for holder in &gone {
             for (_, (number, lock)) in self.holders.remove(holder).into_iter().flatten() {
-                self.tree(lock.kind).remove(interval(&lock, number));
+                self.by_kind(lock.kind).remove(&lock, number);
                 counts.remove(lock.user);
             }
         }
         !gone.is_empty()
     }
 
-    fn tree(&mut self, kind: LockKind) -> &mut IntervalMap<End, LockRequest> {
+    fn by_kind(&mut self, kind: LockKind) -> &mut ByKind {
         if kind == LockKind::Write { &mut self.exclusive } else { &mut self.shared }
     }
 }
 
-/// A lock's interval: unlike that of any other lock.
-fn interval(lock: &LockRequest, number: u64) -> std::ops::Range<End> {
-    (lock.start, number)..(lock.end, u64::MAX)
+impl ByKind {
+    fn insert(&mut self, lock: LockRequest, number: u64) {
+        let at = End(lock.start, number);
+        self.starts.insert(at, lock);
+        self.intervals.insert(at..End(lock.end, u64::MAX), ());
+        self.take_turn(at);
+        self.take_turn_after(at);
+    }
+
+    fn remove(&mut self, lock: &LockRequest, number: u64) {
+        let at = End(lock.start, number);
+        self.starts.remove(&at);
+        self.intervals.remove(at..End(lock.end, u64::MAX));
+        self.turns.remove(&at);
+        self.take_turn_after(at);
+    }
+
+    /// Notes whether this lock begins a row.
+    fn take_turn(&mut self, at: End) {
+        let before = self.starts.range(..at).next_back().map(|(_, lock)| holder(lock));
+        match self.starts.get(&at).map(holder) == before {
+            true => self.turns.remove(&at),
+            false => self.turns.insert(at),
+        };
+    }
+
+    fn take_turn_after(&mut self, at: End) {
+        let after = self.starts.range((Excluded(at), Included(LAST))).next();
+        if let Some(after) = after.map(|(at, _)| *at) {
+            self.take_turn(after);
+        }
+    }
+
+    /// The locks of other holders that overlap a request, by start.
+    fn others_on<'h>(
+        &'h self,
+        request: &LockRequest,
+    ) -> impl Iterator<Item = &'h LockRequest> + use<'h> {
+        let (own, mut at) = (holder(request), End(request.start, 0));
+        let last = End(request.end.max(request.start), u64::MAX);
+        // Its holder has one of them at most.
+        let over = self.intervals.intervals(at..=at).map(|interval| interval.start);
+        let over = over.filter_map(|start| self.starts.get(&start));
+        let over = over.filter(move |held| holder(held) != own);
+        let within = std::iter::from_fn(move || {
+            let (mut first, mut held) = self.starts.range(at..=last).next()?;
+            if holder(held) == own {
+                first = self.turns.range((Excluded(*first), Included(last))).next()?;
+                held = self.starts.get(first)?;
+            }
+            at = End(first.0, first.1 + 1);
+            Some(held)
+        });
+        over.chain(within)
+    }
 }
 
-/// The locks of other holders in a tree that overlap a request, by start.
-fn others_on<'h>(
-    tree: &'h IntervalMap<End, LockRequest>,
-    request: &LockRequest,
-) -> impl Iterator<Item = &'h LockRequest> + use<'h> {
-    let own = holder(request);
-    let query = (request.start, 0)..=(request.end, u64::MAX);
-    tree.values(query).filter(move |held| holder(held) != own)
-}
+/// Behind the start of any lock.
+const LAST: End = End(u64::MAX, u64::MAX);
 
 /// Overlapping or adjacent.
 fn touches(a: &LockRequest, b: &LockRequest) -> bool {
@@ -279,7 +357,25 @@ fn without(held: &LockRequest, cut: &LockRequest) -> impl Iterator<Item = LockRe
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// Comparisons of ends by this thread.
+        static COMPARED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(super) fn count_comparison() {
+        COMPARED.with(|count| count.set(count.get() + 1));
+    }
+
+    /// What `work` returns, and how many ends it compares.
+    fn counted<R>(work: impl FnOnce() -> R) -> (R, u64) {
+        let before = COMPARED.get();
+        let result = work();
+        (result, COMPARED.get() - before)
+    }
 
     fn lock(owner: u128, kind: LockKind, start: u64, end: u64) -> LockRequest {
         let family = LockFamily::Posix;
@@ -352,6 +448,62 @@ mod tests {
         assert!(!held.has_owner(LockOwner(1)) && held.has_owner(LockOwner(2)));
         assert!(held.drop_owner(LockOwner(2), &mut counts) && held.is_empty());
         assert!(counts.0.is_empty());
+    }
+
+    /// Each question costs some times the logarithm, 14, whoever holds the locks.
+    #[test]
+    fn a_user_s_many_locks_are_looked_through_in_logarithmic_time() {
+        use LockKind::{Read, Unlock, Write};
+        const MANY: u64 = if cfg!(miri) { 512 } else { LOCKS_PER_USER_MAX as u64 };
+        const MOST: u64 = 400;
+        let cheap = |what: &str, (found, compared): (Option<u64>, u64), expected| {
+            assert_eq!(found, expected, "{what}");
+            assert!(compared <= MOST, "{what}: {compared} comparisons");
+        };
+        for kind in [Read, Write] {
+            let mut held = Held::default();
+            (0..MANY).for_each(|n| held.set(&lock(1, kind, 4 * n, 4 * n + 2)));
+            let ask = |held: &Held, owner, start, end| {
+                let request = lock(owner, Write, start, end);
+                counted(|| held.first_conflict(&request).map(|found| found.start))
+            };
+            let (middle, end) = (2 * MANY, 4 * MANY);
+            cheap("another's, in the middle", ask(&held, 2, middle + 1, middle + 1), Some(middle));
+            cheap("another's, a gap", ask(&held, 2, middle + 3, middle + 3), None);
+            cheap("another's, behind all", ask(&held, 2, end, u64::MAX), None);
+            cheap("another's, the whole file", ask(&held, 2, 0, u64::MAX), Some(0));
+            cheap("its own, the whole file", ask(&held, 1, 0, u64::MAX), None);
+            held.set(&lock(3, kind, end, end));
+            cheap("one behind all its own", ask(&held, 1, 0, u64::MAX), Some(end));
+            cheap("none within its own", ask(&held, 1, 0, end - 1), None);
+            held.set(&lock(3, Unlock, end, end));
+            for (start, kind) in [(middle, Unlock), (middle, kind), (middle + 1, Unlock)] {
+                let (_, compared) = counted(|| held.set(&lock(1, kind, start, start)));
+                // One goes and up to two come.
+                assert!(compared <= 3 * MOST, "{compared} comparisons to set one");
+            }
+        }
+    }
+
+    /// Many holders of one lock each on the same bytes, and in turns.
+    #[test]
+    fn many_holders_are_looked_through_in_logarithmic_time() {
+        const MANY: u64 = if cfg!(miri) { 512 } else { LOCKS_PER_USER_MAX as u64 };
+        let mut held = Held::default();
+        for n in 0..MANY {
+            held.set(&lock(1 + u128::from(n % 2), LockKind::Read, 4 * n, 4 * n + 2));
+            held.set(&lock(3 + u128::from(n), LockKind::Read, u64::MAX - 1, u64::MAX));
+        }
+        for (owner, first) in [(1, 4), (2, 0), (3, 0)] {
+            let request = lock(owner, LockKind::Write, 0, u64::MAX);
+            let (found, compared) = counted(|| held.first_conflict(&request).map(|l| l.start));
+            assert_eq!(found, Some(first));
+            assert!(compared <= 400, "{compared} comparisons");
+        }
+        let late = lock(3, LockKind::Write, u64::MAX, u64::MAX);
+        let (found, compared) = counted(|| held.first_conflict(&late).map(|l| l.start));
+        assert_eq!(found, Some(u64::MAX - 1));
+        assert!(compared <= 400, "{compared} comparisons");
     }
 
     /// Random requests against a table of bytes.

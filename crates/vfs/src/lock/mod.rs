@@ -77,7 +77,7 @@ pub const LOCKS_PER_USER_MAX: usize = 16_384;
 pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Names a parked request of one [`Vfs`]. Never used again.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
 
 /// Names a loan of the POSIX locks of a file to one process. Never used again.

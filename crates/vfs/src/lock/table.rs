@@ -10,6 +10,9 @@
 //! - While the locks of a file are lent, nobody but their owner holds or awaits one that sees them;
 //!   who asks for one has the loan ended first. Its number tells a loan from the one before.
 
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use polylane_base::sync::{Mutex, Weak};
@@ -20,7 +23,6 @@ use super::{LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, 
 use super::{LockWaiter, Ticket};
 
 struct Parked {
-    ticket: Ticket,
     request: LockRequest,
     tell: LockWaiter,
 }
@@ -36,7 +38,10 @@ struct Lent {
 #[derive(Default)]
 struct File {
     held: Held,
-    parked: Vec<Parked>,
+    /// In the order in which they came.
+    parked: BTreeMap<Ticket, Parked>,
+    /// How many of these each owner has.
+    waiting: FxHashMap<LockOwner, usize>,
     lent: Option<Lent>,
     /// By which open file a process took POSIX locks last, while it does not keep them itself.
     by: FxHashMap<LockOwner, usize>,
@@ -228,6 +233,30 @@ impl File {
         let lent = self.lent.as_ref()?;
         Some((LockLoan { file, number: lent.number }, lent.lender.clone(), lent.view))
     }
+
+    fn park(&mut self, ticket: Ticket, parked: Parked) {
+        *self.waiting.entry(parked.request.owner).or_default() += 1;
+        self.parked.insert(ticket, parked);
+    }
+
+    fn unpark(&mut self, ticket: Ticket) -> Option<Parked> {
+        let parked = self.parked.remove(&ticket)?;
+        let owner = parked.request.owner;
+        if let Some(count) = self.waiting.get_mut(&owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiting.remove(&owner);
+            }
+        }
+        Some(parked)
+    }
+
+    /// The parked requests of an owner, in the order in which they came.
+    fn parked_of(&self, owner: LockOwner) -> impl Iterator<Item = (Ticket, &LockRequest)> {
+        let count = self.waiting.get(&owner).copied().unwrap_or(0);
+        let own = self.parked.iter().map(|(ticket, parked)| (*ticket, &parked.request));
+        own.filter(move |(_, request)| request.owner == owner).take(count)
+    }
 }
 
 impl State {
@@ -256,14 +285,19 @@ impl State {
     ) -> LockOutcome {
         let file = self.files.entry(id).or_default();
         if file.held.first_conflict(&request).is_none() {
-            if let Err(errno) = file.held.apply(&request, &mut self.counts, true) {
-                self.tidy(id, request.owner);
-                return LockOutcome::Done(Err(errno));
-            }
+            let makes_room = match file.held.apply(&request, &mut self.counts, true) {
+                Ok(makes_room) => makes_room,
+                Err(errno) => {
+                    self.tidy(id, request.owner);
+                    return LockOutcome::Done(Err(errno));
+                }
+            };
             if request.kind != LockKind::Unlock {
                 self.owners.entry(request.owner).or_default().insert(id);
             }
-            self.wake(id, told);
+            if makes_room {
+                self.wake(id, told);
+            }
             self.tidy(id, request.owner);
             return LockOutcome::Done(Ok(()));
         }
@@ -300,7 +334,7 @@ impl State {
         self.owners.entry(request.owner).or_default().insert(id);
         self.tickets.insert(ticket, id);
         self.counts.add(request.user);
-        self.files.entry(id).or_default().parked.push(Parked { ticket, request, tell });
+        self.files.entry(id).or_default().park(ticket, Parked { request, tell });
         ticket
     }
 
@@ -329,35 +363,37 @@ impl State {
         let files = self.owners.get(&owner).into_iter().flatten();
         files
             .filter_map(|id| self.files.get(id).map(|file| (*id, file)))
-            .flat_map(|(id, file)| file.parked.iter().map(move |parked| (id, parked.request)))
-            .filter(|(_, wanted)| wanted.owner == owner && wanted.family == LockFamily::Posix)
+            .flat_map(|(id, file)| file.parked_of(owner).map(move |(_, request)| (id, *request)))
+            .filter(|(_, wanted)| wanted.family == LockFamily::Posix)
             .collect()
     }
 
     /// Grants what can be granted on a file, first come first.
     fn wake(&mut self, id: u64, told: &mut Told) {
         let Some(file) = self.files.get_mut(&id) else { return };
-        let mut at = 0;
-        while at < file.parked.len() {
-            if file.held.first_conflict(&file.parked[at].request).is_some() {
-                at += 1;
+        let mut next = file.parked.keys().next().copied();
+        while let Some(ticket) = next {
+            next = file.parked.range((Excluded(ticket), Unbounded)).next().map(|(next, _)| *next);
+            let waits = |parked: &Parked| file.held.first_conflict(&parked.request).is_some();
+            if file.parked.get(&ticket).is_none_or(waits) {
                 continue;
             }
-            let parked = file.parked.remove(at);
+            let Some(parked) = file.unpark(ticket) else { continue };
             self.counts.remove(parked.request.user);
             let granted = file.held.apply(&parked.request, &mut self.counts, true);
-            self.tickets.remove(&parked.ticket);
-            told.push((parked.tell, granted));
-            // A granted lock may replace an exclusive one of its owner by a shared one.
-            at = 0;
+            self.tickets.remove(&ticket);
+            if granted == Ok(true) {
+                // It replaced an exclusive lock of its owner by a shared one.
+                next = file.parked.keys().next().copied();
+            }
+            told.push((parked.tell, granted.map(drop)));
         }
     }
 
     fn cancel(&mut self, ticket: Ticket) -> Option<Parked> {
         let id = self.tickets.remove(&ticket)?;
         let file = self.files.get_mut(&id)?;
-        let at = file.parked.iter().position(|parked| parked.ticket == ticket)?;
-        let parked = file.parked.remove(at);
+        let parked = file.unpark(ticket)?;
         self.counts.remove(parked.request.user);
         self.tidy(id, parked.request.owner);
         Some(parked)
@@ -374,10 +410,10 @@ impl State {
     ) {
         let Some(file) = self.files.get_mut(&id) else { return };
         file.by.remove(&owner);
-        let mine =
-            |parked: &mut Parked| parked.request.owner == owner && ends(parked.request.family);
-        for parked in file.parked.extract_if(.., mine) {
-            self.tickets.remove(&parked.ticket);
+        let own = file.parked_of(owner).filter(|(_, request)| ends(request.family));
+        for ticket in own.map(|(ticket, _)| ticket).collect::<Vec<_>>() {
+            let Some(parked) = file.unpark(ticket) else { continue };
+            self.tickets.remove(&ticket);
             self.counts.remove(parked.request.user);
             told.push((parked.tell, Err(Errno::EINTR)));
         }
@@ -399,8 +435,8 @@ impl State {
     fn forget(&mut self, id: u64, told: &mut Told) {
         let Some(file) = self.files.remove(&id) else { return };
         file.held.uncount(&mut self.counts);
-        for parked in file.parked {
-            self.tickets.remove(&parked.ticket);
+        for (ticket, parked) in file.parked {
+            self.tickets.remove(&ticket);
             self.counts.remove(parked.request.user);
             told.push((parked.tell, Err(Errno::EINTR)));
         }
@@ -413,7 +449,7 @@ impl State {
     /// Forgets what is empty.
     fn tidy(&mut self, id: u64, owner: LockOwner) {
         let Some(file) = self.files.get(&id) else { return };
-        let waits = file.parked.iter().any(|parked| parked.request.owner == owner);
+        let waits = file.waiting.contains_key(&owner);
         let lent = file.lent.as_ref().is_some_and(|lent| lent.owner == owner);
         let holds = lent || file.held.has_owner(owner);
         let empty = file.held.is_empty() && file.parked.is_empty() && file.lent.is_none();
