@@ -330,7 +330,7 @@ pub(crate) fn furnish(
     let mut watched = None;
     if !libraries.is_empty() {
         preload::make_folders(run_dir).map_err(failed)?;
-        watched = MountTable::watch(path, run_dir);
+        watched = MountTable::watch(&lane.lane, path, run_dir);
     }
     for (build, library) in libraries {
         let place = Path::new(build.place);

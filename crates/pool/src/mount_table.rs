@@ -6,6 +6,8 @@ use std::io::{Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use polylane_base::{Errno, Result};
+use polylane_sys::mount::{MountId, MountState};
 use polylane_sys::notice::{self, Notice};
 
 /// Name of the page in the lane's run directory.
@@ -16,24 +18,42 @@ pub(crate) struct MountTable {
     /// Has an exceptional condition (`PollFlags::PRI`) when the table has changed.
     pub(crate) file: File,
     lane: Vec<u8>,
-    first: Vec<Vec<u8>>,
+    /// The lane's mount, where the kernel tells of one mount: the whole table takes a millisecond
+    /// beside some hundred others, and every lane's is read at every change.
+    mount: Option<MountId>,
+    first: Mounts,
     notice: Notice,
 }
 
+/// What is mounted at a lane.
+#[derive(PartialEq, Eq)]
+enum Mounts {
+    /// The lane's own mount and those in it.
+    Told(Vec<(MountId, MountState)>),
+    /// Number and place of each at the lane or below, and whether it may be written to.
+    Read(Vec<Vec<u8>>),
+    /// It could not be found out.
+    Unknown,
+}
+
 impl MountTable {
-    /// The table, with its page in `run_dir`. `None`: this host shows no table, and the library
-    /// goes by what it was at the begin.
-    pub(crate) fn watch(lane: &Path, run_dir: &OwnedFd) -> Option<MountTable> {
+    /// The table, with its page in `run_dir`, for a lane's mount at that path. `None`: this host
+    /// shows no table, and the library goes by what it was at the begin.
+    pub(crate) fn watch(mount: &OwnedFd, lane: &Path, run_dir: &OwnedFd) -> Option<MountTable> {
         let file = File::open("/proc/self/mountinfo").ok()?;
         let notice = Notice::create(run_dir, Path::new(NAME), notice::mount_space()?).ok()?;
         use std::os::unix::ffi::OsStrExt;
         let lane = escaped(lane.as_os_str().as_bytes());
-        Some(MountTable { file, lane, first: Vec::new(), notice })
+        let mount = MountId::of(mount).ok();
+        Some(MountTable { file, lane, mount, first: Mounts::Unknown, notice })
     }
 
     /// The mounts are as they are to be.
     pub(crate) fn begin(&mut self) {
         self.first = self.now();
+        if self.first == Mounts::Unknown && self.mount.take().is_some() {
+            self.first = self.now();
+        }
     }
 
     /// Tells whether they still are.
@@ -42,16 +62,34 @@ impl MountTable {
         self.notice.tell(now != self.first);
     }
 
-    /// Number and place of each mount at the lane or below, and whether it may be written to.
-    fn now(&mut self) -> Vec<Vec<u8>> {
+    fn now(&mut self) -> Mounts {
+        match self.mount {
+            Some(mount) => told(mount).map_or(Mounts::Unknown, Mounts::Told),
+            None => self.read(),
+        }
+    }
+
+    fn read(&mut self) -> Mounts {
         let mut text = Vec::new();
         let read = self.file.rewind().and_then(|()| self.file.read_to_end(&mut text));
         // Half a table tells nothing.
         if read.is_err() {
-            return Vec::new();
+            return Mounts::Unknown;
         }
-        text.split(|&byte| byte == b'\n').filter_map(|line| mount_at(line, &self.lane)).collect()
+        let lines = text.split(|&byte| byte == b'\n');
+        Mounts::Read(lines.filter_map(|line| mount_at(line, &self.lane)).collect())
     }
+}
+
+/// A mount and those in it, as far as they are still there.
+fn told(mount: MountId) -> Result<Vec<(MountId, MountState)>> {
+    let below = match mount.mounts_in() {
+        Err(Errno::ENOENT) => return Ok(Vec::new()),
+        below => below?,
+    };
+    let all = [mount].into_iter().chain(below);
+    let there = |id: MountId| Some((id, id.state().transpose()?));
+    all.filter_map(there).map(|(id, state)| Ok((id, state?))).collect()
 }
 
 /// `NUMBER PLACE rw|ro` of a line of mountinfo, if it is at this path or below.

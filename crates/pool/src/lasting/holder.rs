@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::Errno;
 use polylane_base::shown::Shown;
 use polylane_ipc::message::RESERVED_DIR;
+use polylane_sys::mount::MountId;
 use polylane_sys::ns;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, StatxFlags};
@@ -81,9 +82,11 @@ struct Held {
     entry: Entry,
     /// The mount's number.
     id: u64,
+    /// Its number that no other mount has, where the kernel gives such.
+    unique: Option<MountId>,
     /// What the library is told.
     notice: Option<MountTable>,
-    /// Has an exceptional condition when anything is mounted or unmounted.
+    /// Has an exceptional condition when anything is mounted or unmounted; `notice` has its own.
     changes: File,
 }
 
@@ -126,6 +129,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let libraries = init::pick_up_libraries(library.as_deref())?;
     show((&dir, &pool), &entry, &made.lane, &point)?;
     drop(point);
+    let unique = MountId::of(&made.lane).ok();
     let shown = init::furnish(&made, &path, Some(&run_dir), &libraries);
     // None of these descriptors stays: that would keep the mounts busy.
     drop((made, libraries));
@@ -145,7 +149,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     expect_own(&tables, &pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
-    Ok(Held { dir, pool, lane, entry, id, notice, changes })
+    Ok(Held { dir, pool, lane, entry, id, unique, notice, changes })
 }
 
 /// Puts the lane at its path, and its device number into its entry before: what finds the mount
@@ -174,15 +178,13 @@ fn expect_own(tables: &Tables, pool: &str, entry: &Entry) -> Result<()> {
 fn hold(mut held: Held, link: &Link) -> u8 {
     loop {
         let mut fds =
-            vec![PollFd::new(link, PollFlags::IN), PollFd::new(&held.changes, PollFlags::PRI)];
-        fds.extend(held.notice.iter().map(|notice| PollFd::new(&notice.file, PollFlags::PRI)));
+            [PollFd::new(link, PollFlags::IN), PollFd::new(held.changes(), PollFlags::PRI)];
         match rustix::event::poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return FAILED,
         }
         let told = !fds[0].revents().is_empty();
-        let changed = fds[1..].iter().any(|fd| !fd.revents().is_empty());
-        drop(fds);
+        let changed = !fds[1].revents().is_empty();
         if told {
             let order = match link.receive::<ToInit>() {
                 Ok(Some((ToInit::Unmount { lazy }, _))) => lazy,
@@ -207,9 +209,18 @@ fn hold(mut held: Held, link: &Link) -> u8 {
 }
 
 impl Held {
+    /// What tells that anything was mounted or unmounted.
+    fn changes(&self) -> &File {
+        self.notice.as_ref().map_or(&self.changes, |notice| &notice.file)
+    }
+
     /// Whether the mount is somewhere in this namespace.
     fn is_there(&self) -> bool {
-        self.own().is_some()
+        match self.unique.map(MountId::state) {
+            Some(Ok(state)) => state.is_some(),
+            // The kernel tells of no mount alone.
+            _ => self.own().is_some(),
+        }
     }
 
     /// Makes everything durable and takes the mount away.

@@ -4,6 +4,7 @@
 //! Nothing here looks *at* a lane's root: on a lane whose service is dead that is an error, and on
 //! one whose service hangs it does not end.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -102,21 +103,41 @@ pub(crate) fn seen_below(path: &[u8]) -> Vec<Seen> {
 /// Where the mount of an entry is, as its supervisor sees it: at its path, or where the directories
 /// above it were renamed to.
 pub(crate) fn now_at(entry: &Entry) -> Option<Vec<u8>> {
-    own_of(entry, seen_by(&entry.supervisor.to_string())).map(|seen| seen.place)
+    Views::default().now_at(entry)
+}
+
+/// Where entries' mounts are, as their supervisors see them: the mounts of each mount namespace are
+/// read once.
+#[derive(Default)]
+pub(crate) struct Views(HashMap<[PathBuf; 2], Vec<Seen>>);
+
+impl Views {
+    /// As [`now_at`], as of the first look at that namespace.
+    pub(crate) fn now_at(&mut self, entry: &Entry) -> Option<Vec<u8>> {
+        let link = |name| fs::read_link(format!("/proc/{}/{name}", entry.supervisor)).ok();
+        let view = [link("ns/mnt")?, link("root")?];
+        let lanes = || {
+            let mut all = seen_by(&entry.supervisor.to_string());
+            all.retain(|seen| seen.kind.starts_with("fuse"));
+            all
+        };
+        let all = self.0.entry(view).or_insert_with(lanes);
+        own_of(entry, all).map(|seen| seen.place.clone())
+    }
 }
 
 /// The mount of an entry among others: by its number where that is one of its device, as it is in
 /// the mount namespace in which it was made, else by its path.
-fn own_of(entry: &Entry, mut all: Vec<Seen>) -> Option<Seen> {
-    all.retain(|seen| seen.device == entry.device && seen.kind.starts_with("fuse"));
-    let by_number = all.iter().position(|seen| seen.id == u64::from(entry.mount));
-    let found = by_number.or_else(|| all.iter().rposition(|seen| seen.place == entry.path))?;
-    Some(all.swap_remove(found))
+pub(crate) fn own_of<'a>(entry: &Entry, all: &'a [Seen]) -> Option<&'a Seen> {
+    let of_device = |seen: &&Seen| seen.device == entry.device && seen.kind.starts_with("fuse");
+    let mut own = all.iter().filter(of_device);
+    let by_number = own.clone().find(|seen| seen.id == u64::from(entry.mount));
+    by_number.or_else(|| own.rfind(|seen| seen.place == entry.path))
 }
 
 /// The mount of an entry, as this process sees it.
 pub(crate) fn mount_of(entry: &Entry) -> Option<Seen> {
-    own_of(entry, seen())
+    own_of(entry, &seen()).cloned()
 }
 
 /// The uppermost mount at exactly this path.
@@ -219,7 +240,7 @@ mod tests {
         };
         let path = b"/up/m".to_vec();
         let entry = Entry { path, device: 41, mount: 7, ..Entry::default() };
-        let own = |all| own_of(&entry, all).map(|seen| seen.id);
+        let own = |all: Vec<Seen>| own_of(&entry, &all).map(|seen| seen.id);
         let renamed = || vec![seen(6, 40, "/up/m"), seen(7, 41, "/old/m"), seen(9, 41, "/other")];
         assert_eq!(own(renamed()), Some(7), "its parent has another name");
         assert_eq!(own(vec![seen(7, 40, "/up/m")]), None, "the number is another mount's by now");

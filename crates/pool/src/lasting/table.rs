@@ -20,6 +20,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use polylane_base::record;
+use rustix::fs::SeekFrom;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -303,13 +304,25 @@ impl Table {
 
     /// All mounts, by service and instance.
     pub(crate) fn entries(&self) -> Vec<Entry> {
-        let used = (1..=SLOTS).filter_map(|index| match self.read(index) {
+        let used = self.written().filter_map(|index| match self.read(index) {
             Slot::Used(entry) => Some(entry),
             Slot::Empty | Slot::Removed => None,
         });
         let mut entries: Vec<Entry> = used.collect();
         entries.sort_by_key(|entry| (entry.service, entry.instance));
         entries
+    }
+
+    /// The slots that were ever written, in order: the others are holes of the file, or past its
+    /// end.
+    fn written(&self) -> impl Iterator<Item = u64> {
+        let mut next = 1;
+        std::iter::from_fn(move || {
+            let at = rustix::fs::seek(&self.file, SeekFrom::Data(next * SLOT_BYTES as u64)).ok()?;
+            let index = at / SLOT_BYTES as u64;
+            next = index + 1;
+            (index <= SLOTS).then_some(index)
+        })
     }
 
     /// The slots in which `path` can be, in order, up to the first empty one.

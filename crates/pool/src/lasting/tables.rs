@@ -14,7 +14,7 @@ use polylane_block::image::{self, Holder, ImageError};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::places;
+use super::places::{self, Views};
 use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
@@ -166,12 +166,12 @@ impl Tables {
     /// # Errors
     /// As [`all`](Tables::all).
     pub(crate) fn clear_dead(&self) -> Result<Vec<String>> {
-        let (mut dead, mut limit) = (Vec::new(), DETACH_TIME_MAX);
+        let (mut dead, mut views, mut limit) = (Vec::new(), Views::default(), DETACH_TIME_MAX);
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
-                if mount.entry.instance > 0 && places::now_at(&mount.entry).is_none() {
+                if mount.entry.instance > 0 && views.now_at(&mount.entry).is_none() {
                     self.remove(&mount.pool, &mount.entry.path)?;
                 }
                 continue;

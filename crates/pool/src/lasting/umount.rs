@@ -100,14 +100,16 @@ fn is_mounted(path: &Path) -> Result<bool> {
 fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
     let bytes = path.as_os_str().as_bytes();
     let named = tables.find(bytes)?;
+    let all = places::seen();
     let moved = |entry: &Entry| {
         // One that is in another mount namespace has no other name here.
-        places::mount_of(entry).is_some_and(|seen| seen.place != entry.path)
+        places::own_of(entry, &all).is_some_and(|seen| seen.place != entry.path)
     };
     if named.as_ref().is_some_and(|mount| !moved(&mount.entry)) {
         return Ok(named);
     }
-    let is_here = |mount: &Mount| places::mount_of(&mount.entry).is_some_and(|s| s.place == bytes);
+    let is_here =
+        |mount: &Mount| places::own_of(&mount.entry, &all).is_some_and(|s| s.place == bytes);
     Ok(tables.all()?.into_iter().find(is_here))
 }
 
