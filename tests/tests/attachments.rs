@@ -227,3 +227,76 @@ fn open(path: &Path) {
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(path, all).expect("chmod");
 }
+
+/// What a user does by numbers of its own: what it sees, makes, and may not.
+const BY_MAP: &str = "cd $M; stat -c '%n %u %g %a' theirs nobodys root; cat theirs root nobodys; \
+     echo x >new; stat -c '%u %g' new; chown 100006 new; chgrp 100009 new; stat -c '%u %g' new; \
+     echo y >nobodys; chmod 666 nobodys; rm -f nobodys; ln nobodys hard; mv nobodys other; \
+     touch -d @5 nobodys; mkdir dir; stat -c '%u %g' dir; cp -p theirs dir/; \
+     stat -c '%u %g %a' dir/theirs; ln -s theirs soft; stat -c '%u %g' soft; rm -rf dir new soft; \
+     ls -A | grep -v '^[.]poly'; true";
+
+/// Users of the host on a lane whose files have other numbers, by both doors.
+#[test]
+fn a_mapped_lane_shows_its_own_numbers_by_both_doors() {
+    let name = "a_mapped_lane_shows_its_own_numbers_by_both_doors";
+    if unavailable(name) || lacks(name, &["unshare", "setpriv"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = (host.dir("lane"), host.path("v.img"));
+    open(&host.path(""));
+    succeeds(&["mount", "--size", "64M", text(&volume), text(&at)]);
+    for (file, owner) in [("root", 0), ("theirs", 5), ("nobodys", 70_000)] {
+        fs::write(at.join(file), file).expect("write");
+        std::os::unix::fs::lchown(at.join(file), Some(owner), Some(owner)).expect("chown");
+    }
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(&at, all).expect("chmod");
+    succeeds(&["umount", text(&at)]);
+    let map = ["--map-users", "0:100000:65536"];
+    succeeds(&[&["mount"], &map[..], &[text(&volume), text(&at)]].concat());
+    let env: serde_json::Value =
+        serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
+    let run = env["run"].as_str().expect("a directory").to_string();
+    let lane = Lane { host, at, run };
+    let at = lane.at.clone();
+    for (user, made) in [("100005", "100005 100005"), ("100000", "100000 100000")] {
+        let who = format!("setpriv --reuid {user} --regid {user} --groups 100009 sh -c \"$GO\"");
+        let script = format!("export GO='{}'; {who}", BY_MAP.replace('\'', "\""));
+        let said = lane.both(("true", &at), &script);
+        assert!(said.contains(&format!("\n{made}\n")), "{said}");
+        assert!(said.contains("theirs 100005 100005 644\nnobodys 65534 65534 644\n"), "{said}");
+        assert!(said.contains("root 100000 100000 644\n"), "{said}");
+    }
+    // The host's root has no number there: it reads, and makes nothing; nobody's files are not its.
+    let said = lane.both(("true", &at), BY_MAP);
+    assert!(said.contains("Value too large for defined data type"), "{said}");
+    let refused = |words: &[&str]| polylane_tests::host::refused(&[&["mount"], words].concat()).1;
+    let (source, path) = (text(&volume), text(&at));
+    let line = refused(&[source, path]);
+    assert!(line.contains("--map-users 0:100000:65536") && line.contains("busy"), "{line}");
+    let line = refused(&["--map-users", "0:1:5", source, path]);
+    assert!(line.contains("--map-users 0:1:5") && line.contains("busy"), "{line}");
+    let other = lane.host.dir("other");
+    let line = refused(&["--map-users", "0:1:5", "--share", source, text(&other)]);
+    assert!(line.contains("another --map-users"), "{line}");
+    let words = [&["--share"], &map[..], &[source, text(&other)]].concat();
+    succeeds(&[&["mount"], &words[..]].concat());
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::uid(&fs::metadata(other.join("theirs")).expect("stat")),
+        100_005
+    );
+    succeeds(&["umount", text(&other)]);
+    let overlap = ["--map-users", "0:100000:10", "--map-users", "9:5:2", "mem", text(&other)];
+    let line = refused(&overlap);
+    assert!(line.contains("9:5:2: overlaps 0:100000:10"), "{line}");
+    // As the files have them.
+    succeeds(&["umount", path]);
+    succeeds(&["mount", source, path]);
+    let owner = |file: &str| {
+        std::os::unix::fs::MetadataExt::uid(&fs::metadata(at.join(file)).expect("stat"))
+    };
+    assert_eq!((owner("theirs"), owner("root"), owner("nobodys")), (5, 0, 70_000));
+    lane.end();
+}

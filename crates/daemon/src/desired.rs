@@ -52,6 +52,9 @@ pub(crate) struct Mount {
     pub(crate) path: PathBuf,
     #[serde(default)]
     lower: Vec<String>,
+    /// Ranges `U:H:N`.
+    #[serde(default, rename = "map-users")]
+    map_users: Vec<String>,
     pub(crate) pool: Option<String>,
     pub(crate) size: Option<String>,
     pub(crate) weight: Option<u32>,
@@ -94,6 +97,7 @@ impl Mount {
             source,
             path,
             lower: Vec::new(),
+            map_users: Vec::new(),
             pool: None,
             size: None,
             weight: None,
@@ -112,6 +116,7 @@ impl Mount {
         ];
         words.extend(options.into_iter().filter_map(|(name, value)| option(name, value)));
         words.extend(self.lower.iter().map(|lower| format!("--lower={lower}")));
+        words.extend(self.map_users.iter().map(|range| format!("--map-users={range}")));
         let flags = [("--share", self.share), ("--ro", self.ro)];
         words.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_string()));
         words.extend(["--".to_string(), self.source.clone(), self.path.display().to_string()]);

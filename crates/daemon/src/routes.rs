@@ -268,7 +268,8 @@ fn components() -> Value {
             "pool": object(&[], json!({ "name": text, "cpus": text, "memory": text,
                 "pids": number, "weight": number, "dirty-limit": text })),
             "mount": object(&["source"], json!({ "path": text, "source": text,
-                "lower": { "type": "array", "items": text }, "pool": text, "size": text,
+                "lower": { "type": "array", "items": text },
+                "map-users": { "type": "array", "items": text }, "pool": text, "size": text,
                 "weight": number, "share": flag, "ro": flag })),
         },
         "responses": { "error": {

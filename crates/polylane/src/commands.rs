@@ -76,6 +76,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         preload: !arguments.no_preload,
         suid: arguments.suid,
         privileged: arguments.privileged,
+        map_users: None,
         covered: Vec::new(),
         command: arguments.command,
     })

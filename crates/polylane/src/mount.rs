@@ -44,6 +44,10 @@ pub(crate) struct MountArgs {
     /// Nothing can be changed through this mount
     #[arg(long, requires = "source")]
     ro: bool,
+    /// Show users and groups U to U + N - 1 of the files as H to H + N - 1 of this host, the others
+    /// as nobody's; repeat it
+    #[arg(long, value_name = "U:H:N", requires = "source")]
+    map_users: Vec<String>,
     /// Where the same is mounted already, leave it so: it is not counted once more
     #[arg(long, requires = "source")]
     once: bool,
@@ -128,6 +132,7 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         qos: arguments.qos.as_deref().and_then(Policy::named),
         preload: !arguments.no_preload,
         suid: arguments.suid,
+        map_users: lasting::parse_users(&arguments.map_users)?,
         covered: arguments.covered.into_iter().map(OsString::into_vec).collect(),
         // The mount's own source and path stand for these.
         ..RunOptions::new(Source::Mem, Vec::new())

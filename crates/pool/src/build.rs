@@ -18,6 +18,7 @@ use polylane_ipc::calibrate;
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
+use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
 use polylane_volume::disk::{self, Disk};
@@ -176,6 +177,7 @@ pub(crate) fn start(
     };
     let (fs, disk) = libservice(spec, store, clock.clone(), handover.is_some())?;
     let (fs, union) = over_lowers(spec, fs, lowers, clock, handover.as_ref())?;
+    let fs = by_their_map(spec, fs)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -283,6 +285,16 @@ fn over_lowers(
     };
     let union = Arc::new(union.map_err(|error| Failure::failed(format!("lane: {error}")))?);
     Ok((union.clone(), Some(union)))
+}
+
+/// The lane's files with the owners that this host is to see.
+fn by_their_map(spec: &PoolSpec, fs: Own) -> Result<Own> {
+    if spec.map_users.is_empty() {
+        return Ok(fs);
+    }
+    let map = IdMap::new(spec.map_users.iter().map(|&range| range.into()).collect());
+    let map = map.ok_or_else(|| Failure::failed("lane: its users' numbers overlap"))?;
+    Ok(Arc::new(Mapped::new(fs, map)))
 }
 
 /// Blocks of metadata that an ext4 keeps in memory.

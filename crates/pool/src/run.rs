@@ -11,7 +11,7 @@ use polylane_base::shown::Shown;
 use polylane_ipc::layout::GROUPS_MAX;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
-use polylane_vfs::handover::{Heart, Store};
+use polylane_vfs::mapped::IdMap;
 use polylane_volume::cache::CacheSpec;
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::Translation;
@@ -129,6 +129,8 @@ pub struct RunOptions {
     pub suid: bool,
     /// COMMAND in a root file system keeps all rights of the caller.
     pub privileged: bool,
+    /// Owners of the files have other numbers on this host.
+    pub map_users: Option<IdMap>,
     /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
     /// something else. The library leaves them to the kernel, and has the fast way beside them.
     pub covered: Vec<Vec<u8>>,
@@ -158,6 +160,7 @@ impl RunOptions {
             preload: true,
             suid: false,
             privileged: false,
+            map_users: None,
             covered: Vec::new(),
             command,
         }
@@ -292,7 +295,7 @@ pub(crate) fn serve(
     )?;
     groups.attach(init.pid(), Leaf::Tenant);
     groups.say_not_enforced();
-    let (handover, watchdog) = make_handover()?;
+    let (handover, watchdog) = Watchdog::with_handover()?;
     let mut supervisor = Supervisor {
         handover,
         watchdog,
@@ -318,14 +321,6 @@ pub(crate) fn serve(
         None => return supervisor.end_early(),
     };
     supervisor.run(doors)
-}
-
-/// What each service leaves to the next, and who watches over their heart-beats in it.
-fn make_handover() -> Result<(OwnedFd, Watchdog)> {
-    let failed = |error| Failure::because("service", "make room for what it leaves", error);
-    let handover = Store::create().map_err(failed)?;
-    let heart = Heart::attach(&handover).map_err(failed)?;
-    Ok((handover, Watchdog::new(heart)))
 }
 
 /// Runs COMMAND on a file system of the kernel's; its exit status.
@@ -573,6 +568,7 @@ fn specify(
         weight: options.weight.unwrap_or(WEIGHT_DEFAULT),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         service_user: confine::own_user(),
+        map_users: options.map_users.iter().flat_map(IdMap::ranges).map(Into::into).collect(),
         incarnation: 0,
         device: None,
         fuse: None,

@@ -7,6 +7,7 @@ use std::time::Duration;
 /// How a lane's journal treats file data.
 pub use polylane_ext4::DataMode as JournalMode;
 use polylane_front::fuse::Params;
+use polylane_vfs::mapped::IdRange;
 use polylane_volume::cache::CacheSpec;
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::Translation;
@@ -135,6 +136,22 @@ impl LowerSpec {
     }
 }
 
+/// A range of users and groups by other numbers: `U:H:N`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UserRange(pub u32, pub u32, pub u32);
+
+impl From<&IdRange> for UserRange {
+    fn from(range: &IdRange) -> UserRange {
+        UserRange(range.kept, range.shown, range.count)
+    }
+}
+
+impl From<UserRange> for IdRange {
+    fn from(UserRange(kept, shown, count): UserRange) -> IdRange {
+        IdRange { kept, shown, count }
+    }
+}
+
 /// Everything a service process is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSpec {
@@ -163,6 +180,9 @@ pub struct PoolSpec {
     pub owner: (u32, u32),
     /// The host's user that the service becomes; `None`: it stays who it is.
     pub service_user: Option<u32>,
+    /// Owners of files as this host has them; none: as the files have them.
+    #[serde(default)]
+    pub map_users: Vec<UserRange>,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
     /// Device of the lane's mount, as in mountinfo; `None` until it is mounted, or where that could
@@ -244,6 +264,7 @@ mod tests {
             weight: 100,
             owner: (1, 2),
             service_user: Some(3),
+            map_users: vec![UserRange(0, 100_000, 65_536)],
             incarnation: 3,
             device: Some("0:40".to_string()),
             fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),

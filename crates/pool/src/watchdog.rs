@@ -12,11 +12,14 @@
 //! its own state excuses it.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::Ordering;
 use polylane_front::{beat, fuse};
-use polylane_vfs::handover::Heart;
+use polylane_vfs::handover::{Heart, Store};
+
+use crate::failure::{Failure, Result};
 
 /// How often the service's main thread beats.
 pub(crate) const BEAT_PERIOD: Duration = Duration::from_secs(2);
@@ -37,6 +40,17 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
+    /// What each service leaves to the next, and who watches over their heart-beats in it.
+    ///
+    /// # Errors
+    /// One line: the kernel has no room for it.
+    pub(crate) fn with_handover() -> Result<(OwnedFd, Watchdog)> {
+        let failed = |error| Failure::because("service", "make room for what it leaves", error);
+        let handover = Store::create().map_err(failed)?;
+        let heart = Heart::attach(&handover).map_err(failed)?;
+        Ok((handover, Watchdog::new(heart)))
+    }
+
     /// Watches a service that is about to start.
     pub(crate) fn new(heart: Heart) -> Watchdog {
         let seen = vec![(0, 0); Heart::THREADS];

@@ -5,6 +5,7 @@ use polylane_base::{Errno, Gid, Result};
 use crate::ctx::OpCtx;
 use crate::fs::{Kind, SET_GID};
 use crate::inode::{FROZEN, Inode, ONLY_GROWS};
+use crate::mapped::NOBODY;
 
 /// `R_OK`: to read, or to list a directory.
 pub(crate) const READ: u32 = 4;
@@ -25,13 +26,22 @@ pub(crate) fn check(ctx: &OpCtx<'_>, inode: &Inode, mask: u32) -> Result<()> {
     if mask & WRITE != 0 && inode.has(FROZEN) {
         return Err(Errno::EPERM);
     }
+    if mask & WRITE != 0 && is_nobodys(inode) {
+        return Err(Errno::EACCES);
+    }
     if ctx.kernel_checked || grants(ctx, inode, mask)? { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// Whether its owner or group has no number here: nobody changes it, and root's capabilities do not
+/// count, as in the kernel.
+pub(crate) fn is_nobodys(inode: &Inode) -> bool {
+    inode.uid().0 == NOBODY || inode.gid().0 == NOBODY
 }
 
 /// Whether `ctx` has every right in `mask` on `inode`.
 fn grants(ctx: &OpCtx<'_>, inode: &Inode, mask: u32) -> Result<bool> {
     let perm = inode.perm();
-    if ctx.is_root() {
+    if ctx.is_root() && !is_nobodys(inode) {
         // CAP_DAC_OVERRIDE: everything, but a file that nobody may execute is not executable.
         return Ok(mask & EXEC == 0 || inode.is_dir() || perm & 0o111 != 0);
     }
@@ -49,7 +59,8 @@ fn grants(ctx: &OpCtx<'_>, inode: &Inode, mask: u32) -> Result<bool> {
 
 /// `EPERM` unless `ctx` owns `inode`.
 pub(crate) fn check_owner(ctx: &OpCtx<'_>, inode: &Inode) -> Result<()> {
-    if ctx.kernel_checked || ctx.is_root() || ctx.uid() == inode.uid() {
+    let is_root = ctx.is_root() && !is_nobodys(inode);
+    if ctx.kernel_checked || is_root || ctx.uid() == inode.uid() {
         Ok(())
     } else {
         Err(Errno::EPERM)
@@ -65,6 +76,9 @@ pub(crate) fn check_add(ctx: &OpCtx<'_>, dir: &Inode) -> Result<()> {
 /// included.
 pub(crate) fn check_remove(ctx: &OpCtx<'_>, dir: &Inode, victim: &Inode) -> Result<()> {
     check(ctx, dir, WRITE | EXEC)?;
+    if is_nobodys(victim) {
+        return Err(Errno::EOVERFLOW);
+    }
     if dir.has(ONLY_GROWS) || victim.has(FROZEN | ONLY_GROWS) {
         return Err(Errno::EPERM);
     }

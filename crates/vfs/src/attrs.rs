@@ -8,6 +8,7 @@ use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Attr, Kind, SET_GID, SetAttr, SetTime};
 use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::mapped::NOBODY;
 use crate::vfs::Vfs;
 
 /// `relatime` moves an access time at least once in this many seconds.
@@ -100,6 +101,11 @@ fn is_chown(set: &SetAttr) -> bool {
 
 /// Who may ask for what.
 fn check_set(ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<()> {
+    let stays = (set.uid.is_none() && node.uid().0 == NOBODY)
+        || (set.gid.is_none() && node.gid().0 == NOBODY);
+    if stays && !ctx.kernel_checked {
+        return Err(Errno::EOVERFLOW);
+    }
     if ctx.kernel_checked || ctx.is_root() {
         return Ok(());
     }

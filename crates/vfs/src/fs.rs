@@ -512,6 +512,12 @@ pub trait FileSystem: Send + Sync {
     /// Makes everything durable.
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()>;
 
+    /// Whether a file can have that owner and that group.
+    fn has_owner(&self, uid: Uid, gid: Gid) -> bool {
+        let _ = (uid, gid);
+        true
+    }
+
     /// Sets room aside for `count` new names of new files, so that that many creations and renames
     /// cannot fail for want of it. Undone by [`FileSystem::release_names`]; an ordinary creation
     /// takes its room from what is free, so whoever has room set aside releases some first, or uses

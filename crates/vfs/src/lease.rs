@@ -229,7 +229,8 @@ impl Vfs {
     /// ([`Vfs::reserve_names`]) before it lets it. `None`: for [`Look::Remembered`], something is
     /// not in memory. `EAGAIN`: paths are changing just now, or there are too many names;
     /// `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there inherits access
-    /// control lists, names there cannot be removed, or the file system cannot promise room;
+    /// control lists, names there cannot be removed, the file system cannot promise room, or its
+    /// files cannot be the caller's;
     /// `EACCES` without the right to list and to change the directory; the errors of a path walk.
     pub fn lease(
         &self,
@@ -250,6 +251,10 @@ impl Vfs {
         access::check(ctx, &dir, READ | EXEC | WRITE)?;
         // A rename within it is refused for what is of another project.
         let has_project = dir.attr().flags & PROJECT_INHERIT != 0;
+        // What is made there must not fail when it is applied.
+        if !core.fs.has_owner(ctx.uid(), ctx.gid()) {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
         if has_project || dir.has(ONLY_GROWS) || dir.acl(ctx, AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }

@@ -49,6 +49,7 @@ mod inodes;
 mod lease;
 mod loans;
 pub mod lock;
+pub mod mapped;
 mod marks;
 pub mod memfs;
 mod name;

@@ -72,6 +72,9 @@ fn check_create(ctx: &OpCtx<'_>, new: &Create<'_>) -> Result<()> {
 
 /// `EPERM` for directories, and what is held by inode flags.
 fn check_may_be_linked(node: &Inode) -> Result<()> {
+    if access::is_nobodys(node) {
+        return Err(Errno::EOVERFLOW);
+    }
     let held = node.is_dir() || node.has(FROZEN | ONLY_GROWS);
     if held { Err(Errno::EPERM) } else { Ok(()) }
 }

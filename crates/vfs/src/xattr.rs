@@ -66,9 +66,13 @@ fn may_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
     }
 }
 
-/// `EPERM` where inode flags forbid a change of attributes and lists.
+/// `EPERM` where inode flags forbid a change of attributes and lists, and where it is nobody's.
 fn check_flags(node: &Inode) -> Result<()> {
-    if node.has(FROZEN | ONLY_GROWS) { Err(Errno::EPERM) } else { Ok(()) }
+    if node.has(FROZEN | ONLY_GROWS) || access::is_nobodys(node) {
+        Err(Errno::EPERM)
+    } else {
+        Ok(())
+    }
 }
 
 fn check_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {

@@ -22,11 +22,16 @@ pub(super) fn adopt(owners: Option<Owners>) -> Result<()> {
     if same { Ok(()) } else { Err(Errno::EACCES) }
 }
 
+/// What the kernel shows for an owner that has no number (`/proc/sys/kernel/overflowuid`).
+const OVERFLOW: u32 = 65_534;
+
 /// User and group as this process sees them.
 #[inline]
 pub(crate) fn shown(user: u32, group: u32) -> (u32, u32) {
+    // On a lane with a map of its own (`mount --map-users`) an owner may have none.
+    let known = |id: u32| if id == u32::MAX { OVERFLOW } else { id };
     match OWNERS.get() {
-        None => (user, group),
+        None => (known(user), known(group)),
         Some(owners) => (owners.user(user), owners.group(group)),
     }
 }

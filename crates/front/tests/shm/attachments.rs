@@ -7,16 +7,19 @@ use std::os::unix::fs::PermissionsExt;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Errno, Gid, Uid};
+use polylane_base::{Errno, Gid, TestClock, Uid};
 use polylane_front::lane::nodes::Place;
 use polylane_front::witness::{self, Looks, Refusal, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::owners::{Line, Owners};
 use polylane_sys::notice::Notice;
 use polylane_sys::scm::{self, Identity};
-use polylane_vfs::{Create, Kind, Node, OpCtx};
+use polylane_vfs::fs::NewNode;
+use polylane_vfs::mapped::{IdMap, IdRange, Mapped};
+use polylane_vfs::memfs::MemFs;
+use polylane_vfs::{Create, FileSystem, Kind, Node, OpCtx, SetAttr};
 
-use crate::shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane, wait_for};
+use crate::shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane, lane_of, wait_for};
 
 /// Takes every process for one that sees the lane elsewhere.
 #[derive(Default)]
@@ -392,4 +395,48 @@ fn who_is_confined_shows_that_it_may_write() {
     let _late = made(dir, me);
     assert!(attach(&[root.as_fd()]).is_ok());
     assert!(!writes());
+}
+
+/// `mount --map-users`: the files' numbers are the lane's own, and each user of the host is judged
+/// by the numbers that this host shows.
+#[test]
+fn a_user_without_a_number_in_the_files_owns_nothing() {
+    let [user, other] = USERS;
+    let files = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
+    let ranges = vec![IdRange { kept: 0, shown: user - 5, count: 10 }];
+    let mapped = Mapped::new(files.clone(), IdMap::new(ranges).unwrap());
+    let house = House::over(lane_of(Arc::new(mapped)), Default::default());
+    let client_of = |user| {
+        fs::set_permissions(&house.socket, Permissions::from_mode(0o666)).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| as_user(user, || house.client())).join().unwrap())
+    };
+    let Some(client) = client_of(user) else { return eprintln!("not root: nobody else") };
+    let second = client_of(other).unwrap();
+    let (handle, made) = client.open("mine", libc::O_CREAT | libc::O_RDWR).unwrap();
+    assert_eq!((made.uid, made.gid), (user, user));
+    assert_eq!(client.write(handle, 0, b"bytes"), Ok(5));
+    let ctx = OpCtx::service();
+    let root = files.root().unwrap().ino;
+    let stored = files.lookup(&ctx, root, b"mine").unwrap();
+    assert_eq!((stored.uid, stored.gid), (Uid(5), Gid(5)));
+    // The numbers of the files are nobody's rights.
+    let of_other = SetAttr { uid: Some(Uid(other)), gid: Some(Gid(other)), ..SetAttr::default() };
+    let new = NewNode { uid: Uid(other), gid: Gid(other), ..NewNode::new(Kind::File, 0o600) };
+    let theirs = files.create(&ctx, root, b"theirs", &new).unwrap().node;
+    assert_eq!(files.setattr(&ctx, theirs.ino, &of_other).unwrap().uid, Uid(other));
+    assert_eq!(second.stat("theirs").unwrap().uid, u32::MAX, "no user's");
+    assert_eq!(second.stat("mine").unwrap().uid, user);
+    for client in [&client, &second, &house.client()] {
+        assert_eq!(client.open("theirs", libc::O_RDWR).err(), Some(Errno::EACCES));
+        assert!(client.op_at(Op::Unlink, "theirs").is_err());
+    }
+    assert_eq!(second.open("theirs", libc::O_RDONLY).err(), Some(Errno::EACCES));
+    for client in [&second, &house.client()] {
+        let made = client.open("new", libc::O_CREAT | libc::O_RDWR).err();
+        assert_eq!(made, Some(Errno::EOVERFLOW));
+        assert_eq!(client.op_at(Op::Mkdir, "dir").err(), Some(Errno::EOVERFLOW));
+        assert!(client.op_at(Op::Lease, "").is_err(), "nothing could be made under one");
+    }
+    assert!(files.lookup(&ctx, root, b"new").is_err() && files.lookup(&ctx, root, b"dir").is_err());
+    assert!(client.op_at(Op::Unlink, "mine").is_ok());
 }

@@ -27,6 +27,7 @@ pub(crate) fn describe(mount: &Mount) -> Value {
     json!({
         "path": text(&entry.path),
         "source": text(&entry.source),
+        "map_users": text(&entry.users),
         "pool": mount.pool,
         "service": entry.service,
         "instance": entry.instance,

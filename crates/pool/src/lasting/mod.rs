@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | `source` | SOURCE as text |
+//! | `users` | owners of files by other numbers |
 //! | `table` | the mount table of a pool |
 //! | `tables` | all tables, under one lock |
 //! | `places` | what is mounted where, in this mount namespace |
@@ -37,6 +38,7 @@ mod source;
 mod table;
 mod tables;
 mod umount;
+mod users;
 
 pub use env::{LaneEnv, env};
 pub use exec::{enter, exec};
@@ -46,3 +48,4 @@ pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
 pub use pools::{PoolChange, change, create, exists, remove, upgrade_all};
 pub use source::LaneSource;
 pub use umount::{umount, umount_all};
+pub use users::parse as parse_users;

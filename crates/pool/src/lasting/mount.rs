@@ -36,6 +36,7 @@ use super::table::Entry;
 use super::tables::{
     LaneOwner, Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume,
 };
+use super::users;
 use crate::cgroup;
 use crate::failure::{Failure, Result, say};
 use crate::init::Place;
@@ -164,7 +165,9 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
             }?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
             let (source, path) = (options.source.text(), options.path.as_path());
-            let wanted = Wanted { source: &source, path, read_only: options.read_only };
+            let users = users::text(options.lane.map_users.as_ref());
+            let wanted =
+                Wanted { source: &source, path, read_only: options.read_only, users: &users };
             if options.share
                 && let Some(base) = share::base(&tables, pool, &wanted)?
             {
@@ -222,6 +225,19 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
             there.pool
         )));
     }
+    let (asked, has) = (users::text(options.lane.map_users.as_ref()), &entry.users);
+    if asked.as_bytes() != has {
+        let words = |users: &str| match users {
+            "" => "its files' own users".to_string(),
+            users => format!("--map-users {users}"),
+        };
+        let has = String::from_utf8_lossy(has);
+        return Err(Failure::failed(format!(
+            "{path}: busy: mounted with {}, and cannot be with {}: umount it first",
+            words(&has),
+            words(&asked)
+        )));
+    }
     match options.read_only == entry.read_only {
         true => Ok(()),
         false => Err(Failure::failed(format!(
@@ -252,6 +268,7 @@ impl Reservation {
             let entry = Entry {
                 path: options.path.as_os_str().as_bytes().to_vec(),
                 source: options.source.text(),
+                users: users::text(options.lane.map_users.as_ref()).into_bytes(),
                 service,
                 count: 1,
                 supervisor: std::process::id(),

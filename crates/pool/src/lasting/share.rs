@@ -28,6 +28,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) path: &'a Path,
     /// Nothing can be changed through it.
     pub(crate) read_only: bool,
+    /// Owners of the files on this host, as the table has them.
+    pub(crate) users: &'a str,
 }
 
 /// The mount whose service a new mount shares: the one at the longest prefix of its path if that is
@@ -50,6 +52,11 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
     let at = Shown::new(OsStr::from_bytes(&entry.path));
     if entry.starting {
         return Err(Failure::failed(format!("{at}: starts only now: try again")));
+    }
+    if entry.users != wanted.users.as_bytes() {
+        return Err(Failure::failed(format!(
+            "{at}: mounted by another --map-users: one service shows each owner by one number"
+        )));
     }
     match entry.read_only && !wanted.read_only {
         true => Err(Failure::failed(format!("{at}: mounted read-only: share it with --ro"))),

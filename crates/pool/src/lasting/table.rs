@@ -56,7 +56,7 @@ record! {
         0x2c mount: U32,
         /// FNV-1a of the slot in which this field is 0.
         0x30 sum: U64,
-        /// Path, source.
+        /// Path, source, map of users, each without an end; a zero after the last.
         0x38 names: [u8; 4040],
     }
 }
@@ -95,6 +95,9 @@ pub(crate) struct Entry {
     pub(crate) path: Vec<u8>,
     /// What is mounted, as [`Source`](super::source::LaneSource) writes it.
     pub(crate) source: Vec<u8>,
+    /// Owners of its files on this host, as [`users`](super::users) writes them; empty: the files'
+    /// own.
+    pub(crate) users: Vec<u8>,
     /// The number of its service in the pool.
     pub(crate) service: u32,
     /// The number of the instance in its service.
@@ -133,9 +136,8 @@ impl Entry {
             source_len: len(&self.source),
             ..SlotRecord::new_zeroed()
         };
-        let (path, source) = slot.names.split_at_mut(self.path.len());
-        path.copy_from_slice(&self.path);
-        source[..self.source.len()].copy_from_slice(&self.source);
+        let names = [&self.path[..], &self.source, &self.users].concat();
+        slot.names[..names.len()].copy_from_slice(&names);
         slot.sum = hash(slot.as_bytes()).into();
         slot
     }
@@ -152,6 +154,7 @@ impl Entry {
         Some(Entry {
             path: slot.names.get(..path_end)?.to_vec(),
             source: slot.names.get(path_end..source_end)?.to_vec(),
+            users: slot.names.get(source_end..)?.split(|&byte| byte == 0).next()?.to_vec(),
             service: slot.service.get(),
             instance: slot.instance.get(),
             count: slot.count.get(),
@@ -261,9 +264,10 @@ impl Table {
     /// # Errors
     /// One line: the names are too long, there are [`MOUNTS_MAX`] mounts, or it cannot be written.
     pub(crate) fn put(&self, entry: &Entry) -> Result<()> {
-        if entry.path.len() + entry.source.len() > NAMES_BYTES_MAX {
+        if entry.path.len() + entry.source.len() + entry.users.len() > NAMES_BYTES_MAX {
             return Err(Failure::usage(format!(
-                "mount: SOURCE and PATH are longer than {NAMES_BYTES_MAX} bytes together"
+                "mount: SOURCE, PATH and --map-users are together longer than {NAMES_BYTES_MAX} \
+                 bytes"
             )));
         }
         let mut free = None;

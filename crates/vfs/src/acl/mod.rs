@@ -159,6 +159,14 @@ impl Acl {
         self.mask.is_none() && self.users.is_empty() && self.groups.is_empty()
     }
 
+    /// The same list with other numbers of those that it names.
+    pub(crate) fn with_names(&self, number: impl Fn(u32) -> Result<u32>) -> Result<Acl> {
+        let users = self.users.iter().map(|(uid, rights)| Ok((Uid(number(uid.0)?), *rights)));
+        let groups = self.groups.iter().map(|(gid, rights)| Ok((Gid(number(gid.0)?), *rights)));
+        let (users, groups) = (users.collect::<Result<_>>()?, groups.collect::<Result<_>>()?);
+        Ok(Acl { users, groups, ..self.clone() })
+    }
+
     /// Whether `ctx`, who is not the owner, has all rights in `want` on an inode of that group.
     /// The access check algorithm of acl(5): a user that is named, else the groups, one of which
     /// must grant all of it, else others.

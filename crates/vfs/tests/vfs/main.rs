@@ -8,6 +8,7 @@ mod hostdir;
 mod isolation;
 mod leases;
 mod locks;
+mod mapped;
 mod marks;
 mod memfs;
 mod names;

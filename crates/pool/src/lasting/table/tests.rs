@@ -10,6 +10,7 @@ fn entry(path: &str, number: u32) -> Entry {
     Entry {
         path: path.into(),
         source: format!("mem:{number}").into_bytes(),
+        users: [&b""[..], b"0:100000:65536"][number as usize % 2].to_vec(),
         service: number,
         instance: number % 3,
         count: 1 + number % 2,
