@@ -1,0 +1,253 @@
+//! Lanes that last while what is around them changes: mount namespaces come and go and pin the
+//! mount, services are replaced, state and run-time directories are full or read-only.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::{binary, lacks, unavailable};
+
+/// A shell in a mount namespace of its own, which takes lines and answers each.
+struct Namespace {
+    child: Child,
+    lines: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Namespace {
+    /// With the host's mounts as they are now; `propagation` as unshare(1) has it.
+    fn new(propagation: &str) -> Namespace {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "--propagation", propagation, "sh"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.current_dir("/").spawn().expect("unshare");
+        let (lines, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.expect("a pipe"));
+        let mut namespace = Namespace { child, lines: lines.expect("a pipe"), answers };
+        assert_eq!(namespace.says("echo up"), "up");
+        namespace
+    }
+
+    /// The last line that a line of script says.
+    fn says(&mut self, script: &str) -> String {
+        writeln!(self.lines, "{script}; echo ::$?").expect("a line");
+        let mut last = String::new();
+        loop {
+            let mut line = String::new();
+            let count = self.answers.read_line(&mut line).expect("an answer");
+            match line.trim() {
+                line if count == 0 || line.starts_with("::") => return last,
+                line => last = line.to_string(),
+            }
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A volume's lane on this host.
+fn lane(host: &Host) -> (PathBuf, PathBuf) {
+    let (at, volume) = (host.dir("m"), host.path("v.img"));
+    succeeds(&["mount", "--size", "64M", text(&volume), text(&at)]);
+    (at, volume)
+}
+
+#[test]
+fn namespaces_come_and_go_and_one_that_pins_the_mount_keeps_nothing_else() {
+    let name = "namespaces_come_and_go_and_one_that_pins_the_mount_keeps_nothing_else";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, volume) = lane(&host);
+    for number in 0..6 {
+        let mut passing = Namespace::new(["private", "slave"][number % 2]);
+        let file = at.join(format!("file-{number}"));
+        assert_eq!(passing.says(&format!("echo x >{0}; cat {0}", text(&file))), "x");
+    }
+    let mut pins = Namespace::new("private");
+    let file = at.join("kept");
+    pins.says(&format!("exec 5>{}; echo before >&5", text(&file)));
+    let start = Instant::now();
+    succeeds(&["umount", text(&at)]);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+    // Its lane has ended: an error, and no wait.
+    let said = pins
+        .says(&format!("if cat {} 2>/dev/null; then echo no; else echo error; fi", text(&file)));
+    assert_eq!(said, "error");
+    succeeds(&["mount", text(&volume), text(&at)]);
+    assert_eq!(fs::read_to_string(&file).expect("read"), "before\n");
+    assert_eq!(fs::read_dir(&at).expect("list").flatten().count(), 7, "files of all namespaces");
+    drop(pins);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+#[test]
+fn what_a_pinning_namespace_has_open_outlives_upgrades() {
+    let name = "what_a_pinning_namespace_has_open_outlives_upgrades";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at, volume) = (host.pool("up"), host.dir("m"), host.path("v.img"));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "--size", "64M", text(&volume), text(&at)]);
+    let mut pins = Namespace::new("private");
+    let file = at.join("log");
+    pins.says(&format!("exec 5>>{}; cd {}", text(&file), text(&at)));
+    for round in 0..3 {
+        assert_eq!(pins.says(&format!("echo {round} >&5 && cat log | tail -1")), round.to_string());
+        succeeds(&["pool", "upgrade", &pool]);
+    }
+    assert_eq!(pins.says("echo end >&5 && wc -l <log"), "4");
+    drop(pins);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+/// A command with a state directory of its own, or with a run-time directory that is full.
+fn with_state(dir: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).env("XDG_STATE_HOME", dir).stdin(Stdio::null());
+    command.output().expect("polylane")
+}
+
+fn one_line(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.lines().count() == 1, "{output:?}");
+    said
+}
+
+/// A small tmpfs, taken away at the end.
+struct Small(PathBuf);
+
+impl Small {
+    fn new(host: &Host) -> Small {
+        let dir = host.dir("small");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", "size=64k", "t"]).arg(&dir);
+        assert!(command.status().expect("mount").success());
+        Small(dir)
+    }
+
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).expect("create");
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    fn remount(&self, how: &str) {
+        let mut command = Command::new("mount");
+        command.args(["-o", &format!("remount,{how}")]).arg(&self.0);
+        assert!(command.status().expect("mount").success());
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_or_read_only_state_directory_ends_no_lane() {
+    let name = "a_full_or_read_only_state_directory_ends_no_lane";
+    if unavailable(name) || lacks(name, &["mount", "umount"]) {
+        return;
+    }
+    let host = Host::new();
+    let small = Small::new(&host);
+    let (pool, at, volume) = (host.pool("state"), host.dir("m"), host.path("v.img"));
+    let other = host.dir("other");
+    let state = small.0.clone();
+    let done = |words: &[&str]| {
+        let output = with_state(&state, words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    };
+    done(&["pool", "create", &pool]);
+    done(&["mount", "--pool", &pool, "--size", "64M", text(&volume), text(&at)]);
+    for how in ["full", "read-only"] {
+        match how {
+            "full" => small.fill(),
+            _ => small.remount("ro"),
+        }
+        fs::write(at.join(how), how).expect("the lane serves");
+        let refused = format!("{pool}-more");
+        let line = one_line(&with_state(&state, &["pool", "create", &refused]));
+        assert!(line.contains(text(&state)) || line.contains(&refused), "{how}: {line}");
+        done(&["pool", "info", &pool]);
+        one_line(&with_state(&state, &["pool", "set", "--weight", "300", &pool]));
+        done(&["pool", "info", &pool]);
+        // What needs nothing new of it works.
+        done(&["pool", "upgrade", &pool]);
+        assert_eq!(fs::read_to_string(at.join(how)).expect("read"), how);
+        done(&["mount", "--pool", &pool, "mem:16M", text(&other)]);
+        done(&["umount", text(&other)]);
+        done(&["umount", text(&at)]);
+        done(&["mount", "--pool", &pool, text(&volume), text(&at)]);
+        assert_eq!(fs::read_to_string(at.join(how)).expect("read"), how, "after {how}");
+    }
+    small.remount("rw");
+    fs::remove_file(state.join("filler")).expect("remove");
+    done(&["pool", "set", "--weight", "300", &pool]);
+    done(&["umount", text(&at)]);
+    done(&["pool", "rm", &pool]);
+    drop(small);
+    host.assert_nothing_is_left();
+}
+
+#[test]
+fn a_full_run_time_directory_ends_no_lane() {
+    let name = "a_full_run_time_directory_ends_no_lane";
+    if unavailable(name) || lacks(name, &["mount", "umount", "unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    // In a namespace where the run-time directory is small and no other test's.
+    let script = r#"
+        set -e
+        mkdir -p /run/polylane
+        mount -t tmpfs -o size=256k,mode=711 t /run/polylane
+        "$P" mount --size 64M "$D/v.img" "$D/m"
+        echo x >"$D/m/before"
+        dd if=/dev/zero of=/run/polylane/filler bs=4k 2>/dev/null || true
+        echo x >"$D/m/full"
+        "$P" mount mem:16M "$D/other" && { echo mounted; "$P" umount "$D/other"; } || echo refused
+        "$P" mount | grep -q "$D/m"
+        "$P" umount "$D/m"
+        rm /run/polylane/filler
+        "$P" mount "$D/v.img" "$D/m"
+        cat "$D/m/before" "$D/m/full"
+        "$P" mount mem:16M "$D/other"
+        "$P" umount "$D/other"
+        "$P" umount "$D/m"
+        ls -A /run/polylane
+        grep -c "$D/" /proc/self/mountinfo || true
+    "#;
+    for dir in ["m", "other"] {
+        host.dir(dir);
+    }
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", script]);
+    command
+        .env("P", binary())
+        .env("D", host.path("m").parent().expect("a directory"))
+        .stdin(Stdio::null());
+    let output = command.output().expect("unshare");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    let ends = said.trim_start_matches("mounted\n").trim_start_matches("refused\n");
+    assert_eq!(ends, "x\nx\n0\n", "nothing is left: {said} {output:?}");
+    let lines = String::from_utf8_lossy(&output.stderr).lines().count();
+    assert!(lines <= 1, "{output:?}");
+}
