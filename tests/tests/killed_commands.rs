@@ -5,10 +5,13 @@
 //! each.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use polylane_base::rng::Rng;
 use polylane_tests::host::{Host, polylane, succeeds, text};
+use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, skip, unavailable};
 
 /// Calls before which a command is killed.
@@ -206,4 +209,152 @@ fn a_lane_whose_command_was_killed_is_mounted_and_unmounted() {
     );
     assert!(steps >= 3, "{steps}");
     gone(0);
+}
+
+/// A call of a process, and before how many such calls it is killed.
+struct Kill {
+    call: &'static str,
+    count: u64,
+}
+
+impl Kill {
+    fn random(random: &mut Rng) -> Kill {
+        let calls: Vec<&str> = STEPS.split(',').collect();
+        Kill { call: random.pick(&calls), count: 1 + random.below(6) }
+    }
+
+    /// strace that kills each process that it traces before that call of its.
+    fn tracer(&self) -> Command {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-I", "2", "-qq", "-o", "/dev/null"]);
+        command.args(["-e", &format!("trace={}", self.call), "-e"]);
+        command.arg(format!("inject={}:signal=KILL:when={}", self.call, self.count));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+}
+
+/// Waits so long for its end; whether it has ended.
+fn ends_within(child: &mut Child, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// Ends a tracer; what it traces and was not killed goes on without it.
+fn end_tracer(mut tracer: Child) {
+    signal_to(tracer.id(), "TERM");
+    // It may wait for ever for a thread that stops just then; its end lets that go on, too.
+    if !ends_within(&mut tracer, Duration::from_secs(1)) {
+        let _ = tracer.kill();
+    }
+    tracer.wait().expect("ended");
+}
+
+/// A lane that random kills are tried on.
+struct Tried {
+    host: Host,
+    pool: String,
+    at: PathBuf,
+    volume: PathBuf,
+    random: Rng,
+    seed: u64,
+}
+
+impl Tried {
+    fn new(word: &str) -> Tried {
+        let host = Host::new();
+        let (pool, at, volume) = (host.pool(word), host.dir("m"), host.path("v.img"));
+        succeeds(&["pool", "create", &pool]);
+        succeeds(&["volume", "create", "--size", "64M", text(&volume)]);
+        let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+        Tried { host, pool, at, volume, random: Rng::new(seed), seed }
+    }
+
+    fn mount(&self) -> [&str; 6] {
+        ["mount", "--once", "--pool", &self.pool, text(&self.volume), text(&self.at)]
+    }
+
+    /// The lane can be mounted, has what the former round wrote, takes more, and goes away.
+    fn is_usable(&self, round: usize, shown: &str) {
+        let output = polylane(&self.mount());
+        assert!(output.status.success(), "{shown}: {output:?}");
+        let former = fs::read_to_string(self.at.join("file")).unwrap_or_default();
+        assert!(round == 0 || former == (round - 1).to_string(), "{shown}: {former:?}");
+        fs::write(self.at.join("file"), round.to_string()).expect("the lane serves");
+        let output = polylane(&["umount", "--all", text(&self.at)]);
+        assert!(output.status.success(), "{shown}: {output:?}");
+        self.host.assert_nothing_is_left();
+        assert_no_file_is_left(&format!("{}@", self.pool), round);
+    }
+
+    fn end(self) {
+        succeeds(&["pool", "rm", &self.pool]);
+        polylane_tests::volume::assert_clean(&self.volume);
+    }
+}
+
+/// Every process of a lane that starts is killed before its nth call of a kind: command,
+/// supervisor, holder, keeper, service, or several of them. Such calls are too many to try all.
+#[test]
+fn a_lane_of_which_any_process_was_killed_while_it_started_is_mounted() {
+    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_started_is_mounted") {
+        return;
+    }
+    let mut tried = Tried::new("starts");
+    for round in 0..24 {
+        let kill = Kill::random(&mut tried.random);
+        let shown = format!("seed {}, {round}: {} {}", tried.seed, kill.call, kill.count);
+        let mut tracer = kill.tracer();
+        tracer.arg(binary()).args(tried.mount());
+        let mut tracer = tracer.spawn().expect("strace");
+        ends_within(&mut tracer, Duration::from_secs(1));
+        end_tracer(tracer);
+        tried.is_usable(round, &shown);
+    }
+    tried.end();
+}
+
+/// Every process of a lane is killed before its nth call of a kind while the lane is unmounted, or
+/// its service replaced, or its pool removed.
+#[test]
+fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
+    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again") {
+        return;
+    }
+    let mut tried = Tried::new("ends");
+    for round in 0..18 {
+        let output = polylane(&tried.mount());
+        assert!(output.status.success(), "{output:?}");
+        let kill = Kill::random(&mut tried.random);
+        let verb: &[&str] = match round % 3 {
+            0 => &["umount", text(&tried.at)],
+            1 => &["pool", "upgrade", &tried.pool],
+            _ => &["pool", "rm", &tried.pool],
+        };
+        let shown = format!("seed {}, {round}: {verb:?}, {} {}", tried.seed, kill.call, kill.count);
+        let supervisor = tried.host.supervisor();
+        let path = format!("/proc/{supervisor}/task/{supervisor}/children");
+        let children = fs::read_to_string(path).expect("children");
+        let mut tracer = kill.tracer();
+        let own = supervisor.to_string();
+        for pid in children.split_whitespace().chain([own.as_str()]) {
+            tracer.args(["-p", pid]);
+        }
+        let tracer = tracer.spawn().expect("strace");
+        std::thread::sleep(Duration::from_millis(200));
+        let mut command = Command::new(binary());
+        command.args(verb).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut command = command.spawn().expect("polylane");
+        ends_within(&mut command, Duration::from_secs(3));
+        end_tracer(tracer);
+        assert!(ends_within(&mut command, Duration::from_secs(40)), "{shown}: it hangs");
+        tried.is_usable(round, &shown);
+    }
+    tried.end();
 }
