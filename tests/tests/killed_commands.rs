@@ -220,7 +220,8 @@ struct Kill {
 impl Kill {
     fn random(random: &mut Rng) -> Kill {
         let calls: Vec<&str> = STEPS.split(',').collect();
-        Kill { call: random.pick(&calls), count: 1 + random.below(6) }
+        let call = calls[random.below(calls.len() as u64) as usize];
+        Kill { call, count: 1 + random.below(6) }
     }
 
     /// strace that kills each process that it traces before that call of its.
