@@ -4,9 +4,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
-use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::host::{Host, succeeds, text, until};
 use polylane_tests::{lacks, unavailable};
 use serde_json::{Value, json};
 
@@ -246,4 +246,213 @@ fn containers_see_the_same_by_both_doors() {
         lane.host.assert_nothing_is_left();
     }
     println!("{tried} containers");
+}
+
+/// Engines with an interface of their own, and what each is started by.
+const ENGINES: [(&str, &[&str]); 4] = [
+    ("podman", &["podman"]),
+    ("containerd", &["containerd", "ctr"]),
+    ("lxc", &["lxc-execute"]),
+    ("nspawn", &["systemd-nspawn"]),
+];
+
+/// A container of one of [`ENGINES`]: the host's programs, the run directory, a part of the lane.
+struct Engine<'a> {
+    name: &'a str,
+    lane: &'a Lane,
+    root: PathBuf,
+    /// A daemon that takes commands, where the engine has one.
+    daemon: Option<Child>,
+}
+
+impl<'a> Engine<'a> {
+    fn new(name: &'a str, lane: &'a Lane) -> Engine<'a> {
+        let root = lane.host.dir(&format!("{name}-root"));
+        for place in ["data", "proc", "dev", "sys", "tmp", "run", "etc", "usr", "lane-run", "root"]
+        {
+            fs::create_dir_all(root.join(place)).expect("mkdir");
+        }
+        for place in ["bin", "lib", "lib64", "sbin"] {
+            if let Ok(target) = fs::read_link(Path::new("/").join(place)) {
+                std::os::unix::fs::symlink(target, root.join(place)).expect("link");
+            }
+        }
+        for file in ["passwd", "group", "ld.so.cache"] {
+            let _ = fs::copy(Path::new("/etc").join(file), root.join("etc").join(file));
+        }
+        // What nspawn takes for a root file system.
+        fs::write(root.join("etc/os-release"), "ID=test\n").expect("write");
+        let mut engine = Engine { name, lane, root, daemon: None };
+        if name == "containerd" {
+            engine.daemon = Some(engine.containerd());
+        }
+        engine
+    }
+
+    fn place(&self, name: &str) -> PathBuf {
+        self.lane.host.path(&format!("{}-{name}", self.name))
+    }
+
+    fn containerd(&self) -> Child {
+        let config = self.place("config.toml");
+        let text = format!(
+            "version = 2\nroot = {:?}\nstate = {:?}\n\
+             disabled_plugins = [\"io.containerd.grpc.v1.cri\", \
+             \"io.containerd.internal.v1.opt\"]\n[grpc]\naddress = {:?}\n",
+            self.place("all"),
+            self.place("state"),
+            self.place("socket")
+        );
+        fs::write(&config, text).expect("write");
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(config).stdin(Stdio::null());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.expect("containerd");
+        until("containerd listens", || {
+            let mut command = Command::new("ctr");
+            command.arg("--address").arg(self.place("socket")).arg("version");
+            command.output().is_ok_and(|output| output.status.success())
+        });
+        child
+    }
+
+    /// What is mounted in the container, at which path, and whether read-only.
+    fn mounts(&self, way: Way) -> [(PathBuf, &'static str, bool); 3] {
+        let run = PathBuf::from(self.lane.env["run"].as_str().expect("run"));
+        [
+            (PathBuf::from("/usr"), "usr", true),
+            (run, "lane-run", true),
+            (self.lane.at.join(way.part), "data", way.read_only),
+        ]
+    }
+
+    fn command(&self, way: Way, fast: bool) -> Command {
+        let env = environment(fast);
+        let script = format!("{{ {SCRIPT}; }} 2>&1");
+        let id = format!("polylane-test-{}-{}", std::process::id(), u8::from(fast));
+        let mounts = self.mounts(way);
+        let option = |read_only: bool| if read_only { "ro" } else { "rw" };
+        let mut command;
+        match self.name {
+            "podman" => {
+                command = Command::new("podman");
+                for (option, dir) in [("--root", "all"), ("--runroot", "state")] {
+                    command.arg(option).arg(self.place(dir));
+                }
+                // Its own choice may be one that this host's control groups are not for.
+                if polylane_tests::tool("runc").is_some() {
+                    command.args(["--runtime", "runc"]);
+                }
+                command.args(["--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"]);
+                command.args(["--ulimit", "nofile=999:999"]);
+                command.args(["--ulimit", "nproc=999:999"]);
+                for (source, at, read_only) in mounts {
+                    command.arg(format!("-v={}:/{at}:{}", source.display(), option(read_only)));
+                }
+                command.args(env.iter().map(|variable| format!("--env={variable}")));
+                command.arg("--rootfs").arg(&self.root).args(["sh", "-c", &script]);
+            }
+            "containerd" => {
+                command = Command::new("ctr");
+                command.arg("--address").arg(self.place("socket")).args(["run", "--rm"]);
+                for (source, at, read_only) in mounts {
+                    let (source, option) = (source.display(), option(read_only));
+                    command.arg("--mount");
+                    command.arg(format!("type=bind,src={source},dst=/{at},options=rbind:{option}"));
+                }
+                command.args(env.iter().map(|variable| format!("--env={variable}")));
+                command.arg("--rootfs").arg(&self.root).args([&id, "/bin/sh", "-c", &script]);
+            }
+            "lxc" => {
+                let config = self.place("config");
+                let mut text = format!(
+                    "lxc.uts.name = {id}\nlxc.rootfs.path = dir:{}\nlxc.rootfs.mount = {}\n\
+                     lxc.net.0.type = empty\nlxc.mount.auto = proc:mixed\nlxc.autodev = 1\n",
+                    self.root.display(),
+                    self.place("rootfs").display()
+                );
+                fs::create_dir_all(self.place("rootfs")).expect("mkdir");
+                for (source, at, read_only) in mounts {
+                    let (source, option) = (source.display(), option(read_only));
+                    text += &format!("lxc.mount.entry = {source} {at} none rbind,{option} 0 0\n");
+                }
+                for variable in &env {
+                    text += &format!("lxc.environment = {variable}\n");
+                }
+                fs::write(&config, text).expect("write");
+                command = Command::new("lxc-execute");
+                command.arg("-P").arg(self.lane.host.path("")).args(["-n", &id, "-f"]);
+                command.arg(config).args(["--", "/bin/sh", "-c", &script]);
+            }
+            _ => {
+                command = Command::new("systemd-nspawn");
+                command.args(["--quiet", "--register=no", "--keep-unit", "--as-pid2"]);
+                command.arg("--console=pipe");
+                command.args(["--machine", &id, "--resolv-conf=off", "--timezone=off"]);
+                for (source, at, read_only) in mounts {
+                    let bind = if read_only { "--bind-ro" } else { "--bind" };
+                    command.arg(format!("{bind}={}:/{at}", source.display()));
+                }
+                command.args(env.iter().map(|variable| format!("--setenv={variable}")));
+                command.arg("-D").arg(&self.root).args(["/bin/sh", "-c", &script]);
+            }
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// What the program says in a container.
+    fn says(&self, way: Way, fast: bool) -> Result<String, String> {
+        self.lane.furnish(way);
+        let output = self.command(way, fast).output().expect(self.name);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status.success() {
+            true => Ok(said),
+            false => Err(format!("{said}{}", String::from_utf8_lossy(&output.stderr))),
+        }
+    }
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        if let Some(daemon) = &mut self.daemon {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// podman, containerd, LXC and nspawn, each with its own confinement.
+#[test]
+fn engines_see_the_same_by_both_doors() {
+    let name = "engines_see_the_same_by_both_doors";
+    if unavailable(name) || polylane_tests::pool::no_library(name) {
+        return;
+    }
+    for (engine, programs) in ENGINES {
+        if lacks(name, programs) {
+            continue;
+        }
+        let lane = Lane::new();
+        let engine = Engine::new(engine, &lane);
+        if let Err(why) = engine.says(Way::default(), false) {
+            polylane_tests::skip(name, &format!("{}: {}", engine.name, why.trim()));
+            continue;
+        }
+        for way in WAYS.into_iter().filter(|way| !way.users && !way.confined) {
+            let shown = format!("{}, {way:?}", engine.name);
+            let slow = engine.says(way, false).unwrap_or_else(|why| panic!("{shown}: {why}"));
+            let before = lane.requests();
+            let fast = engine.says(way, true).unwrap_or_else(|why| panic!("{shown}: {why}"));
+            assert_eq!(fast, slow, "library against FUSE: {shown}");
+            let after = lane.requests();
+            assert!(after.0 > before.0, "no session: {shown}: {fast}");
+            assert_eq!(after.1 > before.1, !way.read_only, "written: {shown}: {fast}");
+            assert!(slow.contains("inside\n"), "{shown}: {slow}");
+            assert_eq!(slow.contains("Read-only file system"), way.read_only, "{shown}: {slow}");
+        }
+        drop(engine);
+        succeeds(&["umount", text(&lane.at)]);
+        lane.host.assert_nothing_is_left();
+    }
 }
