@@ -1,10 +1,12 @@
 //! Databases whose lane is cut off: everything of the run is killed at once, and the volume is
 //! opened anew. What was committed is there.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use polylane_tests::pool::{Run, Running, signal_to};
+use polylane_tests::host::succeeds;
+use polylane_tests::pool::{Run, Running, no_library, signal_to};
 use polylane_tests::volume::assert_clean;
 use polylane_tests::{lacks, unavailable};
 
@@ -79,5 +81,51 @@ fn committed_transactions_of_sqlite_survive_a_cut() {
             assert!(last.parse::<u64>().expect("a number") >= committed, "{journal}: {found:?}");
             assert_clean(&volume);
         }
+    }
+}
+
+/// Runs a number of transactions each time that it is told to.
+const SQLITE_ROUNDS: &str = "cd /lane; exec /usr/bin/python3 -c '
+import sqlite3, sys
+db = sqlite3.connect(\"db\", isolation_level=None)
+db.execute(\"PRAGMA journal_mode=\" + sys.argv[1])
+db.execute(\"PRAGMA synchronous=EXTRA\")
+db.execute(\"CREATE TABLE t(n INTEGER PRIMARY KEY, filling BLOB)\")
+for line in sys.stdin:
+    for n in range(int(line)):
+        db.execute(\"INSERT INTO t(filling) VALUES(randomblob(900))\")
+    print(\"done\", flush=True)
+' $JOURNAL";
+
+/// How often a run's service was asked by the kernel for each operation.
+fn asked_by_kernel(run: &Running) -> serde_json::Map<String, serde_json::Value> {
+    let stats: serde_json::Value =
+        serde_json::from_str(&succeeds(&["stats", "--json", "--pool", &run.pool])).expect("JSON");
+    let counts = &stats[0]["service"]["fuse"]["by_operation"];
+    counts.as_object().expect("counts").clone()
+}
+
+/// A transaction opens and syncs the directory once or twice.
+#[test]
+fn transactions_of_sqlite_ask_the_kernel_for_nothing() {
+    let name = "transactions_of_sqlite_ask_the_kernel_for_nothing";
+    if unavailable(name) || no_library(name) || lacks(name, &["mke2fs", "sqlite3", "python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    for journal in ["DELETE", "WAL"] {
+        let volume = dir.path().join(journal);
+        let run = Run::new("--size 256M --volume").arg(&volume).env("JOURNAL", journal);
+        let (mut run, mut input) = run.script(SQLITE_ROUNDS).start_with_input();
+        let mut round = |run: &mut Running, count: u32| {
+            writeln!(input, "{count}").expect("write");
+            assert_eq!(run.line(), "done", "{journal}");
+            asked_by_kernel(run)
+        };
+        let before = round(&mut run, 20);
+        let after = round(&mut run, 50);
+        assert_eq!(before, after, "{journal}");
+        drop(input);
+        assert_eq!(run.end().code(), Some(0), "{journal}");
     }
 }

@@ -337,6 +337,7 @@ topics! {
     signals_in_calls = Topic { source: "interrupted", ..ALL };
     first_calls_in_a_signal_handler = Topic { source: "first_calls", ..PROGRAM };
     directories_synced = Topic { source: "synced", ..PROGRAM };
+    directories_opened_again = Topic { source: "directories_again", ..PROGRAM };
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };

@@ -17,8 +17,13 @@ hooks! {
     fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         cancel::point();
         answer!(
-            // SAFETY: a C string, by contract.
-            ops::open::open(&STATE, AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
+            {
+                // SAFETY: a C string, by contract.
+                let path_text = unsafe { arg::text(path)? };
+                // SAFETY: the caller's own arguments.
+                let by_kernel = || unsafe { real::open(path, flags, mode) };
+                ops::open::open(&STATE, (AT_FDCWD, path_text), flags, mode, by_kernel)
+            },
             file::opened_by(&STATE, || real::open(path, flags, mode))
         )
     }
@@ -28,8 +33,13 @@ hooks! {
     fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         cancel::point();
         answer!(
-            // SAFETY: a C string, by contract.
-            ops::open::open(&STATE, dir, unsafe { arg::text(path)? }, flags, mode),
+            {
+                // SAFETY: a C string, by contract.
+                let path_text = unsafe { arg::text(path)? };
+                // SAFETY: the caller's own arguments.
+                let by_kernel = || unsafe { real::openat(dir, path, flags, mode) };
+                ops::open::open(&STATE, (dir, path_text), flags, mode, by_kernel)
+            },
             file::opened_by(&STATE, || real::openat(dir, path, flags, mode))
         )
     }

@@ -5,6 +5,7 @@
 //! | `abandon` | what becomes of open files when there is no session any more |
 //! | `at` | where a path starts |
 //! | `cwd` | the working directory |
+//! | `directories` | kernel descriptors of directories that are opened again and again |
 //! | `file` | the position and the status flags of an open file |
 //! | `preopened` | kernel descriptors opened ahead, called slots |
 //! | `record` | one open file |
@@ -14,6 +15,7 @@
 pub(crate) mod abandon;
 pub(crate) mod at;
 pub(crate) mod cwd;
+pub(crate) mod directories;
 pub(crate) mod file;
 pub(crate) mod preopened;
 pub(crate) mod record;

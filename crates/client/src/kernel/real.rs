@@ -271,6 +271,11 @@ fn state_cached(fd: RawFd) -> rustix::io::Result<rustix::fs::Statx> {
     statx(borrow(fd), c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE)
 }
 
+/// Seconds of the monotonic clock; no system call.
+pub(crate) fn seconds() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec
+}
+
 /// The calling thread's effective capabilities, the kernel's 64 bits.
 pub(crate) fn capabilities() -> Option<u64> {
     let sets = rustix::thread::capabilities(None).ok()?;

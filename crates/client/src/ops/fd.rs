@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::state::State;
+use super::state::{Fields, State};
 use super::{file, lock, own, share};
 use crate::fd::record::{FileBits, Record};
 use crate::fd::rings;
@@ -61,12 +61,17 @@ pub(crate) fn make_way(state: &'static State, new: RawFd) -> Replaced {
     if thread::is_inside() {
         return Replaced(None);
     }
-    if reserved::contains(new) && !state.get().slots.move_master(new) {
+    if reserved::contains(new) && !moves_master(state.get(), new) {
         share::leave_session(state);
         reserved::forget(new);
     }
     lock::find_for_close(state, new);
     Replaced(file::find_known(state, new))
+}
+
+/// Moves the slot's or directory's master on `fd` away, if it is one.
+fn moves_master(state: &'static Fields, fd: RawFd) -> bool {
+    state.slots.move_master(fd) || state.directories.move_master(fd)
 }
 
 impl Replaced {

@@ -119,6 +119,7 @@ pub(crate) fn flock(state: &'static State, fd: RawFd, operation: i32) -> Outcome
 fn flock_once(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     let file = find(state, fd)?;
     if file.is(FileBits::DIRECTORY) {
+        file.set(FileBits::LOCKED);
         return Err(Detour::Kernel);
     }
     let (session, handle) = file::usable(state, &file, fd)?;
@@ -209,6 +210,7 @@ fn request(
     op: Op,
 ) -> Outcome<(&'static Session, Message)> {
     if file.is(FileBits::DIRECTORY) {
+        file.set(FileBits::LOCKED);
         return Err(Detour::Kernel);
     }
     if ofd && range.pid != 0 {

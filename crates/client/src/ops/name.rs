@@ -69,6 +69,9 @@ pub(crate) fn unlink(state: &'static State, place: Place<'_>, flags: i32) -> Out
         state.get().leases.gave_up(session);
     }
     state.get().leases.changed(session, &at, flags == 0);
+    if flags & libc::AT_REMOVEDIR != 0 {
+        state.get().directories.shed();
+    }
     if effects.contains(NameEffects::MOVED_DIR) {
         state.get().cwd.may_be_removed();
     }
@@ -96,6 +99,9 @@ pub(crate) fn rename(
             NameEffects::from_bits_retain(reply.value[0])
         }
     };
+    if effects.contains(NameEffects::REPLACED_DIR) {
+        state.get().directories.shed();
+    }
     if !effects.is_empty() {
         // Whoever works in a directory has its name from the kernel, which keeps the former one
         // until somebody looks at the new one through it.

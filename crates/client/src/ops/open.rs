@@ -1,16 +1,19 @@
 //! open: a copy of a free slot's descriptor, and one request that finds, checks and binds the file.
+//!
+//! A directory is opened by the kernel. Where that was done before, the library keeps the kernel's
+//! descriptor (`fd::directories`), and the request alone finds and checks it.
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op};
+use polylane_ipc::message::{MAY_BE_DIR, Message, NO_SLOT, Op};
 
 use super::state::State;
 use super::{file, path, process, share, stat};
 use crate::fd::at::At;
-use crate::fd::preopened::Slot;
+use crate::fd::directories::Wanted;
 use crate::fd::record::{FileBits, Record};
 use crate::fd::rings;
 use crate::fd::table::Pin;
@@ -24,9 +27,10 @@ use crate::rights::lookup::Asked;
 use crate::session::call;
 use crate::session::{Session, boxes};
 
-/// Opens that the kernel does: results that are not regular files, and modes that only it knows.
+/// Opens that the kernel does: results that are neither regular files nor directories, and modes
+/// that only it knows.
 const KERNEL_FLAGS: i32 =
-    libc::O_PATH | libc::O_DIRECTORY | libc::O_TMPFILE | libc::O_ASYNC | libc::O_DIRECT;
+    libc::O_PATH | libc::O_TMPFILE & !libc::O_DIRECTORY | libc::O_ASYNC | libc::O_DIRECT;
 
 /// Looks whether a process is made still, and the pause between them.
 const LOOKS_MAX: u32 = 10_000;
@@ -36,13 +40,13 @@ const PAUSE: Duration = Duration::from_micros(100);
 const CREATION_FLAGS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
-/// `openat(2)`.
+/// `openat(2)`; `by_kernel` does the same by the kernel, for a directory that the service found.
 pub(crate) fn open(
     state: &'static State,
-    dir: RawFd,
-    path: &[u8],
+    (dir, path): (RawFd, &[u8]),
     flags: i32,
     mode: u32,
+    by_kernel: impl FnOnce() -> RawFd,
 ) -> Outcome<RawFd> {
     let (session, at) = path::at(state, dir, path)?;
     if flags & KERNEL_FLAGS != 0 || rings::any() {
@@ -54,6 +58,9 @@ pub(crate) fn open(
         return Err(Errno::ENOENT.into());
     }
     let asked = handles::question(&at, flags);
+    if let Some(found) = look_for_dir(state, session, (&at, asked.as_ref()), flags) {
+        return give_dir(state, session, asked.as_ref(), (found?, flags), by_kernel);
+    }
     if let Some(fd) = asked.as_ref().and_then(|asked| reopen(state, session, asked, flags)) {
         return Ok(fd);
     }
@@ -61,8 +68,8 @@ pub(crate) fn open(
     // What the stream binds to the slot needs it free.
     let evicted = evicted.filter(|_| flags & libc::O_CREAT == 0);
     let slot = file::slot(state, &file).ok_or(Detour::Kernel)?;
-    let fd =
-        copy(state, slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
+    let fd = copy(state, slot.master(), flags & libc::O_CLOEXEC != 0)
+        .map_err(|error| refused(&file, error))?;
     let umask = if flags & libc::O_CREAT != 0 { process::umask_now(state) } else { 0 };
     let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
     match make_leased(state, session, &at, &new) {
@@ -75,12 +82,16 @@ pub(crate) fn open(
             real::close_quietly(fd);
             return Err(error);
         }
-        // A directory is no file that anybody could stream anything about.
-        None if flags & libc::O_DIRECTORY != 0 => {}
         None => state.get().leases.meets(session),
     }
     match request(state, session, &at, &new, mode, asked.as_ref(), evicted) {
-        Ok(()) => {
+        Ok(Some(found)) => {
+            // The slot is free again, and its number.
+            real::close_quietly(fd);
+            drop(file);
+            give_dir(state, session, asked.as_ref(), (found, flags), by_kernel)
+        }
+        Ok(None) => {
             share::share_late(state, &file);
             file::install(state, fd, file);
             if flags & libc::O_CREAT != 0 {
@@ -99,7 +110,8 @@ pub(crate) fn open(
     }
 }
 
-/// Has the service open a file and bind it to its slot. `evicted`: what is to be closed before.
+/// Has the service open a file and bind it to its slot; or what it found, if that is a directory.
+/// `evicted`: what is to be closed before.
 fn request(
     state: &'static State,
     session: &'static Session,
@@ -108,23 +120,133 @@ fn request(
     mode: u32,
     asked: Option<&Asked<'_>>,
     evicted: Option<Evicted>,
-) -> Outcome<()> {
+) -> Outcome<Option<FoundDir>> {
     let (fields, file) = (state.get(), new.file);
     let (handles, locks) = (fields.handles(), fields.has_locked.load(Ordering::Relaxed) != 0);
     let (flags, umask) = (new.flags as u32, new.umask);
     let mut message = Message { flags, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = new.slot.into();
     message.arg[1] = inline_data::wish(session, new.flags);
-    message.arg[2] = asked.map_or(0, |asked| handles.wish(asked, locks));
+    message.arg[2] = asked.map_or(0, |asked| handles.wish(asked, new.flags, locks));
     message.arg[3] = evicted.map_or(0, Evicted::into_handle);
     let (reply, mark) = call::open(session, message, (at.dir, at.path))?;
+    if let Some(attr) = reply.attr {
+        return Ok(Some(FoundDir { handle: reply.handle, ino: attr.ino }));
+    }
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);
     inline_data::learn(session, file, &reply, mark);
     if let Some(asked) = asked {
         handles.learn(session, file, asked, &reply);
     }
-    Ok(())
+    Ok(None)
+}
+
+/// A directory that the service has resolved a path to, and that the caller may read.
+struct FoundDir {
+    handle: u64,
+    ino: u64,
+}
+
+/// Whether such an open is likely to give a directory whose descriptor is kept, or to be.
+fn is_likely_dir(state: &'static State, session: &Session, asked: &Asked<'_>, flags: i32) -> bool {
+    let fields = state.get();
+    handles::may_be_dir(flags)
+        && (fields.directories.expects(session, asked.hash)
+            || flags & libc::O_DIRECTORY != 0 && fields.handles().came_before(asked))
+}
+
+/// Asks the service for a directory where such an open is likely to give one. `None`: the ordinary
+/// way.
+fn look_for_dir(
+    state: &'static State,
+    session: &'static Session,
+    (at, asked): (&At<'_>, Option<&Asked<'_>>),
+    flags: i32,
+) -> Option<Outcome<FoundDir>> {
+    let directory = flags & libc::O_DIRECTORY != 0;
+    if !asked.is_some_and(|asked| is_likely_dir(state, session, asked, flags)) {
+        return directory.then_some(Err(Detour::Kernel));
+    }
+    match find_dir(session, at, flags) {
+        // It was one before.
+        Err(Detour::Errno(Errno::ENOTDIR)) if !directory => None,
+        found => Some(found),
+    }
+}
+
+/// Asks the service for the directory that a path leads to.
+fn find_dir(session: &'static Session, at: &At<'_>, flags: i32) -> Outcome<FoundDir> {
+    let flags = (flags | libc::O_DIRECTORY) as u32;
+    let mut message = Message { flags, ..Message::new(Op::Open) };
+    (message.arg[0], message.arg[2]) = (NO_SLOT, MAY_BE_DIR);
+    let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    let attr = reply.attr.ok_or(Detour::Kernel)?;
+    Ok(FoundDir { handle: reply.handle, ino: attr.ino })
+}
+
+/// The lowest free number for a directory: a copy of the kernel's descriptor that is kept, or one
+/// that the kernel opens now. `Kernel`: it opens another one by the same path, or the copy might
+/// be another process's, too.
+fn give_dir(
+    state: &'static State,
+    session: &'static Session,
+    asked: Option<&Asked<'_>>,
+    (found, flags): (FoundDir, i32),
+    by_kernel: impl FnOnce() -> RawFd,
+) -> Outcome<RawFd> {
+    let fields = state.get();
+    let file = match fields.records().allocate() {
+        Some(file) => file,
+        None => {
+            // If nobody hears of it, the session is over.
+            let close = Message { handle: found.handle, ..Message::new(Op::Close) };
+            let _ = session.post(&close);
+            return Err(Detour::Kernel);
+        }
+    };
+    file.set(FileBits::DIRECTORY | FileBits::KERNEL_OFFSET);
+    file.node.store(found.ino, Ordering::Relaxed);
+    file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
+    file.handle.store(found.handle, Ordering::Relaxed);
+    // From here on dropping the record closes the handle.
+    file.session.store(session.number, Ordering::Release);
+    let hash = asked.map_or(0, |asked| asked.hash);
+    let wanted = Wanted { session: session.number, ino: found.ino, flags, hash };
+    let fd = match fields.directories.take(&wanted, &file) {
+        Some(master) => copy(state, master, flags & libc::O_CLOEXEC != 0)?,
+        None => open_dir(state, &file, &wanted, by_kernel)?,
+    };
+    file::install(state, fd, file);
+    Ok(fd)
+}
+
+/// Has the kernel open a directory, and keeps its descriptor.
+fn open_dir(
+    state: &'static State,
+    file: &Record,
+    wanted: &Wanted,
+    by_kernel: impl FnOnce() -> RawFd,
+) -> Outcome<RawFd> {
+    let fields = state.get();
+    let before = fields.shares.load(Ordering::SeqCst);
+    let fd = by_kernel();
+    if fd < 0 {
+        return Err(Detour::Kernel);
+    }
+    let is_it = real::kind_cached(fd).is_ok_and(|(device, kind, ino)| {
+        kind == libc::S_IFDIR && ino == wanted.ino && fields.mount.device() == Ok(device)
+    });
+    if !is_it || fd as usize >= FDS_MAX {
+        real::close_quietly(fd);
+        return Err(Detour::Kernel);
+    }
+    // Another thread is making a process, which may have a copy, or did so meanwhile.
+    if fields.shares.load(Ordering::SeqCst) != before || fields.sharing.load(Ordering::SeqCst) > 0 {
+        file.set(FileBits::COMMON);
+    }
+    fields.directories.keep(fd, wanted, file);
+    Ok(fd)
 }
 
 /// Flags of opens that a lease can answer.
@@ -189,15 +311,15 @@ fn reopen(
 ) -> Option<RawFd> {
     let file = state.get().handles().again(session, asked, flags)?;
     state.get().leases.meets(session);
-    let fd = copy(state, file::slot(state, &file)?, flags & libc::O_CLOEXEC != 0).ok()?;
+    let fd = copy(state, file::slot(state, &file)?.master(), flags & libc::O_CLOEXEC != 0).ok()?;
     share::share_late(state, &file);
     file::install(state, fd, file);
     Some(fd)
 }
 
-/// The lowest free number as a copy of the slot's descriptor. `Kernel` while another thread makes a
-/// process, which may get it and does not say so. The slot is a record's by now.
-fn copy(state: &'static State, slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
+/// The lowest free number as a copy of a master. `Kernel` while another thread makes a process,
+/// which may get it and does not say so. The master is a record's by now.
+fn copy(state: &'static State, master: RawFd, close_on_exec: bool) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
     let is_sharing = || state.get().sharing.load(Ordering::Relaxed) > 0;
     // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
@@ -209,7 +331,7 @@ fn copy(state: &'static State, slot: &Slot, close_on_exec: bool) -> Outcome<RawF
     if is_sharing() {
         return Err(Detour::Kernel);
     }
-    let master = real::borrow(slot.master());
+    let master = real::borrow(master);
     let copy = match close_on_exec {
         true => rustix::io::fcntl_dupfd_cloexec(master, 0),
         false => rustix::io::dup(master),
@@ -221,11 +343,7 @@ fn copy(state: &'static State, slot: &Slot, close_on_exec: bool) -> Outcome<RawF
             Err(Detour::Kernel)
         }
         // Our own spare descriptors are the first to go.
-        Err(rustix::io::Errno::MFILE)
-            if state.get().handles().shed(state.get().sessions.present()) =>
-        {
-            Err(Detour::Kernel)
-        }
+        Err(rustix::io::Errno::MFILE) if state.get().shed() => Err(Detour::Kernel),
         Err(error) => Err(error.into()),
     }
 }

@@ -159,9 +159,7 @@ fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> 
     let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
     let flags = flags | libc::O_CREAT | libc::O_CLOEXEC;
     match real::open_file(path, flags) {
-        Err(rustix::io::Errno::MFILE)
-            if state.get().handles().shed(state.get().sessions.present()) =>
-        {
+        Err(rustix::io::Errno::MFILE) if state.get().shed() => {
             real::open_file(path, flags).map_err(|_| Detour::Kernel)
         }
         opened => opened.map_err(|_| Detour::Kernel),

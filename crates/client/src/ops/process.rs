@@ -160,6 +160,9 @@ pub(crate) fn confined(state: &'static State) {
     estranged(state);
     // Masters of slots would be closed with the files.
     share::leave_to_numbers(state);
+    if let Some(fields) = state.started() {
+        fields.directories.leave();
+    }
     // Closed in children otherwise.
     reserved::close_all();
     config::switch_off();

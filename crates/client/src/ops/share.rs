@@ -139,8 +139,8 @@ pub(crate) fn leave_session(state: &'static State) {
     }
     share_all(state);
     if let Some(fields) = state.started() {
-        // Free slots are of no use to the next session, and those of parked files hold these open.
-        fields.handles().shed(fields.sessions.present());
+        // Free slots are of no use to the next session, and what is parked is held open by it.
+        fields.shed();
         fields.sessions.leave();
         fields.cwd.changed(fields.records());
     }

@@ -18,8 +18,9 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::fd::cwd::Cwd;
+use crate::fd::directories::Directories;
 use crate::fd::preopened::SlotPool;
-use crate::fd::record::Record;
+use crate::fd::record::{FileBits, Record};
 use crate::fd::table::{FdTable, RecordPool, Records};
 use crate::fd::{abandon, rings};
 use crate::kernel::outcome::{Detour, Outcome};
@@ -51,6 +52,8 @@ pub(crate) struct Fields {
     pool: RecordPool,
     /// Kernel descriptors opened ahead.
     pub(crate) slots: SlotPool,
+    /// Kernel descriptors of directories, kept open.
+    pub(crate) directories: Directories,
     /// The channel to the service.
     pub(crate) sessions: Sessions,
     /// Directories whose names this process may change without asking.
@@ -86,6 +89,7 @@ pub(crate) static STATE: State = State(Fields {
     table: FdTable::new(),
     pool: RecordPool::new(),
     slots: SlotPool::new(),
+    directories: Directories::new(),
     sessions: Sessions::new(),
     leases: Leases::new(),
     paths: Paths::new(),
@@ -143,9 +147,18 @@ fn start(state: &'static State) {
     }
 }
 
+/// What keeps the kernel's descriptor of a directory from being parked: others may have a copy, or
+/// locks may be on it.
+const BARRED: FileBits = FileBits::COMMON.union(FileBits::SHARED).union(FileBits::LOCKED);
+
 /// The last reference to an open file is gone.
 fn finish(file: &Record) {
     let state = STATE.get();
+    if file.is(FileBits::DIRECTORY) {
+        let may = !file.is(BARRED) && !rings::any();
+        let own = || present(state).filter(|session| session.is_own());
+        state.directories.finish(file, if may { own() } else { None });
+    }
     let locks = state.has_locked.load(Ordering::Relaxed) != 0;
     let parked = !locks && !rings::any() && state.handles().park_last(present(state), file);
     if !parked {
@@ -168,6 +181,13 @@ impl Fields {
     #[inline]
     pub(crate) fn handles(&'static self) -> HandleCache {
         HandleCache { cached: &self.handles, slots: &self.slots, records: &RECORDS }
+    }
+
+    /// Closes the library's descriptors that nothing open needs: the program ran out of them.
+    /// Whether there were any.
+    pub(crate) fn shed(&'static self) -> bool {
+        let directories = self.directories.shed();
+        self.handles().shed(present(self)) || directories
     }
 
     /// The session, unless paths mean something else in this process; connects when there is none.
@@ -198,6 +218,7 @@ impl Fields {
         match self.sessions.connect() {
             Ok(session) => {
                 thread::slow(|| self.slots.drop_former(session.number));
+                self.directories.shed();
                 Ok(session)
             }
             Err(NoSession::Later) => Err(Detour::Kernel),

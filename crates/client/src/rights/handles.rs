@@ -26,7 +26,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, TransferFlags};
+use polylane_ipc::message::{AT_REST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags};
 
 use crate::fd::at::At;
 use crate::fd::file::LARGEFILE;
@@ -35,6 +35,7 @@ use crate::fd::record::{FileBits, Record};
 use crate::fd::table::{Pin, Records};
 use crate::kernel::config;
 use crate::kernel::outcome::Outcome;
+use crate::kernel::real;
 use crate::rights::lookup::{Asked, PATH_WORDS, Question, sum_now, words};
 use crate::rights::view;
 use crate::session::{Mark, Session};
@@ -204,7 +205,7 @@ impl CachedHandle {
     /// reopened.
     fn holds(&self, session: &'static Session) -> bool {
         let places = self.places.load(Ordering::Relaxed);
-        let age = seconds() - self.opened_at.load(Ordering::Relaxed);
+        let age = real::seconds() - self.opened_at.load(Ordering::Relaxed);
         age < AGE_MAX && sum_now(session, places) == Some(self.sum.load(Ordering::Relaxed))
     }
 
@@ -231,18 +232,19 @@ impl CachedHandle {
     }
 }
 
-/// Seconds of the monotonic clock; no system call.
-fn seconds() -> i64 {
-    rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec
-}
-
-/// What an open asks whose file may be parked; `None`: it may not.
+/// What an open asks whose file, or the kernel's descriptor of whose directory, may be parked;
+/// `None`: it may not.
 #[inline]
 pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
-    if flags & !FLAGS != 0 {
+    if flags & !(FLAGS | libc::O_DIRECTORY) != 0 {
         return None;
     }
     Asked::new(at, Question::Open { flags })
+}
+
+/// Whether an open with these flags may be answered with a directory.
+pub(crate) fn may_be_dir(flags: i32) -> bool {
+    flags & !(FLAGS | libc::O_DIRECTORY) == 0 && flags & (libc::O_RDWR | libc::O_APPEND) == 0
 }
 
 /// A parked file that has to be closed. Dropped, it is closed by a request of its own, and
@@ -289,10 +291,19 @@ pub(crate) struct HandleCache {
 }
 
 impl HandleCache {
+    /// Whether such an open came before, lately; notes that it came.
+    pub(crate) fn came_before(self, asked: &Asked<'_>) -> bool {
+        self.cached.came_before(asked.hash)
+    }
+
     /// `arg[2]` of an open: whether the file may be parked, which is worth it from the second open
-    /// on. Not in a process that `locks`.
-    pub(crate) fn wish(self, asked: &Asked<'_>, locks: bool) -> u64 {
-        if !locks && self.cached.came_before(asked.hash) { MAY_REST } else { 0 }
+    /// on, but not in a process that `locks`; and whether it may be a directory.
+    pub(crate) fn wish(self, asked: &Asked<'_>, flags: i32, locks: bool) -> u64 {
+        if !self.came_before(asked) {
+            return 0;
+        }
+        let rests = if locks { 0 } else { MAY_REST };
+        if may_be_dir(flags) { rests | MAY_BE_DIR } else { rests }
     }
 
     /// The answer to such an open.
@@ -312,7 +323,7 @@ impl HandleCache {
         entry.view.store(shown, Ordering::Relaxed);
         entry.session.store(session.number, Ordering::Relaxed);
         entry.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-        entry.opened_at.store(seconds(), Ordering::Relaxed);
+        entry.opened_at.store(real::seconds(), Ordering::Relaxed);
         words(asked.path).zip(&entry.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
         view::learn(session, file, TransferFlags::SHOW_END, view);
         file.set(FileBits::PARKABLE);

@@ -45,7 +45,8 @@ impl Question {
             Question::Open { flags } => {
                 let bits = [libc::O_NOFOLLOW, libc::O_NONBLOCK, libc::O_RDWR, libc::O_APPEND];
                 let set = (0..).zip(bits).map(|(n, bit)| u64::from(flags & bit != 0) << n);
-                set.sum::<u64>() | 32
+                let dir = u64::from(flags & libc::O_DIRECTORY != 0) << 6;
+                set.sum::<u64>() | dir | 32
             }
         }
     }

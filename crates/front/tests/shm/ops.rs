@@ -8,7 +8,9 @@ use polylane_front::lane::slots::Token;
 use polylane_front::lane::tickets::Ticket;
 use polylane_front::shm::Config;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{EXPOSED_MAX, LISTED, LockFlags, Message, NO_SLOT, Op, SetWhat};
+use polylane_ipc::message::{
+    EXPOSED_MAX, LISTED, LockFlags, MAY_BE_DIR, MAY_REST, Message, NO_SLOT, Op, SetWhat,
+};
 use polylane_testkit::fault::{Call as FsCall, Faulty};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Character, FileSystem};
@@ -130,6 +132,42 @@ fn what_the_kernel_must_open() {
     assert_eq!(client.stat(".polylane/socket"), Err(USE_KERNEL));
     assert_eq!(client.op_at(Op::Mkdir, ".polylane-slots"), Err(USE_KERNEL));
     assert!(client.op_at(Op::Mkdir, "dir/.polylane-slots").is_ok());
+}
+
+#[test]
+fn a_directory_is_opened_for_who_has_the_kernels_descriptor() {
+    let house = House::new();
+    let client = house.client();
+    client.op_at(Op::Mkdir, "dir").unwrap();
+    client.create("dir/file");
+    let open = |path: &str, flags: i32, wish: u64| {
+        let arg = [NO_SLOT, 0, wish, 0];
+        let message = Message { flags: flags as u32, arg, ..Message::new(Op::Open) };
+        client.call_at(message, path.as_bytes(), b"")
+    };
+    for flags in [libc::O_RDONLY, libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK] {
+        let reply = open("dir", flags, MAY_REST | MAY_BE_DIR).unwrap();
+        assert_eq!(reply.attr, Some(client.stat("dir").unwrap()), "{flags:o}");
+        let handle = reply.handle;
+        client.call(&Message { handle, ..Message::new(Op::Fsync) }).unwrap();
+        let list = Message { handle, length: 1000, ..Message::new(Op::Readdir) };
+        assert!(count(&client.call(&list).unwrap()) > 0);
+        let at = Message { dir: handle, ..Message::new(Op::Stat) };
+        assert!(client.call_at(at, b"file", b"").is_ok());
+        client.close(handle).unwrap();
+        assert_eq!(client.close(handle), Err(Errno::EBADF));
+    }
+    // A file is what it was.
+    let file = open("dir/file", libc::O_RDONLY, MAY_BE_DIR).unwrap();
+    assert_eq!(file.attr, None);
+    client.close(file.handle).unwrap();
+    assert_eq!(open("dir/file", libc::O_DIRECTORY, MAY_BE_DIR), Err(Errno::ENOTDIR));
+    assert_eq!(open("none", libc::O_DIRECTORY, MAY_BE_DIR), Err(Errno::ENOENT));
+    assert_eq!(open("dir", libc::O_RDWR, MAY_BE_DIR), Err(Errno::EISDIR));
+    for flags in [libc::O_PATH, libc::O_TMPFILE | libc::O_RDONLY, libc::O_APPEND] {
+        assert!(open("dir", flags | libc::O_DIRECTORY, MAY_BE_DIR).is_err(), "{flags:o}");
+    }
+    assert_eq!(open(".polylane", libc::O_DIRECTORY, MAY_BE_DIR), Err(USE_KERNEL));
 }
 
 #[test]

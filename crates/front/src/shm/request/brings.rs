@@ -1,6 +1,6 @@
 //! What the answer to an open may bring along.
 
-use polylane_ipc::message::{MAY_REST, Message};
+use polylane_ipc::message::{MAY_BE_DIR, MAY_REST, Message};
 
 use super::Handle;
 
@@ -11,6 +11,8 @@ pub struct Brings {
     pub bytes: usize,
     /// The right to close the file and open it again unasked.
     pub may_rest: bool,
+    /// A handle on a directory, where the path leads to one.
+    pub may_be_dir: bool,
     /// A file at rest, which is closed first.
     pub instead_of: Option<Handle>,
 }
@@ -22,6 +24,7 @@ impl Brings {
         Brings {
             bytes: bytes.min(buffer_bytes as u64) as usize,
             may_rest: wish & MAY_REST != 0,
+            may_be_dir: wish & MAY_BE_DIR != 0,
             instead_of: Some(rested).filter(|&word| word != 0).map(Handle::from_wire),
         }
     }

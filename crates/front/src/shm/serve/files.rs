@@ -34,6 +34,13 @@ const REST_FLAGS: i32 = libc::O_RDWR
     | libc::O_NONBLOCK
     | libc::O_NOCTTY
     | LARGEFILE;
+/// Flags of an open of a directory that a client may be answered. `O_RDONLY` is none.
+const DIR_FLAGS: i32 = libc::O_DIRECTORY
+    | libc::O_CLOEXEC
+    | libc::O_NOFOLLOW
+    | libc::O_NONBLOCK
+    | libc::O_NOCTTY
+    | LARGEFILE;
 /// `O_LARGEFILE` of programs; libc's own constant is 0 on 64-bit machines.
 const LARGEFILE: i32 = 0o100_000;
 
@@ -56,7 +63,8 @@ impl Call<'_> {
             // Closed already, where a helper serves the request again.
             let _ = self.session.rights().close(rested, true);
         }
-        if is_for_kernel(flags) {
+        let may_be_dir = brings.may_be_dir && flags & !DIR_FLAGS == 0;
+        if is_for_kernel(flags) && !may_be_dir {
             return Err(Failure::UseKernel);
         }
         if let Some(number) = slot {
@@ -76,8 +84,10 @@ impl Call<'_> {
                 (opened.map_err(left_to_kernel)?, None)
             }
         };
-        if file.node().kind() != Kind::File {
-            return Err(Failure::UseKernel);
+        match file.node().kind() {
+            Kind::File => {}
+            Kind::Dir if may_be_dir => return self.hold_dir(file),
+            _ => return Err(Failure::UseKernel),
         }
         if flags & libc::O_TRUNC != 0 {
             self.changed(file.node(), Range::ALL);
@@ -169,6 +179,14 @@ impl Call<'_> {
             self.session.connection.slots.unbind(number)?;
         }
         handle
+    }
+
+    /// Gives an open directory a handle, which goes with a descriptor of the kernel's.
+    fn hold_dir(&self, file: Arc<OpenFile>) -> Answer {
+        let attr = self.vfs().getattr(&self.ctx(), file.node())?;
+        let dir = Open::Dir { node: file.node().clone(), listing: Some(file) };
+        let handle = self.session.files.add(dir)?.to_wire();
+        Ok(Reply { handle, ..with_attr(&attr) })
     }
 
     pub(super) fn close(&mut self, handle: Handle, at_rest: bool) -> Answer {
