@@ -26,7 +26,9 @@
 
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use polylane_ipc::message::{AT_REST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags};
+use polylane_ipc::message::{
+    AT_REST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags,
+};
 
 use crate::fd::at::At;
 use crate::fd::file::LARGEFILE;

@@ -90,7 +90,8 @@ pub(crate) fn wish(file: &Record, len: usize) -> TransferFlags {
         return TransferFlags::empty();
     }
     file.meet();
-    TransferFlags::SHOW
+    let found = asked == 0 && file.view.load(Ordering::Relaxed) != 0;
+    if found { TransferFlags::SHOW | TransferFlags::FOUND } else { TransferFlags::SHOW }
 }
 
 /// As [`wish`], for a read: one of any length that reaches the end shows where that is. A file
@@ -127,7 +128,7 @@ pub(crate) fn learn(session: &Session, file: &Record, flags: TransferFlags, numb
     if number != 0 && (known == 0 || known & END_ONLY > end_only) {
         let word = u64::from(session.number) << 32 | number & (END_ONLY - 1) | end_only;
         if end_only == 0 {
-            file.asked.store(0, Ordering::Relaxed);
+            file.asked.store(1, Ordering::Relaxed);
         }
         file.view.store(word, Ordering::Relaxed);
     }

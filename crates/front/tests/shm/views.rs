@@ -510,6 +510,10 @@ fn files_read_to_the_end_leave_views_to_others() {
     File::open(&client, "f");
 }
 
+/// So often something was found in a view, at least, before the pages around what is read go into
+/// frames that were never used.
+const HITS: usize = 4;
+
 #[test]
 fn who_reads_here_and_there_is_shown_what_lies_around() {
     for house in [House::new(), House::over(cached_lane(), Config::default())] {
@@ -522,6 +526,19 @@ fn who_reads_here_and_there_is_shown_what_lies_around() {
         // The access time becomes later than that of the write.
         std::thread::sleep(Duration::from_millis(20));
         file.read(0, 1);
+        file.unasked = 0;
+        // A page of memory for each frame is given to who finds something there: once alone it is
+        // not worth it.
+        for page in (0..pages).map(|n| n * 197 % pages).skip(1).take(100) {
+            file.read(page * PAGE + 96, 4000);
+        }
+        assert_eq!(file.unasked, 0, "what nobody asked for was put into fresh frames");
+        for n in 0..HITS as u64 {
+            for page in [n, 300 + n].map(|n| n * 197 % pages) {
+                file.read(page * PAGE + 96, 4000);
+            }
+        }
+        assert!(file.unasked as usize >= HITS);
         file.unasked = 0;
         for page in (0..pages).map(|n| n * 197 % pages) {
             assert!(file.read(page * PAGE + 96, 4000) == [(page % 251) as u8; 4000], "{page}");

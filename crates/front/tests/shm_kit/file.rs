@@ -30,6 +30,8 @@ pub struct File<'a> {
     pub unasked: u32,
     /// Of these, writes by the stream.
     pub streamed: u32,
+    /// Bytes were found since the last request to read.
+    found: bool,
 }
 
 impl<'a> File<'a> {
@@ -43,7 +45,15 @@ impl<'a> File<'a> {
     }
 
     pub fn of(client: &'a Client, handle: u64, view: u32) -> File<'a> {
-        File { client, mailbox: client.mailbox, handle, view, unasked: 0, streamed: 0 }
+        File {
+            client,
+            mailbox: client.mailbox,
+            handle,
+            view,
+            unasked: 0,
+            streamed: 0,
+            found: false,
+        }
     }
 
     pub fn read_shown(&self, offset: u64, into: &mut [u8]) -> Option<usize> {
@@ -73,11 +83,14 @@ impl<'a> File<'a> {
         let mut data = vec![0; len];
         if let Some(count) = self.read_shown(offset, &mut data) {
             self.unasked += 1;
+            self.found |= count > 0;
             data.truncate(count);
             return data;
         }
+        let mut flags = TransferFlags::SHOW;
+        flags.set(TransferFlags::FOUND, std::mem::take(&mut self.found));
         let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Read) };
-        (message.length, message.flags) = (len as u64, TransferFlags::SHOW.bits());
+        (message.length, message.flags) = (len as u64, flags.bits());
         let (channel, mailbox) = (&self.client.channel, self.mailbox);
         let reply = channel.call_read(mailbox, &message, &mut data, &Trusting).unwrap();
         data.truncate(outcome(reply).map(|reply| count(&reply)).unwrap());

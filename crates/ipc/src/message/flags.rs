@@ -11,6 +11,8 @@ bitflags::bitflags! {
         /// Of a read: show the state if the read reached the end. `handle` as for
         /// [`Self::SHOW`].
         const SHOW_END = 1 << 1;
+        /// Beside [`Self::SHOW`], of a read: bytes were found in the view since the request before.
+        const FOUND = 1 << 2;
         /// Of a write: [`Self::APPENDS`] says what `O_APPEND` is; others may have changed it.
         const SAYS_APPENDS = 1 << 4;
         /// Beside [`Self::SAYS_APPENDS`]: set.

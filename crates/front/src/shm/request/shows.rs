@@ -14,8 +14,8 @@ pub enum ShowRead {
     Nothing,
     /// The state, if the file ends where the read did.
     End,
-    /// The state and pages.
-    Pages,
+    /// The state and pages; `found`: it has found some lately.
+    Pages { found: bool },
 }
 
 impl ShowRead {
@@ -24,7 +24,7 @@ impl ShowRead {
         match flags & (TransferFlags::SHOW | TransferFlags::SHOW_END) {
             none if none.is_empty() => ShowRead::Nothing,
             TransferFlags::SHOW_END => ShowRead::End,
-            _ => ShowRead::Pages,
+            _ => ShowRead::Pages { found: flags.contains(TransferFlags::FOUND) },
         }
     }
 }

@@ -146,8 +146,8 @@ impl RightsOf<'_> {
     }
 
     /// As [`Viewing::show_read`].
-    pub(super) fn show_read(&self, wish: Wish, file: &OpenFile) -> u64 {
-        self.views().show_read(wish, file)
+    pub(super) fn show_read(&self, wish: Wish, found: bool, file: &OpenFile) -> u64 {
+        self.views().show_read(wish, found, file)
     }
 
     /// As [`Viewing::show_written`].

@@ -209,7 +209,9 @@ impl Call<'_> {
         let mut reply = done(count);
         let wish = Wish { handle, offset, len: count as u64 };
         reply.handle = match show {
-            ShowRead::Pages if self.can_show() => self.session.rights().show_read(wish, &file),
+            ShowRead::Pages { found } if self.can_show() => {
+                self.session.rights().show_read(wish, found, &file)
+            }
             ShowRead::End if self.can_show() => self.session.rights().show_end(wish, &file),
             _ => 0,
         };

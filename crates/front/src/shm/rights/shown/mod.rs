@@ -139,6 +139,8 @@ pub(super) struct View {
     pub(super) next: u64,
     /// Pages put so far.
     pub(super) shown: u64,
+    /// Requests whose client had found something in it since the one before.
+    pub(super) hits: u32,
     /// The locks of the file are lent.
     pub(super) locks: Option<LentLocks>,
 }
@@ -277,6 +279,7 @@ impl State {
             spare: None,
             next: 0,
             shown: 0,
+            hits: 0,
             locks: None,
         };
         channel.views().shut_gate(number);
@@ -456,6 +459,11 @@ impl State {
             self.used += 1;
             self.used as u32 - 1
         })
+    }
+
+    /// Free frames that were used before, beside `count` that are about to be taken.
+    pub(super) fn frames_touched(&self, count: u64) -> u64 {
+        (self.free.len() as u64).saturating_sub(count)
     }
 
     /// Frames are free again whose writer has left.

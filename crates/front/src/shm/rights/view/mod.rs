@@ -55,6 +55,10 @@ const AROUND_PAGES_MAX: u64 = 256;
 /// For so many pages that were shown of a file, the block is one page larger: who reads a few
 /// places gets those alone.
 const SHOWN_PER_PAGE: u64 = 2;
+/// Requests whose clients had found something in a view, from which on its pages go into frames
+/// that were never used, too: such a page is a fresh one of memory, which costs more than a
+/// request's part, and is worth it only where what is shown is read.
+const HITS_MIN: u32 = 4;
 /// Changed pages that are looked for one by one; more make the whole file unshown.
 const CHANGED_PAGES_MAX: u64 = 64;
 
@@ -148,9 +152,13 @@ impl Viewing<'_> {
         self.shown.lock().missing(&self.connection.channel, number, missing).is_empty()
     }
 
-    /// Shows the state, and the pages that were just read.
-    pub(super) fn show_read(self, wish: Wish, file: &OpenFile) -> u64 {
+    /// Shows the state, and the pages that were just read. `found`: the client has found some since
+    /// the request before.
+    pub(super) fn show_read(self, wish: Wish, found: bool, file: &OpenFile) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
+        if let Some(view) = self.shown.lock().get(view).filter(|_| found) {
+            view.hits = view.hits.saturating_add(1);
+        }
         let shown = self.show_attr(view, file.node());
         if shown.is_ok() && wish.len > 0 {
             let first = page_of(wish.offset);
@@ -367,10 +375,15 @@ impl Viewing<'_> {
         let (block, file_end) = (block.next_power_of_two(), view.size.div_ceil(PAGE));
         let end = pages.end.next_multiple_of(block).min(file_end.max(pages.end));
         let (generation, limit) = (view.generation, first / block * block..end);
+        let hits = view.hits;
         if state.is_unused() || limit == pages || count >= AROUND_PAGES_MAX {
             return (first, count);
         }
+        let most = if hits < HITS_MIN { state.frames_touched(count) } else { u64::MAX };
         let room = state.room_around(&self.connection.channel, generation, pages.clone(), limit);
+        // Those behind first.
+        let end = room.end.min(pages.end.saturating_add(most));
+        let room = room.start.max(first.saturating_sub(most - (end - pages.end)))..end;
         drop(state);
         let found = self.connection.lane.vfs.cached_around(node, pages, room);
         (found.start, found.end - found.start)
