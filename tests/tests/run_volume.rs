@@ -116,6 +116,35 @@ fn a_lane_can_journal_all_data() {
     assert_clean(&volume);
 }
 
+/// Where nothing is journaled the mode is refused before anything is written.
+#[test]
+fn a_lane_whose_image_journals_nothing_cannot_journal_data() {
+    let name = "a_lane_whose_image_journals_nothing_cannot_journal_data";
+    let Some((_dir, volume)) = place(name) else { return };
+    for (features, why) in [
+        ("^has_journal", "it has no journal"),
+        ("bigalloc", "it is read only, bigalloc"),
+        ("bigalloc,^has_journal", "it has no journal"),
+    ] {
+        let _ = fs::remove_file(&volume);
+        let made = std::process::Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-b", "4096", "-O", features])
+            .arg(&volume)
+            .arg("64M")
+            .status();
+        assert!(made.expect("mke2fs").success());
+        let before = fs::read(&volume).expect("read");
+        let (status, line) =
+            Run::new("--journal-mode data --volume").arg(&volume).script("echo no").refusal();
+        assert_eq!(status, 2, "{line}");
+        let (option, cause) = line.split_once("--journal-mode data: ").expect("names the option");
+        assert!(option.contains("volume") && cause.contains(why), "{features}: {line}");
+        assert!(fs::read(&volume).expect("read") == before, "{features}: it was written");
+        // Without the option it is what it was.
+        assert_eq!(printed(&run("", &volume, "echo yes")), "yes\n");
+    }
+}
+
 #[test]
 fn without_a_source_the_pool_has_its_own_volume() {
     let Some((dir, _)) = place("without_a_source_the_pool_has_its_own_volume") else { return };

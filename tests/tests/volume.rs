@@ -145,6 +145,37 @@ fn a_thick_volume_has_its_space() {
     assert!(!dir.path().join("big").exists());
 }
 
+/// Space that is only reserved has the host commit what it writes there first.
+#[test]
+fn the_journal_of_a_thick_volume_is_written() {
+    let name = "the_journal_of_a_thick_volume_is_written";
+    let Some(host) = HostFs::new(name, "ext4", 300 << 20) else { return };
+    let dir = host.path();
+    done(&dir, "create thick --size 64M --thick");
+    done(&dir, "create thin --size 64M");
+    let tells = |command: &str, volume: &str| {
+        let output = Command::new("debugfs").args(["-R", command]).arg(dir.join(volume)).output();
+        String::from_utf8(output.expect("debugfs").stdout).expect("text")
+    };
+    let written = |volume: &str| {
+        let file = fs::File::open(dir.join(volume)).expect("open");
+        let said = tells("stats", volume);
+        let size = said.lines().find_map(|line| line.strip_prefix("Block size:")).expect("said");
+        let size: u64 = size.trim().parse().expect("a number");
+        let blocks = tells("blocks <8>", volume);
+        let blocks: Vec<u64> = blocks.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+        let is_data = |block: &&u64| {
+            let from = rustix::fs::SeekFrom::Data(**block * size);
+            rustix::fs::seek(&file, from).is_ok_and(|found| found == **block * size)
+        };
+        (blocks.iter().filter(is_data).count(), blocks.len())
+    };
+    let (data, all) = written("thick");
+    assert!(all >= 1024 && data == all, "{data} of {all} blocks");
+    let (data, all) = written("thin");
+    assert!(data < all, "a sparse volume begins with less: {data} of {all}");
+}
+
 #[test]
 fn a_volume_beyond_its_host_takes_little_of_it() {
     let name = "a_volume_beyond_its_host_takes_little_of_it";

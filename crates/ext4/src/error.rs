@@ -87,6 +87,9 @@ pub enum Error {
     /// The image can be opened for reading only, for these reasons, and its journal must be
     /// replayed before.
     Unreplayed(Vec<String>),
+    /// All data was to go through the journal, and it cannot, for these reasons; nothing was
+    /// written.
+    Unjournaled(Vec<String>),
     /// The device failed.
     Device(DeviceError),
     /// An earlier failure stopped the file system; open it again to replay its journal.
@@ -128,6 +131,7 @@ impl From<Error> for Errno {
             Error::Incompatible(_) => Errno::EOPNOTSUPP,
             Error::Device(error) => error.into(),
             Error::Unreplayed(_) | Error::Stopped => Errno::EROFS,
+            Error::Unjournaled(_) => Errno::EOPNOTSUPP,
         }
     }
 }
@@ -146,6 +150,9 @@ impl fmt::Display for Error {
                  not written here ({})",
                 reasons.join(", ")
             ),
+            Error::Unjournaled(reasons) => {
+                write!(f, "data cannot go through its journal: {}", reasons.join(", "))
+            }
             Error::Device(error) => error.fmt(f),
             Error::Stopped => f.write_str("file system stopped after an error; open it again"),
         }

@@ -11,7 +11,7 @@ use polylane_block::{BlockDevice, Error as DeviceError, Sector};
 use crate::alloc::Allocator;
 use crate::cache::BlockCache;
 use crate::changes::Changes;
-use crate::data_mode::DataMode;
+use crate::data_mode::{DataMode, Reason, Reasons};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::fast;
@@ -100,6 +100,7 @@ impl Ext4 {
         if !reasons.is_empty() && needs_recovery {
             return Err(Error::Unreplayed(reasons));
         }
+        refuse_data_mode(&superblock, &reasons, options)?;
         let mut replayed = None;
         let mut now = superblock;
         let has_journal = now.has_compat(Compat::HAS_JOURNAL);
@@ -246,6 +247,11 @@ impl Ext4 {
         journal.flat_map(|it| Form::ALL.map(|form| (form.name(), it.commits(form)))).collect()
     }
 
+    /// How many writes went where, by the name of the reason.
+    pub fn writes(&self) -> [(&'static str, u64); Reason::ALL.len()] {
+        Reason::ALL.map(|reason| (reason.name(), self.volume.reasons.get(reason)))
+    }
+
     /// Why the file system was stopped, when it was.
     pub fn stopped_by(&self) -> Option<Error> {
         self.volume.journal.as_ref().and_then(Journal::reason)
@@ -269,6 +275,21 @@ fn read_superblock(device: &Arc<dyn BlockDevice>) -> Result<Superblock> {
     let bytes = waiter.read(sector, BYTES)?;
     let bytes: &[u8; BYTES] = (&bytes[..]).try_into().map_err(|_| Errno::EIO)?;
     Superblock::decode(bytes)
+}
+
+/// Refuses to journal all data where nothing is journaled, for the reasons not to write or because
+/// there is no journal.
+fn refuse_data_mode(superblock: &Superblock, reasons: &[String], options: &Options) -> Result<()> {
+    if options.data != DataMode::Data {
+        return Ok(());
+    }
+    let mut why = reasons.to_vec();
+    if !superblock.has_compat(Compat::HAS_JOURNAL) {
+        why.push("it has no journal".into());
+    } else if !why.is_empty() {
+        why.insert(0, "it is read only".into());
+    }
+    if why.is_empty() { Ok(()) } else { Err(Error::Unjournaled(why)) }
 }
 
 fn check_size(superblock: &Superblock, device: &Arc<dyn BlockDevice>) -> Result<()> {
@@ -314,6 +335,7 @@ fn assemble(
         traits: Traits::new(&superblock)?,
         discard: options.discard || superblock.wants_discard(),
         data: options.data,
+        reasons: Reasons::default(),
         accounts: None,
         inodes: InodeTable::default(),
         orphans: Mutex::default(),

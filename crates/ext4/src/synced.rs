@@ -7,6 +7,8 @@
 //! | logged | with the transaction that shows them | one write, which commits |
 //! | deferred | to their blocks, with the body of the log | that, a flush, and the commit block |
 //!
+//! Which it is, and why, is counted ([`Reason`]).
+//!
 //! Few bytes that a sync follows are logged; where they go over a file's written blocks and nothing
 //! else is to be saved, they are written in place, durable. Many that a sync follows are deferred,
 //! where the medium has room for them; what nobody syncs is written in place. Which form the commit
@@ -17,7 +19,7 @@ use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Source, Syncing};
 
 use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
-use crate::data_mode::DataMode;
+use crate::data_mode::{DataMode, Reason};
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
@@ -42,35 +44,46 @@ pub fn write(
     let cell = volume.cell(ino)?;
     let mut core = cell.core.write();
     regular(&core)?;
-    let way = way(volume, &cell, &core, (offset, source.len()), syncing)?;
-    let written = data::write(ctx, volume, &cell, &mut core, offset, source, way);
+    let reason = reason(volume, &cell, &core, (offset, source.len()), syncing)?;
+    volume.reasons.count(reason);
+    let written = data::write(ctx, volume, &cell, &mut core, offset, source, way(reason));
     written.inspect(|_| volume.note_room())
+}
+
+/// Where the bytes go for that reason.
+fn way(reason: Reason) -> Way {
+    match reason {
+        Reason::NoLog | Reason::Unsynced => Way::Place,
+        Reason::DataMode | Reason::Small => Way::Log,
+        Reason::Large => Way::Deferred,
+        Reason::Overwrite => Way::PlaceDurably,
+    }
 }
 
 /// Decides for `len` bytes at `offset` of a file; `syncing`: the sync that follows, if one does.
 ///
 /// # Errors
 /// The device's, or a corrupt tree.
-fn way(
+fn reason(
     volume: &Volume,
     cell: &Cell,
     core: &Core,
     (offset, len): (u64, usize),
     syncing: Option<Syncing>,
-) -> Result<Way> {
-    let Some(journal) = &volume.journal else { return Ok(Way::Place) };
+) -> Result<Reason> {
+    let Some(journal) = &volume.journal else { return Ok(Reason::NoLog) };
     let log_max = journal.data_blocks_max().min(RUN_BLOCKS_MAX as usize);
     if log_max == 0 {
-        return Ok(Way::Place);
+        return Ok(Reason::NoLog);
     }
     if volume.data == DataMode::Data {
-        return Ok(Way::Log);
+        return Ok(Reason::DataMode);
     }
-    let Some(Syncing { bytes, data_only }) = syncing else { return Ok(Way::Place) };
+    let Some(Syncing { bytes, data_only }) = syncing else { return Ok(Reason::Unsynced) };
     let block_bytes = volume.io.block_bytes() as u64;
     // Each of several pieces may take a block more.
     if bytes > LOGGED_BYTES_MAX || (2 * bytes / block_bytes + 2) as usize > log_max {
-        return Ok(Way::Deferred);
+        return Ok(Reason::Large);
     }
     let pending = cell.changed_in(true).is_some_and(|tid| !journal.has_committed(tid));
     if data_only && !pending && is_all(len, bytes) {
@@ -83,10 +96,10 @@ fn way(
             && u64::from(extent.count) >= blocks
             && journal.logged.run(extent.start, blocks as u32) == (false, blocks as u32)
         {
-            return Ok(Way::PlaceDurably);
+            return Ok(Reason::Overwrite);
         }
     }
-    Ok(Way::Log)
+    Ok(Reason::Small)
 }
 
 /// Whether a write of `len` bytes is all that the sync saves, which counts in whole pages.

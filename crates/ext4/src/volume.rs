@@ -12,7 +12,7 @@ use crate::alloc::{Allocator, Blocks, Claim, Promise};
 use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
-use crate::data_mode::DataMode;
+use crate::data_mode::{DataMode, Reasons};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
@@ -168,6 +168,8 @@ pub struct Volume {
     pub discard: bool,
     /// What is known of a new block's data when it becomes a file's.
     pub data: DataMode,
+    /// Why the bytes of writes went where they went.
+    pub reasons: Reasons,
     /// The superblock; counters in it are brought up to date at unmount.
     pub superblock: Mutex<Superblock>,
     /// What users, groups and projects take, where the image keeps it.

@@ -303,12 +303,6 @@ fn metadata_blocks(spec: &PoolSpec) -> usize {
     usize::try_from(bytes / 4096).unwrap_or(usize::MAX)
 }
 
-/// How many commits of a volume's journal took which form.
-fn commits(disk: &Disk) -> serde_json::Map<String, serde_json::Value> {
-    let commits = disk.fs.commits().into_iter();
-    commits.map(|(form, count)| (form.to_string(), count.into())).collect()
-}
-
 /// How long what changed waits, in the cache and in the journal.
 fn flush_interval(spec: &PoolSpec) -> Duration {
     spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
@@ -504,7 +498,8 @@ impl Running {
             },
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
-            "commits": self.disk.as_ref().map(commits),
+            "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),
+            "writes": self.disk.as_ref().map(|disk| named(disk.fs.writes().into())),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
             "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
                 "size_bytes": totals.blocks * u64::from(totals.bsize),

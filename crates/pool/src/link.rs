@@ -73,6 +73,8 @@ pub(crate) enum FromService {
     },
     /// It could not start; the supervisor says this line for it.
     Failed(String),
+    /// The same, where its options are to blame.
+    Misused(String),
     /// Counters as JSON.
     Stats(serde_json::Value),
     /// What was asked for a copy is done, or why not.

@@ -26,7 +26,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::build::{self, Below, Running, Store};
 use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
-use crate::failure::{FAILED, Failure, Result, say};
+use crate::failure::{FAILED, Failure, Result, USAGE, say};
 use crate::link::{FromService, Link, ToService};
 use crate::lower::Lower;
 use crate::own_ids::{self, OwnIds};
@@ -98,7 +98,11 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
         Ok((running, beat)) => serve(running, beat, &control),
         Err(failure) => {
             // The supervisor says it; a lost line changes nothing about the end.
-            let _ = control.send(&FromService::Failed(failure.line), &[]);
+            let said = match failure.status {
+                USAGE => FromService::Misused(failure.line),
+                _ => FromService::Failed(failure.line),
+            };
+            let _ = control.send(&said, &[]);
             FAILED
         }
     }

@@ -487,6 +487,7 @@ impl Supervisor {
                 Ok(Service { link, process, _witness, ready: true, wire })
             }
             Ok(Some(FromService::Failed(line))) => Err(Failure::failed(line)),
+            Ok(Some(FromService::Misused(line))) => Err(Failure::usage(line)),
             // It died. That is for the loop to see, as at any later time.
             _ => Ok(Service { link, process, _witness, ready: false, wire: 0 }),
         }

@@ -7,7 +7,7 @@ use polylane_base::Clock;
 use polylane_base::sync::Arc;
 use polylane_block::file::{Files, Way};
 use polylane_block::qos::governed::Governor;
-use polylane_ext4::{Ext4, Options};
+use polylane_ext4::{DataMode, Error, Ext4, Options};
 
 use super::cache::{CacheSpec, Mode, StoreKind};
 use super::held::{Answer, Ask, Held};
@@ -50,6 +50,9 @@ pub struct Disk {
 impl Disk {
     /// Opens the volume that messages call `name`, cached and translated as told; replays its
     /// journal if need be.
+    ///
+    /// # Errors
+    /// One line, and status 2 where the options cannot be had on this image.
     pub fn open(
         name: &str,
         parts: Parts,
@@ -62,13 +65,18 @@ impl Disk {
         let fs = match Ext4::open(volume.device(), clock.clone(), options) {
             // A copy shares its blocks until it writes: its first change needs room.
             Err(error) if error.is_no_space() => {
-                let options = Options { read_only: Some(NO_ROOM), ..options.clone() };
+                let data = DataMode::default();
+                let options = Options { read_only: Some(NO_ROOM), data, ..options.clone() };
                 Ext4::open(volume.device(), clock, &options).map_err(|_| error)
             }
             opened => opened,
         };
-        let fs =
-            fs.map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
+        let fs = fs.map_err(|error| match error {
+            Error::Unjournaled(_) => {
+                Failure::usage(format!("{name}: --journal-mode data: {error}"))
+            }
+            _ => Failure::failed(format!("{name}: cannot mount it: {error}")),
+        })?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }

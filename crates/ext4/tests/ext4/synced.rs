@@ -130,10 +130,52 @@ fn a_small_sync_is_one_durable_write() {
     assert_eq!(bench.read("new"), [7; 4096]);
 }
 
+/// Why a sync took the form that it took is told by two counts: where its bytes went, and how they
+/// were committed.
+#[test]
+fn each_write_and_each_commit_has_its_reason() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let counts = || -> std::collections::BTreeMap<_, _> {
+        let (writes, commits) = (bench.fs.writes(), bench.fs.commits());
+        let writes = writes.map(|(name, count)| (("writes", name), count));
+        writes.into_iter().chain(commits.into_iter().map(|(n, c)| (("commits", n), c))).collect()
+    };
+    let file = bench.create("file");
+    bench.synced(file, 0, &[1; 8192], false);
+    let mut before = counts();
+    let mut more = |expected: &[(&'static str, &'static str)]| {
+        let now = counts();
+        let grown = now.iter().filter(|(name, count)| **count > before[*name]);
+        let grown: Vec<_> = grown.map(|(name, _)| *name).collect();
+        before = now;
+        assert_eq!(grown, expected);
+    };
+    bench.synced(file, 8192, &[2; 1000], false);
+    more(&[("commits", "one_write"), ("writes", "small")]);
+    bench.synced(file, 16384, &[3; 300_000], false);
+    more(&[("commits", "with_data"), ("writes", "large")]);
+    bench.synced(file, 65536, &[4; 4096], true);
+    more(&[("writes", "overwrite")]);
+    bench.fs.write(&OpCtx::service(), file, 400_000, &mut &[5; 9000][..]).expect("room");
+    more(&[("writes", "unsynced")]);
+    bench.fs.fsync(&OpCtx::service(), file, false).expect("durable");
+    more(&[("commits", "unflushed")]);
+    drop(bench);
+    let Some(bench) = self::bench(DataMode::Data) else { return };
+    bench.synced(bench.create("file"), 0, &[1; 8192], false);
+    let writes = bench.fs.writes().into_iter().filter(|(_, count)| *count > 0);
+    assert_eq!(writes.map(|(name, _)| name).collect::<Vec<_>>(), ["data_mode"]);
+}
+
 /// The records of a transaction go along in its one write as long as they fit a sector.
 #[test]
 fn few_revokes_go_along_and_many_are_flushed_first() {
-    let Some(bench) = bench(DataMode::Ordered) else { return };
+    if !common::have_tools() {
+        return;
+    }
+    // A log that no checkpoint empties meanwhile: what is at home is not revoked.
+    let bytes = common::image(64, &[common::LANE, &["-J", "size=16"]].concat());
+    let bench = open(Image::new(bytes), DataMode::Ordered);
     let root = bench.fs.root().expect("root").ino;
     for (blocks, flushes) in [(3, false), (16, false), (60, false), (80, true)] {
         let file = bench.create("file");
@@ -362,4 +404,43 @@ fn deferred_data_of_removed_files_is_written_over_by_nobody() {
         assert!(bench.read(&format!("kept{round}")) == vec![round; 150_000]);
     }
     bench.fs.close().expect("closes");
+}
+
+/// Each write by a descriptor with `O_DSYNC` or `O_SYNC` is one request, as a write with its sync.
+#[test]
+fn a_write_that_syncs_is_one_durable_write() {
+    const O_DSYNC: i32 = 0o10_000;
+    const O_SYNC: i32 = 0o4_010_000;
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let Bench { disk, fs } = bench;
+    let options = polylane_vfs::Options {
+        clock: Arc::new(TestClock::default()),
+        cache_bytes_limit: 4 << 20,
+        dirty_bytes_limit: 4 << 20,
+        flush_interval: std::time::Duration::from_secs(3600),
+        mount_path: b"/lane".to_vec(),
+        covered: vec![],
+    };
+    let vfs = polylane_vfs::Vfs::new(Arc::new(fs), options).expect("opens");
+    let ctx = OpCtx::service();
+    for (flags, name) in [(O_DSYNC, &b"data"[..]), (O_SYNC, b"all")] {
+        let flags = flags | 2 | 0o100;
+        let file = vfs.open_path(&ctx, &vfs.root(), name, flags, 0o600, 0).expect("made");
+        let write = |at: u64, bytes: &[u8]| {
+            let before = disk.events().len();
+            let written = file.write(&ctx, Some(at), &mut &bytes[..]).expect("room");
+            assert_eq!(written.count, bytes.len());
+            file.sync_written(&ctx, flags).expect("durable");
+            let events = disk.events();
+            let new = events[before..].iter().filter(|event| !matches!(event, Event::Done { .. }));
+            let durable = |event: &&Event| matches!(event, Event::Write { fua: true, .. });
+            (new.clone().filter(durable).count(), new.count())
+        };
+        write(0, &[1; 4096]);
+        // Where the journal's blocks do not lie side by side there are three.
+        let odd = (1..30).filter(|at| write(at * 1000, &[2; 1000]) != (1, 1)).count();
+        assert!(odd < 4, "{odd} of 30 appends");
+        let odd = (0..20).filter(|at| write(at * 1000, &[3; 3000]) != (1, 1)).count();
+        assert!(odd < 4, "{odd} of 20 writes over what is there");
+    }
 }
