@@ -226,22 +226,49 @@ fn copy(
     let mut done = 0;
     while done < count {
         let at = offset + done as u64;
-        let within = (at % FRAME_BYTES as u64) as usize;
-        let part = (FRAME_BYTES - within).min(count - done);
-        let copied = || {
-            let found = views.find(look, at / FRAME_BYTES as u64)?;
-            let from = views.found_offset(found) + within;
-            session.channel.frame_get(from, &mut into[done..done + part]);
-            Some(views.is_whole(found))
-        };
-        // Another thread may have written the page anew meanwhile.
-        std::iter::repeat_with(copied).take(READ_TRIES).find(|whole| *whole != Some(false))??;
-        done += part;
+        let part = (FRAME_BYTES - within(at)).min(count - done);
+        let part = &mut into[done..done + part];
+        if !copy_page(session, &views, look, at, part)? {
+            copy_again(session, &views, look, at, part)?;
+        }
+        done += part.len();
     }
     if look.has(NOTES_READS) && !into.is_empty() {
         note(&views, number);
     }
     (views.is_same(number, look) && !session.channel.is_dead()).then_some(count)
+}
+
+/// Where a byte of a file lies in its page.
+fn within(offset: u64) -> usize {
+    (offset % FRAME_BYTES as u64) as usize
+}
+
+/// Copies from one page; whether it was the file's all the time. `None`: it is not shown.
+#[inline(always)]
+fn copy_page(
+    session: &'static Session,
+    views: &Views,
+    look: Look,
+    at: u64,
+    into: &mut [u8],
+) -> Option<bool> {
+    let found = views.find(look, at / FRAME_BYTES as u64)?;
+    session.channel.frame_get(views.found_offset(found) + within(at), into);
+    Some(views.is_whole(found))
+}
+
+/// The same where another thread wrote the page anew meanwhile.
+#[cold]
+fn copy_again(
+    session: &'static Session,
+    views: &Views,
+    look: Look,
+    at: u64,
+    into: &mut [u8],
+) -> Option<()> {
+    let mut copied = (1..READ_TRIES).map(|_| copy_page(session, views, look, at, into));
+    copied.find(|whole| *whole != Some(false))?.map(drop)
 }
 
 /// Writes where the service lends it, at an offset or, without one, at the end of the file; returns
