@@ -327,77 +327,89 @@ impl<'a> Engine<'a> {
     }
 
     fn command(&self, way: Way, fast: bool) -> Command {
-        let env = environment(fast);
-        let script = format!("{{ {SCRIPT}; }} 2>&1");
-        let id = format!("polylane-test-{}-{}", std::process::id(), u8::from(fast));
-        let mounts = self.mounts(way);
-        let option = |read_only: bool| if read_only { "ro" } else { "rw" };
-        let mut command;
-        match self.name {
-            "podman" => {
-                command = Command::new("podman");
-                for (option, dir) in [("--root", "all"), ("--runroot", "state")] {
-                    command.arg(option).arg(self.place(dir));
-                }
-                // Its own choice may be one that this host's control groups are not for.
-                if polylane_tests::tool("runc").is_some() {
-                    command.args(["--runtime", "runc"]);
-                }
-                command.args(["--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"]);
-                command.args(["--ulimit", "nofile=999:999"]);
-                command.args(["--ulimit", "nproc=999:999"]);
-                for (source, at, read_only) in mounts {
-                    command.arg(format!("-v={}:/{at}:{}", source.display(), option(read_only)));
-                }
-                command.args(env.iter().map(|variable| format!("--env={variable}")));
-                command.arg("--rootfs").arg(&self.root).args(["sh", "-c", &script]);
-            }
-            "containerd" => {
-                command = Command::new("ctr");
-                command.arg("--address").arg(self.place("socket")).args(["run", "--rm"]);
-                for (source, at, read_only) in mounts {
-                    let (source, option) = (source.display(), option(read_only));
-                    command.arg("--mount");
-                    command.arg(format!("type=bind,src={source},dst=/{at},options=rbind:{option}"));
-                }
-                command.args(env.iter().map(|variable| format!("--env={variable}")));
-                command.arg("--rootfs").arg(&self.root).args([&id, "/bin/sh", "-c", &script]);
-            }
-            "lxc" => {
-                let config = self.place("config");
-                let mut text = format!(
-                    "lxc.uts.name = {id}\nlxc.rootfs.path = dir:{}\nlxc.rootfs.mount = {}\n\
-                     lxc.net.0.type = empty\nlxc.mount.auto = proc:mixed\nlxc.autodev = 1\n",
-                    self.root.display(),
-                    self.place("rootfs").display()
-                );
-                fs::create_dir_all(self.place("rootfs")).expect("mkdir");
-                for (source, at, read_only) in mounts {
-                    let (source, option) = (source.display(), option(read_only));
-                    text += &format!("lxc.mount.entry = {source} {at} none rbind,{option} 0 0\n");
-                }
-                for variable in &env {
-                    text += &format!("lxc.environment = {variable}\n");
-                }
-                fs::write(&config, text).expect("write");
-                command = Command::new("lxc-execute");
-                command.arg("-P").arg(self.lane.host.path("")).args(["-n", &id, "-f"]);
-                command.arg(config).args(["--", "/bin/sh", "-c", &script]);
-            }
-            _ => {
-                command = Command::new("systemd-nspawn");
-                command.args(["--quiet", "--register=no", "--keep-unit", "--as-pid2"]);
-                command.arg("--console=pipe");
-                command.args(["--machine", &id, "--resolv-conf=off", "--timezone=off"]);
-                for (source, at, read_only) in mounts {
-                    let bind = if read_only { "--bind-ro" } else { "--bind" };
-                    command.arg(format!("{bind}={}:/{at}", source.display()));
-                }
-                command.args(env.iter().map(|variable| format!("--setenv={variable}")));
-                command.arg("-D").arg(&self.root).args(["/bin/sh", "-c", &script]);
-            }
-        }
+        let inside = Inside {
+            env: environment(fast),
+            script: format!("{{ {SCRIPT}; }} 2>&1"),
+            id: format!("polylane-test-{}-{}", std::process::id(), u8::from(fast)),
+            mounts: self.mounts(way),
+        };
+        let mut command = match self.name {
+            "podman" => self.in_podman(&inside),
+            "containerd" => self.in_containerd(&inside),
+            "lxc" => self.in_lxc(&inside),
+            _ => self.in_nspawn(&inside),
+        };
         command.stdin(Stdio::null());
+        command
+    }
+
+    fn in_podman(&self, inside: &Inside) -> Command {
+        let mut command = Command::new("podman");
+        for (option, dir) in [("--root", "all"), ("--runroot", "state")] {
+            command.arg(option).arg(self.place(dir));
+        }
+        // Its own choice may be one that this host's control groups are not for.
+        if polylane_tests::tool("runc").is_some() {
+            command.args(["--runtime", "runc"]);
+        }
+        command.args(["--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"]);
+        command.args(["--ulimit", "nofile=999:999"]);
+        command.args(["--ulimit", "nproc=999:999"]);
+        for (source, at, option) in inside.mounts() {
+            command.arg(format!("-v={source}:/{at}:{option}"));
+        }
+        command.args(inside.env.iter().map(|variable| format!("--env={variable}")));
+        command.arg("--rootfs").arg(&self.root).args(["sh", "-c", &inside.script]);
+        command
+    }
+
+    fn in_containerd(&self, inside: &Inside) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(self.place("socket")).args(["run", "--rm"]);
+        for (source, at, option) in inside.mounts() {
+            command.arg("--mount");
+            command.arg(format!("type=bind,src={source},dst=/{at},options=rbind:{option}"));
+        }
+        command.args(inside.env.iter().map(|variable| format!("--env={variable}")));
+        command.arg("--rootfs").arg(&self.root);
+        command.args([&inside.id, "/bin/sh", "-c", &inside.script]);
+        command
+    }
+
+    fn in_lxc(&self, inside: &Inside) -> Command {
+        let config = self.place("config");
+        let mut text = format!(
+            "lxc.uts.name = {}\nlxc.rootfs.path = dir:{}\nlxc.rootfs.mount = {}\n\
+             lxc.net.0.type = empty\nlxc.mount.auto = proc:mixed\nlxc.autodev = 1\n",
+            inside.id,
+            self.root.display(),
+            self.place("rootfs").display()
+        );
+        fs::create_dir_all(self.place("rootfs")).expect("mkdir");
+        for (source, at, option) in inside.mounts() {
+            text += &format!("lxc.mount.entry = {source} {at} none rbind,{option} 0 0\n");
+        }
+        for variable in &inside.env {
+            text += &format!("lxc.environment = {variable}\n");
+        }
+        fs::write(&config, text).expect("write");
+        let mut command = Command::new("lxc-execute");
+        command.arg("-P").arg(self.lane.host.path("")).args(["-n", &inside.id, "-f"]);
+        command.arg(config).args(["--", "/bin/sh", "-c", &inside.script]);
+        command
+    }
+
+    fn in_nspawn(&self, inside: &Inside) -> Command {
+        let mut command = Command::new("systemd-nspawn");
+        command.args(["--quiet", "--register=no", "--keep-unit", "--as-pid2"]);
+        command.arg("--console=pipe");
+        command.args(["--machine", &inside.id, "--resolv-conf=off", "--timezone=off"]);
+        for (source, at, option) in inside.mounts() {
+            let bind = if option == "ro" { "--bind-ro" } else { "--bind" };
+            command.arg(format!("{bind}={source}:/{at}"));
+        }
+        command.args(inside.env.iter().map(|variable| format!("--setenv={variable}")));
+        command.arg("-D").arg(&self.root).args(["/bin/sh", "-c", &inside.script]);
         command
     }
 
@@ -410,6 +422,25 @@ impl<'a> Engine<'a> {
             true => Ok(said),
             false => Err(format!("{said}{}", String::from_utf8_lossy(&output.stderr))),
         }
+    }
+}
+
+/// What a container is to have and to do.
+struct Inside {
+    env: Vec<&'static str>,
+    script: String,
+    id: String,
+    /// What is mounted, at which path, and whether read-only.
+    mounts: [(PathBuf, &'static str, bool); 3],
+}
+
+impl Inside {
+    /// What is mounted, at which path, and with which option.
+    fn mounts(&self) -> impl Iterator<Item = (std::path::Display<'_>, &'static str, &'static str)> {
+        let option = |read_only: bool| if read_only { "ro" } else { "rw" };
+        self.mounts
+            .iter()
+            .map(move |(source, at, read_only)| (source.display(), *at, option(*read_only)))
     }
 }
 
