@@ -4,7 +4,7 @@
 #[path = "fuse/kernel.rs"]
 mod kernel;
 
-use kernel::{Answer, Bytes, Fields, Kernel, PID, ROOT};
+use kernel::{Answer, Bytes, Fields, Kernel, Message, PID, ROOT};
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -703,6 +703,28 @@ fn the_owner_of_a_bound_file_decides_not_the_owner_the_kernel_remembers() {
     let mut truncate = Bytes::new();
     truncate.u32(8).raw(&[0; 84]);
     assert_eq!(kernel.ask(SETATTR, slot, &truncate.0), Err(Errno::EACCES));
+}
+
+/// With a size goes the file's last byte, and programs store through mappings as soon as they have
+/// a descriptor: what is told later than that would be older than what they stored.
+#[test]
+fn who_opens_a_files_own_node_again_finds_no_old_byte_in_its_pages() {
+    let mut kernel = Kernel::new();
+    let (id, fh) = create(&mut kernel, ROOT, "a");
+    write(&mut kernel, id, fh, b"12345678").expect("written");
+    let file = open_file(&kernel, "a", libc::O_RDWR);
+    for _ in 0..3 {
+        let ticket = polylane_front::lane::tickets::Ticket { file: file.clone(), slot: None };
+        let key = Token(kernel.lane.tickets.issue(&ticket).expect("a ticket"));
+        let mut args = Bytes::new();
+        args.u32((libc::O_RDWR | libc::O_CREAT) as u32).u32(0o100600).u32(0).u32(0);
+        args.name(&format!("x-{key}"));
+        let unique = kernel.send(CREATE, SLOT_DIR, &args.0);
+        let messages: Vec<_> = std::iter::from_fn(|| kernel.receive(300)).collect();
+        assert!(messages.iter().any(|message| message.unique == unique), "it is answered");
+        let stored = |message: &&Message| message.unique == 0 && message.error == STORE;
+        assert_eq!(messages.iter().filter(stored).count(), 0, "nothing is longer than it was");
+    }
 }
 
 #[test]

@@ -34,6 +34,46 @@ static void with_mode(const char *name, mode_t mode)
 	MUST(chmod(name, mode) == 0);
 }
 
+/*
+ * By a descriptor that another user opened, of a file whose mode changed since: with pages of the
+ * kernel's, and without.
+ */
+static void by_descriptor(mode_t mode, int mapped)
+{
+	int opened[2], changed[2], fd;
+	char from[64];
+	with_mode("later", 0666);
+	MUST(pipe(opened) == 0 && pipe(changed) == 0);
+	pid_t child = begin();
+	if (child == 0) {
+		MUST(setgid(OTHER) == 0 && setuid(OTHER) == 0);
+		MUST((fd = open("later", O_RDWR)) >= 0);
+		if (mapped) {
+			char *map = mmap(NULL, 4, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+			MUST(map != MAP_FAILED);
+			map[0] = 'T';
+		}
+		MUST(write(opened[1], "", 1) == 1 && read(changed[0], from, 1) == 1);
+		printf("-- %04o%s\n", (unsigned)mode, mapped ? ", mapped" : "");
+		sprintf(from, "/proc/self/fd/%d", fd);
+		int followed = linkat(AT_FDCWD, from, AT_FDCWD, "link", AT_SYMLINK_FOLLOW);
+		printf("followed: %d %s\n", followed, followed ? strerror(errno) : "");
+		unlink("link");
+		int direct = linkat(fd, "", AT_FDCWD, "link", AT_EMPTY_PATH);
+		printf("direct: %d %s\n", direct, direct ? strerror(errno) : "");
+		unlink("link");
+		fflush(stdout);
+		_exit(0);
+	}
+	MUST(read(opened[0], from, 1) == 1);
+	MUST(chmod("later", mode) == 0);
+	MUST(write(changed[1], "", 1) == 1);
+	reap(child);
+	for (int end = 0; end < 2; end++)
+		MUST(close(opened[end]) == 0 && close(changed[end]) == 0);
+	MUST(unlink("later") == 0);
+}
+
 int main(void)
 {
 	if (getuid() != 0 || setgroups(0, NULL) != 0)
@@ -55,5 +95,9 @@ int main(void)
 		MUST(setgid(OTHER) == 0 && setuid(OTHER) == 0);
 		try_all();
 	}
+	static const mode_t modes[] = { 0666, 0600, 0644, 04666, 02676, 02666 };
+	for (unsigned n = 0; n < sizeof modes / sizeof *modes; n++)
+		for (int mapped = 0; mapped < 2; mapped++)
+			by_descriptor(modes[n], mapped);
 	return 0;
 }

@@ -26,8 +26,8 @@ pub(super) enum Outcome {
     ReplyWritten(Again, Range),
     /// The reply is in the body; then the pages of a range are dropped, except those under a node.
     ReplyBefore(Node, Range, Option<u64>),
-    /// The reply is in the body; then the kernel is told of the file's size once more.
-    ReplyThenTell(Node),
+    /// The reply is in the body, with a size; then the kernel is told if the file is longer by now.
+    ReplyThenTell(Node, u64),
 }
 
 /// Why an operation did not end.

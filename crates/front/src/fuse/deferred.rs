@@ -27,8 +27,8 @@ pub(super) enum Job {
     ReplyWritten { reply: Reply, again: Again, range: Range },
     /// Pages to drop under other nodes than `except`; the reply was sent.
     Drop { node: Node, range: Range, except: Option<u64> },
-    /// A file's size to be told once more.
-    TellSize(Node),
+    /// A file's size to be told, if it is more than this.
+    TellSize(Node, u64),
 }
 
 /// A reply that waits for the kernel.

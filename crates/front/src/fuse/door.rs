@@ -337,10 +337,10 @@ impl Serving {
                 self.session.device.reply(header.unique, &body.0);
                 self.defer(&self.deferred, Job::Drop { node, range, except });
             }
-            Ok(Outcome::ReplyThenTell(node)) => {
+            Ok(Outcome::ReplyThenTell(node, size)) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.session.device.reply(header.unique, &body.0);
-                self.defer(&self.deferred, Job::TellSize(node));
+                self.defer(&self.deferred, Job::TellSize(node, size));
             }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
                 turn.into_iter().for_each(Turn::postpone);
@@ -418,7 +418,7 @@ impl Serving {
             Job::Drop { node, range, except } => {
                 self.session.lane.invalidate(&node, except, range);
             }
-            Job::TellSize(node) => self.session.lane.tell_size(&node),
+            Job::TellSize(node, size) => self.session.lane.tell_size(&node, size),
         }
     }
 

@@ -37,11 +37,16 @@ impl Call<'_> {
     /// Appends `fuse_entry_out` for an inode, found by the name at `place` if any, and counts the
     /// lookup.
     pub(super) fn entry(&mut self, node: &Node, place: Place) -> Result<u64> {
+        self.sized_entry(node, place).map(|(id, _)| id)
+    }
+
+    /// [`entry`](Self::entry), and the size that it tells the kernel.
+    fn sized_entry(&mut self, node: &Node, place: Place) -> Result<(u64, u64)> {
         let attr = self.session.lane.vfs.getattr(&self.ctx(&self.caller()), node)?;
         let id = self.session.lane.nodes.remember(node, place);
         self.session.lane.nodes.tell_size(id, attr.size);
         self.out.entry(id, node.generation(), &attr, 0);
-        Ok(id)
+        Ok((id, attr.size))
     }
 
     /// [`entry`](Self::entry) of what a name in the directory of the request is. The fast lane may
@@ -251,12 +256,17 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     let (node, dir) = (call.inode(id)?, call.dir()?);
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
     let cred = call.cred()?;
-    if matches!(call.session.lane.nodes.get(id)?, Target::Slot(_)) {
-        // The kernel checked it by the owner and the mode that it takes the slot to have.
-        let unchecked = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
-        if !call.session.lane.may_link(&unchecked, &node)? {
-            return Err(Errno::EPERM.into());
-        }
+    // By a descriptor the kernel goes by what it last heard of the file: the owner and the mode
+    // that it takes a slot to have; of a node those of its last look, whose set-id bits it asks
+    // for before it looks again.
+    let lane = &call.session.lane;
+    let unchecked = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
+    let may = match lane.nodes.get(id)? {
+        Target::Slot(_) => lane.may_link(&unchecked, &node)?,
+        _ => lane.is_harmless(&unchecked, &node)? || lane.may_link(&unchecked, &node)?,
+    };
+    if !may {
+        return Err(Errno::EPERM.into());
     }
     call.session.lane.vfs.link(&call.ctx(&cred), &node, &dir, name)?;
     call.session.lane.nodes.linked(id);
@@ -379,15 +389,17 @@ fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> 
         return Err(Errno::EINVAL.into());
     }
     let (node, lane) = (file.node().clone(), call.session.lane.clone());
-    let id = call.entry(&node, Place::NONE)?;
+    let (id, size) = call.sized_entry(&node, Place::NONE)?;
     // The name is for one open: its descriptor keeps the inode, and nothing else does.
     lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
-    // A size that the kernel learned meanwhile is newer than the one in this reply.
+    // A size that the kernel learns meanwhile is newer than the one in this reply. Where there is
+    // none it is told nothing: with a size goes a byte, and what the caller stores there through a
+    // mapping, once it has the reply, is newer than that.
     let again = call.session.lane.nodes.is_open(id);
     call.session.opened(id, flags);
     let how = call.session.open_flags((&node, id), flags);
     let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
     let fh = call.session.handles.insert(handle);
     call.out.open(fh, how | OpenedFlags::NOFLUSH);
-    Ok(if again { Outcome::ReplyThenTell(node) } else { Outcome::Reply })
+    Ok(if again { Outcome::ReplyThenTell(node, size) } else { Outcome::Reply })
 }

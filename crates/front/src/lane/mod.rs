@@ -210,12 +210,16 @@ impl Lane {
         if attr.uid.0 == NOBODY || attr.gid.0 == NOBODY {
             return Ok(true);
         }
-        let runs_as_group = libc::S_ISGID | libc::S_IXGRP;
-        let harmless = node.kind() == Kind::File
-            && attr.perm & libc::S_ISUID == 0
-            && attr.perm & runs_as_group != runs_as_group;
         let can_use = || self.vfs.access(ctx, node, (libc::R_OK | libc::W_OK) as u32).is_ok();
+        let harmless = node.kind() == Kind::File && self.is_harmless(ctx, node)?;
         Ok(ctx.uid() == attr.uid || harmless && can_use())
+    }
+
+    /// Whether it runs as nobody but its caller, as far as its mode says.
+    pub(crate) fn is_harmless(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<bool> {
+        let perm = self.vfs.getattr(ctx, node)?.perm;
+        let runs_as_group = libc::S_ISGID | libc::S_IXGRP;
+        Ok(perm & libc::S_ISUID == 0 && perm & runs_as_group != runs_as_group)
     }
 
     /// To be called by the shared-memory front end before it reads, writes, truncates or syncs
@@ -320,12 +324,13 @@ impl Lane {
         self.nodes.told_growth(id, size);
     }
 
-    /// Tells the kernel how long a file is that it has open, though it was told before: it may have
-    /// taken that back by a reply that was late.
-    pub(crate) fn tell_size(&self, node: &Node) {
+    /// Tells the kernel how long a file is that it has open, if that is more than it was told by a
+    /// reply that may have come late: it takes back what it learned before.
+    pub(crate) fn tell_size(&self, node: &Node, told: u64) {
         let size = self.vfs.getattr(&OpCtx::service(), node).map_or(0, |attr| attr.size);
-        if let Some(id) = self.nodes.id_of(node).filter(|_| size > 0) {
+        if let Some(id) = self.nodes.id_of(node).filter(|_| size > told) {
             self.notifier.grow(id, size, self.byte_at(node, size - 1));
+            self.nodes.told_growth(id, size);
         }
     }
 
