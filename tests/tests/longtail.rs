@@ -237,7 +237,8 @@ fn agrees(test: &str, topic: &Topic) {
     let Some(built) = compile(test, topic) else { return };
     let script = |before: &str| {
         let text = format!("mkdir work; cd work\n{before}{}", topic.script);
-        let script = Script::new(text).limit(120).env("SOURCES", sources()).env("BUILT", &built);
+        let script = Script::new(text).limit(120);
+        let script = script.env("SOURCES", sources()).env("BUILT", &built);
         let script = script.env("PROGRAM", built.join("program"));
         jemalloc().iter().fold(script, |script, path| script.env("JEMALLOC", path))
     };
@@ -326,6 +327,7 @@ topics! {
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     holders_of_locks = Topic { source: "holders", ..PROGRAM };
     set_id_bits = Topic { source: "set_id", ways: LISTS, ..PROGRAM };
+    set_id_bits_by_the_library = Topic { source: "set_id", ways: PRELOAD, ..ALL };
     files_that_the_kernel_acts_on_by_itself = Topic { source: "own_nodes", ..PROGRAM };
     descriptors_of_own_nodes =
         Topic { source: "own_descriptors", options: &["-pthread"], ..PROGRAM };

@@ -216,6 +216,11 @@ impl Threads {
         Threads { process, known: Mutex::default() }
     }
 
+    /// Whether a thread is the process's first.
+    pub(crate) fn is_first(&self, thread: u32) -> bool {
+        thread == self.process.thread
+    }
+
     /// Whether a thread is one of the process. What was known a moment ago still holds: no number
     /// is used again that soon. Without a witness the first alone is known.
     pub(crate) fn has(&self, thread: u32, witness: Option<&Arc<dyn Witness>>) -> bool {

@@ -22,7 +22,7 @@ use crate::cache::FilePages;
 use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
-use crate::fs::{Attr, Kind};
+use crate::fs::{Attr, Kind, SET_GID};
 use crate::oplock::Opens;
 use crate::view::Viewed;
 
@@ -113,6 +113,11 @@ impl Inode {
     /// Whether anybody but the kernel has it open for writing.
     pub fn is_written(&self) -> bool {
         self.opens.are_written()
+    }
+
+    /// Whether a writer's groups decide if its set-gid bit stays: its group may not execute it.
+    pub fn is_set_gid_by_group(&self) -> bool {
+        self.perm() & (SET_GID | 0o010) == SET_GID
     }
 
     /// Whether the next read moves its access time.

@@ -56,8 +56,32 @@ static void once(const char *name, int how)
 	close(fd);
 }
 
+/* Reads that find nothing are reads, of an empty file and past the end. */
+static void nothing_to_read(off_t size, int flags)
+{
+	int fd = open("short", O_RDWR | O_CREAT | O_TRUNC, 0666);
+	MUST(fd >= 0 && ftruncate(fd, size) == 0 && close(fd) == 0);
+	usleep(20000);
+	MUST((fd = open("short", flags)) >= 0);
+	MOVES("short", MUST(pread(fd, bytes, 10, size) == 0));
+	MOVES("short", MUST(pread(fd, bytes, 10, size + 9000) == 0));
+	close(fd);
+	MUST((fd = open("short", flags)) >= 0);
+	MOVES("short", MUST(read(fd, bytes, 10) == (size < 10 ? size : 10)));
+	MUST(chmod("short", 0600) == 0 && chmod("short", 0644) == 0);
+	close(fd);
+	MUST((fd = open("short", flags)) >= 0);
+	MOVES("short", MUST(pread(fd, bytes, 10, size + 1) == 0));
+	close(fd);
+	MUST(unlink("short") == 0);
+}
+
 int main(void)
 {
+	for (int n = 0; n < 3; n++) {
+		nothing_to_read((off_t[]){ 0, 5, 5000 }[n], O_RDONLY);
+		nothing_to_read((off_t[]){ 0, 5, 5000 }[n], O_RDWR);
+	}
 	for (int n = 0; n < 9; n++) {
 		char name[16];
 		snprintf(name, sizeof name, "file%d", n);

@@ -41,6 +41,10 @@ pub(crate) enum Change {
     Times(Stamp, Stamp),
 }
 
+/// What the kernel sends a FUSE mount as it sends the begin of a write by another: whether the
+/// caller owns the file it does not ask.
+const LEFT_AS_IT_IS: Change = Change::Owner(u32::MAX, u32::MAX);
+
 /// `chmod`, `chown`, `truncate`, `utimensat` by path.
 pub(crate) fn change(
     state: &'static State,
@@ -48,6 +52,7 @@ pub(crate) fn change(
     what: Change,
     follow: bool,
 ) -> Outcome<()> {
+    hurry_for(state, what)?;
     let (session, at) = path::at(state, place.0, place.1)?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
     let message = fill(state, Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
@@ -60,6 +65,7 @@ pub(crate) fn change(
 
 /// `fchmod`, `fchown`, `futimens`.
 pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Outcome<()> {
+    hurry_for(state, what)?;
     let file = file::find(state, fd)?;
     let (session, handle) = file::usable(state, &file, fd)?;
     if to_stream(what).is_some_and(|fields| state.get().leases.set(session, &file, &fields)) {
@@ -67,6 +73,16 @@ pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Out
     }
     let message = fill(state, Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
     call::plain(session, message)?;
+    Ok(())
+}
+
+/// Has a change that the kernel would take for another one be made by the library, were it the first
+/// call of a process.
+fn hurry_for(state: &'static State, what: Change) -> Outcome<()> {
+    if what == LEFT_AS_IT_IS {
+        namespace::mount()?;
+        state.get().sessions.hurry();
+    }
     Ok(())
 }
 

@@ -100,11 +100,15 @@ impl<'a> Call<'a> {
 
     /// Who writes. Whether the writer keeps set-id bits is the kernel's word. Of the groups of a
     /// user who does not, it tells one; those of a slot's session are known as long as the slot has
-    /// not escaped.
+    /// not escaped, and those of a process with a session that has a file's own node open, where
+    /// they matter.
     pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
         let groups = match self.target() {
             Ok(Target::Slot(slot)) if kills_suidgid && !slot.escaped() => {
                 self.session.lane.slots.groups(&slot)
+            }
+            Ok(Target::Node(node)) if kills_suidgid && node.is_set_gid_by_group() => {
+                self.session.lane.slots.groups_of(self.header.pid)
             }
             _ => self.session.no_groups.clone(),
         };

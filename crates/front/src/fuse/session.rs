@@ -128,14 +128,15 @@ impl Session {
     /// `fuse_open_out.open_flags` for a handle on a file's own node, opened with these flags of
     /// open(2). What is only read goes through the page cache while nobody writes to the file, and
     /// what is there stays, unless the next read is to move the access time: then it must come
-    /// here. Appending goes past the cache in any case: the kernel would put the bytes on the page
-    /// where it thinks the end is.
+    /// here, also where there is nothing to read, of which the kernel's cache would not tell.
+    /// Appending goes past the cache in any case: the kernel would put the bytes on the page where
+    /// it thinks the end is.
     pub(super) fn open_flags(&self, (node, id): (&Node, u64), flags: i32) -> OpenedFlags {
         const PAST: i32 = libc::O_APPEND | libc::O_DIRECT;
         let reads = flags & (libc::O_ACCMODE | PAST) == libc::O_RDONLY;
         match (self.is_direct(), flags & libc::O_APPEND) {
             (true, _) if reads && self.lane.may_cache(node, id) => match node.moves_atime() {
-                true => OpenedFlags::empty(),
+                true => OpenedFlags::DIRECT_IO,
                 false => OpenedFlags::KEEP_CACHE,
             },
             (false, 0) => OpenedFlags::empty(),

@@ -567,6 +567,14 @@ impl SlotTable {
         }
     }
 
+    /// The supplementary groups of the process whose first thread this is; none without a session.
+    pub(crate) fn groups_of(&self, thread: u32) -> Arc<[Gid]> {
+        let sessions = self.sessions.lock();
+        let mut sessions = sessions.values().filter_map(Weak::upgrade);
+        let own = sessions.find(|session| session.process.is_first(thread));
+        own.map_or_else(|| Arc::new([]) as Arc<[Gid]>, |session| session.groups.clone())
+    }
+
     /// Counts one kernel handle more on the slot's node.
     pub(crate) fn opened(&self, slot: &Slot) {
         slot.state.lock().handles += 1;
