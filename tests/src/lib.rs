@@ -79,13 +79,15 @@ pub struct Script {
     limit: Duration,
     env: Vec<(String, String)>,
     options: Vec<String>,
+    counted: bool,
 }
 
 impl Script {
     /// A script with a minute to run.
     pub fn new(text: impl Into<String>) -> Self {
         let limit = Duration::from_secs(60);
-        Script { text: text.into(), limit, env: Vec::new(), options: Vec::new() }
+        let (env, options) = (Vec::new(), Vec::new());
+        Script { text: text.into(), limit, env, options, counted: false }
     }
 
     /// A script of `tests/scripts`.
@@ -124,6 +126,14 @@ impl Script {
         self
     }
 
+    /// Has the free blocks and inodes of a lane in memory or on a volume counted before it, and
+    /// after it once all that it made is removed. Where they differ, it ends with 98, and standard
+    /// error says by how much.
+    #[must_use]
+    pub fn counted(self) -> Self {
+        Script { counted: true, ..self }
+    }
+
     /// Runs it.
     ///
     /// # Panics
@@ -154,6 +164,11 @@ impl Script {
             let fuse_only = matches!(lane, Lane::Fuse | Lane::FuseDir | Lane::FuseVolume);
             command.args(fuse_only.then_some("--no-preload")).arg("--");
         }
+        // A host directory shares its room with others.
+        let own_room = !matches!(lane, Lane::Tmpfs | Lane::FuseDir | Lane::PreloadDir);
+        if self.counted && own_room {
+            command.args(["sh", "-euc", COUNTED, "sh"]);
+        }
         command.args(["sh", "-euc", &format!("cd {MOUNT}\n{}", self.text)]);
         environment(&mut command);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
@@ -182,6 +197,26 @@ impl Script {
 
 /// Mounts the judge at `$1` and goes on with the rest.
 const TMPFS: &str = r#"mount -t tmpfs -o mode=755 tmpfs "$1" && cd "$1" && shift && exec "$@""#;
+
+/// Runs a program, removes what it made, and waits until there is as much room as before. The root
+/// directory may have become longer.
+const COUNTED: &str = r#"
+room() {
+    set -- $(stat -f -c '%f %S %d' "$MOUNT") $(stat -c %b "$MOUNT")
+    echo "$(($1 * $2 / 1024 + $4 / 2)) KiB and $3 inodes"
+}
+before=$(room)
+status=0
+"$@" || status=$?
+find "$MOUNT" -mindepth 1 -maxdepth 1 ! -name lost+found ! -name '.polylane*' -exec rm -rf {} +
+for turn in $(seq 100); do
+    after=$(room)
+    if test "$after" = "$before"; then exit $status; fi
+    sleep 0.05
+done
+echo "free before it: $before; after it: $after" >&2
+exit 98
+"#;
 
 /// The same few variables everywhere: no locale, time zone or git configuration of the caller's.
 fn environment(command: &mut Command) {

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use polylane_tests::pool::no_library;
-use polylane_tests::{Lane, Script, chosen, lacks, skip, unavailable};
+use polylane_tests::{Lane, MOUNT, Script, chosen, lacks, skip, unavailable};
 
 /// What a program exits with when this host cannot say.
 const SKIPPED: i32 = 77;
@@ -51,7 +51,7 @@ fn passes(name: &str) {
     }
     let program = programs().join(name);
     let text = format!("mkdir dir; exec {} dir", program.display());
-    let script = || Script::new(&text).limit(120);
+    let script = || Script::new(&text).limit(120).counted();
     for lane in chosen(&[Lane::Tmpfs, Lane::Fuse, Lane::Preload, Lane::PreloadDir]) {
         judge(name, lane, &script());
         if matches!(lane, Lane::Preload | Lane::PreloadDir) {
@@ -120,6 +120,65 @@ programs! {
     calls_past_every_hook = "raw";
     files_in_constant_use = "views";
     files_opened_again_and_again = "reopen";
+}
+
+/// Runs a program with the library by a shell script, without any lane of the test's own; all that
+/// it says by either stream, and how it ended.
+fn said_at(mount: &Path, library: &Path, script: &str) -> (String, Option<i32>) {
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "--propagation=private", "sh", "-euc", script, "sh"]).arg(mount);
+    shell.arg(programs().join("basic")).env("LIBRARY", library).env("POLYLANE_PATIENCE", "0");
+    let output = shell.output().expect("run unshare");
+    let both = [output.stdout, output.stderr].concat();
+    (String::from_utf8_lossy(&both).into_owned(), output.status.code())
+}
+
+/// Makes what looks like a lane where the script's first argument says, and runs the second there.
+const NO_LANES: [&str; 6] = [
+    "",
+    "rmdir $1; : >$1",
+    "mkdir $1/.polylane",
+    "mkdir $1/.polylane; : >$1/.polylane/socket; : >$1/.polylane/mounts",
+    "mkdir $1/.polylane; python3 -c 'import socket, sys; \
+     socket.socket(socket.AF_UNIX).bind(sys.argv[1])' $1/.polylane/socket",
+    "mount -t tmpfs none $1; mkdir $1/.polylane; ln -s /dev/null $1/.polylane/socket",
+];
+
+/// Without a lane, with one that is dead, and where paths mean something else, programs with the
+/// library do what they do without it, and nothing is said.
+#[test]
+fn the_library_is_silent_where_it_cannot_work() {
+    let test = "the_library_is_silent_where_it_cannot_work";
+    if unavailable(test) || no_library(test) || lacks(test, &["gcc", "python3", "chroot"]) {
+        return;
+    }
+    let beside = polylane_tests::binary().with_file_name("libpolylane.so");
+    let library = std::env::var_os("POLYLANE_LIB").map_or(beside, PathBuf::from);
+    let program = "work=$1/work; mkdir $work 2>/dev/null || work=$(dirname $1); \
+                   export POLYLANE_MOUNT=$1; \
+                   LD_PRELOAD=$LIBRARY $2 $work; LD_PRELOAD=$LIBRARY cat $1/none || echo none";
+    for before in NO_LANES {
+        let script = format!("{before}\n{program}");
+        let told = [library.as_path(), Path::new("")].map(|library| {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let at = dir.path().join("lane");
+            std::fs::create_dir(&at).expect("mkdir");
+            let (said, status) = said_at(&at, library, &script);
+            (said.replace(&at.display().to_string(), "LANE"), status)
+        });
+        assert_eq!(told[0], told[1], "{before}");
+        assert_eq!(told[0].1, Some(0), "{before}: {}", told[0].0);
+    }
+    // The lane's place is an empty directory there.
+    let elsewhere = tempfile::tempdir().expect("tempdir");
+    let script = format!(
+        "cd $ELSEWHERE; mkdir root work; mount --rbind / root; umount -l root{MOUNT}; \
+         exec chroot root {} $ELSEWHERE/work",
+        programs().join("basic").display()
+    );
+    let script = Script::new(script).env("ELSEWHERE", elsewhere.path());
+    let outcome = script.env("POLYLANE_PATIENCE", "0").run(Lane::Preload);
+    assert_eq!((outcome.status, &outcome.stderr[..]), (0, ""), "{}", outcome.stdout);
 }
 
 /// Names that a shared library defines for others.
