@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_tests::pool::{Run, Running, no_library, signal_to};
-use polylane_tests::{binary, lacks, unavailable};
+use polylane_tests::{binary, lacks, skip, unavailable};
 
 /// Works on the lane all the time, says when it has begun.
 /// Errors are expected while the service is away: files of a former lane in memory are stale.
@@ -612,6 +612,98 @@ fn locks_of_files_that_lost_bytes_stay_and_go() {
         told
     });
     assert!(told.iter().any(|told| told == "lost"), "the flusher was there each time: {told:?}");
+}
+
+/// Three processes, each the only user of a database with a write-ahead log. Each commits until it is
+/// told to stop, and begins again after an error; then it counts what is there.
+const ONLY_USERS: &str = r#"
+import os, select, sqlite3, sys
+def connect(path):
+    base = sqlite3.connect(path, timeout=1.5, isolation_level=None)
+    base.execute("pragma journal_mode=wal")
+    base.execute("pragma synchronous=extra")
+    base.execute("create table if not exists t(i integer primary key, b blob)")
+    return base
+def commit(base):
+    base.execute("begin immediate")
+    for _ in range(3):
+        base.execute("insert into t(b) values(?)", (os.urandom(500),))
+    base.execute("commit")
+def use(name, stop):
+    os.mkdir("/lane/" + name)
+    path, base, commits, heard = "/lane/" + name + "/base", None, 0, set()
+    while not select.select([stop], [], [], 0)[0]:
+        try:
+            base = base or connect(path)
+            commit(base)
+            commits += 1
+            if commits == 1:
+                os.write(1, b"up\n")
+        except (sqlite3.Error, OSError) as error:
+            heard.add(str(error))
+            try:
+                base and base.close()
+            except sqlite3.Error:
+                pass
+            base = None
+    base = connect(path)
+    there = base.execute("select count(*) from t").fetchone()[0]
+    whole = base.execute("pragma integrity_check").fetchone()[0]
+    kept = whole == "ok" and there >= 3 * commits
+    os.write(1, ("%s %s\n" % ("kept" if kept else "lost", sorted(heard))).encode())
+stop, end = os.pipe()
+children = []
+for name in "abc":
+    children.append(os.fork())
+    if children[-1] == 0:
+        os.close(end)
+        use(name, stop)
+        os._exit(0)
+sys.stdin.readline()
+os.close(end)
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+"#;
+
+/// What a service that was killed knew of locks is nobody's lock, least of all that of the process
+/// that had it.
+fn only_users_are_never_locked_out(test: &str, options: &str) {
+    if unavailable(test) || no_library(test) || lacks(test, &["python3", "mke2fs"]) {
+        return;
+    }
+    let sqlite = Command::new("/usr/bin/python3").args(["-c", "import sqlite3"]).status();
+    if !sqlite.is_ok_and(|status| status.success()) {
+        return skip(test, "python3 has no sqlite3");
+    }
+    let place = tempfile::tempdir().expect("tempdir");
+    let script = format!("exec /usr/bin/python3 -c '{ONLY_USERS}'");
+    let run = Run::new(&format!("{options}--size 256M --volume"));
+    let run = run.arg(place.path().join("volume")).script(&script);
+    let (mut run, mut input) = run.start_with_input();
+    let _limit = Limit::on(&run, 100);
+    assert_eq!([(); 3].map(|()| run.line()), ["up"; 3]);
+    for _ in 0..5 {
+        kill_service(&run);
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    writeln!(input, "end").expect("COMMAND listens");
+    for _ in 0..3 {
+        let told = run.line();
+        assert!(told.starts_with("kept ") && !told.contains("lock"), "{told}");
+    }
+    assert_eq!(run.end().code(), Some(0));
+}
+
+#[test]
+fn the_only_user_of_a_database_is_never_locked_out_by_the_library() {
+    let test = "the_only_user_of_a_database_is_never_locked_out_by_the_library";
+    only_users_are_never_locked_out(test, "");
+}
+
+#[test]
+fn the_only_user_of_a_database_is_never_locked_out_by_fuse() {
+    let test = "the_only_user_of_a_database_is_never_locked_out_by_fuse";
+    only_users_are_never_locked_out(test, "--no-preload ");
 }
 
 /// On a volume: what was synced goes on, what was not is an error and can be opened anew, locks

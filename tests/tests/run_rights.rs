@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -29,6 +29,28 @@ fn maps_ids(dir: &Path) -> bool {
     let kind = Command::new("stat").args(["-f", "-c", "%T"]).arg(dir).output().expect("stat");
     let known = ["ext2/ext3", "xfs", "btrfs", "tmpfs"];
     known.contains(&String::from_utf8_lossy(&kind.stdout).trim())
+}
+
+/// What `doctor` says of mounts that map users is what services get.
+#[test]
+fn doctor_says_whether_mounts_are_id_mapped() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut doctor = Command::new(polylane_tests::binary());
+    let said = doctor.args(["doctor", "--json"]).current_dir(dir.path()).output().expect("doctor");
+    let findings: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    let named = |one: &&serde_json::Value| one["name"] == "id-mapped-mounts";
+    let Some(found) = findings.as_array().and_then(|all| all.iter().find(named)) else {
+        return skip(
+            "doctor_says_whether_mounts_are_id_mapped",
+            "services have their caller's user",
+        );
+    };
+    let (state, words) = match maps_ids(dir.path()) {
+        true => ("good", "have rights over their directories alone"),
+        false => ("degraded", "keep capabilities to make files for others"),
+    };
+    assert_eq!(found["state"], state, "{found}");
+    assert!(found["note"].as_str().is_some_and(|note| note.contains(words)), "{found}");
 }
 
 #[test]
@@ -302,6 +324,68 @@ fn command_in_a_root_file_system_may_do_what_a_containers_may() {
     assert_eq!(printed(&in_root("", changes)), "polylane-init\n0\nend\n");
 }
 
+/// Everything that a caller may do, COMMAND at a path may, and no more.
+#[test]
+fn command_at_a_path_has_its_callers_rights() {
+    let name = "command_at_a_path_has_its_callers_rights";
+    if unavailable(name) || lacks(name, &["setpriv"]) {
+        return;
+    }
+    let may = "grep -E '^(Cap|NoNewPrivs|Seccomp:|Groups)' /proc/self/status";
+    let fewer = ["setpriv", "--inh-caps=-sys_boot", "--bounding-set=-sys_boot"];
+    for starter in [&["nice"][..], &fewer] {
+        let callers = Command::new("env").args(starter).args(["sh", "-c", may]).output();
+        let callers = printed(&callers.expect("env"));
+        for door in ["", "--no-preload"] {
+            let run = Run::new(&format!("--mem --at /srv {door}")).script(may).by(starter);
+            assert_eq!(printed(&run.output()), callers, "{starter:?} {door}");
+        }
+    }
+}
+
+/// Tells who it runs as, and what it may do.
+const TELLS: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(void)
+{
+	char line[200];
+	FILE *status = fopen("/proc/self/status", "r");
+	printf("%d %d\n", (int)getuid(), (int)geteuid());
+	while (status && fgets(line, sizeof line, status))
+		if (!strncmp(line, "CapEff", 6))
+			fputs(line, stdout);
+	return 0;
+}
+"#;
+
+/// Set-id programs of a root file system run as who owns them, and may do what a container's may.
+#[test]
+fn set_id_programs_work_in_a_root_file_system() {
+    let name = "set_id_programs_work_in_a_root_file_system";
+    if unavailable(name) || lacks(name, &["busybox", "gcc"]) {
+        return;
+    }
+    let own = u64::from_str_radix(&status_of(std::process::id(), "CapEff"), 16).expect("a number");
+    for (options, caps) in [("", own & CONTAINER), ("--privileged", own)] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        busybox_root(dir.path());
+        fs::write(dir.path().join("tells.c"), TELLS).expect("written");
+        let mut gcc = Command::new("gcc");
+        gcc.current_dir(dir.path()).args(["-static", "-o", "bin/tells", "tells.c"]);
+        assert!(gcc.status().expect("gcc").success());
+        fs::create_dir(dir.path().join("etc")).expect("mkdir");
+        let user = "other:x:65534:65534::/:/bin/sh\n";
+        fs::write(dir.path().join("etc/passwd"), user).expect("written");
+        let script = "chmod 755 / /bin; chmod 4755 /bin/tells; \
+                      exec /bin/busybox su other -c /bin/tells";
+        let run = Run::new(&format!("--root --no-preload {options}")).env("PATH", "/bin");
+        let said = printed(&run.arg("--dir").arg(dir.path()).script(script).output());
+        assert_eq!(said, format!("65534 0\nCapEff:\t{caps:016x}\n"), "{options}");
+    }
+}
+
 #[test]
 fn limits_of_the_callers_shell_are_commands() {
     let name = "limits_of_the_callers_shell_are_commands";
@@ -349,6 +433,40 @@ fn the_memory_killer_takes_command_before_the_service() {
     assert_eq!(command - service, 900, "COMMAND {command}, service {service}");
     running.signal("TERM");
     running.end();
+}
+
+/// Programs that take memory until they are killed, then COMMAND itself.
+const EATS: &str = "echo kept >/srv/kept; head -c 16M /dev/zero >/srv/file; echo up; read word; \
+     for turn in 1 2 3; do tail /dev/zero >/dev/null 2>&1; echo $?; done; \
+     cat /srv/kept; wc -c </srv/file; read word; exec tail /dev/zero >/dev/null";
+
+/// Of a pool that runs out of memory COMMAND's processes are killed, also where scores may only be
+/// raised.
+#[test]
+fn a_pool_without_memory_loses_command_and_keeps_its_service() {
+    let name = "a_pool_without_memory_loses_command_and_keeps_its_service";
+    if unavailable(name) || lacks(name, &["setpriv", "tail"]) {
+        return;
+    }
+    let doctor = Command::new(polylane_tests::binary()).arg("doctor").output().expect("doctor");
+    let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let limited = |line: &str| line.contains("cgroup-memory") && line.contains("version");
+    if !said.lines().any(limited) {
+        return skip(name, "no control group limits memory here");
+    }
+    let fewer = ["setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource"];
+    for starter in [&["nice"][..], &fewer] {
+        let run = Run::new("--mem --no-preload --at /srv --memory 64M").script(EATS).by(starter);
+        let (mut running, mut input) = run.start_with_input();
+        assert_eq!(running.line(), "up");
+        let service = running.service();
+        writeln!(input, "eat").expect("COMMAND listens");
+        assert_eq!([(); 3].map(|()| running.line()), ["137"; 3], "{starter:?}");
+        assert_eq!([running.line(), running.line()], ["kept", "16777216"], "{starter:?}");
+        assert_eq!(running.service(), service, "{starter:?}");
+        writeln!(input, "eat").expect("COMMAND listens");
+        assert_eq!(running.end().code(), Some(137), "{starter:?}");
+    }
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn an_ordinary_user_without_the_device_is_told() {
     copy_binary(&program);
     let output = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(program)
+        .arg(&program)
         .args(["run", "--pool", "test-no-device", "--mem", "--no-preload", "--", "true"])
         .output()
         .expect("setpriv");
@@ -157,6 +157,20 @@ fn an_ordinary_user_without_the_device_is_told() {
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("/dev/fuse: cannot open it: Permission denied"), "{said}");
     assert_nothing_remains("test-no-device");
+    let doctor = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&program)
+        .args(["doctor", "--json"])
+        .output()
+        .expect("setpriv");
+    let said: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let fuse = said.as_array().and_then(|all| all.iter().find(|one| one["name"] == "fuse"));
+    let fuse = fuse.expect("what it found of the device");
+    assert_eq!(fuse["state"], "missing", "{fuse}");
+    let blamed = fuse.to_string();
+    assert!(blamed.contains("/dev/fuse: Permission denied"), "{blamed}");
+    assert!(blamed.contains("let this user read and write it"), "{blamed}");
+    assert_ne!(doctor.status.code(), Some(0), "no lane can be made");
 }
 
 #[test]
