@@ -614,8 +614,8 @@ fn locks_of_files_that_lost_bytes_stay_and_go() {
     assert!(told.iter().any(|told| told == "lost"), "the flusher was there each time: {told:?}");
 }
 
-/// Three processes, each the only user of a database with a write-ahead log. Each commits until it is
-/// told to stop, and begins again after an error; then it counts what is there.
+/// Three processes, each the only user of a database with a write-ahead log. Each commits until it
+/// is told to stop, and begins again after an error; then it counts what is there.
 const ONLY_USERS: &str = r#"
 import os, select, sqlite3, sys
 def connect(path):

@@ -76,8 +76,8 @@ pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Out
     Ok(())
 }
 
-/// Has a change that the kernel would take for another one be made by the library, were it the first
-/// call of a process.
+/// Has a change that the kernel would take for another one be made by the library, were it the
+/// first call of a process.
 fn hurry_for(state: &'static State, what: Change) -> Outcome<()> {
     if what == LEFT_AS_IT_IS {
         namespace::mount()?;

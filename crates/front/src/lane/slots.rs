@@ -46,6 +46,8 @@
 //! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::mapped`. No VFS call is
 //! made under any of them, and files are dropped (closed) after all are free.
 
+mod groups;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
@@ -557,22 +559,6 @@ impl SlotTable {
         self.mapped.insert(file.node(), state.node_id);
         state.mapped = true;
         state.escaped = true;
-    }
-
-    /// The supplementary groups of the process whose slot it is; none once its session ended.
-    pub(crate) fn groups(&self, slot: &Slot) -> Arc<[Gid]> {
-        match self.session(slot.session) {
-            Ok(session) => session.groups.clone(),
-            Err(_) => Arc::new([]),
-        }
-    }
-
-    /// The supplementary groups of the process whose first thread this is; none without a session.
-    pub(crate) fn groups_of(&self, thread: u32) -> Arc<[Gid]> {
-        let sessions = self.sessions.lock();
-        let mut sessions = sessions.values().filter_map(Weak::upgrade);
-        let own = sessions.find(|session| session.process.is_first(thread));
-        own.map_or_else(|| Arc::new([]) as Arc<[Gid]>, |session| session.groups.clone())
     }
 
     /// Counts one kernel handle more on the slot's node.
