@@ -602,6 +602,36 @@ fn programs_of_a_container_have_the_fast_way() {
     engine.assert_nothing_is_left(&[]);
 }
 
+/// Tells who it runs as.
+const TELLS: &str = "#include <stdio.h>\n#include <unistd.h>\n\
+     int main(void) { return printf(\"%d %d\\n\", (int)getuid(), (int)geteuid()) < 0; }\n";
+
+/// Set-id programs of an image, and those that a container makes, run as who owns them.
+#[test]
+fn set_id_programs_work_in_a_container() {
+    let name = "set_id_programs_work_in_a_container";
+    if lacks(name, &["gcc"]) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let root = engine.host.path("busybox");
+    fs::write(engine.host.path("tells.c"), TELLS).expect("write");
+    let program = root.join("bin/tells");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-static", "-o"]).arg(&program).arg(engine.host.path("tells.c"));
+    assert!(gcc.status().expect("gcc").success());
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("chmod");
+    engine.succeeds(&["image", "import", text(&root), "set-id"]);
+    let run = ["container", "run", "--rm"];
+    let told = engine.succeeds(&[&run[..], &["-u", "web", "set-id", "/bin/tells"]].concat());
+    assert_eq!(told, "33 0\n");
+    let makes = "cat /bin/tells >/srv/own; /bin/busybox chmod 4755 /srv/own; \
+                 exec /bin/busybox su web -c /srv/own";
+    let told = engine.succeeds(&[&run[..], &["set-id", "sh", "-c", makes]].concat());
+    assert_eq!(told, "33 0\n");
+    engine.assert_nothing_is_left(&[]);
+}
+
 /// The libraries of a program, with the linker, where it looks for them.
 fn copy_libraries(program: &Path, root: &Path) {
     let output = Command::new("ldd").arg(program).output().expect("ldd");

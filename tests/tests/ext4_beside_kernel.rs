@@ -105,6 +105,7 @@ impl Place {
         let mut lane = Command::new(binary());
         lane.args(["run", "--at", MOUNT, "--volume"]).arg(&lanes);
         lane.args((!sequence.by_library).then_some("--no-preload"));
+        lane.args(sequence.flushes());
         lane.args(["--", "sh", "-euc", &script]);
         let said = [kernel, lane].map(|mut command| {
             if !sequence.by_library {
@@ -176,6 +177,13 @@ impl Sequence {
             format,
             operations: (0..OPERATIONS).collect(),
         }
+    }
+
+    /// Options of the lane: what is dirty is written back between any two operations, or hardly.
+    fn flushes(&self) -> &'static [&'static str] {
+        const EACH: [&[&str]; 3] =
+            [&[], &["--flush-interval", "10ms"], &["--flush-interval", "100ms"]];
+        EACH[(self.seed / 24 % 3) as usize]
     }
 
     /// The program's arguments: runs of operations.

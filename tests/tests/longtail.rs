@@ -237,7 +237,7 @@ fn agrees(test: &str, topic: &Topic) {
     let Some(built) = compile(test, topic) else { return };
     let script = |before: &str| {
         let text = format!("mkdir work; cd work\n{before}{}", topic.script);
-        let script = Script::new(text).limit(120);
+        let script = Script::new(text).limit(120).counted();
         let script = script.env("SOURCES", sources()).env("BUILT", &built);
         let script = script.env("PROGRAM", built.join("program"));
         jemalloc().iter().fold(script, |script, path| script.env("JEMALLOC", path))
@@ -347,7 +347,7 @@ topics! {
         Topic { source: "epoll", ways: PRELOAD, ..PROGRAM };
     working_directories_that_move = Topic { source: "directories_moved", ..PROGRAM };
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
-    arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
+    arguments_at_the_edge = Topic { source: "edges", ways: LISTS, ..PROGRAM };
     buffers_that_are_no_memory = Topic { source: "bad_places", ..PROGRAM };
     buffers_that_are_no_memory_at_the_end = Topic { source: "bad_places", ways: PRELOAD, ..ALL };
     arguments_at_odd_addresses =

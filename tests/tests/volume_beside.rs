@@ -282,6 +282,40 @@ fn volumes_that_were_moved_keep_their_bases() {
     place.done("rm --force g/w");
 }
 
+/// A copy of an overlay and its sidecar by another program is on the same base, beside it and
+/// elsewhere, whichever of those that the commands know goes first.
+#[test]
+fn volumes_that_were_copied_by_others_keep_their_bases() {
+    let name = "volumes_that_were_copied_by_others_keep_their_bases";
+    if unavailable(name) {
+        return;
+    }
+    let Some(host) = HostFs::new(name, "ext4", 700 << 20) else { return };
+    let place = Place { dir: tempfile::tempdir_in(host.path()).expect("tempdir") };
+    for (to, gone) in [("h/x", "h/w"), ("h/x", "h/v"), ("i/w", "h/w"), ("i/w", "h/v")] {
+        for dir in ["h", "i"] {
+            fs::create_dir(place.at(dir)).expect("mkdir");
+        }
+        place.done("create h/v --size 32M");
+        place.run("h/v", "echo one > /lane/f").expect("run");
+        place.done("clone h/v h/w");
+        for end in ["", ".polylane"] {
+            let copied = fs::copy(place.at(&format!("h/w{end}")), place.at(&format!("{to}{end}")));
+            copied.expect("copied");
+        }
+        place.reads(to, "one");
+        place.done(&format!("rm {gone}"));
+        place.reads(to, "one");
+        for other in ["h/v", "h/w"].iter().filter(|other| **other != gone) {
+            place.reads(other, "one");
+            place.done(&format!("resize {other} 32M"));
+            place.reads(to, "one");
+        }
+        fs::remove_dir_all(place.at("h")).expect("remove");
+        fs::remove_dir_all(place.at("i")).expect("remove");
+    }
+}
+
 /// `e2fsck` on the file of a copy changes nothing: it is told that this is no ext4 of its kind.
 #[test]
 fn the_file_of_a_copy_is_no_ext4_to_other_programs() {

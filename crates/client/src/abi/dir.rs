@@ -7,7 +7,6 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 
 use libc::{DIR, c_int, c_long, dirent64, size_t, ssize_t};
-use polylane_base::Errno;
 
 use super::{answer, arg, attempt, failed, fd, hooks, number};
 use crate::kernel::outcome::{Outcome, Unanswered};
@@ -361,12 +360,8 @@ hooks! {
     fn getdents64(fd: c_int, into: *mut c_void, count: size_t) -> ssize_t {
         answer!(
             {
-                // The kernel's counter is an int; it has room for no entry then.
-                if count as u32 > c_int::MAX as u32 {
-                    return Err(Errno::EINVAL.into());
-                }
-                // SAFETY: a buffer, by contract.
-                let into = unsafe { arg::sink(into, count)? };
+                // SAFETY: a buffer, by contract; as with libc, the kernel is asked for no more.
+                let into = unsafe { arg::sink(into, count.min(c_int::MAX as usize))? };
                 ops::entries(&STATE, fd, into).map(|count| count as ssize_t)
             },
             {

@@ -50,7 +50,10 @@ hooks! {
                     io::copy_file_range(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
                 }
                 libc::SYS_statx => stat::statx(a as _, b as _, c as _, d as _, e as _).into(),
-                libc::SYS_getdents64 => dir::getdents64(a as _, b as _, c as _) as c_long,
+                // The kernel's word for a size is 32 bits long, and it counts the rest in an int.
+                libc::SYS_getdents64 if c as u32 <= c_int::MAX as u32 => {
+                    dir::getdents64(a as _, b as _, c as u32 as _) as c_long
+                }
                 libc::SYS_readahead => attr::readahead(a as _, b, c as _) as c_long,
                 libc::SYS_fadvise64 => fadvise(attr::posix_fadvise(a as _, b, c, d as _)),
                 libc::SYS_epoll_ctl => epoll::epoll_ctl(a as _, b as _, c as _, d as _).into(),
