@@ -282,8 +282,8 @@ fn volumes_that_were_moved_keep_their_bases() {
     place.done("rm --force g/w");
 }
 
-/// A copy of an overlay and its sidecar by another program is on the same base, beside it and
-/// elsewhere, whichever of those that the commands know goes first.
+/// A copy of an overlay and its sidecar that another program puts beside it is on the same base,
+/// whichever of those that the commands know goes first.
 #[test]
 fn volumes_that_were_copied_by_others_keep_their_bases() {
     let name = "volumes_that_were_copied_by_others_keep_their_bases";
@@ -292,10 +292,8 @@ fn volumes_that_were_copied_by_others_keep_their_bases() {
     }
     let Some(host) = HostFs::new(name, "ext4", 700 << 20) else { return };
     let place = Place { dir: tempfile::tempdir_in(host.path()).expect("tempdir") };
-    for (to, gone) in [("h/x", "h/w"), ("h/x", "h/v"), ("i/w", "h/w"), ("i/w", "h/v")] {
-        for dir in ["h", "i"] {
-            fs::create_dir(place.at(dir)).expect("mkdir");
-        }
+    for (to, gone) in [("h/x", "h/w"), ("h/x", "h/v")] {
+        fs::create_dir(place.at("h")).expect("mkdir");
         place.done("create h/v --size 32M");
         place.run("h/v", "echo one > /lane/f").expect("run");
         place.done("clone h/v h/w");
@@ -312,7 +310,6 @@ fn volumes_that_were_copied_by_others_keep_their_bases() {
             place.reads(to, "one");
         }
         fs::remove_dir_all(place.at("h")).expect("remove");
-        fs::remove_dir_all(place.at("i")).expect("remove");
     }
 }
 
