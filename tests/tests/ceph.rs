@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use polylane_tests::host::{self, Host, succeeds, until};
 use polylane_tests::pool::{Run, signal_to};
 use polylane_tests::{binary, skip, unavailable};
 
@@ -43,6 +44,17 @@ fn run(cluster: &Path, place: &str, more: &[&str], script: &str) -> Output {
 fn text(output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
     format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+/// How many sessions the MDS has of clients that have this directory mounted.
+fn sessions(cluster: &Path, root: &str) -> usize {
+    let mut command = Command::new("timeout");
+    command.args(["20", "ceph", "-c"]).arg(cluster.join("ceph.conf"));
+    command.args(["tell", "mds.cephfs:0", "session", "ls", "-f", "json"]);
+    let output = command.output().expect("ceph");
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let of_root = |session: &&serde_json::Value| session["client_metadata"]["root"] == root;
+    list.as_array().expect("a list").iter().filter(of_root).count()
 }
 
 const WAYS: [(&str, &[&str]); 2] = [("library", &[]), ("fuse", &["--no-preload"])];
@@ -140,6 +152,35 @@ fn what_cannot_be_mounted_is_one_line_and_leaves_nothing() {
     refused(&options(&cluster, "nobody@cephfs"), "no key of client.nobody");
     refused("--ceph cephfs --ceph-conf /nope/ceph.conf", "/nope/ceph.conf");
     let dir = tempfile::tempdir().expect("a folder");
+    let keyed = |text: &str, words: &str| {
+        let path = dir.path().join("key");
+        std::fs::write(&path, text).expect("a key");
+        let more = format!(" --ceph-keyring {}", path.display());
+        refused(&(options(&cluster, "lane@cephfs") + &more), words);
+    };
+    keyed("AQBBBBBBBBBBBBAABBBBBBBBBBBBBBBBBBBBBA==\n", "refuses this user");
+    keyed("no key", "mount it");
+    keyed("", "no key of client.lane");
+    refused(&format!("{} --ceph-keyring /nope/key", options(&cluster, "lane@cephfs")), "/nope/key");
+    assert!(in_lane(&cluster, "bad/upper", &[], "chmod 755 /lane").status.success());
+    let upper = options(&cluster, "lane@cephfs:/bad/upper");
+    let lower = |place: &str| format!("{upper} --lower {place}");
+    refused(&lower("ceph:lane@cephfs:/bad/low"), "chmod go-rwx");
+    assert!(in_lane(&cluster, "bad/upper", &[], "chmod 700 /lane").status.success());
+    refused(&lower("ceph:lane@cephfs:/bad/nope"), "/bad/nope");
+    until("no session is left", || sessions(&cluster, "/bad") == 0);
+    let host = Host::new();
+    let (at, conf) = (host.dir("m"), cluster.join("ceph.conf"));
+    for (source, words) in [
+        ("ceph:lane@nope", "no such file system"),
+        ("ceph:lane@cephfs:/nope", "no such"),
+        ("ceph:nobody@cephfs", "no key of client.nobody"),
+    ] {
+        let words_of = ["mount", "--ceph-conf", host::text(&conf), source, host::text(&at)];
+        let (status, line) = host::refused(&words_of);
+        assert!(status == 1 && line.lines().count() == 1 && line.contains(words), "{line}");
+        host.assert_nothing_is_left();
+    }
     let conf = dir.path().join("ceph.conf");
     let silent = "[global]\nmon host = v1:127.0.0.1:1\nkeyring = /none\n\
                   auth client required = none\nauth service required = none\n\
@@ -148,4 +189,77 @@ fn what_cannot_be_mounted_is_one_line_and_leaves_nothing() {
     let began = Instant::now();
     refused(&format!("--ceph cephfs --timeout 2s --ceph-conf {}", conf.display()), "in time");
     assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_directory_of_a_cluster_is_mounted_until_it_is_unmounted() {
+    let Some(cluster) = cluster("a_directory_of_a_cluster_is_mounted_until_it_is_unmounted") else {
+        return;
+    };
+    assert!(in_lane(&cluster, "mounted", &[], "echo by a run > /lane/f").status.success());
+    let host = Host::new();
+    let (at, conf) = (host.dir("m"), cluster.join("ceph.conf"));
+    let (at, conf) = (host::text(&at), host::text(&conf));
+    let source = "ceph:lane@cephfs:/mounted";
+    succeeds(&["mount", "--ceph-conf", conf, "--timeout", "20s", source, at]);
+    assert_eq!(host.mounts()[0]["source"], source);
+    let script = "cd \"$0\"; cat f; echo more >> f; mkdir -p a/b; seq 1000 > a/b/n; \
+                  tail -n 1 a/b/n; df . | tail -n 1 | grep -q .";
+    for preload in [None, Some(format!("{at}/.polylane/$LIB/libpolylane.so"))] {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script, at]).env("POLYLANE_MOUNT", at);
+        command.envs(preload.iter().map(|path| ("LD_PRELOAD", path)));
+        let output = command.output().expect("sh");
+        let said = text(&output);
+        assert!(output.status.success() && said.starts_with("by a run\n"), "{said}");
+        assert!(said.ends_with("1000\n"), "{said}");
+    }
+    // Of another process of this host, at once.
+    let other = run(&cluster, "lane@cephfs:/mounted", &[], "tail -n 1 /lane/f");
+    assert_eq!(text(&other), "more\n");
+    succeeds(&["umount", at]);
+    host.assert_nothing_is_left();
+    until("its session has ended", || sessions(&cluster, "/mounted") == 0);
+}
+
+#[test]
+fn layers_and_branch_of_a_union_are_on_one_client() {
+    let Some(cluster) = cluster("layers_and_branch_of_a_union_are_on_one_client") else { return };
+    let made = run(
+        &cluster,
+        "admin@cephfs",
+        &[],
+        "cd /lane; rm -rf u; mkdir -p u/low/d u/top; cd u; echo low > low/d/f; echo gone > low/g; \
+         ln low/d/f low/d/h; dd if=/dev/urandom of=low/big bs=1M count=3 status=none; \
+         mkdir low/e; echo e > low/e/f; echo top > top/t; mkdir b1 b2; chmod 700 b1 b2",
+    );
+    assert!(made.status.success(), "{}", text(&made));
+    let script = r#"
+cd /lane
+cat d/f t && echo more >> d/f && cat d/h && rm g && [ ! -e g ]
+cp big copy && printf x | dd of=big bs=1 seek=1500000 conv=notrunc status=none
+cmp big copy | sed 's/.*byte \([0-9]*\),.*/\1/'
+rm -r e && mkdir e && ls -A e | wc -l && mv d m && cat m/f && mv m/h over && mv over t && cat t
+"#;
+    let again = "cd /lane; cat m/f t; ls -A; ls -A e; cmp big copy | wc -l";
+    let lowers = ["--lower", "ceph:lane@cephfs:/u/top", "--lower", "ceph:lane@cephfs:/u/low"];
+    for (way, more) in WAYS {
+        let place = if more.is_empty() { "lane@cephfs:/u/b1" } else { "lane@cephfs:/u/b2" };
+        let options = [&lowers[..], more].concat();
+        let first = run(&cluster, place, &options, script);
+        let wanted = "low\ntop\nlow\nmore\n1500001\n0\nlow\nmore\nlow\nmore\n";
+        assert_eq!(text(&first), wanted, "{way}");
+        let found = run(&cluster, place, &options, again);
+        let wanted = "low\nmore\nlow\nmore\nbig\ncopy\ne\nm\nt\n1\n";
+        assert_eq!(text(&found), wanted, "{way}");
+    }
+    let low = run(&cluster, "admin@cephfs:/u", &[], "cat /lane/low/d/f /lane/low/g /lane/low/e/f");
+    assert_eq!(text(&low), "low\ngone\ne\n", "a lower is never changed");
+    let options = format!("{} --mem {}", options(&cluster, "x"), lowers.join(" "));
+    let options = options.replace("--ceph x ", "");
+    let mut command = Command::new(binary());
+    command.arg("run").args(options.split(' ')).args(["--", "sh", "-ec", script]);
+    let over_memory = command.output().expect("polylane run");
+    assert!(over_memory.status.success(), "{}", text(&over_memory));
+    until("no session is left", || sessions(&cluster, "/u") == 0);
 }

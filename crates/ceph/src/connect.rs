@@ -5,13 +5,11 @@
 //! between a service confines itself.
 
 use std::ffi::CString;
-use std::fmt;
 use std::time::Duration;
 
-use polylane_base::Errno;
-
-use crate::ffi::{LIBRARY, Missing, Unmounted, check};
-use crate::fs::CephFs;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::ffi::{Unmounted, check};
 
 /// What to mount, and as whom.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,7 +18,7 @@ pub struct Settings {
     pub user: String,
     /// The file system; `None`: the only one.
     pub fs: Option<String>,
-    /// The directory that becomes the root.
+    /// The directory that is mounted: lanes' files are in it or in directories of it.
     pub root: Vec<u8>,
     /// The configuration file to read; it is opened here.
     pub conf: CString,
@@ -35,66 +33,12 @@ pub struct Settings {
     pub timeout: Duration,
 }
 
-/// Why there is no lane on a cluster.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Failure {
-    /// The library is not there; the loader's words.
-    Library(String),
-    /// The library lacks this function.
-    TooOld(&'static str),
-    /// The configuration cannot be read.
-    Conf(Errno),
-    /// An option is refused.
-    Option(&'static str, Errno),
-    /// The file system cannot be mounted.
-    Mount(Errno),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Library(words) => write!(
-                f,
-                "{LIBRARY} cannot be loaded ({words}): install it ('apt install libcephfs2')"
-            ),
-            Failure::TooOld(call) => {
-                write!(f, "{LIBRARY} has no {call}: install Ceph 16 or later")
-            }
-            Failure::Conf(errno) => write!(f, "read its configuration: {errno}"),
-            Failure::Option(name, errno) => write!(f, "set its option '{name}': {errno}"),
-            Failure::Mount(Errno::ETIMEDOUT) => write!(
-                f,
-                "mount it: no monitor or MDS answered in time: check 'mon host' in the \
-                 configuration, and the cluster's health"
-            ),
-            Failure::Mount(Errno::ENOENT) => {
-                write!(f, "mount it: there is no such file system, or no such directory in it")
-            }
-            Failure::Mount(Errno::EPERM | Errno::EACCES) => {
-                write!(f, "mount it: the cluster refuses this user or its key")
-            }
-            Failure::Mount(errno) => write!(f, "mount it: {errno}"),
-        }
-    }
-}
-
-impl std::error::Error for Failure {}
-
 /// Whether there is a library, new enough.
 ///
 /// # Errors
 /// [`Failure::Library`] and [`Failure::TooOld`].
 pub fn look() -> Result<(), Failure> {
     check().map_err(Failure::from)
-}
-
-impl From<Missing> for Failure {
-    fn from(missing: Missing) -> Failure {
-        match missing {
-            Missing::Library(words) => Failure::Library(words),
-            Missing::Call(name) => Failure::TooOld(name),
-        }
-    }
 }
 
 /// A client that has read all its files.
@@ -145,10 +89,10 @@ impl Prepared {
     ///
     /// # Errors
     /// See [`Failure`].
-    pub fn mount(self) -> Result<CephFs, Failure> {
-        let Settings { fs, root, timeout, session, .. } = &self.settings;
+    pub fn mount(self) -> Result<Client, Failure> {
+        let Settings { fs, root, timeout, session, .. } = self.settings;
         let timeout = u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX);
-        let mount = self.client.mount(fs.as_deref(), root, (timeout, session));
-        mount.and_then(CephFs::new).map_err(Failure::Mount)
+        let mount = self.client.mount(fs.as_deref(), &root, (timeout, &session));
+        mount.and_then(|mount| Client::new(mount, root)).map_err(Failure::Mount)
     }
 }

@@ -10,7 +10,7 @@
 
 use std::time::SystemTime;
 
-use polylane_base::sync::{Arc, Weak, thread};
+use polylane_base::sync::Arc;
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
     Changed, Character, DirEntry, Fallocate, Last, NewNode, RenameMode, Renamed, Revived, SeekFor,
@@ -19,7 +19,7 @@ use polylane_vfs::fs::{
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
 use crate::ffi::{Inode, Mount, New, Stat, change};
-use crate::inodes::{IDLE_TIME_MAX, Inodes, Node};
+use crate::inodes::{Inodes, Node};
 use crate::listing::Listing;
 
 /// Bytes of one read or write: larger ones would hold the client's lock for long.
@@ -31,24 +31,27 @@ const MAGIC: u32 = 0x00c3_6400;
 /// The only one that an inode number ever has: the cluster uses none again.
 const GENERATION: u64 = 1;
 
-/// A mounted Ceph file system. Thread-safe.
+/// A directory of a mounted client as a file system. Thread-safe.
 pub struct CephFs {
     mount: Arc<Mount>,
     inodes: Arc<Inodes>,
     root: Arc<Node>,
+    /// The root is the directory that is mounted, whose quota the client library knows.
+    is_mounted: bool,
 }
 
 impl CephFs {
-    /// Takes a mounted client over.
-    pub(crate) fn new(mount: Arc<Mount>) -> Result<CephFs> {
-        let inode = Inode::root(&mount)?;
-        let stat = inode.stat()?;
+    /// The directory `root` of a client.
+    pub(crate) fn new(mount: &Arc<Mount>, root: Inode, is_mounted: bool) -> Result<CephFs> {
+        let stat = root.stat()?;
         let inodes = Arc::new(Inodes::default());
-        let root = inodes.hold(inode, &stat);
-        let weak = Arc::downgrade(&inodes);
-        let spawned = thread::Builder::new().name("ceph-idle".to_string());
-        spawned.spawn(move || close_idle(&weak)).map_err(|_| Errno::EAGAIN)?;
-        Ok(CephFs { mount, inodes, root })
+        let root = inodes.hold(root, &stat);
+        Ok(CephFs { mount: mount.clone(), inodes, root, is_mounted })
+    }
+
+    /// The inodes that the VFS holds.
+    pub(crate) fn inodes(&self) -> &Arc<Inodes> {
+        &self.inodes
     }
 
     fn adopt(&self, (inode, stat): (Inode, Stat)) -> Result<Attr> {
@@ -110,15 +113,6 @@ fn check_xattr(name: &[u8]) -> Result<()> {
         _ if name.len() > XATTR_NAME_MAX => Err(Errno::ERANGE),
         true => Ok(()),
         false => Err(Errno::EOPNOTSUPP),
-    }
-}
-
-/// Closes what is idle until the file system is gone.
-fn close_idle(inodes: &Weak<Inodes>) {
-    while let Some(inodes) = inodes.upgrade() {
-        inodes.close_idle();
-        drop(inodes);
-        thread::sleep(IDLE_TIME_MAX);
     }
 }
 
@@ -496,11 +490,17 @@ impl FileSystem for CephFs {
 
     fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {
         let totals = self.root.inode.totals()?;
+        let bsize = u32::try_from(totals.f_frsize).unwrap_or(u32::MAX);
+        let all = (totals.f_blocks, totals.f_bfree);
+        let (blocks, free) = match self.is_mounted {
+            true => all,
+            false => self.root.within_quota(bsize.into(), all),
+        };
         Ok(StatFs {
-            bsize: u32::try_from(totals.f_frsize).unwrap_or(u32::MAX),
-            blocks: totals.f_blocks,
-            bfree: totals.f_bfree,
-            bavail: totals.f_bavail,
+            bsize,
+            blocks,
+            bfree: free,
+            bavail: totals.f_bavail.min(free),
             // There is no limit, which `df` shows for none of both.
             files: 0,
             ffree: 0,

@@ -68,6 +68,23 @@ impl Node {
         self.is_dir
     }
 
+    /// Blocks of a file system, all and free ones, as far as the quota of this directory lets it
+    /// have them.
+    pub(crate) fn within_quota(&self, bsize: u64, (blocks, free): (u64, u64)) -> (u64, u64) {
+        let number = |name: &[u8]| -> Option<u64> {
+            let value = self.inode.xattr(name).ok()?;
+            std::str::from_utf8(&value).ok()?.trim_end_matches('\0').parse().ok()
+        };
+        match number(b"ceph.quota.max_bytes").filter(|&limit| limit > 0 && bsize > 0) {
+            None => (blocks, free),
+            Some(limit) => {
+                let used = number(b"ceph.dir.rbytes").unwrap_or(0);
+                // A small quota is one block, as of the client library.
+                (limit.div_ceil(bsize), (limit.saturating_sub(used) / bsize).min(free))
+            }
+        }
+    }
+
     /// A handle to read or to write with, and whether it was opened just now.
     fn handle(&self, writes: bool) -> Result<(Arc<OpenFile>, bool)> {
         if self.is_dir {

@@ -4,7 +4,9 @@
 //!   fs        CephFs, the libservice: inode numbers, names, data
 //!   inodes    which inodes the VFS holds, and their open handles
 //!   listing   a directory's stream, kept from call to call
+//!   client    a mounted client, of which file systems are directories
 //!   connect   from settings to a mounted client
+//!   failure   why there is none
 //!   conf      what a ceph.conf and a keyring say of a user
 //!   ffi       libcephfs, loaded at run time; the only unsafe code
 //! ```
@@ -26,12 +28,16 @@
 //! signals blocked, and confined already.
 #![deny(unsafe_code)]
 
+mod client;
 pub mod conf;
 mod connect;
+mod failure;
 mod ffi;
 mod fs;
 mod inodes;
 mod listing;
 
-pub use connect::{Failure, Prepared, Settings, look};
+pub use client::Client;
+pub use connect::{Prepared, Settings, look};
+pub use failure::Failure;
 pub use fs::CephFs;

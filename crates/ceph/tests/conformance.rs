@@ -45,7 +45,8 @@ fn settings(cluster: &std::path::Path, root: &str) -> Settings {
 }
 
 fn mount(settings: Settings) -> CephFs {
-    settings.prepare().unwrap().mount().unwrap()
+    let root = settings.root.clone();
+    settings.prepare().unwrap().mount().unwrap().files(&root).unwrap()
 }
 
 /// A new directory of the cluster, by its path.

@@ -1,7 +1,11 @@
 //! Arguments that several commands take.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use clap::Args;
 use polylane_base::size::{BadSize, ByteSize};
+use polylane_pool::ceph::ClusterOptions;
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
 use polylane_pool::spec::{JournalMode, WriteBack};
@@ -60,6 +64,30 @@ impl WriteBackArgs {
             journal_mode: self.journal_mode.as_deref().and_then(JournalMode::named),
             discard: self.discard,
         }
+    }
+}
+
+/// How a cluster is reached.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Args)]
+pub(crate) struct ClusterArgs {
+    /// Configuration of the cluster [default: /etc/ceph/ceph.conf]
+    #[arg(long, value_name = "FILE")]
+    ceph_conf: Option<PathBuf>,
+    /// Keyring of the cluster's user, or a file with the key alone [default: as the configuration
+    /// says]
+    #[arg(long, value_name = "FILE")]
+    ceph_keyring: Option<PathBuf>,
+    /// How long the cluster may take to answer at the start, such as 5s [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = microseconds)]
+    timeout: Option<u64>,
+}
+
+impl ClusterArgs {
+    /// What a run is given.
+    pub(crate) fn options(self) -> Result<ClusterOptions, Failure> {
+        let timeout = self.timeout.map(Duration::from_micros);
+        let options = ClusterOptions { conf: self.ceph_conf, keyring: self.ceph_keyring, timeout };
+        options.absolute()
     }
 }
 

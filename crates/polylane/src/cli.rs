@@ -11,7 +11,7 @@ use polylane_pool::kernel_fs::KernelFs;
 use polylane_volume::MediumKind;
 use polylane_volume::cpus::CpuList;
 
-use crate::args::{CacheArgs, JsonArgs, WriteBackArgs, media, microseconds, policies};
+use crate::args::{CacheArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
 use crate::attach;
 use crate::lane_args::LaneArgs;
 
@@ -93,12 +93,8 @@ pub(crate) enum Command {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) lanes: LaneArgs,
-    /// Configuration of the cluster [default: /etc/ceph/ceph.conf]
-    #[arg(long, value_name = "FILE", requires = "ceph")]
-    pub(crate) ceph_conf: Option<PathBuf>,
-    /// How long the cluster may take to answer at the start, such as 5s [default: 30s]
-    #[arg(long, value_name = "TIME", requires = "ceph", value_parser = microseconds)]
-    pub(crate) timeout: Option<u64>,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     /// The lane is COMMAND's root file system
     #[arg(long)]
     pub(crate) root: bool,

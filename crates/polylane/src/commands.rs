@@ -1,10 +1,8 @@
 //! Each command: arguments to options, results to text.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::CommandFactory;
-use polylane_pool::ceph::CephOptions;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
@@ -56,6 +54,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
     Ok(RunOptions {
         source: first.source,
         lowers: first.lowers,
+        cluster: arguments.cluster.options()?,
         at: first.at,
         more: lanes,
         root: arguments.root,
@@ -91,17 +90,8 @@ fn lanes(arguments: &RunArgs) -> Result<Vec<LaneBeside>> {
             "--medium mem: keeps the lane's files in RAM: leave --volume, --dir and --ceph out",
         ));
     }
-    let has_ceph = lanes.iter().any(|lane| matches!(lane.source, Some(SourceArg::Ceph(_))));
-    // clap does not ask for what it needs where something else excludes that.
-    if !has_ceph && (arguments.ceph_conf.is_some() || arguments.timeout.is_some()) {
-        return Err(Failure::usage("--ceph-conf and --timeout: only a lane on --ceph has them"));
-    }
     let source = |lane: &LaneArg| match &lane.source {
-        Some(SourceArg::Ceph(place)) => Source::Ceph(CephOptions {
-            place: place.clone(),
-            conf: arguments.ceph_conf.clone(),
-            timeout: arguments.timeout.map(Duration::from_micros),
-        }),
+        Some(SourceArg::Ceph(place)) => Source::Ceph(place.clone()),
         Some(SourceArg::Dir(path)) => Source::Dir(path.clone()),
         Some(SourceArg::Volume(path)) => Source::Volume(Some(path.clone())),
         Some(SourceArg::Mem) => Source::Mem,

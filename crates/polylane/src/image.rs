@@ -187,7 +187,7 @@ fn diff_kernels(upper: &Path, lowers: &[LowerSource], to: &Path, compress: &str)
         LowerSource::Dir(path) => Ok(path.clone()),
         other => Err(Failure::usage(format!(
             "--lower {}: no directory with names, and {} is an upperdir of overlayfs",
-            Shown::new(other.path()),
+            Shown::new(&*other.path()),
             Shown::new(upper)
         ))),
     });

@@ -162,9 +162,10 @@ impl Args for LaneArgs {
                     .conflicts_with("kernel_fs")
                     .help(
                         "Layer that is seen under the lane's own files and never changed: a \
-                         directory of the host (DIR or dir:DIR), or a volume (FILE or \
-                         volume:FILE); repeatable, the uppermost first. The lane is read-only if \
-                         neither --volume, --dir nor --mem says where changes go",
+                         directory of the host (DIR or dir:DIR), a volume (FILE or volume:FILE), \
+                         or a directory of a Ceph file system (ceph:[USER@]FSNAME[:PATH]); \
+                         repeatable, the uppermost first. The lane is read-only if \
+                         neither --volume, --dir, --mem nor --ceph says where changes go",
                     ),
             )
             .arg(

@@ -14,7 +14,7 @@ use polylane_pool::share::Policy;
 use polylane_volume::MediumKind;
 use serde_json::Value;
 
-use crate::args::{CacheArgs, JsonArgs, WriteBackArgs, media, policies};
+use crate::args::{CacheArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
 use crate::print::{columns, print, print_json};
 
 /// `polylane mount`.
@@ -31,10 +31,12 @@ pub(crate) struct MountArgs {
     /// An empty directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// A layer under the lane's own files, which is never changed: DIR, dir:DIR, or a volume, FILE
-    /// or volume:FILE; repeat it, the uppermost first
+    /// A layer under the lane's own files, which is never changed: DIR, dir:DIR, a volume, FILE or
+    /// volume:FILE, or ceph:[USER@]FSNAME[:PATH]; repeat it, the uppermost first
     #[arg(long, value_name = "SOURCE", requires = "source")]
     lower: Vec<OsString>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Pool of the lane [default: default]
     #[arg(long, value_name = "NAME", requires = "source")]
     pool: Option<String>,
@@ -99,7 +101,8 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let (Some(source), Some(path)) = (&arguments.source, &arguments.path) else {
         // The others need a source by their own declaration.
         let (cache, write_back) = (CacheArgs::default(), WriteBackArgs::default());
-        if arguments.cache != cache || arguments.write_back != write_back {
+        let of_lane = (&arguments.cache, &arguments.write_back, &arguments.cluster);
+        if of_lane != (&cache, &write_back, &ClusterArgs::default()) {
             return Err(Failure::usage("mount: options of a lane go with SOURCE and PATH"));
         }
         return list(arguments.json.json);
@@ -123,6 +126,7 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
 /// What a run of such a lane would be given.
 fn lane(arguments: MountArgs) -> Result<RunOptions> {
     Ok(RunOptions {
+        cluster: arguments.cluster.options()?,
         pool: arguments.pool,
         size: arguments.size.map(|size| size.0),
         medium: arguments.medium.as_deref().and_then(MediumKind::named),

@@ -11,7 +11,7 @@ use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_block::qos::governed::Hurry;
-use polylane_ceph::Prepared;
+use polylane_ceph::{Client, Prepared};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -20,7 +20,7 @@ use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
+use polylane_vfs::{Attr, FileSystem, OpCtx, Options, SetAttr, Vfs};
 use polylane_volume::disk::{self, Disk};
 use polylane_volume::held::{Answer, Ask};
 use polylane_volume::pool_file::{self, Pinned};
@@ -30,7 +30,7 @@ use crate::ceph::CephFiles;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
-use crate::lower::Lower;
+use crate::lower::{self, Lower};
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
@@ -67,7 +67,7 @@ pub(crate) struct Handed {
     pub(crate) dir: Option<OwnedFd>,
     /// The layers under it, the uppermost first.
     pub(crate) lowers: Vec<Lower>,
-    /// The files of the Ceph user of a `--ceph` lane.
+    /// The files of the Ceph user, of a lane on a cluster or over layers on one.
     pub(crate) ceph: Option<CephFiles>,
     /// The file of a volume, and those of its bases.
     pub(crate) volume: Vec<Files>,
@@ -115,8 +115,8 @@ pub(crate) enum Store {
     Memory,
     /// A host directory.
     Host(HostDir),
-    /// A Ceph file system that is not mounted yet.
-    Ceph(Prepared),
+    /// The service's client of a cluster.
+    Cluster,
     /// The file of a volume and those of its bases, or chunks of a pool file.
     Volume(Vec<Files>, Option<Claim>),
 }
@@ -127,6 +127,18 @@ pub(crate) enum Below {
     Host(HostDir),
     /// The files of a volume.
     Volume(Vec<Files>),
+    /// A directory of the service's cluster.
+    Cluster(String),
+}
+
+/// What the files that a service shows are on.
+pub(crate) struct Stores {
+    /// The lane's own.
+    pub(crate) own: Store,
+    /// The layers under them, the uppermost first.
+    pub(crate) lowers: Vec<Below>,
+    /// The client of their cluster, which is not mounted yet.
+    pub(crate) cluster: Option<Prepared>,
 }
 
 /// A lane with its doors open.
@@ -138,6 +150,9 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// The files, of a lane over lowers.
     union: Option<Arc<Union>>,
+    /// The files, or some of their layers, are on a cluster: its session ends with the last
+    /// reference to them.
+    on_cluster: bool,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
     fuse: ServedFuse,
@@ -158,7 +173,7 @@ struct ServedFuse {
 pub(crate) fn start(
     spec: &PoolSpec,
     (fuse, socket): (OwnedFd, OwnedFd),
-    (store, lowers): (Store, Vec<Below>),
+    stores: Stores,
     confined: Confined,
     (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
     (guards_links, witness): (bool, Option<Arc<Asker>>),
@@ -175,7 +190,11 @@ pub(crate) fn start(
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
-    let (fs, disk) = libservice(spec, store, clock.clone(), handover.is_some())?;
+    let client = stores.cluster.map(|prepared| mount_cluster(spec, prepared)).transpose()?;
+    let clock_of_disk = clock.clone();
+    let own = (stores.own, client.as_ref());
+    let (fs, disk) = libservice(spec, own, clock_of_disk, handover.is_some())?;
+    let lowers = (stores.lowers, client.as_ref());
     let (fs, union) = over_lowers(spec, fs, lowers, clock, handover.as_ref())?;
     let fs = by_their_map(spec, fs)?;
     let vfs =
@@ -201,7 +220,8 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { confined, vfs, lane, server, disk, union, share_link: None, fuse })
+    let on_cluster = spec.cluster.is_some();
+    Ok(Running { confined, vfs, lane, server, disk, union, on_cluster, share_link: None, fuse })
 }
 
 /// Files that are the lane's own.
@@ -209,7 +229,7 @@ type Own = Arc<dyn FileSystem>;
 
 fn libservice(
     spec: &PoolSpec,
-    store: Store,
+    (store, client): (Store, Option<&Client>),
     clock: Arc<dyn Clock>,
     goes_on: bool,
 ) -> Result<(Option<Own>, Option<Disk>)> {
@@ -225,10 +245,12 @@ fn libservice(
         }
         (Backing::Dir, Store::Host(host)) => Ok((Some(Arc::new(host)), None)),
         (Backing::Lowers, Store::Nothing) => Ok((None, None)),
-        (Backing::Ceph { place, .. }, Store::Ceph(prepared)) => {
-            let mounted = prepared.mount();
-            let fs = mounted.map_err(|why| Failure::failed(format!("{place}: {why}")))?;
-            Ok((Some(Arc::new(fs)), None))
+        (Backing::Ceph { place }, Store::Cluster) => {
+            let fs = directory_of(client, &place.path)?;
+            if !spec.lowers.is_empty() {
+                check_upper(spec, &fs.root().map_err(failed)?)?;
+            }
+            Ok((Some(fs), None))
         }
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = pool_file::parts(files, claim, bypass.as_deref())?;
@@ -248,11 +270,39 @@ fn libservice(
     }
 }
 
+/// Refuses an upper in a cluster in which other users could have written marks.
+fn check_upper(spec: &PoolSpec, root: &Attr) -> Result<()> {
+    let place = spec.cluster.as_ref().map(|cluster| cluster.place.to_string()).unwrap_or_default();
+    match (root.uid.0 == spec.owner.0, root.perm & lower::REACHERS) {
+        (true, 0) => Ok(()),
+        (_, bits) => Err(Failure::failed(format!(
+            "ceph:{place}: the upper's owner is user {}, and its mode lets others in (bits \
+             {bits:03o}): they could show themselves any file of the lowers: not used over --lower \
+             before it is this user's alone ('chmod go-rwx')",
+            root.uid.0
+        ))),
+    }
+}
+
+/// Connects the service's client of a cluster.
+fn mount_cluster(spec: &PoolSpec, prepared: Prepared) -> Result<Client> {
+    let place = spec.cluster.as_ref().map(|cluster| cluster.place.to_string());
+    let place = place.unwrap_or_default();
+    prepared.mount().map_err(|why| Failure::failed(format!("ceph:{place}: {why}")))
+}
+
+/// A directory of the service's cluster.
+fn directory_of(client: Option<&Client>, path: &str) -> Result<Own> {
+    let client = client.ok_or_else(|| Failure::failed("lane: its service has no client"))?;
+    let fs = client.files(path.as_bytes());
+    Ok(Arc::new(fs.map_err(|why| Failure::failed(format!("ceph: {why}")))?))
+}
+
 /// The lane's files: what it has of its own, over its lowers if it has any, as a union.
 fn over_lowers(
     spec: &PoolSpec,
     upper: Option<Own>,
-    lowers: Vec<Below>,
+    (lowers, client): (Vec<Below>, Option<&Client>),
     clock: Arc<dyn Clock>,
     handover: Option<&Handover>,
 ) -> Result<(Own, Option<Arc<Union>>)> {
@@ -264,6 +314,7 @@ fn over_lowers(
     for (LowerSpec { label, is_data_only, .. }, lower) in spec.lowers.iter().zip(lowers) {
         let fs: Own = match lower {
             Below::Host(host) => Arc::new(host),
+            Below::Cluster(path) => directory_of(client, &path)?,
             Below::Volume(files) => {
                 let cache_blocks = metadata_blocks(spec);
                 let options =
@@ -396,7 +447,9 @@ impl Running {
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);
         drop(self.vfs);
-        drop(self.union);
+        if let Some(union) = self.union.filter(|_| self.on_cluster) {
+            union.close();
+        }
         let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
         synced.and(closed).err().map(|errno: Errno| errno.0)
     }

@@ -1,7 +1,8 @@
-//! A lane on a Ceph file system: from `--ceph` to a mounted client.
+//! A lane on a Ceph file system, or over layers on one: from `--ceph` to a mounted client.
 //!
 //! The supervisor opens the configuration and the keyring with its caller's rights; the service
-//! gets them as descriptors, reads both before it is confined, and connects after that.
+//! gets them as descriptors, reads both before it is confined, and connects after that. A lane has
+//! one client, for its own files and for its layers: all of them are of one file system and user.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -61,23 +62,74 @@ impl std::fmt::Display for CephPlace {
     }
 }
 
-/// What `--ceph` and its companions say.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CephOptions {
-    /// What becomes the lane.
+impl CephPlace {
+    /// The names that its path is made of.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.path.split('/').filter(|name| !name.is_empty() && *name != ".").collect()
+    }
+}
+
+/// The Ceph file system that a lane's files, or layers under them, are on: its service has one
+/// client of it, whose configuration and keyring it is handed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cluster {
+    /// The directory that is mounted, with all of them in it, and as whom.
     pub place: CephPlace,
+    /// Milliseconds that the cluster may take to answer at the start.
+    pub timeout_ms: u64,
+    /// Names the lane's sessions at the MDS: the next service ends those of a former one.
+    pub session: String,
+}
+
+/// How the cluster is reached that a lane is on.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClusterOptions {
     /// The configuration; `None`: the host's.
     pub conf: Option<PathBuf>,
+    /// The user's keyring; `None`: the one that the configuration names.
+    pub keyring: Option<PathBuf>,
     /// How long the cluster may take to answer at the start; `None`: 30 s.
     pub timeout: Option<Duration>,
 }
 
-impl CephOptions {
-    /// Milliseconds that the cluster may take to answer at the start.
-    pub(crate) fn timeout_ms(&self) -> u64 {
-        let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT).as_millis();
-        u64::try_from(timeout).unwrap_or(u64::MAX)
+impl ClusterOptions {
+    /// The same by absolute paths.
+    ///
+    /// # Errors
+    /// There is no current directory.
+    pub fn absolute(self) -> Result<ClusterOptions> {
+        let whole = |path: PathBuf| {
+            std::path::absolute(&path).map_err(|error| Failure::path(&path, "find it", error))
+        };
+        let conf = self.conf.map(whole).transpose()?;
+        Ok(ClusterOptions { conf, keyring: self.keyring.map(whole).transpose()?, ..self })
     }
+}
+
+/// The client that a lane on these places needs; `None`: there are none.
+///
+/// # Errors
+/// They are of several users or file systems.
+pub(crate) fn cluster(places: &[&CephPlace], options: &ClusterOptions) -> Result<Option<Cluster>> {
+    let Some((first, others)) = places.split_first() else { return Ok(None) };
+    let client = |place: &CephPlace| (place.user.clone(), place.fs.clone());
+    if let Some(other) = others.iter().find(|other| client(other) != client(first)) {
+        return Err(Failure::usage(format!(
+            "ceph:{other}: beside ceph:{first}: a lane has one client: use one user and one file \
+             system for its files and its lowers"
+        )));
+    }
+    let mut common = first.names();
+    for other in others {
+        let both = common.iter().zip(other.names()).take_while(|(one, other)| **one == *other);
+        common.truncate(both.count());
+    }
+    let timeout = options.timeout.unwrap_or(TIMEOUT_DEFAULT).as_millis();
+    Ok(Some(Cluster {
+        place: CephPlace { path: format!("/{}", common.join("/")), ..(*first).clone() },
+        timeout_ms: u64::try_from(timeout).unwrap_or(u64::MAX),
+        session: session(),
+    }))
 }
 
 /// The files of a Ceph user, open.
@@ -107,17 +159,17 @@ fn open(path: &Path) -> Result<OwnedFd> {
 /// # Errors
 /// The configuration is not there or not readable, or a keyring that is there is not readable, or
 /// has no key of the user.
-pub(crate) fn open_files(options: &CephOptions) -> Result<CephFiles> {
+pub(crate) fn open_files(user: &str, options: &ClusterOptions) -> Result<CephFiles> {
     let path = options.conf.as_deref().unwrap_or(Path::new(CONF_DEFAULT));
     let conf = open(path)?;
     let text = read(&conf).map_err(|error| Failure::path(path, "read it", error))?;
-    let user = &options.place.user;
     let sections = Sections::parse(&text);
-    let found = keyrings(&sections, user).into_iter().find(|path| path.exists());
+    let usual = || keyrings(&sections, user).into_iter().find(|path| path.exists());
+    let found = options.keyring.clone().or_else(usual);
     let keyring = found.as_deref().map(open).transpose()?;
     if let (Some(path), Some(keyring)) = (&found, &keyring) {
         let text = read(keyring).map_err(|error| Failure::path(path, "read it", error))?;
-        if Sections::parse(&text).key(user).is_none() {
+        if key(&text, user).is_none() {
             let path = path.display();
             return Err(Failure::failed(format!(
                 "{path}: has no key of client.{user}: add it, or name another user before '@'"
@@ -127,26 +179,27 @@ pub(crate) fn open_files(options: &CephOptions) -> Result<CephFiles> {
     Ok(CephFiles { conf, keyring })
 }
 
+/// The secret of a user, of a keyring or of a file that holds nothing else.
+fn key(text: &str, user: &str) -> Option<String> {
+    let alone = Some(text.trim()).filter(|text| !text.is_empty() && !text.contains(['[', '\n']));
+    Sections::parse(text).key(user).or(alone).map(str::to_string)
+}
+
 /// A name for a lane's sessions that no other lane has.
-pub(crate) fn session() -> String {
+fn session() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
     id.map_or_else(|_| format!("polylane-{}", std::process::id()), |id| id.trim().to_string())
 }
 
-/// Loads the client library and reads the files; `session` names the lane's sessions. Call before
-/// the service is confined.
+/// Loads the client library and reads the files. Call before the service is confined.
 ///
 /// # Errors
 /// One line that says what is missing.
-pub(crate) fn prepare(
-    place: &CephPlace,
-    (timeout_ms, session): (u64, &str),
-    cache_bytes: u64,
-    files: &CephFiles,
-) -> Result<Prepared> {
+pub(crate) fn prepare(cluster: &Cluster, cache_bytes: u64, files: &CephFiles) -> Result<Prepared> {
+    let Cluster { place, timeout_ms, session } = cluster;
     let failed = |error: std::io::Error| Failure::because(place, "read its keyring", error);
     let text = files.keyring.as_ref().map(read).transpose().map_err(failed)?;
-    let key = text.and_then(|text| Sections::parse(&text).key(&place.user).map(str::to_string));
+    let key = text.and_then(|text| key(&text, &place.user));
     let conf = CString::new(format!("/proc/self/fd/{}", files.conf.as_raw_fd()));
     let settings = Settings {
         user: place.user.clone(),
@@ -155,8 +208,8 @@ pub(crate) fn prepare(
         conf: conf.map_err(|error| failed(error.into()))?,
         key,
         cache_bytes,
-        session: session.to_string(),
-        timeout: Duration::from_millis(timeout_ms),
+        session: session.clone(),
+        timeout: Duration::from_millis(*timeout_ms),
     };
     settings.prepare().map_err(|failure| Failure::failed(format!("{place}: {failure}")))
 }
@@ -184,5 +237,39 @@ mod tests {
         }
         let shown = CephPlace::from_str("app@fs:/x").map(|place| place.to_string());
         assert_eq!(shown.as_deref(), Ok("app@fs:/x"));
+    }
+
+    #[test]
+    fn a_lane_has_one_client_of_the_directory_that_all_its_places_are_in() {
+        let common = |places: &[&str]| {
+            let places: Vec<CephPlace> =
+                places.iter().map(|text| text.parse().expect("a place")).collect();
+            let places: Vec<&CephPlace> = places.iter().collect();
+            let found = cluster(&places, &ClusterOptions::default());
+            found.map(|found| found.map(|found| found.place.path)).map_err(|error| error.status)
+        };
+        assert_eq!(common(&[]), Ok(None));
+        for (places, path) in [
+            (&["fs:/a/b"][..], "/a/b"),
+            (&["fs:/a/b", "fs:/a//b/c/"], "/a/b"),
+            (&["fs:/a/b", "fs:/a/bc"], "/a"),
+            (&["fs:/a", "fs:/b", "fs:/a/c"], "/"),
+        ] {
+            assert_eq!(common(places), Ok(Some(path.to_string())), "{places:?}");
+        }
+        assert_eq!(common(&["fs:/a", "x@fs:/b"]), Err(2));
+        assert_eq!(common(&["fs:/a", "other:/b"]), Err(2));
+    }
+
+    #[test]
+    fn a_key_stands_in_a_keyring_or_alone() {
+        for (text, expected) in [
+            ("[client.a]\n\tkey = AQ==\n", Some("AQ==")),
+            ("[client.b]\n\tkey = AQ==\n", None),
+            ("AQ==\n", Some("AQ==")),
+            ("", None),
+        ] {
+            assert_eq!(key(text, "a").as_deref(), expected, "{text}");
+        }
     }
 }

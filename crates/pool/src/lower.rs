@@ -1,5 +1,6 @@
 //! What is under a lane, as descriptors: its own directory, and the lowers of a union.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,6 +12,7 @@ use polylane_block::file::Files;
 use polylane_volume as volume;
 use rustix::fs::{Mode, OFlags};
 
+use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::spec::LowerSpec;
 
@@ -30,6 +32,8 @@ pub enum LowerSource {
     Dir(PathBuf),
     /// The root of the ext4 on a volume.
     Volume(PathBuf),
+    /// A directory of a Ceph file system.
+    Ceph(CephPlace),
     /// One of these of which no names are seen: files of the layers above point into it.
     Data(Box<LowerSource>),
 }
@@ -41,18 +45,24 @@ pub(crate) enum Lower {
     Dir(OwnedFd),
     /// The files of a volume, its own first, for reading.
     Volume(Vec<Files>),
+    /// A directory of the Ceph file system whose client the service has.
+    Ceph(String),
 }
 
 impl LowerSource {
-    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`, or a path; for
-    /// a data-only one with `data:` before that. A path that leads to a file or a device is a
-    /// volume's.
+    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`,
+    /// `ceph:[USER@]FSNAME[:PATH]`, or a path; for a data-only one with `data:` before that. A path
+    /// that leads to a file or a device is a volume's.
     pub fn parse(text: &OsStr) -> LowerSource {
         let after = |kind: &str| text.as_bytes().strip_prefix(kind.as_bytes());
         if let Some(data) = after("data:") {
             return LowerSource::Data(Box::new(LowerSource::parse(OsStr::from_bytes(data))));
         }
         let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+        let place = |bytes| std::str::from_utf8(bytes).ok()?.parse::<CephPlace>().ok();
+        if let Some(place) = after("ceph:").and_then(place) {
+            return LowerSource::Ceph(place);
+        }
         match (after("dir:"), after("volume:")) {
             (Some(dir), _) => LowerSource::Dir(path(dir)),
             (_, Some(file)) => LowerSource::Volume(path(file)),
@@ -63,11 +73,21 @@ impl LowerSource {
         }
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
+    /// Where it is, for messages: a path of the host, or a place in a cluster.
+    pub fn path(&self) -> Cow<'_, Path> {
         match self {
-            LowerSource::Dir(path) | LowerSource::Volume(path) => path,
+            LowerSource::Dir(path) | LowerSource::Volume(path) => Cow::Borrowed(path),
+            LowerSource::Ceph(place) => Cow::Owned(format!("ceph:{place}").into()),
             LowerSource::Data(data) => data.path(),
+        }
+    }
+
+    /// Its place in a cluster, where it is in one.
+    pub(crate) fn ceph(&self) -> Option<&CephPlace> {
+        match self {
+            LowerSource::Ceph(place) => Some(place),
+            LowerSource::Data(data) => data.ceph(),
+            LowerSource::Dir(_) | LowerSource::Volume(_) => None,
         }
     }
 
@@ -92,6 +112,7 @@ impl LowerSource {
                 volume::resolve(path)?;
                 LowerSource::Volume(whole(path)?)
             }
+            LowerSource::Ceph(place) => LowerSource::Ceph(place.clone()),
         })
     }
 
@@ -100,6 +121,7 @@ impl LowerSource {
         match self {
             LowerSource::Dir(path) => path.as_os_str().as_bytes().to_vec(),
             LowerSource::Volume(path) => [b"volume:", path.as_os_str().as_bytes()].concat(),
+            LowerSource::Ceph(place) => format!("ceph:{place}").into_bytes(),
             LowerSource::Data(data) => [b"data:", &data.text()[..]].concat(),
         }
     }
@@ -110,14 +132,15 @@ impl Lower {
     pub(crate) fn dir_mut(&mut self) -> Option<&mut OwnedFd> {
         match self {
             Lower::Dir(dir) => Some(dir),
-            Lower::Volume(_) => None,
+            Lower::Volume(_) | Lower::Ceph(_) => None,
         }
     }
 
-    /// Its descriptors: a directory's, or three for each file of a volume.
+    /// Its descriptors: a directory's, or three for each file of a volume; none in a cluster.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Lower::Dir(dir) => vec![dir.as_fd()],
+            Lower::Ceph(_) => Vec::new(),
             Lower::Volume(files) => {
                 let each = files.iter().map(|Files { io, plain, lock }| [io, plain, lock]);
                 each.flatten().map(AsFd::as_fd).collect()
@@ -127,9 +150,9 @@ impl Lower {
 }
 
 /// Opens the lowers, the uppermost first: directories as paths, volumes for reading, together with
-/// others who read them. No two of them, nor one and `own`, the lane's own directory, may lie in
-/// each other.
-pub(crate) fn open(lowers: &[LowerSource], own: Option<&Path>) -> Result<Vec<Lower>> {
+/// others who read them. No two of them, nor one and `own`, where the lane's own files are, may lie
+/// in each other.
+pub(crate) fn open(lowers: &[LowerSource], own: Option<&LowerSource>) -> Result<Vec<Lower>> {
     if lowers.len() > LOWERS_MAX {
         return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
     }
@@ -140,24 +163,36 @@ pub(crate) fn open(lowers: &[LowerSource], own: Option<&Path>) -> Result<Vec<Low
         let whole = lower.canonical()?;
         // Marks of the lowest, and of what has no names, show nothing.
         let is_lowest = at + 1 == lowers.len() || lower.is_data_only();
-        opened.push(open_one(lower.path(), &whole, is_lowest)?);
-        dirs.push((lower.path(), whole.path().to_path_buf()));
+        opened.push(open_one(&lower.path(), &whole, is_lowest)?);
+        dirs.push((lower.path(), within(&whole)));
     }
-    if let Some(path) = own {
-        // One that is yet to be made lies where its parent does.
-        let whole = path.canonicalize().or_else(|_| std::path::absolute(path));
-        let whole = whole.map_err(|error| Failure::path(path, "find it", error))?;
+    if let Some(own) = own {
+        let (path, mut whole) = (own.path(), within(own));
+        if own.ceph().is_none() {
+            // One that is yet to be made lies where its parent does.
+            let found = path.canonicalize().or_else(|_| std::path::absolute(&path));
+            whole = found.map_err(|error| Failure::path(&path, "find it", error))?;
+        }
         dirs.push((path, whole));
     }
     refuse_overlaps(&dirs)?;
     Ok(opened)
 }
 
+/// The path by which a layer is compared with others: that of a cluster's is no path of the host.
+fn within(whole: &LowerSource) -> PathBuf {
+    match whole.ceph() {
+        Some(place) => Path::new(&format!("ceph:{}", place.fs)).join(place.names().join("/")),
+        None => whole.path().into_owned(),
+    }
+}
+
 /// Data-only layers are the lowest, under another one.
 fn check_data_only(lowers: &[LowerSource]) -> Result<()> {
     let first = lowers.iter().position(LowerSource::is_data_only).unwrap_or(lowers.len());
     if let Some(lower) = lowers[first..].iter().find(|lower| !lower.is_data_only()) {
-        let (lower, data) = (Shown::new(lower.path()), Shown::new(lowers[first].path()));
+        let (lower, data) = (lower.path(), lowers[first].path());
+        let (lower, data) = (Shown::new(&*lower), Shown::new(&*data));
         return Err(Failure::usage(format!(
             "--lower {lower}: under the data-only lower {data}: write those last"
         )));
@@ -165,7 +200,7 @@ fn check_data_only(lowers: &[LowerSource]) -> Result<()> {
     match lowers.first() {
         Some(lower) if first == 0 => Err(Failure::usage(format!(
             "--lower data:{}: no other lower is over it, whose files would point into it",
-            Shown::new(lower.path())
+            Shown::new(&*lower.path())
         ))),
         _ => Ok(()),
     }
@@ -175,6 +210,7 @@ fn open_one(path: &Path, whole: &LowerSource, is_lowest: bool) -> Result<Lower> 
     match whole {
         LowerSource::Dir(whole) => open_dir(path, whole).map(Lower::Dir),
         LowerSource::Volume(whole) => open_volume(whole, is_lowest).map(Lower::Volume),
+        LowerSource::Ceph(place) => Ok(Lower::Ceph(place.path.clone())),
         LowerSource::Data(data) => open_one(path, data, is_lowest),
     }
 }
@@ -182,12 +218,13 @@ fn open_one(path: &Path, whole: &LowerSource, is_lowest: bool) -> Result<Lower> 
 /// What the service is told of the lowers.
 pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
     let each = named.iter().zip(opened).map(|(named, lower)| LowerSpec {
-        label: Shown::new(named.path()).to_string(),
+        label: Shown::new(&*named.path()).to_string(),
         is_data_only: named.is_data_only(),
         files: match lower {
-            Lower::Dir(_) => None,
+            Lower::Dir(_) | Lower::Ceph(_) => None,
             Lower::Volume(files) => Some(files.len()),
         },
+        ceph: named.ceph().map(|place| place.path.clone()),
     });
     each.collect()
 }
@@ -249,10 +286,10 @@ pub(crate) fn check_upper(upper: &OwnedFd, path: &Path, reach: u32) -> Result<()
     }
 }
 
-fn refuse_overlaps(dirs: &[(&Path, PathBuf)]) -> Result<()> {
+fn refuse_overlaps(dirs: &[(Cow<'_, Path>, PathBuf)]) -> Result<()> {
     for (at, (path, whole)) in dirs.iter().enumerate() {
         for (other_path, other) in &dirs[..at] {
-            let (path, other_path) = (Shown::new(path), Shown::new(other_path));
+            let (path, other_path) = (Shown::new(&**path), Shown::new(&**other_path));
             let what = match (whole == other, whole.starts_with(other), other.starts_with(whole)) {
                 (true, ..) => "are one layer",
                 (_, true, _) | (_, _, true) => "lie in each other",
@@ -272,7 +309,7 @@ mod tests {
 
     fn refused(paths: &[&str]) -> Option<String> {
         let dirs: Vec<_> =
-            paths.iter().map(|path| (Path::new(path), PathBuf::from(path))).collect();
+            paths.iter().map(|path| (Path::new(path).into(), PathBuf::from(path))).collect();
         refuse_overlaps(&dirs).err().map(|failure| failure.line)
     }
 
@@ -287,6 +324,8 @@ mod tests {
             ("dir:a", as_dir("a".into())),
             ("dir:volume:a", as_dir("volume:a".into())),
             ("volume:a:b", as_volume("a:b".into())),
+            ("ceph:fs", LowerSource::Ceph("fs".parse().expect("a place"))),
+            ("dir:ceph:fs", as_dir("ceph:fs".into())),
             ("/no/such:thing", as_dir("/no/such:thing".into())),
             (file.to_str().expect("UTF-8"), as_volume(file.clone())),
         ] {
@@ -296,7 +335,8 @@ mod tests {
         assert_eq!(LowerSource::parse(OsStr::new("data:volume:a:b")), {
             LowerSource::Data(Box::new(as_volume("a:b".into())))
         });
-        for lower in [as_dir(dir.path().into()), as_volume(file.clone()), data] {
+        let ceph = LowerSource::Ceph("u@fs:/a".parse().expect("a place"));
+        for lower in [as_dir(dir.path().into()), as_volume(file.clone()), data, ceph] {
             let lower = lower.canonical().expect("there");
             assert_eq!(LowerSource::parse(OsStr::from_bytes(&lower.text())), lower);
         }

@@ -20,7 +20,7 @@ use polylane_volume::{Kept, MediumKind, SetOptions};
 use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
-use crate::ceph::{self, CephOptions};
+use crate::ceph::{self, CephPlace, ClusterOptions};
 use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
@@ -77,17 +77,11 @@ pub enum Source {
     /// A directory of the host.
     Dir(PathBuf),
     /// A directory of a Ceph file system.
-    Ceph(CephOptions),
+    Ceph(CephPlace),
     /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
     Volume(Option<PathBuf>),
     /// Nothing: the lane is read-only, what is in its lowers.
     Lowers,
-}
-
-impl Source {
-    fn dir(&self) -> Option<&Path> {
-        if let Source::Dir(path) = self { Some(path) } else { None }
-    }
 }
 
 /// What `polylane run` was asked for.
@@ -97,6 +91,8 @@ pub struct RunOptions {
     pub source: Source,
     /// Layers under it, read-only, the uppermost first.
     pub lowers: Vec<LowerSource>,
+    /// How the cluster is reached that any of these are on.
+    pub cluster: ClusterOptions,
     /// Mount path as COMMAND sees it; ignored with `root`.
     pub at: PathBuf,
     /// Other lanes, beside this one, which is the one with the fast way.
@@ -144,6 +140,7 @@ impl RunOptions {
         RunOptions {
             source,
             lowers: Vec::new(),
+            cluster: ClusterOptions::default(),
             at: PathBuf::from(AT_DEFAULT),
             more: Vec::new(),
             root: false,
@@ -288,6 +285,7 @@ pub(crate) fn serve(
     let mut spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
     spec.service_user = user.or(spec.service_user);
     spec.lowers = lower::specs(&options.lowers, &handed.lowers);
+    spec.cluster = ceph::cluster(&options.ceph_places(), &options.cluster)?;
     let fuse = rootless().is_none().then_some(device);
     let (init, link) = first(
         fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
@@ -446,10 +444,12 @@ fn pool_name(options: &RunOptions) -> String {
 
 /// [`open_source`] and the lowers under it.
 fn open_layers(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
-    let lowers = lower::open(&options.lowers, options.source.dir())?;
+    let lowers = lower::open(&options.lowers, options.source.as_layer().as_ref())?;
+    let user = options.ceph_places().first().map(|place| place.user.clone());
+    let ceph = user.map(|user| ceph::open_files(&user, &options.cluster)).transpose()?;
     let (handed, label, mut kept) = open_source(options, pool)?;
     kept.is_new &= lowers.is_empty();
-    Ok((Handed { lowers, ..handed }, label, kept))
+    Ok((Handed { lowers, ceph, ..handed }, label, kept))
 }
 
 /// What the lane's files are on, what messages call it, and what a volume's sidecar says of its
@@ -460,7 +460,7 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             let kept = Kept { is_new: true, ..Kept::default() };
             return Ok((Handed::default(), String::new(), kept));
         }
-        Source::Lowers => {
+        Source::Lowers | Source::Ceph(_) => {
             return Ok((Handed::default(), String::new(), Kept::default()));
         }
         Source::Dir(path) => {
@@ -471,10 +471,6 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             }
             let handed = Handed { dir: Some(dir), ..Handed::default() };
             return Ok((handed, Shown::new(path).to_string(), Kept::default()));
-        }
-        Source::Ceph(options) => {
-            let handed = Handed { ceph: Some(ceph::open_files(options)?), ..Handed::default() };
-            return Ok((handed, String::new(), Kept::default()));
         }
         Source::Volume(Some(path)) => volume::resolve(path)?,
         Source::Volume(None) => volume::resolve(&volume::default_path(pool)?)?,
@@ -545,11 +541,7 @@ fn specify(
         },
         Source::Dir(_) => Backing::Dir,
         Source::Lowers => Backing::Lowers,
-        Source::Ceph(cluster) => Backing::Ceph {
-            place: cluster.place.clone(),
-            timeout_ms: cluster.timeout_ms(),
-            session: ceph::session(),
-        },
+        Source::Ceph(place) => Backing::Ceph { place: place.clone() },
         Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
@@ -559,6 +551,7 @@ fn specify(
         name: name.as_str().to_string(),
         backing,
         lowers: Vec::new(),
+        cluster: None,
         mount_path: place.path().into_os_string().into_vec(),
         covered: covered.collect(),
         worker_cpus: cpus.worker_cpus(name.running_count(), GROUPS_MAX as usize),

@@ -23,7 +23,7 @@ use polylane_volume::log;
 use polylane_volume::pool_file;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::build::{self, Below, Running, Store};
+use crate::build::{self, Below, Running, Store, Stores};
 use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
 use crate::failure::{FAILED, Failure, Result, USAGE, say};
@@ -58,7 +58,7 @@ pub struct ServiceFds {
     /// The layers below it, the uppermost first: each a host directory, or the files of a volume,
     /// three descriptors for each. The specification says which.
     pub lowers: Vec<RawFd>,
-    /// Configuration and keyring of the Ceph user, for `--ceph`.
+    /// Configuration and keyring of the Ceph user, of a lane on a cluster.
     pub ceph: Option<(RawFd, Option<RawFd>)>,
     /// The files of the volume, its own and those of its bases, for data.
     pub volume: Vec<RawFd>,
@@ -151,20 +151,20 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let ceph = fds.ceph.map(|(conf, keyring)| {
         Ok::<_, Failure>(CephFiles { conf: take(conf)?, keyring: keyring.map(take).transpose()? })
     });
-    let ceph = ceph.transpose()?.map(|files| prepare_client(&spec, &files)).transpose()?;
-    let store = match (host.map_err(failed)?, ceph) {
-        (Some(host), _) => Store::Host(host),
-        (None, Some(prepared)) => Store::Ceph(prepared),
-        (None, None) if spec.backing == Backing::Lowers => Store::Nothing,
-        _ if volume.is_empty() => Store::Memory,
-        _ => Store::Volume(volume, claim),
+    let cluster = ceph.transpose()?.map(|files| prepare_client(&spec, &files)).transpose()?;
+    let own = match host.map_err(failed)? {
+        Some(host) => Store::Host(host),
+        None if spec.backing == Backing::Lowers => Store::Nothing,
+        None if matches!(spec.backing, Backing::Ceph { .. }) => Store::Cluster,
+        None if volume.is_empty() => Store::Memory,
+        None => Store::Volume(volume, claim),
     };
     let (lowers, lower_dirs) = open_lowers(&spec, lowers)?;
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
     reserve_rings(ring_count(&spec, volume_count));
-    let network = matches!(spec.backing, Backing::Ceph { .. });
+    let network = cluster.is_some();
     let reach = Reach { host: dir.as_ref().map(AsFd::as_fd), lowers: &lower_dirs, network };
     let confined = confine(reach, spec.service_user, ids.as_ref())?;
     drop((dir, lower_dirs, ids));
@@ -173,19 +173,18 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
     });
     let beside = (handover, heart, in_flight);
-    let store = (store, lowers);
+    let stores = Stores { own, lowers, cluster };
     let running =
-        build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))?;
+        build::start(&spec, (fuse, socket), stores, confined, beside, (guards_links, witness))?;
     Ok((running, beat))
 }
 
 /// Reads what a client of a cluster reads, while files can be opened.
 fn prepare_client(spec: &PoolSpec, files: &CephFiles) -> Result<Prepared> {
-    let Backing::Ceph { place, timeout_ms, session } = &spec.backing else {
+    let Some(cluster) = &spec.cluster else {
         return Err(Failure::failed("service: it was handed a cluster's files, and told of none"));
     };
-    let cache_bytes = spec.cache_bytes_limit / CEPH_CACHE_PART;
-    ceph::prepare(place, (*timeout_ms, session), cache_bytes, files)
+    ceph::prepare(cluster, spec.cache_bytes_limit / CEPH_CACHE_PART, files)
 }
 
 /// Descriptors that all lowers of a union keep when the process may have very many.
@@ -197,6 +196,10 @@ fn lowers_of(spec: &PoolSpec, fds: Vec<OwnedFd>) -> Result<Vec<Lower>> {
     let mut lowers = Vec::new();
     for lower in &spec.lowers {
         let mut its: Vec<OwnedFd> = fds.by_ref().take(lower.descriptor_count()).collect();
+        if let Some(path) = &lower.ceph {
+            lowers.push(Lower::Ceph(path.clone()));
+            continue;
+        }
         lowers.push(match (lower.files, its.pop()) {
             (None, Some(dir)) => Lower::Dir(dir),
             (Some(_), Some(last)) => {
@@ -234,6 +237,7 @@ fn open_lowers(spec: &PoolSpec, lowers: Vec<Lower>) -> Result<(Vec<Below>, Vec<O
         let failed = |error| Failure::because(label, "open it as a lower", error);
         opened.push(match lower {
             Lower::Volume(files) => Below::Volume(files),
+            Lower::Ceph(path) => Below::Cluster(path),
             Lower::Dir(dir) => {
                 let own = dir.try_clone().map_err(Errno::from);
                 dirs.push(dir);

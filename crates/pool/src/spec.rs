@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ceph::CephPlace;
+use crate::ceph::{CephPlace, Cluster};
 use crate::failure::{Failure, Result};
 
 /// Largest specification in bytes.
@@ -35,14 +35,10 @@ pub enum Backing {
     Dir,
     /// Nowhere: what is in the lowers is all there is.
     Lowers,
-    /// On a Ceph file system, whose configuration and keyring the service is handed.
+    /// In a directory of the Ceph file system that [`PoolSpec::cluster`] names.
     Ceph {
-        /// Which directory of it, as whom.
+        /// Which, as whom.
         place: CephPlace,
-        /// Milliseconds that the cluster may take to answer at the start.
-        timeout_ms: u64,
-        /// Names the lane's sessions at the MDS: the next service ends those of a former one.
-        session: String,
     },
     /// On a volume, whose file the service is handed as descriptors.
     Volume {
@@ -58,16 +54,6 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// How long a service may take to be ready, of which it is `beside` without a cluster.
-    pub(crate) fn start_time_max(&self, beside: Duration) -> Duration {
-        match self {
-            Backing::Ceph { timeout_ms, .. } => {
-                Duration::from_millis(*timeout_ms).saturating_add(beside)
-            }
-            _ => beside,
-        }
-    }
-
     /// What it is, in a word.
     pub fn name(&self) -> &'static str {
         match self {
@@ -124,15 +110,21 @@ pub struct LowerSpec {
     pub label: String,
     /// How many files its volume is in; `None`: it is a directory.
     pub files: Option<usize>,
+    /// Its path in the Ceph file system that [`PoolSpec::cluster`] names; `None`: it is in none.
+    #[serde(default)]
+    pub ceph: Option<String>,
     /// Nothing of it is seen but data that files of other layers point to.
     #[serde(default)]
     pub is_data_only: bool,
 }
 
 impl LowerSpec {
-    /// How many descriptors it comes with: a directory's, or three for each file.
+    /// How many descriptors it comes with: a directory's, or three for each file of a volume.
     pub(crate) fn descriptor_count(&self) -> usize {
-        self.files.map_or(1, |count| count.saturating_mul(3))
+        match (self.files, &self.ceph) {
+            (_, Some(_)) => 0,
+            (files, None) => files.map_or(1, |count| count.saturating_mul(3)),
+        }
     }
 }
 
@@ -162,6 +154,9 @@ pub struct PoolSpec {
     /// The lowers under them, the uppermost first.
     #[serde(default)]
     pub lowers: Vec<LowerSpec>,
+    /// The cluster that some of these files are on.
+    #[serde(default)]
+    pub cluster: Option<Cluster>,
     /// Mount path as COMMAND sees it.
     pub mount_path: Vec<u8>,
     /// Directories of the lane that other mounts cover, relative to its root.
@@ -194,6 +189,12 @@ pub struct PoolSpec {
 }
 
 impl PoolSpec {
+    /// How long a service may take to be ready, of which it is `beside` without a cluster.
+    pub(crate) fn start_time_max(&self, beside: Duration) -> Duration {
+        let timeout_ms = self.cluster.as_ref().map_or(0, |cluster| cluster.timeout_ms);
+        Duration::from_millis(timeout_ms).saturating_add(beside)
+    }
+
     /// Whether a service can go on with what a former one's programs had open.
     pub(crate) fn outlives_service(&self) -> bool {
         !matches!(self.backing, Backing::Mem { .. })
@@ -249,8 +250,14 @@ mod tests {
             lowers: vec![LowerSpec {
                 label: "below".to_string(),
                 files: Some(2),
+                ceph: Some("/a".to_string()),
                 is_data_only: true,
             }],
+            cluster: Some(Cluster {
+                place: "u@fs:/".parse().expect("a place"),
+                timeout_ms: 5,
+                session: "s".to_string(),
+            }),
             mount_path: b"/lane \xff".to_vec(),
             covered: vec![b"proc".to_vec()],
             cpus: "0-1".parse().expect("cpus"),

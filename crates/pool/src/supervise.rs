@@ -473,7 +473,7 @@ impl Supervisor {
         drop((other, asker));
         self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
-        if !wait_for(link.as_fd(), self.spec.backing.start_time_max(START_TIME_MAX)) {
+        if !wait_for(link.as_fd(), self.spec.start_time_max(START_TIME_MAX)) {
             return Err(Failure::failed("service: it does not start"));
         }
         match link.receive_words::<FromService>() {

@@ -7,7 +7,7 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode,
-    Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -59,6 +59,8 @@ pub struct Faulty {
     character: Character,
     /// Room for data can be set aside, of which there is always enough.
     has_room: bool,
+    /// Names are changed one at a time, and holes are not told, as on a Ceph file system.
+    is_plain: bool,
 }
 
 impl Faulty {
@@ -79,10 +81,18 @@ impl Faulty {
         Arc::new(Faulty::of(inner, character, true))
     }
 
+    /// As [`new`](Self::new), and refuses renames with flags, data without a name and questions for
+    /// holes, as a Ceph file system does.
+    pub fn plain(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        let character = inner.character();
+        Arc::new(Faulty { is_plain: true, ..Faulty::of(inner, character, false) })
+    }
+
     fn of(inner: Arc<dyn FileSystem>, character: Character, has_room: bool) -> Faulty {
         Faulty {
             character,
             has_room,
+            is_plain: false,
             inner,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -205,6 +215,9 @@ impl FileSystem for Faulty {
 
     fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         self.pass(Call::Change)?;
+        if self.is_plain {
+            return Err(Errno::EOPNOTSUPP);
+        }
         self.inner.create_unlinked(ctx, dir, new)
     }
 
@@ -233,6 +246,9 @@ impl FileSystem for Faulty {
         mode: RenameMode,
     ) -> Result<Renamed> {
         self.pass(Call::Change)?;
+        if self.is_plain && mode != RenameMode::Replace {
+            return Err(Errno::EINVAL);
+        }
         self.inner.rename(ctx, from_dir, from, to_dir, to, mode)
     }
 
@@ -328,11 +344,22 @@ impl FileSystem for Faulty {
         len: u64,
     ) -> Result<Attr> {
         self.pass(Call::Change)?;
+        if self.is_plain && mode != Fallocate::PunchHole {
+            return Err(Errno::EOPNOTSUPP);
+        }
         self.inner.fallocate(ctx, ino, mode, offset, len)
     }
 
     fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
         self.pass(Call::Look)?;
+        if self.is_plain {
+            let size = self.inner.getattr(ctx, ino)?.size;
+            return match target {
+                _ if offset >= size => Err(Errno::ENXIO),
+                SeekFor::Data => Ok(offset),
+                SeekFor::Hole => Ok(size),
+            };
+        }
         self.inner.seek(ctx, ino, offset, target)
     }
 
@@ -387,6 +414,10 @@ impl FileSystem for Faulty {
 
     fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
         self.inner.statfs(ctx)
+    }
+
+    fn revive(&self, ino: Ino, generation: Option<u64>) -> Result<Revived> {
+        self.inner.revive(ino, generation)
     }
 
     fn statfs_within(&self, dir: Ino, totals: StatFs) -> Result<StatFs> {

@@ -187,6 +187,8 @@ impl fmt::Debug for Step {
 pub struct Limits {
     /// Only user 0 acts: for services that cannot be anybody else.
     pub root_only: bool,
+    /// Names are not exchanged.
+    pub no_exchanges: bool,
     /// No whiteouts, for hosts that do not make them.
     pub no_whiteouts: bool,
     /// No extended attributes.
@@ -245,6 +247,7 @@ impl Generator {
             _ => {
                 let whiteout = if self.limits.no_whiteouts { 0 } else { 4 };
                 let flags = *self.rng.pick(&[0, 0, 0, 0, 1, 2, 2, whiteout, whiteout | 1, 3]);
+                let flags = if self.limits.no_exchanges { flags & !2 } else { flags };
                 Op::Rename { from: self.path(), to: self.path(), flags }
             }
         }

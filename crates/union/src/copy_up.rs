@@ -10,9 +10,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
-};
+use polylane_vfs::fs::{Acl, AclKind, Attr, Kind, NewNode, SetAttr, SetTime, XattrMode};
 
 use crate::Act;
 use crate::data::{SMALL, copy_data};
@@ -172,8 +170,7 @@ impl Act<'_> {
         }
         let before = dir.attr(self.ctx)?;
         self.make_impure(&place.dir, dir)?;
-        let mode = RenameMode::NoReplace;
-        let placed = upper.fs().rename(self.ctx, upper.tmp(), made, dir.ino(), &place.name, mode);
+        let placed = upper.move_new(self.ctx, (upper.tmp(), made), dir, &place.name);
         if let Err(errno) = placed {
             if uncovered.is_some() {
                 let _ = upper.remove_from_index(self.ctx, node.ino);

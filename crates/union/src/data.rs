@@ -13,7 +13,8 @@
 //! A write fills the block that it begins or ends in from the lower, in one call with its own
 //! bytes, so that a cut leaves the old block or the new one.
 //!
-//! Files up to [`SMALL`] bytes are copied whole by their first write.
+//! Files up to [`SMALL`] bytes are copied whole by their first write; so are all files where the
+//! upper does not tell holes (a Ceph file system).
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
@@ -157,6 +158,10 @@ impl Act<'_> {
         if below.whole {
             return Ok((false, end));
         }
+        if !self.upper()?.tells_holes {
+            // It was written where holes are told, and came here by a copy.
+            return Err(Errno::EIO);
+        }
         if self.upper()?.tells_pieces {
             let mut first = None;
             let mut each = |piece: Piece| {
@@ -248,7 +253,7 @@ impl Act<'_> {
     /// Before blocks of a file are written: the mark says so. `None`: the file is whole.
     fn begin(&self, node: &Node, upper: &Held) -> Result<Option<Below>> {
         let Some(below) = node.state().below else { return Ok(None) };
-        if below.bound <= SMALL {
+        if below.bound <= SMALL || !self.upper()?.tells_holes {
             self.complete(node, upper)?;
             return Ok(None);
         }
@@ -338,10 +343,14 @@ impl Act<'_> {
         let Some(below) = node.state().below.filter(|_| size != now) else {
             return upper.fs().setattr(self.ctx, upper.ino(), set).map(|_| ());
         };
-        if size < below.bound && size <= SMALL {
-            // What is left is small, and is the upper's before the rest goes.
+        if size < below.bound && (size <= SMALL || !self.upper()?.tells_holes) {
+            // What is left is small, or cannot be told from holes: it is the upper's before the
+            // rest goes.
             self.fill(node, &upper, below, (0, size))?;
             upper.fs().setattr(self.ctx, upper.ino(), set)?;
+            if !self.upper()?.tells_holes {
+                upper.fs().fsync(self.ctx, upper.ino(), true)?;
+            }
             return self.set_below(node, &upper, None).map(|_| ());
         }
         let Some(below) = self.begin(node, &upper)? else {

@@ -34,6 +34,13 @@ pub(crate) struct Held {
     ino: Ino,
 }
 
+/// A name in a directory of a layer.
+#[derive(Clone, Copy)]
+pub(crate) struct Above<'a> {
+    pub(crate) dir: &'a Held,
+    pub(crate) name: &'a [u8],
+}
+
 impl Layer {
     /// A layer whose root is that of `fs`. Errors: those of [`FileSystem::root`]; `ENOTDIR` when
     /// that is no directory.

@@ -17,6 +17,7 @@
 //! | `links.rs` | files with several names in the lowers |
 //! | `copy_up.rs` | a lower's inode gets one in the upper |
 //! | `names.rs`, `rename.rs` | changes of names |
+//! | `intent.rs` | changes of two names in an upper that cannot make them in one |
 //! | `data.rs` | files whose data is in two layers |
 //! | `solidify.rs` | all files whole |
 //! | `saved.rs`, `revive.rs` | what one service leaves to the next, and how that is found again |
@@ -42,6 +43,7 @@ mod copy_up;
 mod data;
 mod error;
 mod find;
+mod intent;
 mod layer;
 mod links;
 mod list;
@@ -220,6 +222,12 @@ impl Union {
             formers: Mutex::new(formers),
             openings,
         })
+    }
+
+    /// Lets go of all inodes of its layers, which would hold each other; to be called when nobody
+    /// uses the union any more. What the next service is to know stays.
+    pub fn close(&self) {
+        self.table.forget_all();
     }
 
     /// The upper; `EROFS` without one.

@@ -20,7 +20,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{Attr, Kind, NewNode};
 use zerocopy::FromBytes;
 use zerocopy::native_endian::{U32, U64};
 
@@ -226,9 +226,8 @@ impl Upper {
         }
         for (name, number) in entries {
             self.guard(ctx).map_err(failed)?;
-            let (ours, mode) = (index_name(table.number(0, number)), RenameMode::NoReplace);
-            let moved = self.fs().rename(ctx, dir.ino(), &name, self.index.ino(), &ours, mode);
-            moved.map_err(failed)?;
+            let ours = index_name(table.number(0, number));
+            self.move_new(ctx, (dir.ino(), &name), &self.index, &ours).map_err(failed)?;
         }
         Ok(())
     }

@@ -66,6 +66,7 @@ pub(crate) enum Mark {
     Impure,
     Nlink,
     Polylane,
+    Place,
 }
 
 /// Value of `metacopy` of a file that has blocks of its own. overlayfs knows no value shorter than
@@ -129,6 +130,7 @@ impl Mark {
             Mark::Impure => b"impure",
             Mark::Nlink => b"nlink",
             Mark::Polylane => b"polylane",
+            Mark::Place => b"place",
         };
         [space.prefix(), word].concat()
     }

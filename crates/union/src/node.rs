@@ -359,6 +359,17 @@ impl Table {
         self.maps.lock().uppers.insert(upper, Arc::downgrade(node));
     }
 
+    /// The VFS holds none any more, and what the next service is to know of them stays.
+    pub(crate) fn forget_all(&self) {
+        let mut maps = self.maps.lock();
+        let held: Vec<_> = maps.nodes.values_mut().filter_map(|entry| entry.held.take()).collect();
+        drop(maps);
+        for node in held {
+            let saved = node.state().saved.take();
+            saved.into_iter().for_each(Saved::leave);
+        }
+    }
+
     /// The VFS holds it no more.
     pub(crate) fn forget(&self, ino: Ino) {
         let mut maps = self.maps.lock();

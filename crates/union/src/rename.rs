@@ -8,20 +8,14 @@ use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 use crate::Act;
 use crate::find::{self, Entry};
-use crate::layer::Held;
+use crate::intent::is_incapable;
+use crate::layer::{Above, Held};
 use crate::marks::Mark;
 use crate::node::{Node, Place};
 use crate::upper::Upper;
 
 /// A name in a directory.
 type End<'a> = (&'a Arc<Node>, &'a [u8]);
-
-/// A name in a directory of the upper.
-#[derive(Clone, Copy)]
-struct Above<'a> {
-    dir: &'a Held,
-    name: &'a [u8],
-}
 
 impl Act<'_> {
     /// `FileSystem::rename`. `EINVAL` for [`RenameMode::Whiteout`], as from overlayfs.
@@ -149,7 +143,10 @@ fn put(node: &Node, (dir, name): End<'_>) {
 /// Moves a directory to the place of a whiteout, which takes its place or goes.
 fn swap(ctx: &OpCtx<'_>, upper: &Upper, from: Above<'_>, to: Above<'_>, keep: bool) -> Result<()> {
     let mode = RenameMode::Exchange;
-    upper.fs().rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode)?;
+    match upper.fs().rename(ctx, from.dir.ino(), from.name, to.dir.ino(), to.name, mode) {
+        Err(errno) if is_incapable(errno) => return upper.relocate(ctx, from, to, keep),
+        swapped => swapped?,
+    };
     match keep {
         true => Ok(()),
         false => upper.fs().unlink(ctx, from.dir.ino(), from.name).map(|_| ()),
@@ -170,7 +167,10 @@ fn move_and_white_out(
     let moved = upper.fs().rename(&own, from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
     match moved {
         // Where the upper cannot do both in one: the whiteout goes ahead to the new name.
-        Err(Errno::EINVAL | Errno::EPERM | Errno::EOPNOTSUPP) => {
+        Err(errno) if is_incapable(errno) && !upper.exchanges(ctx)? => {
+            upper.relocate(ctx, from, to, true)
+        }
+        Err(errno) if is_incapable(errno) => {
             let above = to.dir.lookup(ctx, to.name)?;
             match above.is_some() && is_dir {
                 true => upper.white_out_dir(ctx, to.dir, to.name)?,

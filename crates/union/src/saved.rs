@@ -114,6 +114,13 @@ impl Saved {
     }
 }
 
+impl Saved {
+    /// Leaves the records to the next service.
+    pub(crate) fn leave(mut self) {
+        self.slots.clear();
+    }
+}
+
 impl Drop for Saved {
     fn drop(&mut self) {
         // The node's own first: it refers to the others.

@@ -21,11 +21,11 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+    Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SeekFor, SetAttr, SetTime, XattrMode,
 };
 
 use crate::error::OpenError;
-use crate::layer::{Held, Layer};
+use crate::layer::{Above, Held, Layer};
 use crate::marks::{Mark, Space};
 
 /// Name of the canary in the upper's root. It cannot be seen, made or removed in the union.
@@ -33,6 +33,9 @@ pub(crate) const CANARY: &[u8] = b".polylane-blocks";
 
 /// Least unit in which data is copied up.
 const GRANULE_MIN: u64 = 4096;
+
+/// Where a file that is to have a hole has its first byte, at least.
+const HOLE_PROBE: u64 = 1 << 20;
 
 /// What an upper is made on.
 pub struct UpperOn {
@@ -67,6 +70,8 @@ pub(crate) struct Upper {
     pub(crate) granule: u64,
     /// The upper tells which blocks are allocated, and which of them read as zeros.
     pub(crate) tells_pieces: bool,
+    /// The upper tells where a file has holes. In one that does not, files are copied up whole.
+    pub(crate) tells_holes: bool,
     has_canary: AtomicBool,
     /// overlayfs is known to refuse the upper: `links.rs`.
     pub(crate) has_guard: AtomicBool,
@@ -127,13 +132,28 @@ impl Upper {
             tmp,
             granule,
             tells_pieces: false,
+            tells_holes: false,
             has_canary: AtomicBool::new(false),
             has_guard: AtomicBool::new(false),
             last: AtomicU64::new(0),
         };
+        upper.settle_places(ctx)?;
         upper.empty(ctx, &upper.tmp)?;
         upper.tells_pieces = upper.probe_pieces(ctx)?;
+        upper.tells_holes = upper.tells_pieces || upper.probe_holes(ctx)?;
         Ok(upper)
+    }
+
+    /// Whether a file with a byte far behind its start is told to have a hole there.
+    fn probe_holes(&self, ctx: &OpCtx<'_>) -> Result<bool> {
+        let (name, held, _) = self.make(ctx, &NewNode::new(Kind::File, 0o600))?;
+        let told = self
+            .fs()
+            .write(ctx, held.ino(), self.granule.max(HOLE_PROBE), &mut &b"x"[..])
+            .and_then(|_| self.fs().seek(ctx, held.ino(), 0, SeekFor::Data));
+        self.discard(ctx, &name);
+        // No room, or no such call, is no reason to be refused.
+        Ok(told.is_ok_and(|start| start > 0))
     }
 
     fn probe_pieces(&self, ctx: &OpCtx<'_>) -> Result<bool> {
@@ -150,6 +170,35 @@ impl Upper {
     /// The directory in which things are made aside.
     pub(crate) fn tmp(&self) -> Ino {
         self.tmp.ino()
+    }
+
+    /// The same, held.
+    pub(crate) fn tmp_held(&self) -> &Held {
+        &self.tmp
+    }
+
+    /// Something that was made aside.
+    pub(crate) fn aside(&self, ctx: &OpCtx<'_>, name: &[u8]) -> Result<(Held, Attr)> {
+        self.tmp.lookup(ctx, name)?.ok_or(Errno::ENOENT)
+    }
+
+    /// Moves something to a name that nothing has. `EEXIST`.
+    pub(crate) fn move_new(
+        &self,
+        ctx: &OpCtx<'_>,
+        (from_dir, from): (Ino, &[u8]),
+        dir: &Held,
+        name: &[u8],
+    ) -> Result<()> {
+        let rename = |mode| self.fs().rename(ctx, from_dir, from, dir.ino(), name, mode).map(drop);
+        match rename(RenameMode::NoReplace) {
+            // Nobody else changes an upper.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => match dir.lookup(ctx, name)? {
+                Some(_) => Err(Errno::EEXIST),
+                None => rename(RenameMode::Replace),
+            },
+            moved => moved,
+        }
     }
 
     /// A name that was not used aside.
@@ -173,7 +222,7 @@ impl Upper {
     }
 
     /// Makes a whiteout aside, as the name of something in the directory `dir` is about to be one.
-    fn whiteout(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<Vec<u8>> {
+    pub(crate) fn whiteout(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<Vec<u8>> {
         let name = self.fresh_name();
         match self.fs().create(ctx, self.tmp.ino(), &name, &NewNode::WHITEOUT) {
             Ok(made) => drop(self.layer.adopt(made.node.ino)),
@@ -202,11 +251,8 @@ impl Upper {
     /// removed, with the whiteouts in it.
     pub(crate) fn white_out_dir(&self, ctx: &OpCtx<'_>, dir: &Held, name: &[u8]) -> Result<()> {
         let made = self.whiteout(ctx, dir)?;
-        let placed =
-            self.fs().rename(ctx, self.tmp(), &made, dir.ino(), name, RenameMode::Exchange);
-        placed.inspect_err(|_| self.discard(ctx, &made))?;
-        self.discard(ctx, &made);
-        Ok(())
+        let placed = self.take_place(ctx, &made, Above { dir, name });
+        placed.inspect_err(|_| self.discard(ctx, &made))
     }
 
     /// Gives what was made aside a name that a whiteout has.
@@ -217,13 +263,14 @@ impl Upper {
         dir: &Held,
         name: &[u8],
     ) -> Result<()> {
-        let mode = if kind == Kind::Dir { RenameMode::Exchange } else { RenameMode::Replace };
-        let placed = self.fs().rename(ctx, self.tmp(), made, dir.ino(), name, mode);
-        placed.inspect_err(|_| self.discard(ctx, made))?;
-        if mode == RenameMode::Exchange {
-            self.discard(ctx, made);
-        }
-        Ok(())
+        let placed = match kind {
+            Kind::Dir => self.take_place(ctx, made, Above { dir, name }),
+            _ => {
+                let mode = RenameMode::Replace;
+                self.fs().rename(ctx, self.tmp(), made, dir.ino(), name, mode).map(drop)
+            }
+        };
+        placed.inspect_err(|_| self.discard(ctx, made))
     }
 
     /// Writes a mark.

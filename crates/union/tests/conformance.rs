@@ -1,6 +1,7 @@
 //! A union does what every file system must, whatever its upper is.
 
 use polylane_base::{Errno, TestClock};
+use polylane_testkit::fault::Faulty;
 use polylane_testkit::fs_suite::{self, Can};
 use polylane_testkit::probe;
 use polylane_union::{Layer, Union, UpperOn};
@@ -35,6 +36,14 @@ fn a_union_under_a_union_conforms() {
 #[test]
 fn a_union_on_a_union_conforms() {
     fs_suite::run(CAN, &mut || union(memfs(), union(memfs(), memfs())));
+}
+
+/// As on a Ceph file system.
+#[test]
+fn a_union_on_what_changes_one_name_at_a_time_conforms() {
+    let can =
+        Can { unnamed: false, fallocate: false, exact_holes: false, rename_flags: false, ..CAN };
+    fs_suite::run(can, &mut || union(memfs(), Faulty::plain(memfs())));
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
 use libc::{dev_t, dirent64, gid_t, mode_t, off_t, size_t, statvfs64, timespec, uid_t};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use polylane_base::{Errno, Result};
+
+use super::library::{Missing, library};
 
 /// The library by the name that its packages give it.
 pub(crate) const LIBRARY: &str = "libcephfs.so.2";
@@ -83,38 +84,8 @@ pub(crate) mod change {
     pub(crate) const SIZE: i32 = 1 << 5;
 }
 
-macro_rules! calls {
-    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// The functions of the library that are used.
-        pub(super) struct Calls {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
-            _library: Library,
-        }
-
-        impl Calls {
-            pub(super) fn load() -> Result<Calls, Missing> {
-                // SAFETY: initialisers of libcephfs and of what it needs have no contract that a
-                // caller could break; it is never unloaded while the functions are used, since
-                // they lie in one object with it.
-                let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
-                let library = library.map_err(|error| Missing::Library(error.to_string()))?;
-                Ok(Calls {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: the type is the one that `libcephfs.h` declares.
-                        match unsafe { library.get(name) } {
-                            Ok(symbol) => *symbol,
-                            Err(_) => return Err(Missing::Call(stringify!($name))),
-                        }
-                    },)*
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
-calls! {
+library! {
+    Calls of LIBRARY;
     fn ceph_create(mount: *mut *mut RawMount, id: *const c_char) -> c_int;
     fn ceph_release(mount: *mut RawMount) -> c_int;
     fn ceph_conf_read_file(mount: *mut RawMount, path: *const c_char) -> c_int;
@@ -329,15 +300,6 @@ calls! {
 /// Whether all that is used is there.
 pub(crate) fn check() -> Result<(), Missing> {
     Calls::load().map(drop)
-}
-
-/// What of the library is not there.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Missing {
-    /// The library; the loader's words.
-    Library(String),
-    /// A function of it: it is too old.
-    Call(&'static str),
 }
 
 pub(super) fn said(result: c_int) -> Result<usize> {

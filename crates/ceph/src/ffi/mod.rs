@@ -12,9 +12,11 @@
 mod calls;
 mod file;
 mod inode;
+mod library;
 mod mount;
 
-pub(crate) use calls::{LIBRARY, Missing, Stat, change, check};
+pub(crate) use calls::{Stat, change, check};
 pub(crate) use file::{DirStream, Listed, OpenFile};
 pub(crate) use inode::{Inode, New};
+pub(crate) use library::Missing;
 pub(crate) use mount::{Mount, Unmounted};

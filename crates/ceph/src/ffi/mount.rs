@@ -7,7 +7,8 @@ use std::ptr::{self, NonNull};
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 
-use super::calls::{Calls, Missing, RawMount, RawPerms, c_string, said};
+use super::calls::{Calls, RawMount, RawPerms, c_string, said};
+use super::library::Missing;
 
 /// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
 const RECLAIM_RESET: c_uint = 1;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 
-use crate::ceph::{CephOptions, CephPlace};
+use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::lower::LowerSource;
 use crate::run::Source;
@@ -50,10 +50,7 @@ impl LaneSource {
                 Err(error) => usage(&format!("{error}: write it as mem:512M")),
             },
             Some(kind @ b"ceph") => match rest(kind).to_string_lossy().parse::<CephPlace>() {
-                Ok(place) => {
-                    let cluster = CephOptions { place, conf: None, timeout: None };
-                    Ok(LaneSource::new(Source::Ceph(cluster), None))
-                }
+                Ok(place) => Ok(LaneSource::new(Source::Ceph(place), None)),
                 Err(error) => usage(&error),
             },
             Some(kind) if LATER.iter().any(|later| later.as_bytes() == kind) => {
@@ -134,7 +131,7 @@ impl LaneSource {
             Source::Dir(path) => with("dir:", path),
             Source::Volume(Some(path)) => with("volume:", path),
             Source::Volume(None) => b"volume".to_vec(),
-            Source::Ceph(cluster) => format!("ceph:{}", cluster.place).into_bytes(),
+            Source::Ceph(place) => format!("ceph:{place}").into_bytes(),
             Source::Lowers => b"none".to_vec(),
         };
         for lower in &self.lowers {

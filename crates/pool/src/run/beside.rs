@@ -20,6 +20,7 @@ use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{Owner, RunOptions, Source, check, name_of, pool_cpus, serve};
+use crate::ceph::ClusterOptions;
 use crate::failure::{FAILED, Failure, Result};
 use crate::init::{self, Place};
 use crate::link::{FromInit, Link, ToInit};
@@ -153,6 +154,9 @@ impl RunOptions {
         }
         if !matches!(self.source, Source::Volume(_) | Source::Mem) {
             self.size = None;
+        }
+        if self.ceph_places().is_empty() {
+            self.cluster = ClusterOptions::default();
         }
         self
     }

@@ -4,7 +4,9 @@ use polylane_base::size::ByteSize;
 use polylane_volume::SetOptions;
 
 use super::{RunOptions, Source, cache_bytes_limit};
+use crate::ceph::{self, CephPlace, ClusterOptions};
 use crate::failure::{Failure, Result};
+use crate::lower::LowerSource;
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
 use crate::spec::WriteBack;
@@ -16,6 +18,25 @@ pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
 pub(crate) const DIRTY_BYTES_MIN: u64 = 1 << 20;
 const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
+
+impl Source {
+    /// Where the lane's own files are, as a layer would be named, where layers may not lie.
+    pub(super) fn as_layer(&self) -> Option<LowerSource> {
+        match self {
+            Source::Dir(path) => Some(LowerSource::Dir(path.clone())),
+            Source::Ceph(place) => Some(LowerSource::Ceph(place.clone())),
+            Source::Mem | Source::Volume(_) | Source::Lowers => None,
+        }
+    }
+}
+
+impl RunOptions {
+    /// The places in a cluster that the lane needs.
+    pub(crate) fn ceph_places(&self) -> Vec<&CephPlace> {
+        let own = if let Source::Ceph(place) = &self.source { Some(place) } else { None };
+        own.into_iter().chain(self.lowers.iter().filter_map(LowerSource::ceph)).collect()
+    }
+}
 
 /// Refuses options that contradict each other, or themselves.
 pub(crate) fn check(options: &RunOptions) -> Result<()> {
@@ -42,8 +63,13 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     if !options.lowers.is_empty() && options.kernel_fs.is_some() {
         return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
     }
-    if !options.lowers.is_empty() && matches!(options.source, Source::Ceph(_)) {
-        return Err(Failure::usage("--lower: not over --ceph in this version"));
+    let places = options.ceph_places();
+    ceph::cluster(&places, &options.cluster)?;
+    if places.is_empty() && options.cluster != ClusterOptions::default() {
+        return Err(Failure::usage(
+            "--ceph-conf, --ceph-keyring and --timeout: only a lane on a cluster, or over layers \
+             on one, has them",
+        ));
     }
     if options.size.is_some() && options.source == Source::Lowers {
         return Err(Failure::usage("--size: a read-only lane has no size of its own"));

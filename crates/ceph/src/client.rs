@@ -1,0 +1,88 @@
+//! A client of a cluster: one mount, and the file systems that are directories of it.
+//!
+//! Layers of a union and the branch above them are on one client: they share its session, its
+//! cache and its threads.
+
+use polylane_base::sync::{Arc, Mutex, Weak, thread};
+use polylane_base::{Errno, Result};
+
+use crate::failure::Failure;
+use crate::ffi::{Inode, Mount};
+use crate::fs::CephFs;
+use crate::inodes::{IDLE_TIME_MAX, Inodes};
+
+/// A mounted client. Thread-safe. Its session at the MDS ends when it and all its file systems are
+/// dropped.
+pub struct Client {
+    mount: Arc<Mount>,
+    /// The directory that is mounted.
+    mounted: Vec<u8>,
+    /// The inodes of its file systems, whose idle handles one thread closes.
+    all: Arc<Tables>,
+}
+
+type Tables = Mutex<Vec<Weak<Inodes>>>;
+
+impl Client {
+    /// Takes a mounted client over; `mounted` is its root.
+    pub(crate) fn new(mount: Arc<Mount>, mounted: Vec<u8>) -> Result<Client> {
+        let all = Arc::new(Tables::default());
+        let weak = Arc::downgrade(&all);
+        let spawned = thread::Builder::new().name("ceph-idle".to_string());
+        spawned.spawn(move || close_idle(&weak)).map_err(|_| Errno::EAGAIN)?;
+        Ok(Client { mount, mounted, all })
+    }
+
+    /// The files of a directory, by its path from the file system's root; it is what is mounted, or
+    /// in it. Symbolic links are not followed.
+    ///
+    /// # Errors
+    /// [`Failure::Directory`].
+    pub fn files(&self, path: &[u8]) -> std::result::Result<CephFs, Failure> {
+        let shown = || String::from_utf8_lossy(path).into_owned();
+        let opened = self
+            .open(path)
+            .and_then(|(root, is_mounted)| CephFs::new(&self.mount, root, is_mounted));
+        let fs = opened.map_err(|errno| Failure::Directory(shown(), errno))?;
+        self.all.lock().push(Arc::downgrade(fs.inodes()));
+        Ok(fs)
+    }
+
+    /// The directory at a path, and whether it is the one that is mounted.
+    fn open(&self, path: &[u8]) -> Result<(Inode, bool)> {
+        let mut names = parts(path);
+        for name in parts(&self.mounted) {
+            if names.next() != Some(name) {
+                return Err(Errno::EXDEV);
+            }
+        }
+        let mut at = (Inode::root(&self.mount)?, true);
+        for name in names {
+            if name == b".." {
+                return Err(Errno::EINVAL);
+            }
+            at = (at.0.lookup(name)?.0, false);
+        }
+        match at.0.stat()?.is_dir() {
+            true => Ok(at),
+            false => Err(Errno::ENOTDIR),
+        }
+    }
+}
+
+/// The names that a path is made of.
+fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && name != b".")
+}
+
+/// Closes what is idle until the client and its file systems are gone.
+fn close_idle(all: &Weak<Tables>) {
+    while let Some(tables) = all.upgrade() {
+        tables.lock().retain(|inodes| inodes.strong_count() > 0);
+        let now: Vec<_> = tables.lock().iter().filter_map(Weak::upgrade).collect();
+        drop(tables);
+        now.iter().for_each(|inodes| inodes.close_idle());
+        drop(now);
+        thread::sleep(IDLE_TIME_MAX);
+    }
+}
