@@ -279,6 +279,9 @@ fn a_mapped_lane_shows_its_own_numbers_by_both_doors() {
     let line = refused(&["--map-users", "0:1:5", source, path]);
     assert!(line.contains("--map-users 0:1:5") && line.contains("busy"), "{line}");
     let other = lane.host.dir("other");
+    let both = ["mount", "--map-users", "0:1:5", "--suid", source, text(&other)];
+    let (code, line) = polylane_tests::host::refused(&both);
+    assert!(code == 2 && line.contains("--suid"), "{code}: {line}");
     let line = refused(&["--map-users", "0:1:5", "--share", source, text(&other)]);
     assert!(line.contains("another --map-users"), "{line}");
     let words = [&["--share"], &map[..], &[source, text(&other)]].concat();

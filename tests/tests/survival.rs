@@ -116,7 +116,7 @@ fn what_a_pinning_namespace_has_open_outlives_upgrades() {
     host.assert_nothing_is_left();
 }
 
-/// A command with a state directory of its own, or with a run-time directory that is full.
+/// A command with a state directory of its own.
 fn with_state(dir: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(arguments).env("XDG_STATE_HOME", dir).stdin(Stdio::null());

@@ -31,9 +31,14 @@ pub(crate) struct MountArgs {
     /// An empty directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// A layer under the lane's own files, which is never changed: DIR, dir:DIR, a volume, FILE or
-    /// volume:FILE, or ceph:[USER@]FSNAME[:PATH]; repeat it, the uppermost first
-    #[arg(long, value_name = "SOURCE", requires = "source")]
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        requires = "source",
+        help = "A layer under the lane's own files, which is never changed: DIR, dir:DIR, a \
+                volume, FILE or volume:FILE, or ceph:[USER@]FSNAME[:PATH]; repeat it, the \
+                uppermost first"
+    )]
     lower: Vec<OsString>,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -48,7 +53,7 @@ pub(crate) struct MountArgs {
     ro: bool,
     /// Show users and groups U to U + N - 1 of the files as H to H + N - 1 of this host, the others
     /// as nobody's; repeat it
-    #[arg(long, value_name = "U:H:N", requires = "source")]
+    #[arg(long, value_name = "U:H:N", requires = "source", conflicts_with = "suid")]
     map_users: Vec<String>,
     /// Where the same is mounted already, leave it so: it is not counted once more
     #[arg(long, requires = "source")]

@@ -27,6 +27,7 @@ use polylane_volume::pool_file::{self, Pinned};
 use polylane_volume::stack::Stack;
 
 use crate::ceph::CephFiles;
+use crate::ceph::CephPlace;
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
@@ -248,7 +249,7 @@ fn libservice(
         (Backing::Ceph { place }, Store::Cluster) => {
             let fs = directory_of(client, &place.path)?;
             if !spec.lowers.is_empty() {
-                check_upper(spec, &fs.root().map_err(failed)?)?;
+                check_upper(place, spec.owner.0, &fs.root().map_err(failed)?)?;
             }
             Ok((Some(fs), None))
         }
@@ -271,15 +272,19 @@ fn libservice(
 }
 
 /// Refuses an upper in a cluster in which other users could have written marks.
-fn check_upper(spec: &PoolSpec, root: &Attr) -> Result<()> {
-    let place = spec.cluster.as_ref().map(|cluster| cluster.place.to_string()).unwrap_or_default();
-    match (root.uid.0 == spec.owner.0, root.perm & lower::REACHERS) {
-        (true, 0) => Ok(()),
-        (_, bits) => Err(Failure::failed(format!(
-            "ceph:{place}: the upper's owner is user {}, and its mode lets others in (bits \
-             {bits:03o}): they could show themselves any file of the lowers: not used over --lower \
-             before it is this user's alone ('chmod go-rwx')",
-            root.uid.0
+fn check_upper(place: &CephPlace, owner: u32, root: &Attr) -> Result<()> {
+    if root.uid.0 != owner {
+        let other = root.uid.0;
+        return Err(Failure::failed(format!(
+            "ceph:{place}: user {other} owns it and could show himself any file of the lowers: not \
+             used over --lower; use one of your own"
+        )));
+    }
+    match root.perm & lower::REACHERS {
+        0 => Ok(()),
+        bits => Err(Failure::failed(format!(
+            "ceph:{place}: other users could show themselves any file of the lowers (mode bits \
+             {bits:03o}): not used over --lower before 'chmod go-rwx' of that directory"
         ))),
     }
 }

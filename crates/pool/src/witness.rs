@@ -1,8 +1,9 @@
 //! The witness: a child of the supervisor that looks at processes for the service.
 //!
 //! The service is confined and sees no `/proc`. What it must know of a client's process before it
-//! lets it in (`polylane_front::witness`) this child reads there. It holds nothing else, answers
-//! from the kernel's files alone, and ends with the service, whose end of the line is the only one.
+//! lets it in (`polylane_front::witness`) this child reads there. It answers from the kernel's
+//! files, and from what a client sent with its connection, which it receives and closes in the
+//! service's place. It ends with the service, whose end of the line is the only one.
 //!
 //! Where the service has a user namespace of its own (`own_ids`), the users of clients have no
 //! numbers there: of a connection that it shows, the witness tells whose it is.

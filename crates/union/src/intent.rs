@@ -56,7 +56,7 @@ impl Upper {
             Err(errno) if is_incapable(errno) => {
                 self.intend(ctx, made, at)?;
                 let former = self.set_aside(ctx, at, false)?;
-                self.place(ctx, made, at)?;
+                self.place(ctx, made, at).inspect_err(|_| self.put_back(ctx, &former, at))?;
                 self.discard(ctx, &former);
             }
             Err(errno) => return Err(errno),
@@ -125,6 +125,16 @@ impl Upper {
         let (held, _) = self.aside(ctx, made)?;
         self.fs().rename(ctx, self.tmp(), made, at.dir.ino(), at.name, RenameMode::Replace)?;
         self.remove_mark(ctx, held.ino(), Mark::Place)
+    }
+
+    /// Puts what was set aside back into its place, now or when the union is opened again.
+    fn put_back(&self, ctx: &OpCtx<'_>, former: &[u8], at: Above<'_>) {
+        let mode = RenameMode::Replace;
+        let back = self.fs().rename(ctx, self.tmp(), former, at.dir.ino(), at.name, mode);
+        if back.is_err() {
+            // Nothing is left to try where this fails, too.
+            let _ = self.intend(ctx, former, at);
+        }
     }
 
     /// Moves aside what has a name; its name there. `returns`: a cut brings it back.

@@ -4,7 +4,7 @@
 //!  front ends ──► Vfs: walk · names · rename · attrs · xattr · open · lock    OpenFile: file
 //!                  │                                                            │
 //!                  ├─► dentry (names) ─► inodes (live inodes)                   ├─► cache (pages)
-//!                  └──────────────► fs::FileSystem: memfs · hostdir ◄───────────┘
+//!                  └────────► fs::FileSystem: memfs · hostdir · mapped ◄────────┘
 //! ```
 //!
 //! # Lock order

@@ -123,8 +123,8 @@ impl<F: FileSystem + ?Sized> Mapped<F> {
         }
     }
 
-    /// Who acts, as the files' numbers have it. One without a number there stays itself: whatever
-    /// it makes is refused by its own.
+    /// Who acts, as the files' numbers have it. One without a number there is nobody, but for root,
+    /// whose rights do not depend on owners: what it makes is refused by the number it has.
     fn cred(&self, ctx: &OpCtx<'_>) -> Option<Cred> {
         let cred = ctx.cred?;
         let kept = |id: u32| self.map.kept(id).unwrap_or(NOBODY);

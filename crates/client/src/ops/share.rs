@@ -142,6 +142,8 @@ pub(crate) fn leave_session(state: &'static State) {
         // Free slots are of no use to the next session, and what is parked is held open by it.
         fields.shed();
         fields.sessions.leave();
+        // What another thread closed between the two.
+        fields.shed();
         fields.cwd.changed(fields.records());
     }
 }

@@ -1,6 +1,6 @@
 //! The server over a socket pair: a small client of our own, and clients that do not behave.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 
 use polylane_base::rng::Rng;
 use polylane_block::ram::RamDevice;
@@ -174,7 +174,10 @@ fn a_server_ends_with_clients_that_do_nothing() {
     let mut other = UnixStream::connect(&path).expect("connect");
     greet(&mut other);
     Box::new(server).end();
-    assert_eq!(one.read(&mut [0; 16]).expect("end"), 0);
+    // Half a request that was not read when the server left is a reset.
+    let ended = one.read(&mut [0; 16]);
+    let is_reset = ended.as_ref().is_err_and(|why| why.kind() == ErrorKind::ConnectionReset);
+    assert!(is_reset || matches!(ended, Ok(0)), "{ended:?}");
 }
 
 #[test]

@@ -55,7 +55,8 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
     }
     if entry.users != wanted.users.as_bytes() {
         return Err(Failure::failed(format!(
-            "{at}: mounted by another --map-users: one service shows each owner by one number"
+            "{at}: mounted with another --map-users, and one service shows each owner by one \
+             number: share it with the same"
         )));
     }
     match entry.read_only && !wanted.read_only {

@@ -38,7 +38,7 @@ const ORPHAN_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the mount of a dead lane may take to be taken away.
 const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// As long as that where another took too long.
+/// The same where that of another lane took too long.
 const LATER_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// A mount and the pool that it belongs to.
@@ -87,7 +87,7 @@ fn detached(entry: &Entry, limit: Duration) -> bool {
         point::detach(&entry);
         Ok(())
     });
-    done != Err(polylane_base::Errno(libc::ETIMEDOUT))
+    done != Err(polylane_base::Errno::ETIMEDOUT)
 }
 
 /// All tables, locked. Dropped, they are unlocked.

@@ -60,8 +60,10 @@ struct Work {
 struct User {
     /// Questions that are looked at.
     looks: usize,
-    /// To be closed; `None`: nobody does.
-    closing: Option<Vec<OwnedFd>>,
+    /// To be closed.
+    closing: Vec<OwnedFd>,
+    /// A thread closes them.
+    closes: bool,
 }
 
 impl Work {
@@ -86,25 +88,30 @@ impl Work {
 
     /// Whether somebody has to begin to close the user's connections, of which this is one.
     fn close(&mut self, user: u32, connection: OwnedFd) -> bool {
-        let closing = &mut self.users.entry(user).or_default().closing;
-        let idle = closing.is_none();
-        closing.get_or_insert_default().push(connection);
-        idle
+        let own = self.users.entry(user).or_default();
+        own.closing.push(connection);
+        !std::mem::replace(&mut own.closes, true)
     }
 
     /// `None`: there are no more, and nobody closes them from now on.
     fn next_to_close(&mut self, user: u32) -> Option<OwnedFd> {
-        let closing = &mut self.users.get_mut(&user)?.closing;
-        let next = closing.as_mut().and_then(Vec::pop);
+        let next = self.users.get_mut(&user)?.closing.pop();
         if next.is_none() {
-            *closing = None;
-            self.tidy();
+            self.stop_closing(user);
         }
         next
     }
 
+    /// Nobody closes the user's connections until there is one more.
+    fn stop_closing(&mut self, user: u32) {
+        if let Some(own) = self.users.get_mut(&user) {
+            own.closes = false;
+        }
+        self.tidy();
+    }
+
     fn tidy(&mut self) {
-        self.users.retain(|_, own| own.looks > 0 || own.closing.is_some());
+        self.users.retain(|_, own| own.looks > 0 || own.closes || !own.closing.is_empty());
     }
 }
 
@@ -116,26 +123,39 @@ pub(super) fn attend(tenant: Tenant, line: Link) {
     let (work, kept) = (Mutex::default(), Mutex::default());
     let shared = Arc::new(Shared { line, init, tenant, work, kept, more });
     let first = Pid::from_raw(init.cast_signed());
-    let mut first = first.and_then(|first| pidfd_open(first, PidfdFlags::empty()).ok());
-    loop {
-        if let Some(pidfd) = &first {
-            let (asked, ended) = shared.watch(pidfd);
-            if ended {
-                shared.tenant.lock().end();
-                first = None;
-            }
-            if !asked {
-                continue;
-            }
-        }
-        let Ok(Some((question, fds))) = shared.line.receive::<Question>() else { break };
-        if shared.hear(question, fds).is_err() {
-            break;
-        }
-    }
+    let first = first.and_then(|first| pidfd_open(first, PidfdFlags::empty()).ok());
+    shared.hear_all(first);
+    // What nobody watches any more counts as changed.
+    shared.tenant.lock().end();
 }
 
 impl Shared {
+    /// Hears questions until the service is gone. `first`: the tenant's first process.
+    fn hear_all(self: &Arc<Self>, mut first: Option<OwnedFd>) {
+        loop {
+            if let Some(pidfd) = &first {
+                let (asked, ended) = self.watch(pidfd);
+                if ended {
+                    self.tenant.lock().end();
+                    first = None;
+                }
+                if !asked {
+                    continue;
+                }
+            }
+            let heard = match self.line.receive::<Question>() {
+                Ok(Some((question, fds))) => self.hear(question, fds),
+                Ok(None) => break,
+                // It has no answer: no descriptor was left for what came with it.
+                Err(Errno::EPROTO) => Ok(()),
+                Err(errno) => Err(errno),
+            };
+            if heard.is_err() {
+                break;
+            }
+        }
+    }
+
     /// Waits for a question or the tenant's end: which of both it was. What has changed meanwhile
     /// is told.
     fn watch(&self, first: &OwnedFd) -> (bool, bool) {
@@ -248,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// What no thread can be had for is closed with this process.
+    /// What no thread can be had for is closed behind the user's next one.
     fn begin_to_close(self: &Arc<Self>, user: u32) {
         let shared = self.clone();
         let run = move || {
@@ -259,7 +279,9 @@ impl Shared {
                 }
             }
         };
-        let _ = thread::Builder::new().name("close".to_string()).spawn(run);
+        if thread::Builder::new().name("close".to_string()).spawn(run).is_err() {
+            self.work.lock().stop_closing(user);
+        }
     }
 }
 
@@ -283,6 +305,9 @@ mod tests {
         assert!(work.close(7, file()) && !work.close(7, file()) && work.close(9, file()));
         assert!(work.next_to_close(7).is_some() && work.next_to_close(7).is_some());
         assert!(work.next_to_close(7).is_none() && work.close(7, file()));
+        // No thread could be had: the next one closes both.
+        work.stop_closing(7);
+        assert!(work.close(7, file()) && work.users[&7].closing.len() == 2);
         (0..LOOKS_PER_USER_MAX).for_each(|_| work.end(7));
         work.end(8);
         (100..100 + others as u32).for_each(|user| work.end(user));
