@@ -99,6 +99,19 @@ impl Lane {
         counted.as_u64().expect("a number")
     }
 
+    /// A lane whose root every user may search.
+    fn open_to_all() -> Lane {
+        let lane = Lane::new();
+        fs::set_permissions(&lane.at, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("chmod");
+        lane
+    }
+
+    /// What a process is answered that does `before`, connects, does `after`, and says hello.
+    fn enters(&self, before: &str, after: &str) -> String {
+        self.said(&format!("{before}\ns = connect(), connect()\n{after}\nprint(enter(s))"))
+    }
+
     fn end(self) {
         succeeds(&["umount", text(&self.at)]);
         self.host.assert_nothing_is_left();
@@ -115,12 +128,8 @@ fn a_session_is_of_who_connected_and_of_who_says_hello() {
     if unavailable(name) || lacks(name, &["python3"]) {
         return;
     }
-    let lane = Lane::new();
-    fs::set_permissions(&lane.at, std::os::unix::fs::PermissionsExt::from_mode(0o755))
-        .expect("chmod");
-    let between = |before: &str, after: &str| {
-        lane.said(&format!("{before}\ns = connect(), connect()\n{after}\nprint(enter(s))"))
-    };
+    let lane = Lane::open_to_all();
+    let between = |before: &str, after: &str| lane.enters(before, after);
     assert_eq!(between("", ""), ADMITTED);
     // Root without what makes root root, which is another user by the time that it is looked at.
     let less = "os.setresuid(4321, 0, 4321); caps(0)";
@@ -162,12 +171,8 @@ fn what_a_process_sees_and_may_counts_when_it_says_hello() {
     if unavailable(name) || lacks(name, &["python3"]) {
         return;
     }
-    let lane = Lane::new();
-    fs::set_permissions(&lane.at, std::os::unix::fs::PermissionsExt::from_mode(0o755))
-        .expect("chmod");
-    let between = |before: &str, after: &str| {
-        lane.said(&format!("{before}\ns = connect(), connect()\n{after}\nprint(enter(s))"))
-    };
+    let lane = Lane::open_to_all();
+    let between = |before: &str, after: &str| lane.enters(before, after);
     let user = "os.setgroups([]); os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321)";
     for before in ["", user] {
         assert_eq!(between(before, ""), ADMITTED, "{before}");

@@ -146,23 +146,19 @@ fn an_ordinary_user_without_the_device_is_told() {
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
     let program = dir.path().join("polylane");
     copy_binary(&program);
-    let output = Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(&program)
-        .args(["run", "--pool", "test-no-device", "--mem", "--no-preload", "--", "true"])
-        .output()
-        .expect("setpriv");
+    let by_a_user = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command.arg(&program).args(words).output().expect("setpriv")
+    };
+    let run = ["run", "--pool", "test-no-device", "--mem", "--no-preload", "--", "true"];
+    let output = by_a_user(&run);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("/dev/fuse: cannot open it: Permission denied"), "{said}");
     assert_nothing_remains("test-no-device");
-    let doctor = Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(&program)
-        .args(["doctor", "--json"])
-        .output()
-        .expect("setpriv");
+    let doctor = by_a_user(&["doctor", "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
     let fuse = said.as_array().and_then(|all| all.iter().find(|one| one["name"] == "fuse"));
     let fuse = fuse.expect("what it found of the device");

@@ -15,4 +15,4 @@ pub mod sync;
 
 pub use clock::{Clock, SystemClock, TestClock, Time};
 pub use errno::{Errno, Result};
-pub use id::{Gid, Ino, Uid};
+pub use id::{Gid, ID_RANGES_MAX, IdRange, Ino, Uid};

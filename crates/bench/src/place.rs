@@ -338,6 +338,16 @@ pub fn on_loop<T>(file: &Path, direct: bool, open: impl FnOnce(&str) -> Result<T
     opened
 }
 
+/// `tell OPERATIONS NANOSECONDS` of every script: prints what [`Outcome::from_json`] reads.
+const TELL: &str = r#"
+tell() {
+    awk -v ops="$1" -v ns="$2" 'BEGIN {
+        form = "{\"ops\":%d,\"seconds\":%f,\"settle_seconds\":0,\"latency\":{}}\n"
+        printf form, ops, ns / 1e9
+    }'
+}
+"#;
+
 /// A tenant's load that is a shell script: prepares the directory `$1`, prints `ready`, reads a
 /// line, works, prints a line about what it did, reads a line and removes the directory.
 pub struct Script {
@@ -409,7 +419,8 @@ impl Tenant {
         index: usize,
         arguments: &[String],
     ) -> Result<Self> {
-        let before = ["sh", "-euc", script.text, script.name].map(OsString::from);
+        let text = [TELL, script.text].concat();
+        let before = ["sh", "-euc", &text, script.name].map(OsString::from);
         let after: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         let args = [&before[..], &after];
         Tenant::spawn(None, place, shared, script.name, index, args, script.outcome)

@@ -1,7 +1,4 @@
-//! What is known of a new block's data when a transaction commits, and why a write's bytes go where
-//! they go.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! What is known of a new block's data when a transaction commits.
 
 /// What is known of a new block's data when the block becomes a file's (Linux' `data=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,61 +30,5 @@ impl DataMode {
     /// The one of this name.
     pub fn named(name: &str) -> Option<DataMode> {
         DataMode::ALL.into_iter().find(|mode| mode.name() == name)
-    }
-}
-
-/// Why the bytes of a write go where they go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
-    /// There is no log, or too small a one: in place.
-    NoLog,
-    /// All data goes through the journal: logged.
-    DataMode,
-    /// No sync follows: in place.
-    Unsynced,
-    /// Much is synced: deferred.
-    Large,
-    /// Written blocks are written over, and nothing else is to be saved: in place, durable.
-    Overwrite,
-    /// Little is synced: logged.
-    Small,
-}
-
-impl Reason {
-    /// All of them.
-    pub const ALL: [Reason; 6] = [
-        Reason::NoLog,
-        Reason::DataMode,
-        Reason::Unsynced,
-        Reason::Large,
-        Reason::Overwrite,
-        Reason::Small,
-    ];
-
-    /// What statistics call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Reason::NoLog => "no_log",
-            Reason::DataMode => "data_mode",
-            Reason::Unsynced => "unsynced",
-            Reason::Large => "large",
-            Reason::Overwrite => "overwrite",
-            Reason::Small => "small",
-        }
-    }
-}
-
-/// How many writes each reason decided. Thread-safe.
-#[derive(Default)]
-pub struct Reasons([AtomicU64; Reason::ALL.len()]);
-
-impl Reasons {
-    pub(crate) fn count(&self, reason: Reason) {
-        self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// So far.
-    pub fn get(&self, reason: Reason) -> u64 {
-        self.0[reason as usize].load(Ordering::Relaxed)
     }
 }

@@ -14,7 +14,7 @@
 //! | [`extents`], [`blockmap`] | where a file's blocks are: ext4's way, and that of ext2 and ext3 |
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
-//! | `synced`, `data_mode` | where the bytes of a write go: to their blocks or to the log |
+//! | `synced`, `reason`, `data_mode` | where the bytes of a write go: in place or to the log |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
@@ -58,6 +58,7 @@ pub mod alloc;
 pub mod blockmap;
 pub mod cache;
 mod changes;
+mod counts;
 mod damage;
 pub mod data;
 mod data_mode;
@@ -80,6 +81,7 @@ pub mod orphan;
 mod projects;
 pub mod promised;
 mod quota;
+mod reason;
 pub mod recovery;
 pub mod rename;
 mod setattr;

@@ -19,11 +19,12 @@ use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Source, Syncing};
 
 use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
-use crate::data_mode::{DataMode, Reason};
+use crate::data_mode::DataMode;
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::inode::{Cell, Core};
+use crate::reason::Reason;
 use crate::volume::Volume;
 
 /// Most bytes of a sync that are logged: more take longer to write twice than to wait twice.

@@ -12,7 +12,7 @@ use crate::alloc::{Allocator, Blocks, Claim, Promise};
 use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
-use crate::data_mode::{DataMode, Reasons};
+use crate::data_mode::DataMode;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
@@ -25,6 +25,7 @@ use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
 use crate::limits::{Ids, Ledger, Owed};
 use crate::orphan::{self, Orphans};
+use crate::reason::Reasons;
 use polylane_vfs::OpCtx;
 
 /// Blocks that an operation changes in quota files: an entry of the former and one of the new owner

@@ -3,41 +3,24 @@
 //! The lane keeps the numbers of its tenant. A client of another user namespace is shown what the
 //! kernel shows it: the numbers of its own maps, and the overflow numbers where these have none.
 
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, ID_RANGES_MAX, IdRange, Result};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Lines of a map, at most: the kernel's limit.
-pub const LINES_MAX: usize = 340;
-
-/// A line of a map.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Line {
-    /// First number as the client sees it.
-    pub shown: u32,
-    /// First number as the lane keeps it.
-    pub kept: u32,
-    /// How many.
-    pub count: u32,
-}
 
 /// The maps of a client's user namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Owners {
     /// Of users.
-    pub users: Vec<Line>,
+    pub users: Vec<IdRange>,
     /// Of groups.
-    pub groups: Vec<Line>,
+    pub groups: Vec<IdRange>,
     /// What is shown for a user and a group that have no number.
     pub overflow: [u32; 2],
 }
 
 /// The number that is shown for `kept`.
-fn shown(lines: &[Line], kept: u32) -> Option<u32> {
-    lines.iter().find_map(|line| {
-        let place = kept.checked_sub(line.kept).filter(|place| *place < line.count)?;
-        line.shown.checked_add(place)
-    })
+fn shown(map: &[IdRange], kept: u32) -> Option<u32> {
+    map.iter().find_map(|range| range.shown_of(kept))
 }
 
 impl Owners {
@@ -71,10 +54,10 @@ impl Owners {
         let mut next = || words.next().ok_or(Errno::EPROTO);
         let overflow = [next()?, next()?];
         let (users, groups) = (next()? as usize, next()? as usize);
-        if users > LINES_MAX || groups > LINES_MAX {
+        if users > ID_RANGES_MAX || groups > ID_RANGES_MAX {
             return Err(Errno::EPROTO);
         }
-        let mut line = || Ok(Line { shown: next()?, kept: next()?, count: next()? });
+        let mut line = || Ok(IdRange { shown: next()?, kept: next()?, count: next()? });
         let users = (0..users).map(|_| line()).collect::<Result<_>>()?;
         let groups = (0..groups).map(|_| line()).collect::<Result<_>>()?;
         match words.next() {
@@ -89,8 +72,8 @@ mod tests {
     use super::*;
     use polylane_base::rng::Rng;
 
-    fn line(shown: u32, kept: u32, count: u32) -> Line {
-        Line { shown, kept, count }
+    fn line(shown: u32, kept: u32, count: u32) -> IdRange {
+        IdRange { shown, kept, count }
     }
 
     fn sample() -> Owners {
@@ -115,11 +98,11 @@ mod tests {
         let mut rng = Rng::new(3);
         for _ in 0..200 {
             let mut below = |limit: u64| rng.below(limit) as u32;
-            let users: Vec<Line> =
+            let users: Vec<IdRange> =
                 (0..below(4)).map(|n| line(n * 100, below(300), below(60))).collect();
             let owners = Owners { users: users.clone(), ..sample() };
             for kept in 0..400 {
-                let own = |line: &Line| (line.kept..line.kept + line.count).contains(&kept);
+                let own = |line: &IdRange| (line.kept..line.kept + line.count).contains(&kept);
                 let slow = users.iter().find(|line| own(line));
                 let slow = slow.map_or(65_534, |line| line.shown + (kept - line.kept));
                 assert_eq!(owners.user(kept), slow);
@@ -135,7 +118,7 @@ mod tests {
             assert_eq!(Owners::from_bytes(&good[..len]), Err(Errno::EPROTO), "cut at {len}");
         }
         assert_eq!(Owners::from_bytes(&[&good[..], &[0; 4]].concat()), Err(Errno::EPROTO));
-        let many = Owners { users: vec![line(0, 0, 1); LINES_MAX + 1], ..sample() };
+        let many = Owners { users: vec![line(0, 0, 1); ID_RANGES_MAX + 1], ..sample() };
         assert_eq!(Owners::from_bytes(&many.to_bytes()), Err(Errno::EPROTO));
     }
 }

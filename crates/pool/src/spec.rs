@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use polylane_base::IdRange;
 /// How a lane's journal treats file data.
 pub use polylane_ext4::DataMode as JournalMode;
 use polylane_front::fuse::Params;
-use polylane_vfs::mapped::IdRange;
 use polylane_volume::cache::CacheSpec;
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::Translation;

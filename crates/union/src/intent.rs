@@ -33,8 +33,15 @@ fn parse(value: &[u8]) -> Option<(Ino, &[u8])> {
 }
 
 impl Upper {
-    /// Whether the upper exchanges names; it is tried.
+    /// Whether the upper exchanges names; it is tried once.
     pub(crate) fn exchanges(&self, ctx: &OpCtx<'_>) -> Result<bool> {
+        match self.exchanges.get() {
+            Some(known) => Ok(*known),
+            None => self.try_exchange(ctx).map(|known| *self.exchanges.get_or_init(|| known)),
+        }
+    }
+
+    fn try_exchange(&self, ctx: &OpCtx<'_>) -> Result<bool> {
         let new = NewNode::new(Kind::File, 0o600);
         let ((one, ..), (other, ..)) = (self.make(ctx, &new)?, self.make(ctx, &new)?);
         let mode = RenameMode::Exchange;

@@ -17,12 +17,14 @@
 //! which devices cannot have.
 
 use polylane_base::sync::Arc;
+
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SeekFor, SetAttr, SetTime, XattrMode,
 };
+use std::sync::OnceLock;
 
 use crate::error::OpenError;
 use crate::layer::{Above, Held, Layer};
@@ -72,6 +74,8 @@ pub(crate) struct Upper {
     pub(crate) tells_pieces: bool,
     /// The upper tells where a file has holes. In one that does not, files are copied up whole.
     pub(crate) tells_holes: bool,
+    /// It exchanges names, once that was tried.
+    pub(crate) exchanges: OnceLock<bool>,
     has_canary: AtomicBool,
     /// overlayfs is known to refuse the upper: `links.rs`.
     pub(crate) has_guard: AtomicBool,
@@ -133,6 +137,7 @@ impl Upper {
             granule,
             tells_pieces: false,
             tells_holes: false,
+            exchanges: OnceLock::new(),
             has_canary: AtomicBool::new(false),
             has_guard: AtomicBool::new(false),
             last: AtomicU64::new(0),

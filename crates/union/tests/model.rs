@@ -100,18 +100,20 @@ fn run(seed: u64, is_plain: bool) {
     }
 }
 
-#[test]
-fn a_union_is_as_the_reference() {
+/// Runs every seed, or the one that was asked for.
+fn run_all(one_at_a_time: bool) {
     match std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => run(seed, false),
-        None => SEEDS.for_each(|seed| run(seed, false)),
+        Some(seed) => run(seed, one_at_a_time),
+        None => SEEDS.for_each(|seed| run(seed, one_at_a_time)),
     }
 }
 
 #[test]
+fn a_union_is_as_the_reference() {
+    run_all(false);
+}
+
+#[test]
 fn a_union_on_what_changes_one_name_at_a_time_is_as_the_reference() {
-    match std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => run(seed, true),
-        None => SEEDS.for_each(|seed| run(seed, true)),
-    }
+    run_all(true);
 }

@@ -5,7 +5,7 @@ use polylane_base::{Errno, Gid, Result};
 use crate::ctx::OpCtx;
 use crate::fs::{Kind, SET_GID};
 use crate::inode::{FROZEN, Inode, ONLY_GROWS};
-use crate::mapped::NOBODY;
+use crate::mapped;
 
 /// `R_OK`: to read, or to list a directory.
 pub(crate) const READ: u32 = 4;
@@ -35,7 +35,7 @@ pub(crate) fn check(ctx: &OpCtx<'_>, inode: &Inode, mask: u32) -> Result<()> {
 /// Whether its owner or group has no number here: nobody changes it, and root's capabilities do not
 /// count, as in the kernel.
 pub(crate) fn is_nobodys(inode: &Inode) -> bool {
-    inode.uid().0 == NOBODY || inode.gid().0 == NOBODY
+    mapped::is_nobodys(inode.uid(), inode.gid())
 }
 
 /// Whether `ctx` has every right in `mask` on `inode`.

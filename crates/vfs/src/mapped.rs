@@ -10,7 +10,7 @@
 //! | of who creates, or who is to own | `EOVERFLOW` |
 //! | of an access control list | `EOVERFLOW` to read or to set it, so no part of it counts |
 
-use polylane_base::{Errno, Gid, Ino, Result, Uid};
+use polylane_base::{Errno, Gid, ID_RANGES_MAX, IdRange, Ino, Result, Uid};
 
 use crate::acl::{Acl, AclKind, Acls};
 use crate::attr::{Attr, SetAttr};
@@ -25,18 +25,9 @@ use crate::fs::{
 /// The number of no user and no group: to the kernel it is an owner that has none here.
 pub const NOBODY: u32 = u32::MAX;
 
-/// Most lines of a map, as the kernel's.
-pub const LINES_MAX: usize = 340;
-
-/// One range of numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct IdRange {
-    /// The first as the files have it.
-    pub kept: u32,
-    /// The first as it is shown.
-    pub shown: u32,
-    /// How many.
-    pub count: u32,
+/// Whether a file of that owner and group is nobody's: one of them has no number here.
+pub fn is_nobodys(owner: Uid, group: Gid) -> bool {
+    owner.0 == NOBODY || group.0 == NOBODY
 }
 
 /// Ranges of numbers that overlap on neither side.
@@ -68,12 +59,12 @@ impl IdMap {
                         && apart(a.shown, a.count, b.shown, b.count)
                 })
         });
-        (good && (1..=LINES_MAX).contains(&ranges.len())).then_some(IdMap(ranges))
+        (good && (1..=ID_RANGES_MAX).contains(&ranges.len())).then_some(IdMap(ranges))
     }
 
     /// The number that is shown of one that files have; [`NOBODY`] if none is.
     pub fn shown(&self, kept: u32) -> u32 {
-        self.find(kept, |range| (range.kept, range.shown)).unwrap_or(NOBODY)
+        self.0.iter().find_map(|range| range.shown_of(kept)).unwrap_or(NOBODY)
     }
 
     /// The number that files have of one that is shown.
@@ -81,15 +72,7 @@ impl IdMap {
     /// # Errors
     /// `EOVERFLOW`: none.
     pub fn kept(&self, shown: u32) -> Result<u32> {
-        self.find(shown, |range| (range.shown, range.kept)).ok_or(Errno::EOVERFLOW)
-    }
-
-    fn find(&self, id: u32, sides: impl Fn(&IdRange) -> (u32, u32)) -> Option<u32> {
-        self.0.iter().find_map(|range| {
-            let (from, to) = sides(range);
-            let place = id.checked_sub(from).filter(|place| *place < range.count)?;
-            to.checked_add(place)
-        })
+        self.0.iter().find_map(|range| range.kept_of(shown)).ok_or(Errno::EOVERFLOW)
     }
 }
 

@@ -32,10 +32,7 @@ read -r go
 begun=$(date +%s%N)
 work
 ended=$(date +%s%N)
-awk -v ops="$rounds" -v ns="$((ended - begun))" 'BEGIN {
-    form = "{\"ops\":%d,\"seconds\":%f,\"settle_seconds\":0,\"latency\":{}}\n"
-    printf form, ops, ns / 1e9
-}'
+tell "$rounds" $((ended - begun))
 read -r end || true
 finish
 cd /

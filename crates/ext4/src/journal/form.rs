@@ -19,12 +19,11 @@
 //! - A torn transaction with another behind it is damage, for every reader. The next transaction's
 //!   first block is written after this one is durable.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use polylane_block::device::SECTOR_BYTES;
 
 use super::Journal;
 use super::log::{Closed, Log};
+use crate::counts::{Counted, Counts};
 
 /// Records of 8 bytes behind the header of a revoke block, in its first sector.
 const SECTOR_REVOKES: usize = (SECTOR_BYTES - 16) / 8;
@@ -64,19 +63,14 @@ impl Form {
     }
 }
 
-/// How many commits took each form. Thread-safe.
-#[derive(Default)]
-pub(super) struct Forms([AtomicU64; Form::ALL.len()]);
-
-impl Forms {
-    pub(super) fn count(&self, form: Form) {
-        self.0[form as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self, form: Form) -> u64 {
-        self.0[form as usize].load(Ordering::Relaxed)
+impl Counted for Form {
+    fn number(self) -> usize {
+        self as usize
     }
 }
+
+/// How many commits took each form.
+pub(super) type Forms = Counts<Form, { Form::ALL.len() }>;
 
 impl Journal {
     /// The form that the commit of a closed transaction takes. The caller holds the log.

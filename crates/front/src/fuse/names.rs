@@ -12,10 +12,10 @@ use super::records::{
     BatchForgetIn, CreateIn, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn,
 };
 use super::reply::decode_device;
-use crate::lane::is_reserved;
 use crate::lane::nodes::{Place, ROOT_ID, Target, VirtualDir};
 use crate::lane::notifier::Range;
 use crate::lane::slots::{self, Access, Slot, Token};
+use crate::lane::{is_reserved, runs_as_another};
 
 /// How long the kernel may remember the virtual directories, in seconds: they never change.
 const VIRTUAL_SECONDS: u64 = 3600;
@@ -263,7 +263,10 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     let unchecked = OpCtx { kernel_checked: false, ..call.ctx(&cred) };
     let may = match lane.nodes.get(id)? {
         Target::Slot(_) => lane.may_link(&unchecked, &node)?,
-        _ => lane.is_harmless(&unchecked, &node)? || lane.may_link(&unchecked, &node)?,
+        _ => {
+            !runs_as_another(&lane.vfs.getattr(&unchecked, &node)?)
+                || lane.may_link(&unchecked, &node)?
+        }
     };
     if !may {
         return Err(Errno::EPERM.into());

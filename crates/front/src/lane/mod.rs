@@ -53,7 +53,8 @@ use std::time::Duration;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Ino, Result};
-use polylane_vfs::mapped::NOBODY;
+use polylane_vfs::fs::Attr;
+use polylane_vfs::mapped::is_nobodys;
 use polylane_vfs::{Attachment, Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
 use self::locks::Kept;
@@ -124,6 +125,12 @@ struct Unnamed {
     dir: Ino,
     /// The thread that asked, as the kernel's FUSE requests have it.
     thread: u32,
+}
+
+/// Whether a program with these bits of its mode runs as another user or group than its caller.
+pub(crate) fn runs_as_another(attr: &Attr) -> bool {
+    let as_group = libc::S_ISGID | libc::S_IXGRP;
+    attr.perm & libc::S_ISUID != 0 || attr.perm & as_group == as_group
 }
 
 impl Lane {
@@ -207,19 +214,12 @@ impl Lane {
         }
         let attr = self.vfs.getattr(ctx, node)?;
         // Nobody's: the VFS says so, as the kernel does before it looks at rights.
-        if attr.uid.0 == NOBODY || attr.gid.0 == NOBODY {
+        if is_nobodys(attr.uid, attr.gid) {
             return Ok(true);
         }
         let can_use = || self.vfs.access(ctx, node, (libc::R_OK | libc::W_OK) as u32).is_ok();
-        let harmless = node.kind() == Kind::File && self.is_harmless(ctx, node)?;
+        let harmless = node.kind() == Kind::File && !runs_as_another(&attr);
         Ok(ctx.uid() == attr.uid || harmless && can_use())
-    }
-
-    /// Whether it runs as nobody but its caller, as far as its mode says.
-    pub(crate) fn is_harmless(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<bool> {
-        let perm = self.vfs.getattr(ctx, node)?.perm;
-        let runs_as_group = libc::S_ISGID | libc::S_IXGRP;
-        Ok(perm & libc::S_ISUID == 0 && perm & runs_as_group != runs_as_group)
     }
 
     /// To be called by the shared-memory front end before it reads, writes, truncates or syncs

@@ -7,15 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Errno, Gid, TestClock, Uid};
+use polylane_base::{Errno, Gid, IdRange, TestClock, Uid};
 use polylane_front::lane::nodes::Place;
 use polylane_front::witness::{self, Looks, Refusal, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
-use polylane_ipc::owners::{Line, Owners};
+use polylane_ipc::owners::Owners;
 use polylane_sys::notice::Notice;
 use polylane_sys::scm::{self, Identity};
 use polylane_vfs::fs::NewNode;
-use polylane_vfs::mapped::{IdMap, IdRange, Mapped};
+use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Create, FileSystem, Kind, Node, OpCtx, SetAttr};
 
@@ -331,7 +331,7 @@ fn a_user_may_in_an_attachment_what_the_user_may_in_the_lane() {
 fn owners_are_the_kernels_where_a_client_has_other_numbers() {
     let scene = Scene::new();
     let [user, other] = USERS;
-    let users = vec![Line { shown: 0, kept: user, count: 1 }];
+    let users = vec![IdRange { shown: 0, kept: user, count: 1 }];
     let owners = Owners { groups: users.clone(), users, overflow: [65534, 65534] };
     *scene.witness.owners.lock() = Some(owners.clone());
     let Some(client) = scene.client_of(user) else { return eprintln!("not root: nobody else") };

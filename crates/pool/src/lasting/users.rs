@@ -1,6 +1,7 @@
 //! `--map-users U:H:N`: owners of a lane's files as this host shows them.
 
-use polylane_vfs::mapped::{IdMap, IdRange, LINES_MAX, NOBODY};
+use polylane_base::{ID_RANGES_MAX, IdRange};
+use polylane_vfs::mapped::{IdMap, NOBODY};
 
 use crate::failure::{Failure, Result};
 
@@ -11,8 +12,8 @@ use crate::failure::{Failure, Result};
 /// One line: a word that is no range, or two that overlap.
 pub fn parse(words: &[String]) -> Result<Option<IdMap>> {
     let usage = |why: String| Failure::usage(format!("--map-users {why}"));
-    if words.len() > LINES_MAX {
-        return Err(usage(format!("has {} ranges, and can have {LINES_MAX}", words.len())));
+    if words.len() > ID_RANGES_MAX {
+        return Err(usage(format!("has {} ranges, and can have {ID_RANGES_MAX}", words.len())));
     }
     let mut ranges: Vec<IdRange> = Vec::new();
     for word in words {

@@ -33,9 +33,7 @@ const LOOKS_MAX: usize = 256;
 /// Most threads of a process that is looked at without a thread for it.
 const THREADS_QUICK_MAX: u64 = 16;
 
-/// What the threads of a witness share: one that hears and watches, and those for what takes longer
-/// or is of a client's choice. What a client chose is received, looked at and closed by the latter
-/// alone, and may keep them for ever.
+/// What the threads of a witness share.
 struct Shared {
     line: Link,
     init: u32,

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use polylane_ipc::owners::{LINES_MAX, Line, Owners};
+use polylane_base::{ID_RANGES_MAX, IdRange};
+use polylane_ipc::owners::Owners;
 
 /// What the kernel shows for users and groups without a number, unless it is told otherwise.
 const OVERFLOW: u32 = 65534;
@@ -20,7 +21,7 @@ pub(super) fn of(pid: u32, tenant: u32) -> Option<Owners> {
 }
 
 /// A process's map, to be used where the tenant has the same numbers as who reads both.
-fn seen(tenants: &[Line], own: Vec<Line>) -> Option<Vec<Line>> {
+fn seen(tenants: &[IdRange], own: Vec<IdRange>) -> Option<Vec<IdRange>> {
     let same = tenants.iter().all(|line| line.shown == line.kept);
     (same && !own.is_empty()).then_some(own)
 }
@@ -31,14 +32,14 @@ fn overflow(which: &str) -> u32 {
 }
 
 /// Of `/proc/PID/uid_map`: `INSIDE OUTSIDE COUNT`.
-fn lines(text: &str) -> Option<Vec<Line>> {
+fn lines(text: &str) -> Option<Vec<IdRange>> {
     let line = |line: &str| {
         let words: Vec<u32> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let [shown, kept, count] = words[..] else { return None };
-        Some(Line { shown, kept, count })
+        Some(IdRange { shown, kept, count })
     };
     let all = text.lines().map(line).collect::<Option<Vec<_>>>()?;
-    (all.len() <= LINES_MAX).then_some(all)
+    (all.len() <= ID_RANGES_MAX).then_some(all)
 }
 
 #[cfg(test)]
@@ -49,13 +50,13 @@ mod tests {
     fn a_map_is_lines_of_three_numbers() {
         let text = "         0     100000      65536\n     70000          5          1\n";
         let all = lines(text).unwrap();
-        assert_eq!(all[0], Line { shown: 0, kept: 100_000, count: 65_536 });
-        assert_eq!(all[1], Line { shown: 70_000, kept: 5, count: 1 });
+        assert_eq!(all[0], IdRange { shown: 0, kept: 100_000, count: 65_536 });
+        assert_eq!(all[1], IdRange { shown: 70_000, kept: 5, count: 1 });
         assert_eq!(lines(""), Some(Vec::new()));
         for text in ["0", "0 1", "0 1 2 3", "0 x 1", "-1 0 1", "0 0 4294967296"] {
             assert_eq!(lines(text), None, "{text}");
         }
-        assert_eq!(lines(&"0 0 1\n".repeat(LINES_MAX + 1)), None);
+        assert_eq!(lines(&"0 0 1\n".repeat(ID_RANGES_MAX + 1)), None);
     }
 
     #[test]

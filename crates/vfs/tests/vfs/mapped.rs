@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use polylane_base::rng::Rng;
-use polylane_base::{Errno, Gid, TestClock, Uid};
+use polylane_base::{Errno, Gid, IdRange, TestClock, Uid};
 use polylane_testkit::acl::{NOBODY as NO_ID, value};
 use polylane_vfs::fs::{AclKind, FileSystem, NewNode, SetAttr, XattrMode};
-use polylane_vfs::mapped::{IdMap, IdRange, Mapped, NOBODY};
+use polylane_vfs::mapped::{IdMap, Mapped, NOBODY};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Create, Cred, Kind, Node, OpCtx, RENAME_WHITEOUT, Vfs};
 

@@ -20,22 +20,26 @@ impl Planner {
         if lane.memory.base_ns > 0.0 { lane.memory.base_ns } else { self.base_ns }
     }
 
+    /// Its requests stay at the device for so many times what they take alone, and half a slice.
+    fn stays(&self, lane: &LookBack, times: f64) -> bool {
+        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
+        lane.memory.stay_ns() > times * self.base_of(lane) + burst_ns
+    }
+
     /// Its requests wait at the device.
     pub(super) fn is_queued(&self, lane: &LookBack) -> bool {
-        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
         let wants = lane.wants_more() && lane.inflight_ns > 0 && !self.water.is_below();
-        wants && lane.memory.stay_ns() > QUEUED * self.base_of(lane) + burst_ns
+        wants && self.stays(lane, QUEUED)
     }
 
     /// Whether it has credit that it does not use although it always has requests at a device that
     /// works, and whether they take longer than alone.
     pub(super) fn seems_hurt(&self, lane: &LookBack) -> Seems {
-        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
         let wants = lane.wants_more() && lane.inflight_ns > 0;
         if !lane.leaves_credit() || lane.waits() || !wants || self.water.is_idle() {
             return Seems::Not;
         }
-        match lane.memory.stay_ns() > SLOWED * self.base_of(lane) + burst_ns {
+        match self.stays(lane, SLOWED) {
             true => Seems::Slowed,
             false if self.is_used() => Seems::Perhaps,
             false => Seems::Not,

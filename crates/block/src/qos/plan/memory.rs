@@ -178,15 +178,10 @@ impl Memory {
     fn find(&mut self, seemed: Seems, believed: (f64, f64), other: (f64, f64)) -> Hurt {
         let keeps = seemed == Seems::Slowed || believed.1 > ALL_KEPT * other.1;
         let hurt = keeps && believed.0 > RELIEF * other.0;
-        if seemed != Seems::Slowed {
-            self.content_windows = CONTENT_WINDOWS_MAX;
-        }
-        self.conclude(hurt, seemed)
-    }
-
-    fn conclude(&mut self, hurt: bool, seemed: Seems) -> Hurt {
         self.content_windows = match hurt {
             true => 0,
+            // One whose requests do not stay long is asked again as late as can be.
+            false if seemed != Seems::Slowed => CONTENT_WINDOWS_MAX,
             false => (2 * self.content_windows).clamp(CONTENT_WINDOWS, CONTENT_WINDOWS_MAX),
         };
         match hurt {
