@@ -1,6 +1,6 @@
 //! Attributes: getattr, setattr and its rules, access(2), access times.
 
-use polylane_base::{Errno, Result, Time};
+use polylane_base::{Errno, Gid, Result, Time, Uid};
 
 use crate::access::{self, SET_UID, WRITE};
 use crate::core::Core;
@@ -32,7 +32,8 @@ impl Vfs {
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
     /// returns the new state. A change without a field is chown(-1, -1): the change time moves, and
     /// set-id bits and capabilities go. `EPERM` for other owners' inodes and where [`flags`] forbid
-    /// it, `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EFBIG`.
+    /// it, `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EINVAL` for an
+    /// owner or group that is [`NOBODY`], `EFBIG`.
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.
@@ -101,6 +102,9 @@ fn is_chown(set: &SetAttr) -> bool {
 
 /// Who may ask for what.
 fn check_set(ctx: &OpCtx<'_>, node: &Inode, set: &SetAttr) -> Result<()> {
+    if set.uid == Some(Uid(NOBODY)) || set.gid == Some(Gid(NOBODY)) {
+        return Err(Errno::EINVAL);
+    }
     let stays = (set.uid.is_none() && node.uid().0 == NOBODY)
         || (set.gid.is_none() && node.gid().0 == NOBODY);
     if stays && !ctx.kernel_checked {

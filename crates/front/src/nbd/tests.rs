@@ -299,18 +299,24 @@ fn a_client_that_stops_reading_delays_neither_a_freeze_nor_the_end() {
 fn a_stopped_reader_is_told_apart_from_a_slow_one() {
     let (mut stream, server) = connect(export());
     enter(&mut stream);
-    let requests = vec![(cmd::READ, 0, 64 << 10); 300];
-    for (cookie, (kind, offset, length)) in requests.iter().enumerate() {
-        stream.write_all(&request(*kind, 0, cookie as u64, *offset, *length)).expect("sent");
-        // Slower than the server: replies wait, and all of them come.
-        if cookie % 50 == 0 {
+    const REQUESTS: u64 = 300;
+    let mut asking = stream.try_clone().expect("a socket");
+    // Aside: what a socket holds is less than all the requests, while replies wait in the other one.
+    let asks = thread::spawn(move || {
+        for cookie in 0..REQUESTS {
+            asking.write_all(&request(cmd::READ, 0, cookie, 0, 64 << 10)).expect("sent");
+        }
+    });
+    // Slower than the server: replies wait, and all of them come.
+    thread::sleep(Duration::from_millis(30));
+    for number in 0..REQUESTS {
+        if number % 50 == 0 {
             thread::sleep(Duration::from_millis(5));
         }
-    }
-    for _ in &requests {
         assert_eq!(simple_reply(&mut stream).0, 0);
         stream.read_exact(&mut [0; 64 << 10]).expect("data");
     }
+    asks.join().expect("all sent");
     stream.write_all(&request(cmd::DISC, 0, 0, 0, 0)).expect("leave");
     server.join().expect("no panic").expect("in good order");
 }

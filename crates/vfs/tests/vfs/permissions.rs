@@ -511,3 +511,21 @@ fn a_read_only_file_system_refuses_every_change() {
     let xattr = vfs.setxattr(&OpCtx::as_user(&root), &lane.root, b"user.a", b"v", XattrMode::Any);
     assert_eq!(xattr.err(), erofs);
 }
+
+/// The last number is that of no user: what belongs to it, nobody could change or remove again.
+#[test]
+fn nothing_is_given_to_the_number_of_nobody() {
+    let lane = lane();
+    let node = file_of_alice(&lane, "f", 0o644);
+    let (uid, gid) = (Some(Uid(u32::MAX)), Some(Gid(u32::MAX)));
+    for set in [
+        SetAttr { uid, ..SetAttr::default() },
+        SetAttr { gid, ..SetAttr::default() },
+        SetAttr { uid, gid, perm: Some(0o600), ..SetAttr::default() },
+    ] {
+        for ctx in [OpCtx::service(), OpCtx::as_user(&Cred::root())] {
+            assert_eq!(lane.vfs.setattr(&ctx, &node, &set).err(), Some(Errno::EINVAL));
+        }
+    }
+    assert_eq!(perm(&lane, &node), 0o644);
+}
