@@ -434,18 +434,21 @@ impl Volume {
     }
 
     /// Runs `attempt`; when space runs out while some is on its way back, commits and tries once
-    /// more. Call without a handle.
+    /// more, or twice: a checkpoint that began meanwhile may have kept it back. Call without a
+    /// handle.
     ///
     /// # Errors
     /// The attempt's, or the device's.
     pub fn with_space<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        match (attempt(), &self.journal) {
-            (Err(Error::Errno(Errno::ENOSPC)), Some(journal)) if journal.freeing() > 0 => {
-                journal.commit(self)?;
-                attempt()
+        for _ in 0..2 {
+            match (attempt(), &self.journal) {
+                (Err(Error::Errno(Errno::ENOSPC)), Some(journal)) if journal.freeing() > 0 => {
+                    journal.commit(self)?;
+                }
+                (result, _) => return result,
             }
-            (result, _) => result,
         }
+        attempt()
     }
 
     /// Claims blocks for a file by `claim`, which is given the place to begin at: `goal`, and the

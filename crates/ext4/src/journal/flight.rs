@@ -155,7 +155,7 @@ impl Journal {
             Ok(()) => {
                 // Nothing goes home once the journal has stopped; replay finds what was written.
                 self.check()?;
-                self.land(&mut log, client)?;
+                self.land(&mut log, client);
             }
             Err(why) => {
                 if why.is_no_space() && log.ground(tid) {
@@ -196,19 +196,23 @@ impl Journal {
     }
 
     /// The first of those on their way has committed.
-    fn land(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
-        let Some(Flying { closed, .. }) = log.flying.pop_front() else { return Ok(()) };
+    fn land(&self, log: &mut Log, client: &dyn Client) {
+        let Some(Flying { closed, .. }) = log.flying.pop_front() else { return };
         let tid = closed.tid;
-        self.release_freed(client, &closed);
+        match log.is_homing(&closed.freed) {
+            true => log.held.extend(&closed.freed),
+            false => self.release_freed(client, &closed.freed),
+        }
+        self.release_held(log, client);
         log.retire(closed);
         self.tell_committed(tid);
-        self.checkpoint_early(log)
+        self.ask_for_checkpoint(log);
     }
 
-    /// Lets the blocks that a committed transaction freed be used again.
-    pub(super) fn release_freed(&self, client: &dyn Client, closed: &Closed) {
-        client.release(&closed.freed);
-        let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
+    /// Lets blocks that committed transactions freed be used again.
+    pub(super) fn release_freed(&self, client: &dyn Client, freed: &[Freed]) {
+        client.release(freed);
+        let freed: u64 = freed.iter().map(|run| u64::from(run.count)).sum();
         self.freeing.fetch_sub(freed, Ordering::AcqRel);
     }
 

@@ -1,12 +1,12 @@
 //! The log area: where it begins and ends, what waits in it for its way home.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 
 use polylane_base::Time;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::backing::Homes;
 use super::{Freed, Tid};
@@ -54,6 +54,12 @@ pub(super) struct Log {
     /// The last committed transaction, if the log holds any.
     pub(super) last: Option<Tid>,
     pub(super) pending: FxHashMap<DeviceBlock, Pending>,
+    /// Homes that a checkpoint writes to without the log's lock.
+    pub(super) homing: BTreeSet<DeviceBlock>,
+    /// Those of them whose versions nobody wants any more.
+    pub(super) revoked_since: FxHashSet<DeviceBlock>,
+    /// Blocks that a committed transaction freed, some of them homes of such a checkpoint.
+    pub(super) held: Vec<Freed>,
     /// Transactions on their way, the next to be committed first. Who leads a commit puts his here
     /// and, without the log's lock, flushes and writes the commit block.
     pub(super) flying: VecDeque<Flying>,
@@ -88,6 +94,9 @@ impl Log {
             tail: first,
             last: None,
             pending: FxHashMap::default(),
+            homing: BTreeSet::new(),
+            revoked_since: FxHashSet::default(),
+            held: Vec::new(),
             flying: VecDeque::new(),
             stalled: VecDeque::new(),
             checkpoint_at: 0,
@@ -169,12 +178,29 @@ impl Log {
             if let Some(pending) = self.pending.remove(home) {
                 pending.block.home_is_old.store(false, Ordering::Release);
             }
+            if self.homing.contains(home) {
+                self.revoked_since.insert(*home);
+            }
         }
         self.last = Some(closed.tid);
         for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
             block.closed_in.fetch_sub(1, Ordering::AcqRel);
             let older = self.pending.insert(block.home, Pending { data, block });
             self.keep(older.map(|older| older.data));
+        }
+    }
+
+    /// Whether a checkpoint under way writes to one of these blocks.
+    pub(super) fn is_homing(&self, freed: &[Freed]) -> bool {
+        let end = |run: &Freed| DeviceBlock(run.start.0 + u64::from(run.count));
+        freed.iter().any(|run| self.homing.range(run.start..end(run)).next().is_some())
+    }
+
+    /// A version did not get home: it waits on, unless a newer one does or nobody wants it.
+    pub(super) fn put_back(&mut self, old: Pending) {
+        let home = old.block.home;
+        if !self.revoked_since.contains(&home) {
+            self.pending.entry(home).or_insert(old);
         }
     }
 

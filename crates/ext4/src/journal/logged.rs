@@ -27,6 +27,9 @@ use crate::format::DeviceBlock;
 /// size in memory, twice.
 pub(super) const LOGGED_MAX: usize = 2048;
 
+/// From so many on commits wait for the checkpoint.
+pub(super) const LOGGED_FULL: usize = 4 * LOGGED_MAX;
+
 /// Blocks of files in the log. Thread-safe.
 #[derive(Default)]
 pub struct Logged {

@@ -26,8 +26,9 @@
 //! # Locking
 //!
 //! `log → gate (entered: a handle; shut: closing a transaction) → changes of a slot → block data`;
-//! `progress` is taken alone. Who writes a body or checkpoints takes `log` and keeps it across I/O;
-//! who flushes and writes a commit block does so without it, and takes it again afterwards.
+//! `progress` is taken alone. Who writes a body takes `log` and keeps it across I/O, and so does
+//! who checkpoints because the log is full; who flushes and writes a commit block, and the
+//! committer's checkpoint, do without it, and take it again afterwards.
 //! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
 //! inodes' and directories' locks come before the handle. One thread has one handle at a time.
 
@@ -157,8 +158,8 @@ struct Changes {
 /// What the committer is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
-    /// Give the log room ahead of its head.
-    Back,
+    /// Give the log room ahead of its head, and bring home what it holds where that is much.
+    Upkeep,
     /// Commit, and then the same.
     Commit,
     /// Commit, and return.
@@ -179,6 +180,8 @@ struct Progress {
     watching: u32,
     /// The log's blocks are to be given room, by the committer.
     backing: bool,
+    /// The log is to be brought home, by the committer.
+    checkpointing: bool,
     ending: bool,
 }
 
@@ -210,6 +213,8 @@ pub struct Journal {
     starved: AtomicBool,
     /// See [`backing`].
     ahead: backing::Ahead,
+    /// See [`checkpoint`].
+    background: checkpoint::Background,
     short: AtomicBool,
     tight: AtomicBool,
     stopped: AtomicBool,
@@ -320,6 +325,7 @@ impl Journal {
                 writers: 0,
                 watching: 0,
                 backing: false,
+                checkpointing: false,
                 ending: false,
             }),
             closed: Condvar::new(),
@@ -327,6 +333,7 @@ impl Journal {
             wish: Condvar::new(),
             starved: AtomicBool::new(false),
             ahead: backing::Ahead::default(),
+            background: checkpoint::Background::default(),
             short: AtomicBool::new(false),
             tight: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -531,11 +538,11 @@ impl Journal {
             if self.is_stopped() {
                 return;
             }
-            let refused = wish != Wish::Back && self.commit(client).is_err();
+            let refused = wish != Wish::Upkeep && self.commit(client).is_err();
             if wish == Wish::End || (refused && !self.is_starved()) {
                 return;
             }
-            if let Err(why) = self.back_ahead() {
+            if let Err(why) = self.back_ahead().and_then(|()| self.checkpoint_early(client)) {
                 return self.stop(Some(&why));
             }
         }
@@ -549,14 +556,15 @@ impl Journal {
         let pause = if short { interval.min(RETRY_PAUSE) } else { interval };
         let idle = |p: &mut Progress| {
             let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
-            content && !p.ending && !p.backing && !self.is_stopped()
+            content && !p.ending && !p.backing && !p.checkpointing && !self.is_stopped()
         };
         let (mut progress, timed_out) = self.wish.wait_timeout_while(progress, pause, idle);
         let backing = std::mem::take(&mut progress.backing);
+        let upkeep = std::mem::take(&mut progress.checkpointing) || backing;
         let is_done = progress.committed.reached(progress.wanted);
         match progress.ending {
             true => Wish::End,
-            false if backing && is_done && !starved && !timed_out => Wish::Back,
+            false if upkeep && is_done && !starved && !timed_out => Wish::Upkeep,
             false => Wish::Commit,
         }
     }

@@ -275,3 +275,101 @@ fn nobody_waits_for_the_log_while_freed_blocks_are_given_back() {
     gate.let_go(discard);
     assert_eq!(told(&commit), Ok(()));
 }
+
+/// The log is brought home while commits go on; what they free meanwhile is nobody's until that has
+/// ended, and a cut at any moment finds all that was told.
+#[test]
+fn no_commit_waits_for_the_log_to_be_brought_home() {
+    let Some(bench) = Bench::with(&["file", "gone"]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    let lookup = |name: &[u8]| fs.lookup(&OpCtx::service(), root(fs), name).expect("is there").ino;
+    let (file, gone) = (lookup(b"file"), lookup(b"gone"));
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    let syncing = Syncing { bytes: 4096, data_only: false };
+    let write = |ino: Ino, byte: u8| {
+        let mut data = &[byte; 4096][..];
+        fs.write_synced(&OpCtx::service(), ino, 0, &mut data, syncing).expect("room");
+    };
+    let commit = |ino: Ino| {
+        let known = gate.held();
+        let answer = bench.sync_on_thread(ino, false);
+        gate.let_go(gate.flush(&known));
+        // The commit block, and what is given back.
+        let answered = gate.wait("an answer", |held| {
+            held.iter()
+                .filter(|it| !it.is_flush && !known.contains(it))
+                .for_each(|it| gate.let_go(*it));
+            answer.try_recv().ok()
+        });
+        assert_eq!(answered, Ok(()));
+    };
+    write(gone, 1);
+    fs.fsync(&OpCtx::service(), gone, false).expect("durable");
+    let half = journal.log.lock().size() / 2;
+    while journal.log.lock().used() + 16 < half {
+        write(file, 2);
+        fs.fsync(&OpCtx::service(), file, false).expect("durable");
+    }
+    gate.shut();
+    while journal.log.lock().used() <= half {
+        write(file, 3);
+        commit(file);
+    }
+    // The versions are at home, and not durable there.
+    let homes = gate.flush(&[]);
+    let tail = journal.log.lock().tail;
+    let removed = fs.unlink(&OpCtx::service(), root(fs), b"gone").expect("is there").node;
+    fs.forget(removed.ino);
+    write(file, 4);
+    commit(file);
+    assert!(journal.freeing() > 0, "blocks are free that an older version is on its way to");
+    assert_eq!(journal.log.lock().tail, tail, "the log begins where its superblock says");
+    assert!(journal.logged.len() > 0 && gate.held() == [homes]);
+    let there = bench.names_after_a_cut();
+    assert!(there.contains(&"file".into()) && !there.contains(&"gone".into()), "{there:?}");
+    gate.let_go(homes);
+    let superblock = gate.durable_write();
+    write(file, 5);
+    commit(file);
+    assert_eq!(journal.log.lock().tail, tail, "the superblock is not durable");
+    gate.let_go(superblock);
+    gate.wait("the end of the checkpoint", |_| (journal.freeing() == 0).then_some(()));
+    let log = journal.log.lock();
+    assert!(log.tail != tail && log.used() < half / 2 && log.homing.is_empty());
+    assert!(log.pending.len() < 16, "what is newer waits for the next one");
+}
+
+/// What a checkpoint could not bring home goes with the next one, but for what was revoked.
+#[test]
+fn a_checkpoint_without_room_is_made_later() {
+    let Some(bench) = Bench::with(&["file", "gone"]) else { return };
+    let fs = &bench.fs;
+    let lookup = |name: &[u8]| fs.lookup(&OpCtx::service(), root(fs), name).expect("is there").ino;
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    for (name, byte) in [(&b"file"[..], 1), (b"gone", 2)] {
+        let syncing = Syncing { bytes: 4096, data_only: false };
+        let mut data = &[byte; 4096][..];
+        let ino = lookup(name);
+        fs.write_synced(&OpCtx::service(), ino, 0, &mut data, syncing).expect("room");
+        fs.fsync(&OpCtx::service(), ino, false).expect("durable");
+    }
+    // As the committer does it, by the medium's refusal in the middle.
+    let mut log = journal.log.lock();
+    let before = log.pending.len();
+    let mut plan = journal.begin_background(&mut log);
+    drop(log);
+    let removed = fs.unlink(&OpCtx::service(), root(fs), b"gone").expect("is there").node;
+    fs.forget(removed.ino);
+    fs.fsync(&OpCtx::service(), root(fs), false).expect("durable");
+    assert!(journal.freeing() > 0);
+    let buffers = std::mem::take(&mut plan.runs).into_iter().flat_map(|(_, data)| data).collect();
+    journal.background.end(plan, (buffers, Err(DeviceError::NoSpace.into())));
+    let mut log = journal.log.lock();
+    journal.settle_background(&mut log).expect("put off");
+    assert!(log.checkpoint_at > 0 && log.pending.len() >= before - 1);
+    assert!(log.pending.values().all(|pending| pending.data[..] != [2; 4096]), "it was revoked");
+    assert!(log.pending.values().any(|pending| pending.data[..] == [1; 4096]));
+    drop(log);
+    assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
+    assert_eq!(journal.freeing(), 0);
+}

@@ -46,7 +46,7 @@ impl Journal {
             }
         }
         client.discard(&closed.freed);
-        self.release_freed(client, &closed);
+        self.release_freed(client, &closed.freed);
         log.keep(closed.copies);
         self.tell_committed(closed.tid);
         Ok(log)

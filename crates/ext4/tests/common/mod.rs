@@ -4,8 +4,10 @@
 use std::io::Write as _;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use polylane_base::{Ino, TestClock};
+use polylane_block::freeze::Freezable;
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
@@ -22,6 +24,8 @@ pub mod log;
 pub const BLOCK: usize = 4096;
 /// Bytes moved at a time.
 const PIECE: usize = 1 << 20;
+/// Requests to memory are over long before.
+const DRAINED_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a lane's volume is formatted with, lazy initialisation off.
 pub const LANE: &[&str] =
@@ -52,11 +56,12 @@ pub fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
         return;
     }
     let device = make(mib, args);
-    let fs = open(&device);
+    let freezable = Freezable::new(device.clone());
+    let fs = open_on(freezable.clone());
     work(&fs);
     assert_eq!(fs.stopped_by(), None);
     fs.sync(&OpCtx::service()).expect("syncs");
-    let cut = save(&device);
+    let cut = cut(&freezable, &device);
     fs.close().expect("closes");
     assert_eq!(complaints(&device), None, "{args:?}");
     let again = load(&std::fs::read(cut.path()).expect("readable"));
@@ -92,7 +97,7 @@ pub fn load(bytes: &[u8]) -> Arc<RamDevice> {
     device
 }
 
-/// The device's bytes in a file.
+/// The bytes in a file of a device that nobody writes to.
 pub fn save(device: &Arc<RamDevice>) -> tempfile::NamedTempFile {
     let mut image = tempfile::NamedTempFile::new().expect("temporary file");
     let waiter = Waiter::new(device.clone());
@@ -102,6 +107,16 @@ pub fn save(device: &Arc<RamDevice>) -> tempfile::NamedTempFile {
         let piece = waiter.read(Sector((at / 512) as u64), length).expect("in range");
         image.write_all(&piece).expect("written");
     }
+    image
+}
+
+/// What a power cut leaves on `device`, which is in use by way of `freezable`. [`save`] alone reads
+/// one part after the other, while the committer may be bringing the log home: old blocks and a log
+/// that no longer has their new versions.
+pub fn cut(freezable: &Arc<Freezable>, device: &Arc<RamDevice>) -> tempfile::NamedTempFile {
+    let frozen = freezable.freeze(DRAINED_WITHIN).expect("what is under way ends");
+    let image = save(device);
+    drop(frozen);
     image
 }
 
@@ -115,7 +130,12 @@ pub fn complaints(device: &Arc<RamDevice>) -> Option<String> {
 
 /// Opens an image.
 pub fn open(device: &Arc<RamDevice>) -> Arc<Ext4> {
+    open_on(device.clone())
+}
+
+/// The same on any device.
+pub fn open_on(device: Arc<dyn BlockDevice>) -> Arc<Ext4> {
     let options = Options::default();
     let clock = Arc::new(TestClock::default());
-    Arc::new(Ext4::open(device.clone(), clock, &options).expect("opens"))
+    Arc::new(Ext4::open(device, clock, &options).expect("opens"))
 }

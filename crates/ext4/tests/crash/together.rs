@@ -1,7 +1,7 @@
 //! Threads that work at once, each in a directory of its own, while commits come at any moment.
 //!
 //! What a thread was promised must be there and its own directory must be a state that it went
-//! through (or on the way between two), whatever the others did.
+//! through (or on the way between two), whatever the others did, and while the log is brought home.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn setup() -> Vec<Op> {
 
 /// A random workload, moved below the thread's directory. Blocks that move within a file are left
 /// out: the oracle would have to follow them.
-fn script(seed: u64, thread: usize, len: usize) -> Vec<Op> {
+fn script(seed: u64, thread: usize, way: Way) -> Vec<Op> {
     let home = home(thread);
     let at = |path: String| format!("{home}/{path}");
     let below = |op: Op| {
@@ -68,7 +68,7 @@ fn script(seed: u64, thread: usize, len: usize) -> Vec<Op> {
             slot_or_sync => slot_or_sync,
         })
     };
-    random::workload(seed, len, 20).into_iter().filter_map(below).collect()
+    random::workload(seed, way.len, way.syncs).into_iter().filter_map(below).collect()
 }
 
 fn look(fs: &dyn FileSystem, runner: &Runner<'_>, home: Ino) -> Tree {
@@ -109,19 +109,38 @@ fn live(disk: &SimDisk, fs: &dyn FileSystem, thread: usize, ops: &[Op]) -> Histo
     history
 }
 
-fn record(base: &Image, seed: u64, len: usize) -> (Vec<Event>, Vec<History>) {
+/// How threads work together.
+#[derive(Clone, Copy)]
+struct Way {
+    /// Operations of each.
+    len: usize,
+    /// How many of a hundred are for durability.
+    syncs: u64,
+    /// How much of the data goes to the log.
+    data: DataMode,
+    /// Commits by the clock come after so much time; `None`: after some milliseconds.
+    interval: Option<Duration>,
+    /// Half of the disks have each request wait so long, at most.
+    pause_us: u64,
+    /// Cuts of each run, about.
+    cuts: u64,
+}
+
+fn record(base: &Image, seed: u64, way: Way) -> (Vec<Event>, Vec<History>) {
     let delay = (seed % 2 == 1).then_some(seed);
-    let pause = Duration::from_micros(if seed % 4 < 2 { 1500 } else { 0 });
+    let pause = Duration::from_micros(if seed % 4 < 2 { way.pause_us } else { 0 });
     let options = SimOptions { record: true, delay, pause, ..SimOptions::default() };
     let disk = SimDisk::new(base.clone(), options);
     // Odd ones overlap, see `open_with`: on prompt disks and on late ones.
-    let interval = Duration::from_millis(1 + seed / 2 % 4);
-    let fs = open_with(&disk, Arc::new(TestClock::default()), (interval, DataMode::Ordered))
-        .expect("opens");
+    let interval = match way.interval {
+        Some(interval) => interval + Duration::from_millis(seed / 2 % 2),
+        None => Duration::from_millis(1 + seed / 2 % 4),
+    };
+    let fs = open_with(&disk, Arc::new(TestClock::default()), (interval, way.data)).expect("opens");
     let histories = std::thread::scope(|scope| {
         let start = |thread: usize| {
             let (disk, fs) = (&disk, &fs);
-            let ops = script(seed * 16 + thread as u64, thread, len);
+            let ops = script(seed * 16 + thread as u64, thread, way);
             scope.spawn(move || live(disk, fs, thread, &ops))
         };
         let threads: Vec<_> = (0..THREADS).map(start).collect();
@@ -132,9 +151,14 @@ fn record(base: &Image, seed: u64, len: usize) -> (Vec<Event>, Vec<History>) {
     (disk.events(), histories)
 }
 
-fn explore(base: &Image, seed: u64, len: usize, cuts: u64) -> (u64, Result<(), String>) {
-    let (events, histories) = record(base, seed, len);
-    let (mut crash, mut rng, mut states) = (Crash::new(base, &events), Rng::new(seed), 0);
+/// Cuts a recorded run here and there. How many states were looked at.
+fn explore(
+    base: &Image,
+    seed: u64,
+    cuts: u64,
+    (events, histories): &(Vec<Event>, Vec<History>),
+) -> (u64, Result<(), String>) {
+    let (mut crash, mut rng, mut states) = (Crash::new(base, events), Rng::new(seed), 0);
     while crash.advance().is_some() {
         if rng.below(events.len() as u64) >= cuts {
             continue;
@@ -165,25 +189,66 @@ fn explore(base: &Image, seed: u64, len: usize, cuts: u64) -> (u64, Result<(), S
     (states, Ok(()))
 }
 
-#[test]
-fn threads_get_what_they_were_promised() {
-    if !have_tools() {
-        return;
-    }
+/// Runs one seed after the other until `limit`, and cuts each. How often the log was brought home
+/// before the end.
+fn explore_all(name: &str, (way, runs): (Way, usize)) -> usize {
     let bases = FEATURES.map(|features| format(features, &setup()));
     let first = number("POLYLANE_CRASH_SEED", 1) << 20;
-    let (runs, len, cuts) = if is_full() { (400, 300, 200) } else { (8, 60, 40) };
-    let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
+    let (mut states, mut done, mut checkpoints, limit) = (0, 0, 0, Limit::list(runs));
     while !limit.ends_at(done) {
-        limit.progress("together", done);
+        limit.progress(name, done);
         let seed = first + done as u64;
+        let base = &bases[done % bases.len()];
         done += 1;
-        let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, len, cuts);
+        let recorded = record(base, seed, way);
+        checkpoints += journal_superblocks(&recorded.0).saturating_sub(OF_A_SHORT_LIFE);
+        let (count, outcome) = explore(base, seed, way.cuts, &recorded);
         states += count;
         if let Err(why) = outcome {
-            panic!("seed {seed}: {why}");
+            panic!("{name}, seed {seed}: {why}");
         }
     }
-    println!("crash: together: {THREADS} threads, runs: {}, {states} states", limit.told(0, done));
-    assert!(states > 100);
+    let told = limit.told(0, done);
+    println!(
+        "crash: {name}: {THREADS} threads, runs: {told}, {states} states, {checkpoints} checkpoints"
+    );
+    assert!(states > 100, "{name}: {states}");
+    checkpoints
+}
+
+/// Superblocks of the journal that are written where no checkpoint is made before the end: when it
+/// is opened, and two when it is closed.
+const OF_A_SHORT_LIFE: usize = 3;
+
+/// How often the journal's superblock was written.
+fn journal_superblocks(events: &[Event]) -> usize {
+    const SUPERBLOCK: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4];
+    let is_one = |event: &&Event| match event {
+        Event::Write { data, .. } => data.starts_with(&SUPERBLOCK),
+        _ => false,
+    };
+    events.iter().filter(is_one).count()
+}
+
+#[test]
+fn threads_get_what_they_were_promised() {
+    if have_tools() {
+        let (runs, len, cuts) = if is_full() { (400, 300, 200) } else { (8, 60, 40) };
+        let way =
+            Way { len, syncs: 20, data: DataMode::Ordered, interval: None, pause_us: 1500, cuts };
+        explore_all("together", (way, runs));
+    }
+}
+
+/// Half a log and more of syncs while the committer brings home what is in it: what is newer, freed
+/// or given to others meanwhile is what a cut leaves.
+#[test]
+fn a_log_that_is_brought_home_beside_commits_survives_cuts() {
+    if have_tools() {
+        let (runs, cuts) = if is_full() { (200, 200) } else { (3, 60) };
+        let interval = Some(Duration::from_secs(3600));
+        let way = Way { len: 900, syncs: 60, data: DataMode::Data, interval, pause_us: 100, cuts };
+        let checkpoints = explore_all("brought home", (way, runs));
+        assert!(checkpoints > 0, "the log was never half full");
+    }
 }

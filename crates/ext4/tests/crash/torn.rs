@@ -1,5 +1,7 @@
 //! Commits by one write, torn in every way: after each of its sectors, without each of them, and
-//! every subset of its blocks. What is found must be the state before or the one after.
+//! every subset of its blocks. What is found must be the state before or the one after. And commits
+//! that revoke more than a sector says: their sums leave revoke blocks out, so these are durable
+//! before the commit block is written.
 
 use polylane_base::rng::Rng;
 use polylane_ext4::DataMode;
@@ -8,7 +10,7 @@ use polylane_testkit::sim::{Crash, Event, Fate, Image, Tear};
 use polylane_vfs::fs::RenameMode;
 
 use super::script::Op;
-use super::states::{Run, Workload, keep, record, reopen};
+use super::states::{Run, Workload, keep, record, reopen, tear};
 use super::{have_tools, images, judge};
 
 /// Blocks of which every subset is tried; of larger writes, some subsets.
@@ -118,6 +120,89 @@ fn a_commit_by_one_write_is_there_whole_or_not_at_all() {
         let run = record(base, &workload).expect("runs");
         match explore(&run, &mut rng) {
             Ok(states) => assert!(states > 100, "no commit took one write: {states}"),
+            Err(why) => panic!("image {at}: {why}"),
+        }
+    }
+}
+
+/// Blocks of a file that are logged, [`AT_A_TIME`] by each sync, and revoked together when it is
+/// removed: more records than a sector holds, which is 62.
+const REVOKED: u64 = 90;
+/// All of them together take less than half of the log: a checkpoint in between would leave less
+/// to revoke.
+const AT_A_TIME: u64 = 9;
+
+fn revoking() -> Vec<Op> {
+    let path = |name: &str| name.to_string();
+    let mut ops = vec![Op::Create(path("log")), Op::Create(path("new"))];
+    for at in (0..REVOKED).step_by(AT_A_TIME as usize) {
+        ops.push(Op::Write(path("new"), at * 4096, AT_A_TIME as usize * 4096));
+        ops.push(Op::Fsync(path("new")));
+    }
+    ops.push(Op::Unlink(path("new")));
+    ops.push(Op::Fsync(path("")));
+    // Over what was freed, in place and logged.
+    ops.push(Op::Write(path("log"), 0, 200_000));
+    ops.push(Op::Fsync(path("log")));
+    ops.push(Op::Write(path("log"), 1000, 5000));
+    ops.push(Op::Fdatasync(path("log")));
+    ops
+}
+
+/// Whether an event writes a revoke block first, and more behind it.
+fn revokes(event: &Event) -> bool {
+    const REVOKE_BLOCK: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 5];
+    let Event::Write { data, fua: false, .. } = event else { return false };
+    data.len() > 4096 && data[..8] == REVOKE_BLOCK
+}
+
+/// Tears each write in doubt from the first that revokes on, and leaves others out. How many states
+/// were looked at.
+fn explore_revokes(run: &Run, rng: &mut Rng) -> Result<usize, String> {
+    let first = run.events.iter().position(revokes).ok_or("nothing is revoked before a flush")?;
+    let mut crash = Crash::new(&run.base, &run.events);
+    let mut states = 0;
+    while let Some(changed) = crash.advance() {
+        if crash.position() <= first || !changed {
+            continue;
+        }
+        let window = run.history.window(crash.position());
+        for torn in 0..crash.in_doubt() {
+            let sector = Fate::Parts(rng.next_u64());
+            let ways = [
+                (Tear::at(4096), Fate::Lost),
+                (Tear::at(4096), Fate::Parts(rng.next_u64())),
+                (tear(true), sector),
+                (tear(true), Fate::Without(0)),
+            ];
+            for (how, fate) in ways {
+                let image = crash.image(&how, |n| if n == torn { fate } else { Fate::Kept });
+                let every = if is_full() { 4 } else { 20 };
+                let outside = how.unit_bytes == 4096 && rng.below(every) == 0;
+                look(run, &image, &window, outside).map_err(|why| {
+                    keep(&image);
+                    format!("{why}\nafter event {}: write {torn}: {fate:?}", crash.position())
+                })?;
+                states += 1;
+            }
+        }
+    }
+    Ok(states)
+}
+
+#[test]
+fn a_commit_that_revokes_much_is_there_whole_or_not_at_all() {
+    if !have_tools() {
+        return;
+    }
+    let mut rng = Rng::new(62);
+    for (at, base) in images().iter().enumerate() {
+        let ops = revoking();
+        let workload =
+            Workload { ops, delay: None, warm: false, backwards: at == 2, data: DataMode::Data };
+        let run = record(base, &workload).expect("runs");
+        match explore_revokes(&run, &mut rng) {
+            Ok(states) => assert!(states > 20, "image {at}: {states}"),
             Err(why) => panic!("image {at}: {why}"),
         }
     }

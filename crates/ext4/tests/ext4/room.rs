@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use polylane_base::TestClock;
@@ -29,6 +30,10 @@ struct Room {
     taken: BTreeSet<u64>,
     reserved: usize,
     zeroed: usize,
+    /// Those by the thread that syncs, not by the committer.
+    zeroed_by_syncs: usize,
+    /// Sectors that it wrote.
+    sectors_by_syncs: u64,
     /// Blocks that got content while they took no space.
     violations: Vec<u64>,
 }
@@ -37,6 +42,8 @@ struct Room {
 struct Sparse {
     disk: Arc<SimDisk>,
     reserves: bool,
+    /// The thread of the test, which syncs.
+    opener: ThreadId,
     room: Mutex<Room>,
 }
 
@@ -49,6 +56,9 @@ impl Sparse {
         let (first, mut room) = (request.sector.0 / UNIT, self.room());
         match request.op {
             Op::Write { .. } => {
+                let by_sync = std::thread::current().id() == self.opener;
+                let bytes: usize = request.data.iter().map(|buffer| buffer.len()).sum();
+                room.sectors_by_syncs += if by_sync { bytes as u64 / 512 } else { 0 };
                 let content = request.data.iter().flat_map(|buffer| buffer.chunks(BLOCK_BYTES));
                 for (at, block) in (first..).zip(content) {
                     if room.taken.contains(&at) {
@@ -56,6 +66,7 @@ impl Sparse {
                     }
                     if block.iter().all(|byte| *byte == 0) {
                         room.zeroed += 1;
+                        room.zeroed_by_syncs += usize::from(by_sync);
                         room.taken.insert(at);
                     } else {
                         room.violations.push(at);
@@ -127,7 +138,7 @@ fn open(bytes: Vec<u8>, reserves: bool, has_cache: bool) -> (Arc<Sparse>, Ext4) 
     let taken = used.map(|(_, at)| at).collect();
     let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
     let room = Mutex::new(Room { taken, ..Room::default() });
-    let sparse = Arc::new(Sparse { disk, reserves, room });
+    let sparse = Arc::new(Sparse { disk, reserves, opener: std::thread::current().id(), room });
     let commit_interval = Duration::from_secs(3600);
     let options = Options { commit_interval, data: DataMode::Data, ..Options::default() };
     let clock = Arc::new(TestClock::default());
@@ -210,4 +221,36 @@ fn a_growing_file_seldom_needs_space() {
     });
     // Without: each of the 64 blocks, beside what the log gets ahead of its head.
     assert!(with + 50 <= without, "{with} with, {without} without");
+}
+
+/// In the first lap of its log a file system that syncs writes what later laps write: the log's
+/// room is made by the committer, who is asked long before.
+#[test]
+fn no_sync_of_the_first_lap_makes_room_for_the_log() {
+    if !common::have_tools() {
+        return;
+    }
+    const LOG_BLOCKS: u64 = 4096;
+    const APPENDS: u64 = 700;
+    let bytes = common::image(64, &[common::LANE, &["-J", "size=16"]].concat());
+    let (sparse, fs) = open(bytes, true, false);
+    let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
+    let new = NewNode::new(Kind::File, 0o600);
+    let ino = fs.create(&ctx, root, b"log", &new).expect("room").node.ino;
+    fs.fsync(&ctx, ino, false).expect("durable");
+    let count = |room: &Room| (room.zeroed, room.zeroed_by_syncs, room.sectors_by_syncs);
+    let before = count(&sparse.room());
+    for at in 0..APPENDS {
+        let syncing = Syncing { bytes: 1024, data_only: true };
+        fs.write_synced(&ctx, ino, at * 1024, &mut &[7; 1024][..], syncing).expect("room");
+        fs.fsync(&ctx, ino, true).expect("durable");
+        // The committer's turn.
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let after = count(&sparse.room());
+    let (zeroed, by_syncs) = (after.0 - before.0, after.1 - before.1);
+    assert!(zeroed as u64 > LOG_BLOCKS / 4, "{zeroed} of {LOG_BLOCKS} blocks of the log got room");
+    assert_eq!(by_syncs, 0, "of {zeroed} blocks: a sync made room");
+    let sectors = (after.2 - before.2) / APPENDS;
+    assert!((24..=40).contains(&sectors), "{sectors} sectors for an append");
 }
