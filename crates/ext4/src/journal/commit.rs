@@ -65,22 +65,35 @@ impl Journal {
             self.settle_background(&mut log)?;
             self.release_held(&mut log, client);
         }
+        // Given up on return, unless what it is of has committed.
+        let mut lead = None;
         loop {
             self.check()?;
             if wanted.is_some_and(|tid| self.has_committed(tid)) {
                 return Ok(());
             }
             let last = log.last_flying();
-            let on_its_way = wanted.filter(|tid| last.is_some_and(|last| last.reached(*tid)));
-            let obstacle = last.filter(|_| !self.may_follow(&log));
-            if let Some(tid) = on_its_way.or(obstacle) {
+            if let Some(tid) = wanted.filter(|tid| last.is_some_and(|last| last.reached(*tid))) {
                 self.wait_for_landing(log, tid)?;
-                log = self.log.lock();
+            } else if let Some(obstacle) = last.filter(|_| !self.may_follow(&log)) {
+                match wanted.filter(|_| lead.is_none()).map(|tid| (tid, self.lead(tid))) {
+                    Some((tid, Err(given_up))) => self.wait_for_leader(log, tid, given_up)?,
+                    took => {
+                        lead = lead.or(took.and_then(|(_, took)| took.ok()));
+                        self.wait_for_turn(log, obstacle)?;
+                    }
+                }
             } else if let Some(stalled) = log.stalled.pop_front() {
                 log = self.take_off(log, client, stalled, true)?;
+                continue;
             } else {
                 break;
             }
+            // Most that wait need the log's lock no more.
+            if wanted.is_some_and(|tid| self.has_committed(tid)) {
+                return Ok(());
+            }
+            log = self.log.lock();
         }
         self.make_room(&mut log, self.blocks_max + RUNNING_OVERHEAD)?;
         let closed = self.close_running(&mut log, client)?;

@@ -21,21 +21,11 @@ use polylane_sys::buffer::Buffer;
 
 use super::form::Form;
 use super::log::{Closed, Flying, Log};
-use super::{Client, Freed, Journal, Progress, Tid};
+use super::turns::Writer;
+use super::{Client, Freed, Journal, Tid};
 use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
 use crate::format::journal::TransactionSum;
-
-/// Counts a thread that is about to write without the log's lock.
-struct Writer<'a>(&'a Journal);
-
-impl Drop for Writer<'_> {
-    fn drop(&mut self) {
-        let mut progress = self.0.progress.lock();
-        progress.writers -= 1;
-        self.0.tell(&progress);
-    }
-}
 
 impl Journal {
     /// Brings a closed transaction into the log and has it committed, or keeps it for another try.
@@ -77,9 +67,8 @@ impl Journal {
         body.blocks.push(commit);
         let runs = self.place(&mut log, std::mem::take(&mut body.blocks));
         log.flying.push_back(Flying { closed, start, alone: true });
-        self.board();
+        let writer = self.board();
         drop(log);
-        let writer = Writer(self);
         let (blocks, written) = match self.is_stopped() {
             true => (Vec::new(), Err(Error::Stopped)),
             false => {
@@ -117,9 +106,9 @@ impl Journal {
         log.advance(1);
         let before = log.last_flying();
         log.flying.push_back(Flying { closed, start, alone: false });
-        let grounded = self.board();
+        let writer = self.board();
         drop(log);
-        let written = self.write_commit(before, grounded, place, block);
+        let written = self.write_commit(before, writer, place, block);
         self.end_flight(client, tid, &freed, (written, None))
     }
 
@@ -159,9 +148,7 @@ impl Journal {
             }
             Err(why) => {
                 if why.is_no_space() && log.ground(tid) {
-                    let mut progress = self.progress.lock();
-                    progress.grounded += 1;
-                    self.tell(&progress);
+                    self.tell_grounded();
                 }
                 return Err(why);
             }
@@ -169,26 +156,17 @@ impl Journal {
         Ok(log)
     }
 
-    /// Counts this thread as one that writes without the log's lock. Call with it. How often
-    /// transactions have been called back.
-    fn board(&self) -> u64 {
-        let mut progress = self.progress.lock();
-        progress.writers += 1;
-        progress.grounded
-    }
-
     /// Makes the body durable, and then, once the transaction before is, the commit block.
     fn write_commit(
         &self,
         before: Option<Tid>,
-        grounded: u64,
+        writer: Writer<'_>,
         place: DeviceBlock,
         block: Buffer,
     ) -> Result<()> {
-        let _writer = Writer(self);
         self.io.flush()?;
         if let Some(before) = before {
-            self.wait_until(before, grounded)?;
+            self.wait_until(before, writer.grounded)?;
         }
         self.check()?;
         self.io.write_durable(place, block)?;
@@ -214,70 +192,5 @@ impl Journal {
         client.release(freed);
         let freed: u64 = freed.iter().map(|run| u64::from(run.count)).sum();
         self.freeing.fetch_sub(freed, Ordering::AcqRel);
-    }
-
-    /// Tells that a transaction has committed. Call with the log's lock: commits are told in their
-    /// order.
-    pub(super) fn tell_committed(&self, tid: Tid) {
-        let mut progress = self.progress.lock();
-        progress.committed = tid;
-        self.tell(&progress);
-    }
-
-    /// Wakes those who wait for transactions on their way, if there are any.
-    pub(super) fn tell(&self, progress: &Progress) {
-        if progress.watching > 0 {
-            self.landed.notify_all();
-        }
-    }
-
-    /// Waits for the next [`tell`](Journal::tell).
-    fn watch<'a>(&self, mut progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
-        progress.watching += 1;
-        progress = self.landed.wait(progress);
-        progress.watching -= 1;
-        progress
-    }
-
-    /// Gives the log's lock back and waits until `tid`, which is on its way, has committed.
-    pub(super) fn wait_for_landing(&self, log: MutexGuard<'_, Log>, tid: Tid) -> Result<()> {
-        let grounded = self.progress.lock().grounded;
-        drop(log);
-        self.wait_until(tid, grounded)
-    }
-
-    /// Waits until `tid` has committed. `ENOSPC` when transactions were called back since they had
-    /// been `grounded` times.
-    fn wait_until(&self, tid: Tid, grounded: u64) -> Result<()> {
-        let mut progress = self.progress.lock();
-        loop {
-            if progress.committed.reached(tid) {
-                return Ok(());
-            }
-            self.check()?;
-            if progress.grounded != grounded {
-                return Err(polylane_block::Error::NoSpace.into());
-            }
-            progress = self.watch(progress);
-        }
-    }
-
-    /// The log, with no transaction on its way.
-    pub(super) fn landed_log(&self) -> Result<MutexGuard<'_, Log>> {
-        loop {
-            self.check()?;
-            let log = self.log.lock();
-            let Some(last) = log.last_flying() else { return Ok(log) };
-            self.wait_for_landing(log, last)?;
-        }
-    }
-
-    /// Waits for those who write without the log's lock. Call with it, when the journal has
-    /// stopped: then none waits for another, and none begins.
-    pub(super) fn wait_for_writers(&self) {
-        let mut progress = self.progress.lock();
-        while progress.writers > 0 {
-            progress = self.watch(progress);
-        }
     }
 }

@@ -44,6 +44,7 @@ mod log;
 mod logged;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod unlogged;
 
 use std::cell::Cell;
@@ -176,8 +177,16 @@ struct Progress {
     grounded: u64,
     /// Threads that flush or write a commit block.
     writers: u32,
-    /// Threads that wait for transactions on their way.
-    watching: u32,
+    /// Somebody waits for there to be none.
+    draining: bool,
+    /// Threads that wait for transactions of an even and of an odd number; see [`turns`].
+    watching: [u32; 2],
+    /// Threads that wait for one to go on behind it.
+    in_turn: u32,
+    /// The last transaction that had somebody lead it.
+    led: Tid,
+    /// How often that was given up.
+    given_up: u64,
     /// The log's blocks are to be given room, by the committer.
     backing: bool,
     /// The log is to be brought home, by the committer.
@@ -204,9 +213,12 @@ pub struct Journal {
     progress: Mutex<Progress>,
     /// A transaction was closed, or the journal stopped.
     closed: Condvar,
-    /// A transaction has committed or was called back, a commit block was written, or the journal
-    /// stopped.
-    landed: Condvar,
+    /// A transaction of an even, of an odd number has committed, or all are to look again.
+    landed: [Condvar; 2],
+    /// One has committed, and whoever waits to go on behind it may.
+    turn: Condvar,
+    /// No thread flushes or writes a commit block.
+    drained: Condvar,
     /// The committer is wanted.
     wish: Condvar,
     /// The medium had no room for the last commit.
@@ -323,13 +335,19 @@ impl Journal {
                 waiting: 0,
                 grounded: 0,
                 writers: 0,
-                watching: 0,
+                draining: false,
+                watching: [0; 2],
+                in_turn: 0,
+                led: before,
+                given_up: 0,
                 backing: false,
                 checkpointing: false,
                 ending: false,
             }),
             closed: Condvar::new(),
-            landed: Condvar::new(),
+            landed: [Condvar::new(), Condvar::new()],
+            turn: Condvar::new(),
+            drained: Condvar::new(),
             wish: Condvar::new(),
             starved: AtomicBool::new(false),
             ahead: backing::Ahead::default(),
@@ -504,9 +522,8 @@ impl Journal {
         *reason = reason.take().or(why.cloned());
         drop(reason);
         self.stopped.store(true, Ordering::Release);
-        drop(self.progress.lock());
+        self.tell_all(&self.progress.lock());
         self.closed.notify_all();
-        self.landed.notify_all();
         self.wish.notify_all();
     }
 

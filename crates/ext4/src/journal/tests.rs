@@ -12,7 +12,7 @@ use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions,
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
 
-use super::Tuning;
+use super::{Form, Tuning};
 use crate::format::DeviceBlock;
 use crate::{Ext4, Options};
 
@@ -40,9 +40,13 @@ impl Drop for Bench {
 type Answer = Receiver<polylane_base::Result<()>>;
 
 fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
-    // Every commit takes two writes and begins before the one before has ended, and none by the
-    // clock.
-    let tuning = Tuning { overlap_blocks: 0, one_write_bytes: 0, ..Tuning::default() };
+    // Every commit begins before the one before has ended.
+    open_with(disk, 0)
+}
+
+fn open_with(disk: Arc<dyn polylane_block::BlockDevice>, overlap_blocks: usize) -> Arc<Ext4> {
+    // Every commit takes two writes, and none comes by the clock.
+    let tuning = Tuning { overlap_blocks, one_write_bytes: 0, ..Tuning::default() };
     let commit_interval = Duration::from_secs(3600);
     let options = Options { commit_interval, tuning, discard: true, ..Options::default() };
     Arc::new(Ext4::open(disk, Arc::new(TestClock::default()), &options).expect("opens"))
@@ -51,6 +55,11 @@ fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
 impl Bench {
     /// A new file system with files `names`, all durable. `None`, and said so, without mke2fs.
     fn with(names: &[&str]) -> Option<Bench> {
+        Bench::of(names, 0)
+    }
+
+    /// The same, on which transactions of so many blocks overlap.
+    fn of(names: &[&str], overlap_blocks: usize) -> Option<Bench> {
         let blank = crate::fresh::image(IMAGE_BYTES as u64, &["-b", "4096"])?;
         let first = SimDisk::new(blank, SimOptions::default());
         let fs = open(first.clone());
@@ -61,7 +70,7 @@ impl Bench {
         let base = first.image().rebased();
         let disk = SimDisk::new(base.clone(), SimOptions { record: true, ..SimOptions::default() });
         let gate = Gate::new(disk.clone());
-        let fs = open(gate.clone());
+        let fs = open_with(gate.clone(), overlap_blocks);
         Some(Bench { base, disk, gate, fs })
     }
 
@@ -78,7 +87,8 @@ impl Bench {
     /// Threads that wait for a transaction on its way.
     fn watching(&self) -> u32 {
         let journal = self.fs.volume.journal.as_ref().expect("a journal");
-        journal.progress.lock().watching
+        let progress = journal.progress.lock();
+        progress.watching.iter().sum::<u32>() + progress.in_turn
     }
 
     /// Waits until somebody waits for a transaction on its way; a durable write instead is the
@@ -187,6 +197,64 @@ fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
     assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
     let there = bench.names_after_a_cut();
     assert!(there.contains(&"first".into()) && there.contains(&"second".into()), "{there:?}");
+}
+
+/// Three who sync while a commit is on its way share the next one: one waits for his turn, the
+/// others for their transaction.
+#[test]
+fn of_those_who_wait_one_leads() {
+    let Some(bench) = Bench::of(&[], usize::MAX) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    let commits = || Form::ALL.map(|form| journal.commits(form)).iter().sum::<u64>();
+    let before = commits();
+    gate.shut();
+    let first = bench.sync_on_thread(create(fs, "first"), false);
+    let flush = gate.flush(&[]);
+    let others = ["a", "b", "c"].map(|name| create(fs, name));
+    let others = others.map(|ino| bench.sync_on_thread(ino, false));
+    let waiting = || {
+        let progress = journal.progress.lock();
+        (progress.in_turn, progress.watching.iter().sum::<u32>())
+    };
+    gate.wait("a leader and two others", |_| (waiting() == (1, 2)).then_some(()));
+    gate.let_go(flush);
+    gate.let_go(gate.durable_write());
+    assert_eq!(told(&first), Ok(()));
+    let flush = gate.flush(&[]);
+    assert!(others.iter().all(untold), "nothing of theirs is durable");
+    assert_eq!(waiting(), (0, 2), "nobody was woken for nothing, or all sleep again");
+    gate.let_go(flush);
+    gate.let_go(gate.durable_write());
+    assert_eq!(others.map(|other| told(&other)), [Ok(()); 3]);
+    assert_eq!(commits() - before, 2);
+    let there = bench.names_after_a_cut();
+    assert!(["a", "b", "c"].iter().all(|name| there.contains(&(*name).into())), "{there:?}");
+}
+
+/// Who gives a lead up has the others look again, and somebody else take it.
+#[test]
+fn a_lead_that_is_given_up_is_taken_again() {
+    let Some(bench) = Bench::of(&[], usize::MAX) else { return };
+    create(&bench.fs, "file");
+    let journal = bench.fs.volume.journal.as_ref().expect("a journal");
+    let tid = journal.current();
+    let lead = journal.lead(tid).expect("nobody leads");
+    let given_up = journal.lead(tid).err().expect("it is taken");
+    thread::scope(|scope| {
+        let waits = || journal.wait_for_leader(journal.log.lock(), tid, given_up);
+        let other = scope.spawn(waits);
+        bench.gate.wait("a thread that waits for it", |_| (bench.watching() > 0).then_some(()));
+        drop(lead);
+        assert_eq!(other.join().expect("no panic"), Ok(()));
+        assert!(!journal.has_committed(tid));
+    });
+    assert_eq!(journal.wait_for_leader(journal.log.lock(), tid, given_up), Ok(()));
+    let lead = journal.lead(tid).expect("it was given up");
+    assert_eq!(bench.fs.sync(&OpCtx::service()), Ok(()));
+    let given_up = journal.progress.lock().given_up;
+    drop(lead);
+    assert_eq!(journal.progress.lock().given_up, given_up, "it has committed");
 }
 
 /// While a transaction is copied, what it has logged is neither read from its home nor written
@@ -324,7 +392,7 @@ fn no_commit_waits_for_the_log_to_be_brought_home() {
     commit(file);
     assert!(journal.freeing() > 0, "blocks are free that an older version is on its way to");
     assert_eq!(journal.log.lock().tail, tail, "the log begins where its superblock says");
-    assert!(journal.logged.len() > 0 && gate.held() == [homes]);
+    assert!(!journal.logged.is_empty() && gate.held() == [homes]);
     let there = bench.names_after_a_cut();
     assert!(there.contains(&"file".into()) && !there.contains(&"gone".into()), "{there:?}");
     gate.let_go(homes);
