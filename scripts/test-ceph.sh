@@ -17,4 +17,4 @@ trap 'exit 130' INT TERM
 tests/ceph/cluster.sh start "$cluster" >&2
 export CEPH_CLUSTER="$cluster"
 cargo test --quiet --release --package polylane-ceph
-cargo test --quiet --release --package polylane-tests --test ceph -- --test-threads 2
+cargo test --quiet --release --package polylane-tests --test ceph --test rbd -- --test-threads 2

@@ -132,7 +132,8 @@ again rbd pool init rbd
 key client.lane
 keyring_of client.lane "$dir/run/lane.keyring"
 again ceph auth add client.lane -i "$dir/run/lane.keyring" \
-    mon 'allow r' mds 'allow rw' osd 'allow rw tag cephfs data=cephfs'
+    mon 'allow r, profile rbd' mds 'allow rwps' \
+    osd 'allow rw tag cephfs data=cephfs, profile rbd pool=rbd'
 
 for _ in $(seq 120); do
     if timeout 10 ceph -s 2>/dev/null | grep -q 'mds: 1/1 daemons up'; then

@@ -26,7 +26,7 @@ const ROOMS: &[Room] = &[
     room("union", &["base", "vfs"], &["sys", "block", "ext4", "testkit"]),
     room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
-    room("ceph", &["base", "vfs"], &["testkit"]),
+    room("ceph", &["base", "sys", "block", "vfs"], &["testkit"]),
     room("image", &["base", "sys"], &[]),
     room("volume", &["base", "sys", "block", "ext4"], &[]),
     room(

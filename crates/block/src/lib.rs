@@ -38,6 +38,7 @@ mod pieces;
 pub mod qos;
 pub mod ram;
 pub mod recorder;
+pub mod remote;
 pub mod replace;
 pub mod wait;
 

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | a file, [`crate::file`] | io_uring or calls, O_DIRECT or page cache | FIEMAP, fallocate |
 //! | RAM, [`crate::ram`] | memory | its chunks |
+//! | an image in a cluster, [`crate::remote`] | librbd | the cluster's, not told |
 //! | the test kit's `SimDisk` | memory, recorded, with faults | a set of blocks, limited |
 
 use std::ops::Range;

@@ -26,10 +26,10 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Library(name, words) => write!(
-                f,
-                "{name} cannot be loaded ({words}): install it ('apt install libcephfs2')"
-            ),
+            Failure::Library(name, words) => {
+                let package = if name.contains("cephfs") { "libcephfs2" } else { "librbd1" };
+                write!(f, "{name} cannot be loaded ({words}): install it ('apt install {package}')")
+            }
             Failure::TooOld(name, call) => {
                 write!(f, "{name} has no {call}: install Ceph 16 or later")
             }

@@ -7,8 +7,9 @@
 //!   client    a mounted client, of which file systems are directories
 //!   connect   from settings to a mounted client
 //!   failure   why there is none
+//!   rbd       an image of a cluster as the medium of a volume
 //!   conf      what a ceph.conf and a keyring say of a user
-//!   ffi       libcephfs, loaded at run time; the only unsafe code
+//!   ffi       libcephfs, librados and librbd, loaded at run time; the only unsafe code
 //! ```
 //!
 //! Each lane has a client of its own in its own service process: one mount, one cache, one lock of
@@ -36,6 +37,7 @@ mod ffi;
 mod fs;
 mod inodes;
 mod listing;
+pub mod rbd;
 
 pub use client::Client;
 pub use connect::{Prepared, Settings, look};

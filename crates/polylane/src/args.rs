@@ -89,6 +89,19 @@ impl ClusterArgs {
         let options = ClusterOptions { conf: self.ceph_conf, keyring: self.ceph_keyring, timeout };
         options.absolute()
     }
+
+    /// Refuses them for what is in no cluster.
+    ///
+    /// # Errors
+    /// One is given.
+    pub(crate) fn refuse(&self, what: &impl std::fmt::Display) -> Result<(), Failure> {
+        match *self == ClusterArgs::default() {
+            true => Ok(()),
+            false => Err(Failure::usage(format!(
+                "{what}: --ceph-conf, --ceph-keyring and --timeout are of what is in a cluster"
+            ))),
+        }
+    }
 }
 
 /// How a volume is cached and translated.

@@ -7,18 +7,21 @@ use polylane_base::shown::Shown;
 use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
+use polylane_pool::rbd::ImagePlace;
 use polylane_pool::share::{Policy, Wanted};
 use polylane_volume::path_text;
 
-use crate::args::{CacheArgs, JsonArgs, LimitArgs, policies};
+use crate::args::{CacheArgs, ClusterArgs, JsonArgs, LimitArgs, policies};
 use crate::print::{print, print_json};
 
 /// `polylane attach`.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
-    /// The volume's file
+    /// The volume's file, or an image of a Ceph cluster: rbd:[USER@]POOL/IMAGE[@SNAP]
     #[arg(required_unless_present = "list")]
     volume: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Front end [default: auto, the best that this host has]
     #[arg(long, value_name = "FRONT", default_value = "auto")]
     via: ViaArg,
@@ -79,6 +82,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, requires = "bypass_disk")]
     bypass_pool: Option<i32>,
     #[arg(long)]
+    ceph_conf: Option<i32>,
+    #[arg(long, requires = "ceph_conf")]
+    ceph_keyring: Option<i32>,
+    #[arg(long)]
     record: Option<i32>,
 }
 
@@ -119,8 +126,12 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
     if let Some(why) = wanted.contradiction(qos) {
         return Err(Failure::usage(why));
     }
+    if ImagePlace::named(&volume)?.is_none() {
+        arguments.cluster.refuse(&volume.display())?;
+    }
     let options = AttachOptions {
         volume,
+        cluster: arguments.cluster.options()?,
         via: arguments.via.via(),
         socket: arguments.socket,
         passthrough: arguments.passthrough,
@@ -162,6 +173,7 @@ pub(crate) fn engine(arguments: EngineArgs) -> u8 {
         volume_plain: arguments.volume_plain,
         volume_lock: arguments.volume_lock,
         bypass: arguments.bypass_disk.zip(arguments.bypass_pool),
+        ceph: arguments.ceph_conf.map(|conf| (conf, arguments.ceph_keyring)),
         record: arguments.record,
     })
 }

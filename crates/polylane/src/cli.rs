@@ -156,16 +156,21 @@ pub(crate) enum VolumeCommand {
     Create(VolumeCreateArgs),
     /// List the volumes of directories
     Ls {
-        /// Directories [default: where the volumes of pools are]
+        /// Directories, or pools of a cluster (rbd:[USER@]POOL) [default: where the volumes of
+        /// pools are]
         #[arg(value_name = "DIR")]
         dirs: Vec<PathBuf>,
+        #[command(flatten)]
+        cluster: ClusterArgs,
         #[command(flatten)]
         json: JsonArgs,
     },
     /// Say what is to be known about a volume
     Info {
-        /// Its file
+        /// Its file, or an image: rbd:[USER@]POOL/IMAGE[@SNAP]
         volume: PathBuf,
+        #[command(flatten)]
+        cluster: ClusterArgs,
         #[command(flatten)]
         json: JsonArgs,
     },
@@ -178,6 +183,8 @@ pub(crate) enum VolumeCommand {
         /// Their files
         #[arg(required = true, value_name = "VOLUME")]
         volumes: Vec<PathBuf>,
+        #[command(flatten)]
+        cluster: ClusterArgs,
     },
     /// Grow a volume and the file system on it; make one with an ext4 smaller that nobody uses
     Resize {
@@ -185,6 +192,8 @@ pub(crate) enum VolumeCommand {
         volume: PathBuf,
         /// New size, such as 20G
         size: ByteSize,
+        #[command(flatten)]
+        cluster: ClusterArgs,
     },
     /// Change how a volume is cached, and its share
     Set {
@@ -209,8 +218,10 @@ pub(crate) enum VolumeCommand {
     Snapshot {
         /// Its file
         volume: PathBuf,
-        /// The file of the snapshot
+        /// The file of the snapshot; of an image rbd:[USER@]POOL/IMAGE@SNAP
         to: PathBuf,
+        #[command(flatten)]
+        cluster: ClusterArgs,
     },
     /// Make a volume of a volume or snapshot; blocks are shared where the host can. It is a file,
     /// as thin as can be: 'import' makes a thick one, or one on another medium
@@ -219,6 +230,8 @@ pub(crate) enum VolumeCommand {
         volume: PathBuf,
         /// The file of the new volume
         to: PathBuf,
+        #[command(flatten)]
+        cluster: ClusterArgs,
     },
     /// Check the file system on a volume, settled as by a mount
     Check {
@@ -275,7 +288,7 @@ pub(crate) enum VolumeCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct VolumeCreateArgs {
-    /// The volume's file
+    /// The volume's file, or an image of a Ceph cluster: rbd:[USER@]POOL/IMAGE
     pub(crate) volume: PathBuf,
     /// Size [default: 10G]
     #[arg(long, value_name = "SIZE")]
@@ -294,6 +307,8 @@ pub(crate) struct VolumeCreateArgs {
     pub(crate) weight: Option<u32>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 /// What a lane is on, by `--medium`.

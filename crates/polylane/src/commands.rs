@@ -7,6 +7,7 @@ use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::lower::LowerSource;
+use polylane_pool::rbd::ImagePlace;
 use polylane_pool::run::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
@@ -91,20 +92,25 @@ fn lanes(arguments: &RunArgs) -> Result<Vec<LaneBeside>> {
         ));
     }
     let source = |lane: &LaneArg| match &lane.source {
-        Some(SourceArg::Ceph(place)) => Source::Ceph(place.clone()),
-        Some(SourceArg::Dir(path)) => Source::Dir(path.clone()),
-        Some(SourceArg::Volume(path)) => Source::Volume(Some(path.clone())),
-        Some(SourceArg::Mem) => Source::Mem,
-        None if in_memory => Source::Mem,
-        None if !lane.lowers.is_empty() => Source::Lowers,
-        None => Source::Volume(None),
+        Some(SourceArg::Ceph(place)) => Ok(Source::Ceph(place.clone())),
+        Some(SourceArg::Dir(path)) => Ok(Source::Dir(path.clone())),
+        Some(SourceArg::Volume(path)) => Ok(match ImagePlace::named(path)? {
+            Some(place) => Source::Image(place),
+            None => Source::Volume(Some(path.clone())),
+        }),
+        Some(SourceArg::Mem) => Ok(Source::Mem),
+        None if in_memory => Ok(Source::Mem),
+        None if !lane.lowers.is_empty() => Ok(Source::Lowers),
+        None => Ok(Source::Volume(None)),
     };
-    let lane = |lane: &LaneArg| LaneBeside {
-        source: source(lane),
-        lowers: lane.lowers.iter().map(|text| LowerSource::parse(text)).collect(),
-        at: lane.at.clone().unwrap_or_else(|| PathBuf::from(AT_DEFAULT)),
+    let lane = |lane: &LaneArg| {
+        Ok(LaneBeside {
+            source: source(lane)?,
+            lowers: lane.lowers.iter().map(|text| LowerSource::parse(text)).collect(),
+            at: lane.at.clone().unwrap_or_else(|| PathBuf::from(AT_DEFAULT)),
+        })
     };
-    Ok(lanes.iter().map(lane).collect())
+    lanes.iter().map(lane).collect()
 }
 
 fn service_fds(arguments: &ServiceArgs) -> ServiceFds {

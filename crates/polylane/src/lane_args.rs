@@ -143,7 +143,8 @@ impl Args for LaneArgs {
         let path = |name, value| option(name, value).value_parser(value_parser!(PathBuf));
         command
             .arg(path("volume", "FILE").help(
-                "Keep the lane's files on this volume, made and formatted if absent [default: the \
+                "Keep the lane's files on this volume, a file or an image of a Ceph cluster \
+                 (rbd:[USER@]POOL/IMAGE[@SNAP]), made and formatted if absent [default: the \
                  pool's own]",
             ))
             .arg(

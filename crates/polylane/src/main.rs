@@ -17,6 +17,7 @@ mod lane_env;
 mod mount;
 mod pool;
 mod print;
+mod rbd;
 mod top;
 mod volume;
 

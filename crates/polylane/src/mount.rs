@@ -21,8 +21,8 @@ use crate::print::{columns, print, print_json};
 #[derive(Debug, Args)]
 #[command(
     after_help = "SOURCE: volume:FILE (or FILE alone; made and formatted if absent), dir:DIR, \
-    mem:SIZE, ceph:[USER@]FSNAME[:PATH], or none with --lower: a read-only lane. Mounting the \
-    same again is counted: umount takes one away."
+    mem:SIZE, ceph:[USER@]FSNAME[:PATH], rbd:[USER@]POOL/IMAGE[@SNAP], or none with --lower: a \
+    read-only lane. Mounting the same again is counted: umount takes one away."
 )]
 pub(crate) struct MountArgs {
     /// What to mount

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use polylane_base::shown::escape_json;
 use polylane_pool::failure::{Failure, Result};
+use polylane_volume::Content;
 
 /// Prints to standard output. A reader that closed it (`| head`) has seen enough.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -36,4 +37,14 @@ pub(crate) fn columns<const N: usize>(rows: Vec<[String; N]>) -> String {
         words.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
     };
     rows.iter().map(line).collect()
+}
+
+/// The file system on a volume, for people.
+pub(crate) fn content(content: Content) -> &'static str {
+    match content {
+        Content::Ext4Clean => "ext4",
+        Content::Ext4NeedsReplay => "ext4, journal to be replayed",
+        Content::Ext4Errors => "ext4, with errors",
+        Content::None => "none",
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use polylane_base::shown::{Shown, escape_control};
 use polylane_base::size::ByteSize;
@@ -10,78 +10,71 @@ use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::live::PoolsAndAttachments;
 use polylane_pool::lower::LowerSource;
+use polylane_pool::rbd::ImagePlace;
 use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::share::WEIGHTS;
 use polylane_volume::path_text;
 use polylane_volume::translation::Translation;
 use polylane_volume::{
-    self as volume, Check, Content, Copy, CreateOptions, Form, Fragmentation, Info, Layer,
-    MediumKind, SetOptions,
+    self as volume, Check, Copy, CreateOptions, Form, Fragmentation, Info, Layer, MediumKind,
+    SetOptions,
 };
 
-use crate::cli::{ExportFormat, FileSystemKind, ImportFormat, VolumeCommand};
-use crate::print::{print, print_json};
+use crate::args::ClusterArgs;
+use crate::cli::{ExportFormat, FileSystemKind, ImportFormat, VolumeCommand, VolumeCreateArgs};
+use crate::print::{content, print, print_json};
+use crate::rbd;
 
 /// Executes a volume command; the exit status.
 pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
     match command {
-        VolumeCommand::Create(arguments) => {
-            check_weight(arguments.weight)?;
-            volume::make(&CreateOptions {
-                path: arguments.volume,
-                size: arguments.size.map(|size| size.0),
-                ext4: arguments.fs == FileSystemKind::Ext4,
-                thick: arguments.thick,
-                medium: MediumKind::named(&arguments.medium).unwrap_or_default(),
-                weight: arguments.weight,
-                cache: arguments.cache.options()?,
+        VolumeCommand::Create(arguments) => create(arguments)?,
+        VolumeCommand::Ls { dirs, cluster, json } => return list(&dirs, &cluster, json.json),
+        VolumeCommand::Info { volume, cluster, json } => match rbd::image(&volume, &cluster)? {
+            Some(image) => image.info(&json)?,
+            None => print_info(&volume, json.json)?,
+        },
+        VolumeCommand::Rm { volumes, cluster, force } => {
+            volumes.iter().try_for_each(|path| match rbd::image(path, &cluster)? {
+                Some(image) => image.remove(),
+                None => volume::remove(path, force, &PoolsAndAttachments),
             })?;
-        }
-        VolumeCommand::Ls { dirs, json } => {
-            let (volumes, all) = volume::list(&dirs)?;
-            match json.json {
-                true => print_json(&volumes)?,
-                false => print(&table(&volumes))?,
-            }
-            if !all {
-                return Ok(FAILED);
-            }
-        }
-        VolumeCommand::Info { volume, json } => {
-            let info = volume::info(&volume)?;
-            match json.json {
-                true => print_json(&info)?,
-                false => print(&describe(&info))?,
-            }
-        }
-        VolumeCommand::Rm { volumes, force } => {
-            volumes
-                .iter()
-                .try_for_each(|path| volume::remove(path, force, &PoolsAndAttachments))?;
         }
         VolumeCommand::Set { volume, weight, cache } => {
             check_weight(weight)?;
+            rbd::refuse(&volume, "give options to 'run', 'mount' or 'attach'")?;
             volume::set(&volume, &SetOptions { weight, ..cache.options()? })?;
         }
-        VolumeCommand::Resize { volume, size } => {
-            volume::resize(&volume, size.0, &PoolsAndAttachments)?;
-        }
+        VolumeCommand::Resize { volume, size, cluster } => match rbd::image(&volume, &cluster)? {
+            Some(image) => image.resize(size.0)?,
+            None => volume::resize(&volume, size.0, &PoolsAndAttachments)?,
+        },
         VolumeCommand::Solidify { upper, lower } => return solidify(&upper, &lower),
-        VolumeCommand::Snapshot { volume, to } => {
-            volume::duplicate(&volume, &to, Copy::Snapshot, &PoolsAndAttachments)?;
+        VolumeCommand::Snapshot { volume, to, cluster } => match rbd::image(&volume, &cluster)? {
+            Some(image) => image.snapshot(&to)?,
+            None => volume::duplicate(&volume, &to, Copy::Snapshot, &PoolsAndAttachments)?,
+        },
+        VolumeCommand::Clone { volume, to, cluster } => match rbd::image(&volume, &cluster)? {
+            Some(image) => image.clone_to(&to)?,
+            None => volume::duplicate(&volume, &to, Copy::Clone, &PoolsAndAttachments)?,
+        },
+        VolumeCommand::Check { volume, repair, look } => {
+            rbd::refuse(&volume, "attach it, and use e2fsck on the device")?;
+            check(&volume, repair, look)?;
         }
-        VolumeCommand::Clone { volume, to } => {
-            volume::duplicate(&volume, &to, Copy::Clone, &PoolsAndAttachments)?;
-        }
-        VolumeCommand::Check { volume, repair, look } => check(&volume, repair, look)?,
         VolumeCommand::Import { from, volume, thick, format, medium } => {
+            rbd::refuse(&volume, "attach a new one, and copy to the device, or use 'rbd import'")?;
             let medium = MediumKind::named(&medium).unwrap_or_default();
             let raw = format == Some(ImportFormat::Raw);
             volume::import(&from, &volume, Form { medium, thick, raw })?;
         }
         VolumeCommand::Export { volume, to, format } => {
+            rbd::refuse(&volume, "use 'rbd export'")?;
             let named = to.extension().is_some_and(|extension| extension == "qcow2");
             volume::export(&volume, &to, format.map_or(named, |it| it == ExportFormat::Qcow2))?;
+        }
+        VolumeCommand::Map { volume, .. } if ImagePlace::named(&volume)?.is_some() => {
+            rbd::refuse(&volume, "its cluster says where it lies: 'rbd info'")?;
         }
         VolumeCommand::Map { volume, journal: true, svg, json } => {
             print_journals(&volume, svg.as_deref(), json.json)?;
@@ -92,6 +85,56 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Map { volume, json, .. } => print_map(&volume, json.json)?,
     }
     Ok(0)
+}
+
+fn create(arguments: VolumeCreateArgs) -> Result<()> {
+    check_weight(arguments.weight)?;
+    if let Some(image) = rbd::image(&arguments.volume, &arguments.cluster)? {
+        return image.create(&arguments);
+    }
+    volume::make(&CreateOptions {
+        path: arguments.volume,
+        size: arguments.size.map(|size| size.0),
+        ext4: arguments.fs == FileSystemKind::Ext4,
+        thick: arguments.thick,
+        medium: MediumKind::named(&arguments.medium).unwrap_or_default(),
+        weight: arguments.weight,
+        cache: arguments.cache.options()?,
+    })
+}
+
+fn print_info(path: &Path, json: bool) -> Result<()> {
+    let info = volume::info(path)?;
+    match json {
+        true => print_json(&info),
+        false => print(&describe(&info)),
+    }
+}
+
+/// Lists the volumes of directories and of pools of a cluster; the status.
+fn list(dirs: &[PathBuf], cluster: &ClusterArgs, json: bool) -> Result<u8> {
+    let (mut images, mut own) = (Vec::new(), Vec::new());
+    for dir in dirs {
+        match rbd::list(dir, cluster)? {
+            Some(mut found) => images.append(&mut found),
+            None => own.push(dir.clone()),
+        }
+    }
+    if images.is_empty() && own.len() == dirs.len() {
+        cluster.refuse(&"volume ls")?;
+    }
+    let (volumes, all) = match own.is_empty() && !dirs.is_empty() {
+        true => (Vec::new(), true),
+        false => volume::list(&own)?,
+    };
+    if json {
+        let volumes = volumes.iter().map(|info| serde_json::json!(info));
+        let images = images.iter().map(|info| serde_json::json!(info));
+        print_json(&volumes.chain(images).collect::<Vec<_>>())?;
+    } else {
+        print(&(table(&volumes) + &images.iter().map(rbd::row).collect::<String>()))?;
+    }
+    Ok(if all { 0 } else { FAILED })
 }
 
 /// Makes an upper whole in its lane, or in one that is there as long as that takes; the status.
@@ -137,15 +180,6 @@ fn check_weight(weight: Option<u32>) -> Result<()> {
             Err(Failure::usage("--weight: must be 1 to 10000"))
         }
         _ => Ok(()),
-    }
-}
-
-fn content(content: Content) -> &'static str {
-    match content {
-        Content::Ext4Clean => "ext4",
-        Content::Ext4NeedsReplay => "ext4, journal to be replayed",
-        Content::Ext4Errors => "ext4, with errors",
-        Content::None => "none",
     }
 }
 

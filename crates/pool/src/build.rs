@@ -11,7 +11,7 @@ use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_block::qos::governed::Hurry;
-use polylane_ceph::{Client, Prepared};
+use polylane_ceph::{Client, Prepared, rbd};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -23,8 +23,9 @@ use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Attr, FileSystem, OpCtx, Options, SetAttr, Vfs};
 use polylane_volume::disk::{self, Disk};
 use polylane_volume::held::{Answer, Ask};
-use polylane_volume::pool_file::{self, Pinned};
+use polylane_volume::pool_file::{self, Parts, Pinned};
 use polylane_volume::stack::Stack;
+use polylane_volume::translation::Translation;
 
 use crate::ceph::CephFiles;
 use crate::ceph::CephPlace;
@@ -120,6 +121,8 @@ pub(crate) enum Store {
     Cluster,
     /// The file of a volume and those of its bases, or chunks of a pool file.
     Volume(Vec<Files>, Option<Claim>),
+    /// An image of a cluster, whose client is not connected yet.
+    Image(rbd::Prepared),
 }
 
 /// What a layer under a lane is on, in its service.
@@ -256,18 +259,28 @@ fn libservice(
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = pool_file::parts(files, claim, bypass.as_deref())?;
             let how = (*cache, translation.clone());
-            let options = polylane_ext4::Options {
-                commit_interval: flush_interval(spec),
-                cache_blocks: metadata_blocks(spec),
-                keep_nameless: goes_on,
-                data: spec.write_back.journal_mode.unwrap_or_default(),
-                discard: spec.write_back.discard,
-                ..polylane_ext4::Options::default()
-            };
-            let disk = Disk::open(label, parts, how, clock, &options)?;
+            let disk = Disk::open(label, parts, how, clock, &of_volume(spec, goes_on))?;
+            Ok((Some(disk.fs.clone()), Some(disk)))
+        }
+        (Backing::Image { image, cache }, Store::Image(prepared)) => {
+            let parts = Parts::remote(image.open(prepared)?);
+            let (label, how) = (image.place.to_string(), (*cache, Translation::default()));
+            let disk = Disk::open(&label, parts, how, clock, &of_volume(spec, goes_on))?;
             Ok((Some(disk.fs.clone()), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),
+    }
+}
+
+/// How the lane's own ext4 is used; it may go on with files without a name.
+fn of_volume(spec: &PoolSpec, goes_on: bool) -> polylane_ext4::Options {
+    polylane_ext4::Options {
+        commit_interval: flush_interval(spec),
+        cache_blocks: metadata_blocks(spec),
+        keep_nameless: goes_on,
+        data: spec.write_back.journal_mode.unwrap_or_default(),
+        discard: spec.write_back.discard,
+        ..polylane_ext4::Options::default()
     }
 }
 
@@ -455,7 +468,7 @@ impl Running {
         if let Some(union) = self.union.filter(|_| self.on_cluster) {
             union.close();
         }
-        let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
+        let closed = self.disk.map_or(Ok(()), Disk::close);
         synced.and(closed).err().map(|errno: Errno| errno.0)
     }
 

@@ -22,7 +22,7 @@ use crate::failure::{Failure, Result};
 const CONF_DEFAULT: &str = "/etc/ceph/ceph.conf";
 
 /// The user unless it is named.
-const USER_DEFAULT: &str = "admin";
+pub(crate) const USER_DEFAULT: &str = "admin";
 
 /// Most bytes of a configuration or a keyring.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -104,6 +104,12 @@ impl ClusterOptions {
         let conf = self.conf.map(whole).transpose()?;
         Ok(ClusterOptions { conf, keyring: self.keyring.map(whole).transpose()?, ..self })
     }
+
+    /// Milliseconds that the cluster may take to answer at the start.
+    pub(crate) fn timeout_ms(&self) -> u64 {
+        let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT).as_millis();
+        u64::try_from(timeout).unwrap_or(u64::MAX)
+    }
 }
 
 /// The client that a lane on these places needs; `None`: there are none.
@@ -124,10 +130,9 @@ pub(crate) fn cluster(places: &[&CephPlace], options: &ClusterOptions) -> Result
         let both = common.iter().zip(other.names()).take_while(|(one, other)| **one == *other);
         common.truncate(both.count());
     }
-    let timeout = options.timeout.unwrap_or(TIMEOUT_DEFAULT).as_millis();
     Ok(Some(Cluster {
         place: CephPlace { path: format!("/{}", common.join("/")), ..(*first).clone() },
-        timeout_ms: u64::try_from(timeout).unwrap_or(u64::MAX),
+        timeout_ms: options.timeout_ms(),
         session: session(),
     }))
 }
@@ -139,6 +144,25 @@ pub(crate) struct CephFiles {
     pub(crate) conf: OwnedFd,
     /// Its keyring; none where there is none, as in a cluster that asks for no key.
     pub(crate) keyring: Option<OwnedFd>,
+}
+
+impl CephFiles {
+    /// The configuration's path in this process, and the user's secret. `place`: what messages
+    /// call what they are for.
+    ///
+    /// # Errors
+    /// The keyring cannot be read.
+    pub(crate) fn read(
+        &self,
+        user: &str,
+        place: &impl std::fmt::Display,
+    ) -> Result<(CString, Option<String>)> {
+        let failed = |error: std::io::Error| Failure::because(place, "read its keyring", error);
+        let text = self.keyring.as_ref().map(read).transpose().map_err(failed)?;
+        let key = text.and_then(|text| key(&text, user));
+        let conf = CString::new(format!("/proc/self/fd/{}", self.conf.as_raw_fd()));
+        Ok((conf.map_err(|error| failed(error.into()))?, key))
+    }
 }
 
 fn read(file: &OwnedFd) -> std::io::Result<String> {
@@ -186,7 +210,7 @@ fn key(text: &str, user: &str) -> Option<String> {
 }
 
 /// A name for a lane's sessions that no other lane has.
-fn session() -> String {
+pub(crate) fn session() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
     id.map_or_else(|_| format!("polylane-{}", std::process::id()), |id| id.trim().to_string())
 }
@@ -197,15 +221,12 @@ fn session() -> String {
 /// One line that says what is missing.
 pub(crate) fn prepare(cluster: &Cluster, cache_bytes: u64, files: &CephFiles) -> Result<Prepared> {
     let Cluster { place, timeout_ms, session } = cluster;
-    let failed = |error: std::io::Error| Failure::because(place, "read its keyring", error);
-    let text = files.keyring.as_ref().map(read).transpose().map_err(failed)?;
-    let key = text.and_then(|text| key(&text, &place.user));
-    let conf = CString::new(format!("/proc/self/fd/{}", files.conf.as_raw_fd()));
+    let (conf, key) = files.read(&place.user, place)?;
     let settings = Settings {
         user: place.user.clone(),
         fs: Some(place.fs.clone()),
         root: place.path.clone().into_bytes(),
-        conf: conf.map_err(|error| failed(error.into()))?,
+        conf,
         key,
         cache_bytes,
         session: session.clone(),

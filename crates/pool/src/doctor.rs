@@ -84,7 +84,7 @@ pub fn look() -> Vec<Finding> {
     findings.extend(controllers());
     findings.push(landlock());
     findings.push(io_uring());
-    findings.push(ceph());
+    findings.extend(ceph());
     findings.extend(volume_tools());
     findings.extend(block_doors());
     findings.extend(preload_libraries());
@@ -119,11 +119,20 @@ impl Kernel {
 }
 
 /// Asked for by lanes on Ceph alone.
-fn ceph() -> Finding {
-    let found = polylane_ceph::look();
-    let notes = ["'run --ceph' keeps a lane on CephFS", "'run --ceph' does not work"];
-    let words = found.as_ref().map_or_else(ToString::to_string, |()| "loads".to_string());
-    Finding::new("libcephfs", found.is_ok(), words, notes)
+fn ceph() -> [Finding; 2] {
+    let cephfs = ["'run --ceph' keeps a lane on CephFS", "'run --ceph' does not work"];
+    let rbd = [
+        "a volume can be an image of a Ceph cluster",
+        "no volume can be an image of a Ceph cluster",
+    ];
+    let looked = [
+        ("libcephfs", polylane_ceph::look().map_err(|why| why.to_string()), cephfs),
+        ("librbd", polylane_ceph::rbd::check().map_err(|why| why.to_string()), rbd),
+    ];
+    looked.map(|(name, found, notes)| {
+        let (is_good, words) = (found.is_ok(), found.err().unwrap_or("loads".to_string()));
+        Finding::new(name, is_good, words, notes)
+    })
 }
 
 fn fuse_device() -> Finding {

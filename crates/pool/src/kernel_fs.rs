@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::attach::{self, AttachOptions};
+use crate::ceph::ClusterOptions;
 use crate::failure::{FAILED, Failure, Result, say};
 pub use crate::kernel_fs_kind::KernelFs;
 use crate::kernel_fs_kind::KernelFsMount;
@@ -74,6 +75,7 @@ impl Disk {
     fn attach(path: &Path, kind: KernelFs, cache: SetOptions) -> Result<Disk> {
         let volume = path.to_path_buf();
         let options = AttachOptions {
+            cluster: ClusterOptions::default(),
             volume,
             via: None,
             socket: None,

@@ -32,6 +32,7 @@ mod pool_record;
 mod preload;
 mod probe;
 mod process;
+pub mod rbd;
 mod relay;
 mod root;
 pub mod run;

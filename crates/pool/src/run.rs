@@ -34,6 +34,7 @@ use crate::lower::{self, LowerSource};
 use crate::names::{self, PoolName};
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
+use crate::rbd::{self, ImagePlace, ImageSpec};
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
@@ -80,6 +81,8 @@ pub enum Source {
     Ceph(CephPlace),
     /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
     Volume(Option<PathBuf>),
+    /// The same on an image of a cluster.
+    Image(ImagePlace),
     /// Nothing: the lane is read-only, what is in its lowers.
     Lowers,
 }
@@ -445,8 +448,8 @@ fn pool_name(options: &RunOptions) -> String {
 /// [`open_source`] and the lowers under it.
 fn open_layers(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
     let lowers = lower::open(&options.lowers, options.source.as_layer().as_ref())?;
-    let user = options.ceph_places().first().map(|place| place.user.clone());
-    let ceph = user.map(|user| ceph::open_files(&user, &options.cluster)).transpose()?;
+    let user = options.cluster_user()?;
+    let ceph = user.map(|user| ceph::open_files(user, &options.cluster)).transpose()?;
     let (handed, label, mut kept) = open_source(options, pool)?;
     kept.is_new &= lowers.is_empty();
     Ok((Handed { lowers, ceph, ..handed }, label, kept))
@@ -462,6 +465,11 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
         }
         Source::Lowers | Source::Ceph(_) => {
             return Ok((Handed::default(), String::new(), Kept::default()));
+        }
+        Source::Image(place) => {
+            let is_new = rbd::ensure(place, options.size, &options.cluster)?;
+            let kept = Kept { is_new, ..Kept::default() };
+            return Ok((Handed::default(), place.to_string(), kept));
         }
         Source::Dir(path) => {
             let is_upper = !options.lowers.is_empty();
@@ -543,6 +551,11 @@ fn specify(
         Source::Lowers => Backing::Lowers,
         Source::Ceph(place) => Backing::Ceph { place: place.clone() },
         Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
+        Source::Image(place) => {
+            let holder = format!("pool '{}'", name.as_str());
+            let image = ImageSpec::new(place, &options.cluster, &holder);
+            Backing::Image { image, cache: rbd::cache_of(&options.cache) }
+        }
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_block::bypass::PoolFiles;
+use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::{Files, reserve_rings};
-use polylane_ceph::Prepared;
+use polylane_ceph::{Prepared, rbd};
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
@@ -151,20 +151,14 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let ceph = fds.ceph.map(|(conf, keyring)| {
         Ok::<_, Failure>(CephFiles { conf: take(conf)?, keyring: keyring.map(take).transpose()? })
     });
-    let cluster = ceph.transpose()?.map(|files| prepare_client(&spec, &files)).transpose()?;
-    let own = match host.map_err(failed)? {
-        Some(host) => Store::Host(host),
-        None if spec.backing == Backing::Lowers => Store::Nothing,
-        None if matches!(spec.backing, Backing::Ceph { .. }) => Store::Cluster,
-        None if volume.is_empty() => Store::Memory,
-        None => Store::Volume(volume, claim),
-    };
+    let (cluster, image) = prepare_clients(&spec, ceph.transpose()?.as_ref())?;
+    let own = own_store(&spec, host.map_err(failed)?, (volume, claim), image);
     let (lowers, lower_dirs) = open_lowers(&spec, lowers)?;
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
     reserve_rings(ring_count(&spec, volume_count));
-    let network = cluster.is_some();
+    let network = cluster.is_some() || matches!(own, Store::Image(_));
     let reach = Reach { host: dir.as_ref().map(AsFd::as_fd), lowers: &lower_dirs, network };
     let confined = confine(reach, spec.service_user, ids.as_ref())?;
     drop((dir, lower_dirs, ids));
@@ -177,6 +171,40 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let running =
         build::start(&spec, (fuse, socket), stores, confined, beside, (guards_links, witness))?;
     Ok((running, beat))
+}
+
+/// What the lane's own files are on, of what came for them.
+fn own_store(
+    spec: &PoolSpec,
+    host: Option<HostDir>,
+    (volume, claim): (Vec<Files>, Option<Claim>),
+    image: Option<rbd::Prepared>,
+) -> Store {
+    match (host, image) {
+        (Some(host), _) => Store::Host(host),
+        (None, Some(image)) => Store::Image(image),
+        (None, None) if spec.backing == Backing::Lowers => Store::Nothing,
+        (None, None) if matches!(spec.backing, Backing::Ceph { .. }) => Store::Cluster,
+        (None, None) if volume.is_empty() => Store::Memory,
+        (None, None) => Store::Volume(volume, claim),
+    }
+}
+
+/// The clients of a cluster that the lane needs: of its files on CephFS, of its image.
+fn prepare_clients(
+    spec: &PoolSpec,
+    files: Option<&CephFiles>,
+) -> Result<(Option<Prepared>, Option<rbd::Prepared>)> {
+    let Some(files) = files else { return Ok((None, None)) };
+    let image = match &spec.backing {
+        Backing::Image { image, .. } => Some(image.prepare(files)?),
+        _ => None,
+    };
+    let cluster = match (&spec.cluster, &image) {
+        (None, Some(_)) => None,
+        _ => Some(prepare_client(spec, files)?),
+    };
+    Ok((cluster, image))
 }
 
 /// Reads what a client of a cluster reads, while files can be opened.
@@ -279,7 +307,7 @@ fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Fo
         Backing::Dir | Backing::Lowers => true,
         // What the client library had not written back went with it.
         Backing::Ceph { .. } => orderly,
-        Backing::Volume { .. } => orderly,
+        Backing::Volume { .. } | Backing::Image { .. } => orderly,
     };
     Ok(Some((Arc::new(store), records, lasting)))
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ceph::{CephPlace, Cluster};
 use crate::failure::{Failure, Result};
+use crate::rbd::ImageSpec;
 
 /// Largest specification in bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
@@ -51,9 +52,21 @@ pub enum Backing {
         /// Its id in its pool file, of a bypass volume.
         bypass: Option<String>,
     },
+    /// On a volume that is an image of a cluster.
+    Image {
+        /// Which, as whom.
+        image: ImageSpec,
+        /// How it is cached.
+        cache: CacheSpec,
+    },
 }
 
 impl Backing {
+    /// Whether an ext4 is on it.
+    pub(crate) fn is_volume(&self) -> bool {
+        matches!(self, Backing::Volume { .. } | Backing::Image { .. })
+    }
+
     /// What it is, in a word.
     pub fn name(&self) -> &'static str {
         match self {
@@ -62,6 +75,7 @@ impl Backing {
             Backing::Lowers => "lowers",
             Backing::Ceph { .. } => "ceph",
             Backing::Volume { .. } => "volume",
+            Backing::Image { .. } => "image",
         }
     }
 }
@@ -192,7 +206,11 @@ impl PoolSpec {
     /// How long a service may take to be ready, of which it is `beside` without a cluster.
     pub(crate) fn start_time_max(&self, beside: Duration) -> Duration {
         let timeout_ms = self.cluster.as_ref().map_or(0, |cluster| cluster.timeout_ms);
-        Duration::from_millis(timeout_ms).saturating_add(beside)
+        let image = match &self.backing {
+            Backing::Image { image, .. } => image.start_time_max(),
+            _ => Duration::ZERO,
+        };
+        Duration::from_millis(timeout_ms).saturating_add(image).saturating_add(beside)
     }
 
     /// Whether a service can go on with what a former one's programs had open.

@@ -134,7 +134,8 @@ impl Supervisor {
         let (Some(socket), Some(fuse)) = (socket, fuse.or(opened)) else {
             return Err(Failure::failed("tenant: its first process sent no descriptors"));
         };
-        let acls = matches!(self.spec.backing, Backing::Mem { .. } | Backing::Volume { .. });
+        let backing = &self.spec.backing;
+        let acls = matches!(backing, Backing::Mem { .. }) || backing.is_volume();
         let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
         self.spec.fuse = Some(params);

@@ -6,18 +6,15 @@
 use std::path::Path;
 
 use polylane_base::Errno;
-use polylane_block::Sector;
 use polylane_block::bypass::{DirectoryError, Id, Layout, PoolError, PoolFile, Use};
 use polylane_block::file::{Files, Way};
 use polylane_block::image::{self, Draft, ImageError};
-use polylane_block::wait::Waiter;
-use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::HostExtent;
 use rustix::fs::{SeekFrom, seek};
 
 use crate::cache::CacheSpec;
 use crate::chain;
-use crate::copy::{beside_temporary, materialize};
+use crate::copy::{beside_temporary, materialize, pour};
 use crate::failure::{Failure, Result};
 use crate::host::{failure, refuse_full};
 use crate::pool_file::{self, pool_failure, refuse_others};
@@ -28,9 +25,6 @@ use crate::stack::Stack;
 
 /// Pool files in a directory, at most.
 const POOLS_MAX: u32 = 24;
-
-/// Bytes copied at once.
-const PIECE_BYTES: u64 = 1 << 20;
 
 /// The pool file that has room for a volume beside `volume`, with that room made; nobody else makes
 /// volumes in it as long as it is open. Before anything is made, `announce` writes down where, so
@@ -189,37 +183,10 @@ pub(crate) fn temporary(path: &Path, size: u64) -> Result<Draft> {
 
 /// Writes a file's data to a volume that holds zeros.
 fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
-    let failed = |error: rustix::io::Errno| Failure::path(path, "copy its data", error);
     let size = stack.size;
     let (parts, _pinned) = stack.parts()?;
     let assembled = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None)?;
-    let waiter = Waiter::new(assembled.device);
-    let wrote = |error| Failure::path(path, "write it", Errno::from(error));
-    let progress = Progress::new("writing", path, size);
-    let mut at = 0;
-    while at < size {
-        let begin = at;
-        at = match seek(from.file(), SeekFrom::Data(at)) {
-            Ok(start) if start < size => start / 512 * 512,
-            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
-            Err(error) => return Err(failed(error)),
-        };
-        let end = seek(from.file(), SeekFrom::Hole(at)).map_err(failed)?.min(size);
-        let end = end.next_multiple_of(512).min(size);
-        progress.add(at.saturating_sub(begin));
-        while at < end {
-            let mut data = Buffer::zeroed((end - at).min(PIECE_BYTES) as usize);
-            let read = rustix::io::pread(from.file(), &mut data[..], at).map_err(failed)?;
-            if read == 0 {
-                return Err(failed(rustix::io::Errno::IO));
-            }
-            let length = data.len() as u64;
-            waiter.write(Sector(at / 512), data, false).map_err(wrote)?;
-            at += length;
-            progress.add(length);
-        }
-    }
-    waiter.flush().map_err(wrote)
+    pour(path, from.file(), assembled.device, size)
 }
 
 /// Makes a volume anew from what `edit` does to a copy of it: a power cut leaves the old one or the

@@ -176,6 +176,20 @@ fn grow_file(path: &Path, file: &File, size: u64) -> Result<()> {
     }
     mend(path, file)?;
     set()?;
+    fill_up(path, file)
+}
+
+/// Grows the ext4 on a device that nobody uses to the device's size. `path`: what messages call it.
+///
+/// # Errors
+/// It has errors, the programs of e2fsprogs are not installed; the device's.
+pub fn grow_ext4(path: &Path, device: &File) -> Result<()> {
+    mend(path, device)?;
+    fill_up(path, device)
+}
+
+/// Grows the ext4 in a file that was mended to the file's size.
+fn fill_up(path: &Path, file: &File) -> Result<()> {
     let output = tools::resize2fs(file, None)?;
     if output.status.success() {
         return file.sync_all().map_err(|error| Failure::path(path, "sync it", error));

@@ -1,13 +1,15 @@
-//! Copying what a volume holds to a file.
+//! Copying what a volume holds to a file, and a file to a device.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use polylane_block::Sector;
+use polylane_base::sync::Arc;
 use polylane_block::file::Way;
 use polylane_block::wait::Waiter;
+use polylane_block::{BlockDevice, Sector};
+use polylane_sys::buffer::Buffer;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -71,6 +73,33 @@ pub(crate) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
         Ok(0)
     };
     copied.map(drop).map_err(|error| Failure::path(name, "copy the data", error))
+}
+
+/// Writes a file's data to a device of so many bytes that holds zeros, durably.
+pub(crate) fn pour(path: &Path, from: &OwnedFd, to: Arc<dyn BlockDevice>, size: u64) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::path(path, "copy its data", error);
+    let wrote = |error| Failure::path(path, "write it", polylane_base::Errno::from(error));
+    let waiter = Waiter::new(to);
+    let progress = Progress::new("writing", path, size);
+    let mut ranges = Vec::new();
+    data_ranges(from, size, &mut ranges).map_err(failed)?;
+    let mut told = 0;
+    for Range { start, end } in ranges {
+        let (mut at, end) = (start / 512 * 512, end.next_multiple_of(512).min(size));
+        while at < end {
+            let mut data = Buffer::zeroed((end - at).min(CHUNK_BYTES) as usize);
+            let read = rustix::io::pread(from, &mut data[..], at);
+            if read.map_err(|errno| failed(errno.into()))? == 0 {
+                return Err(failed(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            let length = data.len() as u64;
+            waiter.write(Sector(at / 512), data, false).map_err(wrote)?;
+            at += length;
+            progress.add(at - told);
+            told = at;
+        }
+    }
+    waiter.flush().map_err(wrote)
 }
 
 /// Where a file has data, below `size`.

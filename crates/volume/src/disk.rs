@@ -104,6 +104,18 @@ impl Disk {
         self.volume.thaw();
     }
 
+    /// Marks the file system clean and lets go of the volume.
+    ///
+    /// # Errors
+    /// The device's; the journal is then replayed by the next open.
+    pub fn close(self) -> polylane_base::Result<()> {
+        let Disk { fs, governor, volume } = self;
+        let closed = fs.close();
+        drop((fs, governor));
+        volume.close();
+        closed.map_err(Into::into)
+    }
+
     /// Counters as JSON.
     pub fn stats(&self) -> serde_json::Value {
         let mut stats = self.volume.stats();

@@ -10,7 +10,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
 use polylane_block::cache::Cached;
 use polylane_block::file::{Files, Totals, Way};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::{self, CacheSpec};
 use super::pool_file::Parts;
-use super::stack::{Assembled, Stack};
+use super::stack::{Assembled, Own, Stack};
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
@@ -30,6 +30,9 @@ pub const FROZEN_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long requests under way may take to be answered before it stands still.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long threads may take to let go of a volume that is closed.
+const LET_GO_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What the process that holds a volume's files for good asks of the one that serves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -102,6 +105,22 @@ impl Held {
         self.now.own.medium()
     }
 
+    /// Lets go of it for good. An image in a cluster is closed on return, so that the next process
+    /// finds it free.
+    pub fn close(self) {
+        let remote = match &self.now.own {
+            Own::Remote(image) => Some(image.clone()),
+            Own::File(_) | Own::Bypass(_) => None,
+        };
+        drop(self);
+        let Some(remote) = remote else { return };
+        let began = Instant::now();
+        // A thread that ends may still have it.
+        while Arc::strong_count(&remote) > 1 && began.elapsed() < LET_GO_TIME_MAX {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Its cache, if it has one.
     pub fn cache(&self) -> Option<&Arc<Cached>> {
         self.now.cache.as_ref()
@@ -165,7 +184,7 @@ impl Held {
         }
         let start = Instant::now();
         let engine = (self.unit.clone(), self.translation.engine());
-        let parts = Parts { files: files_of(fds), bypass: None };
+        let parts = Parts { files: files_of(fds), bypass: None, remote: None };
         let next =
             Stack::assemble(parts, Way::Ring, Some(engine), self.cache, self.governor.as_ref())?;
         if let (Some(old), Some(new)) = (self.cache(), &next.cache) {
@@ -262,7 +281,7 @@ mod tests {
         let files = vec![files.expect("volume")];
         let held = Held::open(
             "v",
-            Parts { files, bypass: None },
+            Parts { files, bypass: None, remote: None },
             CacheSpec::default(),
             Translation::default(),
             None,
@@ -291,7 +310,7 @@ mod tests {
     fn charged_reads(cache: &str, times: usize) -> u64 {
         let dir = tempfile::tempdir().expect("dir");
         let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
-        let parts = Parts { files: vec![files.expect("volume")], bypass: None };
+        let parts = Parts { files: vec![files.expect("volume")], bypass: None, remote: None };
         let spec = serde_json::json!({ "mode": cache, "store": "own" });
         let spec: CacheSpec = serde_json::from_value(spec).expect("a cache");
         let governor = Governor::new();

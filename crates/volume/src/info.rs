@@ -127,7 +127,7 @@ pub fn info(named: &Path) -> Result<Info> {
         reserved_bytes: sum(|extent| extent.unwritten),
         extent_count: extents.as_ref().map(|found| found.len() as u64),
         content: match &glance {
-            Some(glance) => judge(Superblock::of(&glance.start)),
+            Some(glance) => content_of(&glance.start),
             None => content_below(path, &file, &sidecar),
         },
         used_by: holder.map(|holder| holder_text(path, holder.as_ref())),
@@ -228,6 +228,11 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
 /// What is on an open volume that is raw.
 pub(crate) fn content(file: &fs::File) -> Content {
     judge(superblock(file, 0))
+}
+
+/// What is on a disk with this start, of [`START_BYTES`].
+pub fn content_of(start: &[u8]) -> Content {
+    judge(Superblock::of(start))
 }
 
 /// The superblock of a disk that begins at byte `start` of a file that can be read.

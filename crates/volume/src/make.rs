@@ -7,6 +7,7 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, SystemClock};
+use polylane_block::BlockDevice;
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image::{self, Draft, ImageError};
 use polylane_ext4::{Ext4, Options};
@@ -15,6 +16,7 @@ use rustix::fs::FallocateFlags;
 use crate::bypass;
 use crate::cache::CacheSpec;
 use crate::chain;
+use crate::copy::pour;
 use crate::failure::{Failure, Result, say};
 use crate::host::{BLOCK_BYTES, failure, refuse_full};
 use crate::options::{CreateOptions, MediumKind};
@@ -33,10 +35,7 @@ pub const SIZE_MIN: u64 = 16 << 20;
 /// It exists, the host is full, mke2fs is not installed.
 pub fn make(options: &CreateOptions) -> Result<()> {
     let path = &options.path;
-    let size = options.size.unwrap_or(SIZE_DEFAULT);
-    if size < SIZE_MIN {
-        return Err(Failure::usage("--size: too small: at least 16M are needed"));
-    }
+    let size = size_of_new(options.size)?;
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let formatted = options.ext4.then(|| "ext4".to_string());
     let mut sidecar = Sidecar { weight: options.weight, formatted, ..Sidecar::new()? };
@@ -138,6 +137,33 @@ fn promised_beside(path: &Path) -> u64 {
         Some(stat.len().saturating_sub(stat.blocks() * 512))
     });
     holes.fold(0, u64::saturating_add)
+}
+
+/// Bytes of a new volume for which so many were asked.
+///
+/// # Errors
+/// Too few.
+pub fn size_of_new(asked: Option<u64>) -> Result<u64> {
+    let size = asked.unwrap_or(SIZE_DEFAULT);
+    match size < SIZE_MIN {
+        true => Err(Failure::usage("--size: too small: at least 16M are needed")),
+        false => Ok(size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size)),
+    }
+}
+
+/// Puts an ext4, whose root belongs to the caller, on a device of so many bytes that holds zeros.
+/// `name`: what messages call it.
+///
+/// # Errors
+/// mke2fs is not installed; there is no room for what it writes in the directory for temporary
+/// files; the device's.
+pub fn format(name: &Path, device: Arc<dyn BlockDevice>, size: u64) -> Result<()> {
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let id = Sidecar::fresh_id()?;
+    let temporary = std::env::temp_dir().join(format!("polylane-{id}"));
+    let draft = Draft::new(&temporary, size).map_err(|error| failure(&temporary, error))?;
+    tools::make_ext4(name, &image::proc_path(draft.file()), owner)?;
+    pour(name, draft.file(), device, size)
 }
 
 /// Makes what is going to be a volume: with an ext4 whose root belongs to `owner`, or empty.

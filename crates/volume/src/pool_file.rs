@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::sync::Arc;
 use polylane_block::bypass::{Claim, Id, PoolError, PoolFile, PoolFiles, Use};
 use polylane_block::file::Files;
+use polylane_block::remote::Remote;
 
 use crate::failure::{Failure, Result, plain};
 use crate::sidecar::{BypassRef, beside, parse_id};
@@ -82,7 +83,7 @@ pub fn parts(files: Vec<Files>, claim: Option<Claim>, id: Option<&str>) -> Resul
         (Some(claim), Some(id)) => Some((claim, id)),
         _ => return Err(Failure::failed("volume: what was handed down is not what it is on")),
     };
-    Ok(Parts { files, bypass })
+    Ok(Parts { files, bypass, remote: None })
 }
 
 /// Opens the pool file of a volume.
@@ -93,10 +94,19 @@ pub(crate) fn open(volume: &Path, wanted: &BypassRef) -> Result<(PathBuf, PoolFi
     Ok((path, file))
 }
 
-/// The files of a volume, ready to be assembled.
+/// What a volume is on, ready to be assembled.
 pub struct Parts {
     /// Its own first, then base below base.
     pub files: Vec<Files>,
     /// Of a bypass volume.
     pub bypass: Option<(Claim, Id)>,
+    /// Of a volume in a cluster, which has no files here.
+    pub remote: Option<Arc<dyn Remote>>,
+}
+
+impl Parts {
+    /// Of a volume that is an image in a cluster.
+    pub fn remote(image: Arc<dyn Remote>) -> Parts {
+        Parts { files: Vec::new(), bypass: None, remote: Some(image) }
+    }
 }

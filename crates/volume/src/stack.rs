@@ -21,6 +21,7 @@ use polylane_block::map::Unit;
 use polylane_block::medium::Medium;
 use polylane_block::overlay::Overlay;
 use polylane_block::qos::governed::{Governed, Governor};
+use polylane_block::remote::Remote;
 use polylane_block::replace::Replaceable;
 use rustix::fs::SeekFrom;
 
@@ -54,6 +55,8 @@ pub enum Own {
     File(Arc<FileDevice>),
     /// Chunks of a pool file.
     Bypass(Opened),
+    /// An image in a cluster.
+    Remote(Arc<dyn Remote>),
 }
 
 impl Own {
@@ -62,6 +65,7 @@ impl Own {
         match self {
             Own::File(file) => file.clone(),
             Own::Bypass(volume) => volume.clone(),
+            Own::Remote(image) => image.clone(),
         }
     }
 
@@ -70,6 +74,7 @@ impl Own {
         match self {
             Own::File(file) => file.totals(),
             Own::Bypass(volume) => volume.totals(),
+            Own::Remote(image) => image.totals(),
         }
     }
 
@@ -78,6 +83,7 @@ impl Own {
         match self {
             Own::File(file) => file.grow(),
             Own::Bypass(_) => Err(polylane_base::Errno::EBUSY),
+            Own::Remote(image) => image.grow().map_err(Into::into),
         }
     }
 
@@ -86,6 +92,7 @@ impl Own {
         match self {
             Own::File(file) => file.is_stopped(),
             Own::Bypass(volume) => volume.is_stopped(),
+            Own::Remote(image) => image.is_stopped(),
         }
     }
 
@@ -200,7 +207,10 @@ impl Stack {
     ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
-        let Parts { files, bypass } = parts;
+        let Parts { files, bypass, remote } = parts;
+        if let Some(image) = remote {
+            return Stack::assemble_remote(image, unit, cache, governor);
+        }
         if let Some((claim, id)) = bypass {
             return Stack::assemble_bypass((claim, id), way, unit, cache, governor);
         }
@@ -262,11 +272,7 @@ impl Stack {
         cache: CacheSpec,
         governor: Option<&Arc<Governor>>,
     ) -> Result<Assembled> {
-        if cache.in_host() {
-            return Err(Failure::failed(
-                "volume: bypasses the host's page cache: use --cache-store own, or --cache none",
-            ));
-        }
+        refuse_host_cache(cache)?;
         let tell = |line: &str| say(format_args!("volume: {line}"));
         let opened = claim.open(id, way, Box::new(tell));
         let opened = opened.map_err(|error| Failure::failed(format!("volume: {error}")))?;
@@ -280,6 +286,35 @@ impl Stack {
         })?;
         let (device, over) = finish(engine.clone(), cache, governor);
         Ok(Assembled { device, base: None, engine, own, buffered: None, cache: over })
+    }
+
+    /// The same of an image in a cluster, of whose space nothing is told.
+    fn assemble_remote(
+        image: Arc<dyn Remote>,
+        unit: Option<(Arc<Unit>, Options)>,
+        cache: CacheSpec,
+        governor: Option<&Arc<Governor>>,
+    ) -> Result<Assembled> {
+        refuse_host_cache(cache)?;
+        let own = Own::Remote(image);
+        let options = unit.map(|(_, options)| options).unwrap_or_default();
+        let options = Options { ahead_bytes: 0, must_translate: false, ..options };
+        let engine = Engine::open(own.medium(), None, &options).map_err(|error| {
+            let errno = polylane_base::Errno::from(error);
+            Failure::because("volume", "use it as a disk", errno)
+        })?;
+        let (device, over) = finish(engine.clone(), cache, governor);
+        Ok(Assembled { device, base: None, engine, own, buffered: None, cache: over })
+    }
+}
+
+/// Refuses a cache in the host's page cache for what is no file of the host.
+fn refuse_host_cache(cache: CacheSpec) -> Result<()> {
+    match cache.in_host() {
+        true => Err(Failure::failed(
+            "volume: bypasses the host's page cache: use --cache-store own, or --cache none",
+        )),
+        false => Ok(()),
     }
 }
 

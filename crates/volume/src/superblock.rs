@@ -9,7 +9,7 @@ use polylane_base::record;
 use polylane_ext4::format::superblock::{BYTES, Incompat, MAGIC, OFFSET, State, SuperblockRecord};
 
 /// How much of a disk's start holds it.
-pub(crate) const START_BYTES: usize = OFFSET as usize + BYTES;
+pub const START_BYTES: usize = OFFSET as usize + BYTES;
 
 /// A superblock with the right magic number.
 #[derive(Clone, Copy)]
@@ -61,6 +61,12 @@ impl Superblock {
     fn incompat(&self) -> Incompat {
         Incompat::from_bits_retain(self.0.feature_incompat.get())
     }
+}
+
+/// Bytes of the ext4 on a disk with this start, of [`START_BYTES`]; `None`: there is none, or its
+/// size cannot be.
+pub fn ext4_bytes(start: &[u8]) -> Option<u64> {
+    Superblock::of(start)?.bytes()
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
-//! libcephfs: its declarations, loaded at run time, and safe objects over them.
+//! libcephfs, librados and librbd: their declarations, loaded at run time, and safe objects over
+//! them.
 //!
-//! The library is LGPL and is not linked in: it is opened by its name when a lane on Ceph starts.
+//! The libraries are LGPL and are not linked in: they are opened by their names when a lane on a
+//! cluster starts.
 //!
 //! # Invariants
 //!
@@ -11,12 +13,16 @@
 
 mod calls;
 mod file;
+mod image;
 mod inode;
 mod library;
 mod mount;
+mod rados;
 
 pub(crate) use calls::{Stat, change, check};
 pub(crate) use file::{DirStream, Listed, OpenFile};
+pub(crate) use image::{Image, Mode, Work};
 pub(crate) use inode::{Inode, New};
 pub(crate) use library::Missing;
 pub(crate) use mount::{Mount, Unmounted};
+pub(crate) use rados::{Cluster, Pool, Unconnected};

@@ -19,13 +19,14 @@ use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
 use polylane_sys::ns;
 use polylane_volume::held::Held;
-use polylane_volume::pool_file;
+use polylane_volume::pool_file::{self, Parts};
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::arm;
 use super::message::{FromEngine, Shape, ToEngine};
 use super::spec::EngineSpec;
+use crate::ceph::CephFiles;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
 use crate::share::{member, report};
@@ -67,6 +68,8 @@ pub struct EngineFds {
     pub volume_lock: Vec<RawFd>,
     /// The disk under a bypass volume's pool file, and the pool file.
     pub bypass: Option<(RawFd, RawFd)>,
+    /// Configuration and keyring of the Ceph user, of an image of a cluster.
+    pub ceph: Option<(RawFd, Option<RawFd>)>,
     /// Where requests are written down.
     pub record: Option<RawFd>,
 }
@@ -119,11 +122,21 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
         (Some(pool), Some(own)) => Some(pool_file::claim(own, pool)?),
         _ => None,
     };
-    let parts = pool_file::parts(files, claim, spec.bypass.as_deref())?;
+    let ceph = fds.ceph.map(|(conf, keyring)| {
+        Ok::<_, Failure>(CephFiles { conf: take(conf)?, keyring: keyring.map(take).transpose()? })
+    });
+    let image = match (&spec.image, ceph.transpose()?) {
+        (Some(image), Some(files)) => Some((image, image.prepare(&files)?)),
+        _ => None,
+    };
     let door: OwnedFd = take(fds.door)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
+    let parts = match image {
+        Some((image, prepared)) => Parts::remote(image.open(prepared)?),
+        None => pool_file::parts(files, claim, spec.bypass.as_deref())?,
+    };
     let governor = spec.shared.then(Governor::new);
     let (cache, translation) = (spec.cache, spec.translation.clone());
     let volume = Held::open(&spec.name, parts, cache, translation, governor.clone())?;
@@ -292,6 +305,7 @@ impl Engine {
             say("engine: not all requests could be written down");
         }
         let flushed = Waiter::new(self.volume.device()).flush();
+        self.volume.close();
         flushed.err().map(|error| polylane_base::Errno::from(error).0)
     }
 }

@@ -36,6 +36,7 @@ use crate::link::Link;
 use crate::names::PoolName;
 use crate::own_log::OwnLog;
 use crate::process::{self, Process};
+use crate::rbd::ImageSpec;
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::spec;
@@ -339,23 +340,21 @@ impl Keeper {
         if self.handed.bypass.is_some() {
             return refused("is a bypass volume, which has one size while in use: detach it first");
         }
+        let failed = |error| Failure::path(path, "resize it", error);
+        if self.spec.image.is_some() {
+            // Who asks has told the cluster.
+            return grown_by(engine, failed);
+        }
         let [files] = &self.handed.volume[..] else {
             return refused("is on other volumes: detach it to resize it");
         };
-        let failed = |error| Failure::path(path, "resize it", error);
         let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
         if (size as i64) < stat.st_size {
             return refused("is attached: detach it to make it smaller");
         }
         let grown = rustix::fs::ftruncate(&files.plain, size);
         grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
-        match engine.ask(ToEngine::Grow) {
-            Some(FromEngine::Grown(None)) => Ok(true),
-            Some(FromEngine::Grown(Some(errno))) => {
-                Err(failed(rustix::io::Errno::from_raw_os_error(errno)))
-            }
-            _ => Ok(false),
-        }
+        grown_by(engine, failed)
     }
 
     /// Starts an engine in place of one that has died, and again if that one does not get as far as
@@ -422,7 +421,8 @@ impl Keeper {
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
-        if !wait_for(link.as_fd(), ENGINE_TIME_MAX) {
+        let cluster = self.spec.image.as_ref().map(ImageSpec::start_time_max);
+        if !wait_for(link.as_fd(), ENGINE_TIME_MAX.saturating_add(cluster.unwrap_or_default())) {
             return Err(Failure::failed("engine: it does not start"));
         }
         match link.receive::<FromEngine>() {
@@ -507,6 +507,17 @@ impl Keeper {
             "share": self.share.as_ref().and_then(Share::member).map(Member::describe),
             "engine": engine,
         })
+    }
+}
+
+/// Has an engine take the new size of its volume in. False: it does not answer.
+fn grown_by(engine: &Engine, failed: impl Fn(rustix::io::Errno) -> Failure) -> Result<bool> {
+    match engine.ask(ToEngine::Grow) {
+        Some(FromEngine::Grown(None)) => Ok(true),
+        Some(FromEngine::Grown(Some(errno))) => {
+            Err(failed(rustix::io::Errno::from_raw_os_error(errno)))
+        }
+        _ => Ok(false),
     }
 }
 

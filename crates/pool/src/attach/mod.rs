@@ -15,6 +15,8 @@
 //! | `spec.rs` | what an engine is told |
 //! | `message.rs` | what these say to each other |
 //! | `served.rs` | an engine as its keeper sees it |
+//! | `opened.rs` | what an attachment is on |
+//! | `image.rs` | grows an image of a cluster |
 //! | `share.rs` | an attachment's part of its device |
 //! | `record.rs` | what is known of attachments in the state directory |
 //! | `journals.rs` | where a volume's cache sees journals |
@@ -22,12 +24,14 @@
 mod arm;
 mod device;
 pub mod engine;
+mod image;
 mod journals;
 mod keeper;
 mod list;
 mod loopdev;
 mod message;
 mod nbd;
+mod opened;
 mod record;
 mod served;
 mod share;
@@ -42,27 +46,28 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_sys::scm;
-use polylane_volume as volume;
 use polylane_volume::SetOptions;
-use polylane_volume::stack::Stack;
 use serde::{Deserialize, Serialize};
 
-use crate::build::Handed;
+use crate::ceph::ClusterOptions;
 use crate::copying::{Copies, Target, Wish};
 use crate::failure::{Failure, Result, say};
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::rbd::ImagePlace;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
 use crate::user_namespace::rootless;
 use crate::wait::wait_for;
 use arm::{Door, Place};
+pub use image::resize_image;
 pub use journals::{JournalMap, journals};
 use keeper::Keeper;
 pub(crate) use list::statistics;
 pub use list::{Listed, list};
 use message::{FromKeeper, ToKeeper};
+use opened::Opened;
 pub use record::Record;
 use share::Share;
 use spec::EngineSpec;
@@ -72,9 +77,6 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(360);
 
 /// How long a keeper that answers nothing any more may take to end.
 const KEEPER_END_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// How long the kernel may take to close the files of a mount that is gone.
-const LET_GO_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How long a keeper may take to answer a question.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(40);
@@ -123,8 +125,10 @@ pub(crate) fn share_name(name: &Path) -> Option<String> {
 /// What `attach` was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttachOptions {
-    /// The volume's file.
+    /// The volume's file, or the name of an image of a cluster.
     pub volume: PathBuf,
+    /// How its cluster is reached.
+    pub cluster: ClusterOptions,
     /// The front end; the best that this host has, when absent.
     pub via: Option<Via>,
     /// Where to listen, for front ends that have a socket.
@@ -237,21 +241,12 @@ fn front_end(options: &AttachOptions) -> Result<Via> {
 }
 
 fn make(options: &AttachOptions) -> Result<Made> {
-    let path = fs::canonicalize(volume::resolve(&options.volume)?)
-        .map_err(|error| Failure::path(&options.volume, "open it", error))?;
-    let via = front_end(options)?;
-    let dir = record::made_dir()?;
-    let cleared = clear_stale(&dir, &path)?;
-    volume::refuse_snapshot(&path)?;
-    let stack = open_volume(&path, cleared)?;
-    if !via.is_kernels() {
-        volume::distrust(&path)?;
-    }
-    let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
-    let bypass = stack.sidecar.bypass.as_ref().map(|bypass| bypass.id.clone());
-    let journals = stack.sidecar.journals.clone();
-    let translation = options.cache.translation.over(stack.sidecar.translation.clone());
-    let handed = Handed::volume(stack)?;
+    let (via, dir) = (front_end(options)?, record::made_dir()?);
+    let opened = match ImagePlace::named(&options.volume)? {
+        Some(place) => Opened::image(&place, options, &dir)?,
+        None => Opened::file(options, via, &dir)?,
+    };
+    let Opened { path, handed, cache, translation, journals, bypass, image } = opened;
     let trace = options.record.as_deref().map(create_trace).transpose()?;
     // The file of a bypass volume holds none of it: the kernel cannot serve it by itself.
     let whole = if bypass.is_some() { &[][..] } else { &handed.volume[..] };
@@ -284,6 +279,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
             translation,
             journals,
             bypass,
+            image,
             shared: share.is_some(),
         },
         share,
@@ -472,40 +468,14 @@ pub(crate) fn lacks(via: Via) -> Option<String> {
     }
 }
 
-/// Opens a volume. Where an attachment was just cleared away, the kernel may take a moment to let
-/// go of it.
-fn open_volume(path: &Path, cleared: bool) -> Result<Stack> {
-    let start = Instant::now();
-    loop {
-        match Stack::open(path) {
-            Err(_) if cleared && start.elapsed() < LET_GO_TIME_MAX => {
-                thread::sleep(Duration::from_millis(10));
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// Clears up after an attachment of this volume whose keeper was killed; whether there was one.
-fn clear_stale(dir: &Path, volume: &Path) -> Result<bool> {
-    let mut cleared = false;
-    for record in record::all(dir).iter().filter(|record| record.volume == volume) {
-        if let Ok(Some(lock)) = PoolName::take_over(dir, &record.id) {
-            arm::disengage(record)?;
-            arm::forget(record);
-            record.remove(dir, &lock);
-            cleared = true;
-        }
-    }
-    Ok(cleared)
-}
-
 /// Detaches what `name` is: a device, a socket or a volume.
 ///
 /// # Errors
 /// It is not attached, is in use, or could not be made durable.
 pub fn detach(name: &Path) -> Result<()> {
     let dir = record::dir()?;
+    let image = ImagePlace::named(name)?.map(|place| place.path());
+    let name = image.as_deref().unwrap_or(name);
     let record = record::all(&dir).into_iter().find(|record| record.is(name));
     let record =
         record.ok_or_else(|| Failure::failed(format!("{}: is not attached", name.display())))?;

@@ -6,6 +6,7 @@ use polylane_volume::translation::Translation;
 use serde::{Deserialize, Serialize};
 
 use super::{Via, ublk};
+use crate::rbd::ImageSpec;
 
 /// What an engine is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -30,6 +31,9 @@ pub(super) struct EngineSpec {
     pub(super) translation: Translation,
     /// Its id in its pool file, of a bypass volume.
     pub(super) bypass: Option<String>,
+    /// The image of a cluster that it is.
+    #[serde(default)]
+    pub(super) image: Option<ImageSpec>,
     /// Its requests are charged to a lane, which is told of later.
     pub(super) shared: bool,
     /// What is known of the guest's journals: first byte and end.

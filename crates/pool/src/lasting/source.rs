@@ -1,5 +1,6 @@
 //! SOURCE of `polylane mount`, as text: `volume:FILE`, `dir:DIR`, `mem:SIZE`,
-//! `ceph:[USER@]FSNAME[:PATH]`, or a volume's file; `none` where the lowers are all there is.
+//! `ceph:[USER@]FSNAME[:PATH]`, `rbd:[USER@]POOL/IMAGE[@SNAP]`, or a volume's file; `none` where
+//! the lowers are all there is.
 //!
 //! The mount table compares sources by this text, so it is the same for every way to write a path.
 
@@ -13,6 +14,7 @@ use polylane_base::size::ByteSize;
 use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::lower::LowerSource;
+use crate::rbd::ImagePlace;
 use crate::run::Source;
 
 /// What a mount is of.
@@ -25,9 +27,6 @@ pub struct LaneSource {
     /// Layers under it, the uppermost first; paths are absolute, without links.
     pub(crate) lowers: Vec<LowerSource>,
 }
-
-/// Kinds of sources that a later version has.
-const LATER: [&str; 1] = ["rbd"];
 
 impl LaneSource {
     /// Reads a source as it was written on the command line.
@@ -53,12 +52,14 @@ impl LaneSource {
                 Ok(place) => Ok(LaneSource::new(Source::Ceph(place), None)),
                 Err(error) => usage(&error),
             },
-            Some(kind) if LATER.iter().any(|later| later.as_bytes() == kind) => {
-                usage("not in this version yet")
-            }
-            Some(_) => {
-                usage("unknown kind of source: write volume:FILE, dir:DIR, mem:SIZE or ceph:FSNAME")
-            }
+            Some(kind @ b"rbd") => match rest(kind).to_string_lossy().parse::<ImagePlace>() {
+                Ok(place) => Ok(LaneSource::new(Source::Image(place), None)),
+                Err(error) => usage(&error),
+            },
+            Some(_) => usage(
+                "unknown kind of source: write volume:FILE, dir:DIR, mem:SIZE, ceph:FSNAME or \
+                 rbd:POOL/IMAGE",
+            ),
             None if bytes == b"mem" => Ok(LaneSource::new(Source::Mem, None)),
             None if bytes == b"none" => Ok(LaneSource::new(Source::Lowers, None)),
             None if Path::new(text).is_dir() => {
@@ -132,6 +133,7 @@ impl LaneSource {
             Source::Volume(Some(path)) => with("volume:", path),
             Source::Volume(None) => b"volume".to_vec(),
             Source::Ceph(place) => format!("ceph:{place}").into_bytes(),
+            Source::Image(place) => place.to_string().into_bytes(),
             Source::Lowers => b"none".to_vec(),
         };
         for lower in &self.lowers {
@@ -180,6 +182,7 @@ mod tests {
         assert_eq!(text(&real.join("link"), "dir:"), format!("dir:{}", real.display()));
         assert_eq!(text(Path::new("mem:65536K"), ""), "mem:64M");
         assert_eq!(text(Path::new("ceph:web"), ""), "ceph:admin@web:/");
+        assert_eq!(text(Path::new("rbd:p/i@s"), ""), "rbd:admin@p/i@s");
         for (one, other) in
             [("mem:64M", "mem:67108864"), ("mem", "mem"), ("ceph:web", "ceph:client.admin@web:/")]
         {
@@ -212,7 +215,7 @@ mod tests {
     fn other_sources_are_refused_by_name() {
         for (word, status, part) in [
             ("ceph:@:x", 2, "FSNAME"),
-            ("rbd:p/i", 2, "not in this version"),
+            ("rbd:p", 2, "POOL/IMAGE"),
             ("tmpfs:1M", 2, "unknown kind"),
             ("mem:lots", 2, "mem:512M"),
             ("/", 2, "dir:DIR"),

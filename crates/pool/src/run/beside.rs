@@ -147,15 +147,17 @@ impl RunOptions {
 
     /// Without what a lane on such a source has not.
     fn that_apply(mut self) -> RunOptions {
-        if !matches!(self.source, Source::Volume(_)) {
+        if !self.source.is_volume() {
             self.cache = polylane_volume::SetOptions::default();
             self.write_back = WriteBack::default();
+        }
+        if !matches!(self.source, Source::Volume(_)) {
             (self.medium, self.qos) = (None, None);
         }
-        if !matches!(self.source, Source::Volume(_) | Source::Mem) {
+        if !self.source.is_volume() && self.source != Source::Mem {
             self.size = None;
         }
-        if self.ceph_places().is_empty() {
+        if self.ceph_places().is_empty() && !matches!(self.source, Source::Image(_)) {
             self.cluster = ClusterOptions::default();
         }
         self

@@ -2,6 +2,7 @@
 
 use polylane_base::size::ByteSize;
 use polylane_volume::SetOptions;
+use polylane_volume::cache::StoreKind;
 
 use super::{RunOptions, Source, cache_bytes_limit};
 use crate::ceph::{self, CephPlace, ClusterOptions};
@@ -20,12 +21,17 @@ pub(crate) const DIRTY_BYTES_MIN: u64 = 1 << 20;
 const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
 
 impl Source {
+    /// Whether the lane's own files are in an ext4 on a volume.
+    pub(super) fn is_volume(&self) -> bool {
+        matches!(self, Source::Volume(_) | Source::Image(_))
+    }
+
     /// Where the lane's own files are, as a layer would be named, where layers may not lie.
     pub(super) fn as_layer(&self) -> Option<LowerSource> {
         match self {
             Source::Dir(path) => Some(LowerSource::Dir(path.clone())),
             Source::Ceph(place) => Some(LowerSource::Ceph(place.clone())),
-            Source::Mem | Source::Volume(_) | Source::Lowers => None,
+            Source::Mem | Source::Volume(_) | Source::Image(_) | Source::Lowers => None,
         }
     }
 }
@@ -35,6 +41,22 @@ impl RunOptions {
     pub(crate) fn ceph_places(&self) -> Vec<&CephPlace> {
         let own = if let Source::Ceph(place) = &self.source { Some(place) } else { None };
         own.into_iter().chain(self.lowers.iter().filter_map(LowerSource::ceph)).collect()
+    }
+
+    /// The Ceph user of all that the lane needs of a cluster; `None`: it needs nothing of one.
+    ///
+    /// # Errors
+    /// There are several.
+    pub(crate) fn cluster_user(&self) -> Result<Option<&str>> {
+        let image = if let Source::Image(place) = &self.source { Some(place) } else { None };
+        let below = self.ceph_places().first().map(|place| place.user.as_str());
+        match (image, below) {
+            (Some(image), Some(user)) if image.user != user => Err(Failure::usage(format!(
+                "{image}: over layers of the Ceph user '{user}': use one user for both"
+            ))),
+            (Some(image), _) => Ok(Some(&image.user)),
+            (None, user) => Ok(user),
+        }
     }
 }
 
@@ -65,7 +87,7 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     }
     let places = options.ceph_places();
     ceph::cluster(&places, &options.cluster)?;
-    if places.is_empty() && options.cluster != ClusterOptions::default() {
+    if options.cluster_user()?.is_none() && options.cluster != ClusterOptions::default() {
         return Err(Failure::usage(
             "--ceph-conf, --ceph-keyring and --timeout: only a lane on a cluster, or over layers \
              on one, has them",
@@ -77,6 +99,12 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     refuse_without_volume(options)?;
     check_write_back(options)?;
     if options.kernel_fs.is_some() {
+        if let Source::Image(place) = &options.source {
+            return Err(Failure::usage(format!(
+                "--kernel-fs: not on an image of a cluster: use 'polylane attach {place}' and \
+                 mount the device"
+            )));
+        }
         if !matches!(options.source, Source::Volume(_)) {
             return Err(Failure::usage(
                 "--kernel-fs: lives on a volume: leave --dir, --mem and --ceph out",
@@ -98,8 +126,14 @@ fn refuse_without_volume(options: &RunOptions) -> Result<()> {
         return Ok(());
     }
     let shares = options.qos.is_some_and(|policy| policy != Policy::None);
+    let cached = options.cache != SetOptions::default() && !options.source.is_volume();
+    if options.cache.store == Some(StoreKind::Host) && options.source.is_volume() {
+        return Err(Failure::usage(
+            "--cache-store host: an image of a cluster is no file of the host: use own",
+        ));
+    }
     let refused = [
-        (options.cache != SetOptions::default(), "--cache: only a volume has one"),
+        (cached, "--cache: only a volume has one"),
         (options.medium.is_some(), "--medium: only a volume has one of the host's"),
         (shares, "--qos: lanes share the devices of their volumes"),
     ];
@@ -121,7 +155,7 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         };
         return Err(Failure::usage(format!("{option}: {why}")));
     }
-    if !matches!(options.source, Source::Volume(_)) {
+    if !options.source.is_volume() {
         let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
         return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
     }

@@ -1,0 +1,266 @@
+//! An image of a Ceph cluster as a medium.
+//!
+//! ```text
+//!  Channel::submit ─► librbd ─► OSDs        a thread of librbd calls back: the completion is kept
+//!  Channel::poll   ◄─ completions, an event descriptor for whoever waits
+//! ```
+//!
+//! # Durability
+//!
+//! librbd's own cache is off: a write that has completed is on the OSDs. The caches lie above.
+//!
+//! # One writer
+//!
+//! An image that is opened to be written to is locked for as long as it is open. A second opener
+//! waits for [`Settings::timeout`] at most, in which the lock of a client that died is broken: by
+//! its watch's end, 30 s after it fell silent, its address is barred from the cluster, and then
+//! what it wrote before is all there ever is of it.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+
+use crate::ffi::{Cluster, Image, Mode, Pool, Unconnected};
+
+mod device;
+mod lock;
+mod settings;
+
+pub use device::RbdDevice;
+pub use settings::{Failure, Settings};
+
+/// A client that has read all its files.
+pub struct Prepared {
+    client: Unconnected,
+    settings: Settings,
+}
+
+/// Options of every client: no file and no socket of its own; writes that complete are durable.
+const OPTIONS: [(&str, &str); 8] = [
+    ("admin_socket", ""),
+    ("log_file", ""),
+    ("log_to_stderr", "false"),
+    ("err_to_stderr", "false"),
+    ("log_to_syslog", "false"),
+    ("log_flush_on_exit", "false"),
+    ("rbd_cache", "false"),
+    ("rbd_skip_partial_discard", "false"),
+];
+
+/// Whether the libraries are there, new enough.
+///
+/// # Errors
+/// [`Failure::Library`].
+pub fn check() -> Result<(), Failure> {
+    Image::check()?;
+    Cluster::check()?;
+    Ok(())
+}
+
+impl Settings {
+    /// Loads the libraries and reads the configuration. Starts no thread.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn prepare(self) -> Result<Prepared, Failure> {
+        check()?;
+        let client = Unconnected::new(&self.user)?.map_err(Failure::Conf)?;
+        client.read_conf(&self.conf).map_err(Failure::Conf)?;
+        let set = |name, value: &str| {
+            client.set(name, value).map_err(|errno| Failure::Option(name, errno))
+        };
+        for (name, value) in OPTIONS {
+            set(name, value)?;
+        }
+        let seconds = self.timeout.as_secs().max(1).to_string();
+        set("client_mount_timeout", &seconds)?;
+        if let Some(key) = &self.key {
+            set("key", key)?;
+        }
+        Ok(Prepared { client, settings: self })
+    }
+}
+
+impl Prepared {
+    fn connect(self) -> Result<(Cluster, Settings), Failure> {
+        Ok((self.client.connect().map_err(Failure::Connect)?, self.settings))
+    }
+
+    fn pool(self) -> Result<(Pool, Settings), Failure> {
+        let (cluster, settings) = self.connect()?;
+        Ok((cluster.pool(&settings.pool).map_err(Failure::Pool)?, settings))
+    }
+
+    /// Makes the image, of so many bytes, all zeros, and opens it. Threads start.
+    ///
+    /// # Errors
+    /// See [`Failure`]; [`Failure::Exists`].
+    pub fn create(self, size: u64) -> Result<Arc<RbdDevice>, Failure> {
+        let (cluster, settings) = self.connect()?;
+        let pool = cluster.pool(&settings.pool).map_err(Failure::Pool)?;
+        Image::create(&pool, &settings.image, size)?.map_err(made("make the image"))?;
+        open(pool, &settings)
+    }
+
+    /// Opens the image, or its snapshot to be read. Threads start.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn open(self) -> Result<Arc<RbdDevice>, Failure> {
+        let (pool, settings) = self.pool()?;
+        open(pool, &settings)
+    }
+
+    /// Removes the image, or the snapshot.
+    ///
+    /// # Errors
+    /// See [`Failure`]; [`Failure::HasOthers`].
+    pub fn remove(self) -> Result<(), Failure> {
+        let (pool, settings) = self.pool()?;
+        let Some(snapshot) = &settings.snapshot else {
+            return Image::remove(&pool, &settings.image)?.map_err(|errno| match errno {
+                Errno::ENOENT => Failure::Open(errno),
+                Errno::ENOTEMPTY => Failure::HasOthers("it has snapshots"),
+                Errno::EBUSY => Failure::InUse(None),
+                errno => Failure::Call("remove the image", errno),
+            });
+        };
+        let image = unlocked(pool, &settings)?;
+        image.remove_snapshot(snapshot).map_err(|errno| match errno {
+            Errno::ENOENT => Failure::Open(errno),
+            Errno::EBUSY => Failure::HasOthers("images are clones of it"),
+            errno => Failure::Call("remove the snapshot", errno),
+        })
+    }
+
+    /// Makes the snapshot that the settings name. Whoever has the image goes on.
+    ///
+    /// # Errors
+    /// See [`Failure`]; [`Failure::Exists`].
+    pub fn snapshot(self) -> Result<(), Failure> {
+        let (pool, settings) = self.pool()?;
+        let name = settings.snapshot.clone().unwrap_or_default();
+        unlocked(pool, &settings)?.snapshot(&name).map_err(made("make the snapshot"))
+    }
+
+    /// Gives the image another size. Whoever has it goes on, and may take the new size over.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn resize(self, size: u64) -> Result<(), Failure> {
+        let (pool, settings) = self.pool()?;
+        let resized = unlocked(pool, &settings)?.resize(size);
+        resized.map_err(|errno| Failure::Call("resize the image", errno))
+    }
+
+    /// Makes an image, in a pool, of the snapshot that the settings name.
+    ///
+    /// # Errors
+    /// See [`Failure`]; [`Failure::Exists`].
+    pub fn clone_to(self, pool: &str, image: &str) -> Result<(), Failure> {
+        let (cluster, settings) = self.connect()?;
+        let from = cluster.pool(&settings.pool).map_err(Failure::Pool)?;
+        let to = cluster.pool(pool).map_err(Failure::Pool)?;
+        let snapshot = settings.snapshot.clone().unwrap_or_default();
+        let cloned = Image::clone_of((&from, &settings.image, &snapshot), (&to, image))?;
+        cloned.map_err(|errno| match errno {
+            Errno::ENOENT => Failure::Open(errno),
+            errno => made("make the clone")(errno),
+        })
+    }
+
+    /// Looks at all images of the pool, by their names.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn look_at_all(self, start: usize) -> Result<Vec<(String, Look)>, Failure> {
+        let (cluster, settings) = self.connect()?;
+        let pool = || cluster.pool(&settings.pool).map_err(Failure::Pool);
+        let names = Image::list(&pool()?)?;
+        let names = names.map_err(|errno| Failure::Call("list its images", errno))?;
+        let looked = names.into_iter().filter_map(|name| {
+            match look(&pool, (&name, None), start) {
+                // One that was removed meanwhile.
+                Err(Failure::Open(Errno::ENOENT)) => None,
+                looked => Some(looked.map(|look| (name, look))),
+            }
+        });
+        looked.collect()
+    }
+
+    /// Looks at the image, or the snapshot, and changes nothing. `start`: how many of its first
+    /// bytes are to be read.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn look(self, start: usize) -> Result<Look, Failure> {
+        let (cluster, settings) = self.connect()?;
+        let pool = || cluster.pool(&settings.pool).map_err(Failure::Pool);
+        look(&pool, (&settings.image, settings.snapshot.clone()), start)
+    }
+}
+
+fn look(
+    pool: &impl Fn() -> Result<Pool, Failure>,
+    (name, snapshot): (&str, Option<String>),
+    start: usize,
+) -> Result<Look, Failure> {
+    // Of an image that is open to be read librbd does not know the lock. A user that may only read
+    // it is not told who has it.
+    let holder = match snapshot {
+        None => Image::open(pool()?, name, &Mode::Write)?.ok().as_ref().and_then(lock::holder),
+        Some(_) => None,
+    };
+    let image = Image::open(pool()?, name, &Mode::Look(snapshot))?.map_err(Failure::Open)?;
+    let call = |what| move |errno| Failure::Call(what, errno);
+    let size = image.size().map_err(call("ask for its size"))?;
+    Ok(Look {
+        size,
+        allocated: image.allocated(size).ok(),
+        features: image.features().map_err(call("ask for its features"))?,
+        snapshots: image.snapshots().map_err(call("list its snapshots"))?,
+        holder,
+        start: image.read_now(start).map_err(call("read it"))?,
+    })
+}
+
+/// What is to be known of an image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Look {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes in objects of its own; `None`: the cluster does not say.
+    pub allocated: Option<u64>,
+    /// Its features, `RBD_FEATURE_*`.
+    pub features: u64,
+    /// Its snapshots.
+    pub snapshots: Vec<String>,
+    /// Who has it open to be written, for people.
+    pub holder: Option<String>,
+    /// Its first bytes.
+    pub start: Vec<u8>,
+}
+
+/// Why something new could not be made.
+fn made(what: &'static str) -> impl Fn(Errno) -> Failure {
+    move |errno| match errno {
+        Errno::EEXIST => Failure::Exists,
+        errno => Failure::Call(what, errno),
+    }
+}
+
+/// The image, for calls that whoever has it locked executes.
+fn unlocked(pool: Pool, settings: &Settings) -> Result<Image, Failure> {
+    Image::open(pool, &settings.image, &Mode::Write)?.map_err(Failure::Open)
+}
+
+fn open(pool: Pool, settings: &Settings) -> Result<Arc<RbdDevice>, Failure> {
+    let mode = match &settings.snapshot {
+        None => Mode::Write,
+        snapshot => Mode::Look(snapshot.clone()),
+    };
+    let image = Image::open(pool, &settings.image, &mode)?.map_err(Failure::Open)?;
+    if mode == Mode::Write {
+        lock::lock(&image, settings)?;
+    }
+    RbdDevice::new(image, mode != Mode::Write)
+}
