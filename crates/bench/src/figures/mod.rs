@@ -12,6 +12,7 @@ mod demo;
 mod echo;
 mod engine;
 mod forks;
+mod group_commit;
 mod guest;
 mod ipc;
 mod locks;
@@ -84,7 +85,8 @@ pub const SWEEPS: &[&str] = &[
 pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
 
 /// Figures that a real disk can be given to.
-pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed"];
+pub const TAKE_A_DISK: &[&str] =
+    &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed", "group-commit"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -321,6 +323,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "mail by one and four guests on an emulated 7200 rpm disk",
         run: pdc_hdd::run,
+    },
+    Figure {
+        name: "group-commit",
+        mounts: false,
+        about: "synced appends by 1–64 threads: commits by one write, and by two",
+        run: group_commit::run,
     },
     Figure {
         name: "pdc-precision",
