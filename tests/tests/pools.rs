@@ -300,7 +300,15 @@ fn the_environment_gives_the_fast_way() {
         let lines = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(lines.contains(&format!("POLYLANE_MOUNT={}\n", text(&at))), "{lines}");
     }
-    assert!(refused(&["env", text(&shared)]).1.contains("FUSE"));
+    let of_shared: serde_json::Value =
+        serde_json::from_str(&succeeds(&["env", "--json", text(&shared)])).expect("JSON");
+    assert_eq!(of_shared["mount"], text(&shared));
+    assert_eq!(of_shared["socket"], json("--json")["socket"], "one service");
+    let both: serde_json::Value =
+        serde_json::from_str(&succeeds(&["env", "--json", text(&at), text(&shared)]))
+            .expect("JSON");
+    assert_eq!(both["lanes"][1], of_shared["lanes"][0]);
+    assert!(both["environment"]["POLYLANE_RUN_2"].is_string(), "{both}");
     assert!(refused(&["env", text(&host.path(""))]).1.contains("in no lane"));
     assert_eq!(refused(&["env", text(&at), "--oci", "--cdi"]).0, 2);
     succeeds(&["umount", text(&shared), text(&at)]);

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use polylane_tests::pool::no_library;
-use polylane_tests::{Lane, MOUNT, Script, chosen, lacks, skip, unavailable};
+use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::pool::{Run, no_library};
+use polylane_tests::{Lane, MOUNT, Script, binary, chosen, lacks, skip, unavailable};
 
 /// What a program exits with when this host cannot say.
 const SKIPPED: i32 = 77;
@@ -120,6 +121,79 @@ programs! {
     calls_past_every_hook = "raw";
     files_in_constant_use = "views";
     files_opened_again_and_again = "reopen";
+    two_lanes_in_one_process = "lanes";
+}
+
+/// How the program of two lanes is run: by FUSE alone; by the library, as programs usually are, and
+/// connected from the first.
+const WAYS: [(&str, &str); 3] =
+    [("--no-preload", ""), ("", "EXPECT=usual"), ("", "POLYLANE_PATIENCE=0 EXPECT_FAST=1")];
+
+/// The lanes of one run, of two kinds, and two of one kind.
+#[test]
+fn two_lanes_of_a_run() {
+    let name = "two_lanes_of_a_run";
+    if unavailable(name) || lacks(name, &["gcc"]) || no_library(name) {
+        return;
+    }
+    let program = programs().join("lanes");
+    let dir = tempfile::tempdir().expect("tempdir");
+    for (index, (option, variables)) in WAYS.into_iter().enumerate() {
+        let volume = format!("--size 64M --volume {}/{index}", dir.path().display());
+        for other in ["--mem", &volume] {
+            let lanes = format!("{option} --mem --at /opt/one {other} --at /srv/two/deep");
+            let script = format!("env {variables} {} /opt/one /srv/two/deep", program.display());
+            let output = Run::new(&lanes).script(&script).output();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{lanes}: {script}: {said}");
+        }
+    }
+}
+
+/// Two lanes that last, one within the other, by `polylane env`, and by mounts of a namespace of
+/// its own, of which one shows a directory of its lane.
+#[test]
+fn two_lanes_that_last() {
+    let name = "two_lanes_that_last";
+    if unavailable(name) || lacks(name, &["gcc", "unshare"]) || no_library(name) {
+        return;
+    }
+    let program = programs().join("lanes");
+    let host = Host::new();
+    let outer = host.dir("outer");
+    succeeds(&["mount", "mem:64M", text(&outer)]);
+    let inner = host.path("outer/inner");
+    let beside = host.dir("beside");
+    std::fs::create_dir(&inner).expect("mkdir");
+    succeeds(&["mount", "mem:64M", text(&beside)]);
+    let run = |script: &str, at: [&Path; 2]| {
+        let mut shell = Command::new("unshare");
+        shell.args(["-m", "--propagation", "private", "sh", "-euc"]).arg(script).arg(binary());
+        shell.args(at).arg(&program).env("POLYLANE_PATIENCE", "0").env("EXPECT_FAST", "1");
+        let output = shell.output().expect("unshare");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{script}: {said}");
+        let clear = "for lane; do find \"$lane\" -mindepth 1 -maxdepth 1 ! -name '.polylane*' \
+                     ! -name inner -exec rm -rf {} +; done";
+        assert!(Command::new("sh").args(["-euc", clear, "sh"]).args(at).status().is_ok());
+    };
+    let given = "eval \"$(\"$0\" env \"$1\" \"$2\")\"; exec \"$3\" \"$1\" \"$2\"";
+    run(given, [&outer, &beside]);
+    run(given, [&beside, &outer]);
+    // At other paths: variables that are told of these.
+    let moved = "eval \"$(\"$0\" env \"$1\" \"$2\")\"; mkdir \"$1/d\"; mount -t tmpfs t /mnt; \
+                 mkdir /mnt/a /mnt/b; mount --bind \"$1/d\" /mnt/a; mount --bind \"$2\" /mnt/b; \
+                 export POLYLANE_MOUNT=/mnt/a POLYLANE_RUN=\"${POLYLANE_RUN%%:*}:/mnt/a\"; \
+                 export POLYLANE_RUN_2=\"${POLYLANE_RUN_2%%:*}:/mnt/b\"; exec \"$3\" /mnt/a /mnt/b";
+    run(moved, [&outer, &beside]);
+    // A lane within another: the outer one has no fast way, since something is mounted in it.
+    succeeds(&["umount", text(&beside)]);
+    succeeds(&["mount", "mem:64M", text(&inner)]);
+    let nested = "eval \"$(\"$0\" env \"$1\" \"$2\")\"; unset EXPECT_FAST; \
+                  exec \"$3\" \"$1\" \"$2\"";
+    run(nested, [&outer, &inner]);
+    succeeds(&["umount", text(&inner), text(&outer)]);
+    host.assert_nothing_is_left();
 }
 
 /// Runs a program with the library by a shell script, without any lane of the test's own; all that

@@ -19,6 +19,10 @@ use crate::layout::{Geometry, QueueKind};
 use crate::message::{PATH_BYTES_MAX, VERSION};
 use crate::owners::Owners;
 
+/// Lanes of which a process can have sessions at a time: more are reached through FUSE. The library
+/// keeps tables for each.
+pub const LANES_MAX: usize = 8;
+
 /// What a hello begins with.
 const HELLO_MAGIC: [u8; 8] = *b"plhello\0";
 /// What a welcome begins with.

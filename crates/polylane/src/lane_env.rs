@@ -1,4 +1,4 @@
-//! `polylane env`: what gives a process or a container the fast way into a lane.
+//! `polylane env`: what gives a process or a container the fast way into lanes.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use crate::print::{print, print_bytes, print_json};
 /// `polylane env`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Without an option: lines for a shell, as in eval \"$(polylane env PATH)\". The \
+    after_help = "Without an option: lines for a shell, as in eval \"$(polylane env PATH)\". A \
     lane is at the same path in a container as on the host."
 )]
 pub(crate) struct EnvArgs {
-    /// A path in the lane
-    #[arg(value_name = "PATH")]
-    path: PathBuf,
+    /// A path in the lane; one in each of several, of which the first is $POLYLANE_MOUNT
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
     #[command(flatten)]
     form: FormArgs,
 }
@@ -44,7 +44,7 @@ struct FormArgs {
 
 /// Executes `polylane env`; the exit status.
 pub(crate) fn execute(arguments: &EnvArgs) -> Result<u8> {
-    let lane = lasting::env(&arguments.path)?;
+    let lane = lasting::env(&arguments.paths)?;
     let FormArgs { json, oci, cdi, docker, podman } = arguments.form;
     match () {
         () if json => print_json(&lane.json()?)?,

@@ -38,6 +38,7 @@ use crate::limits::CallerLimits;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mounts::Parameter;
+use crate::preload::LanePlace;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
 use crate::user_namespace::map_user;
@@ -85,6 +86,8 @@ pub(crate) struct Plan {
     pub(crate) library: Option<PathBuf>,
     /// Where the lane's run directory is mounted outside of the lane; `None`: nowhere.
     pub(crate) run_dir: Option<PathBuf>,
+    /// Other lanes that are in this process's mount namespace already.
+    pub(crate) beside: Vec<LanePlace>,
     /// COMMAND and its arguments; not empty.
     pub(crate) command: Vec<OsString>,
     /// Working directory of COMMAND.
@@ -122,6 +125,20 @@ impl Plan {
         let keeps = self.rights.suid || self.place == Place::Root;
         attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !keeps);
         attributes
+    }
+
+    /// What COMMAND's environment says of lanes; `None`: nothing of that name.
+    fn lane_variables(&self) -> Vec<(String, Option<OsString>)> {
+        let mount = self.place.path();
+        let Some(run_dir) = self.run_dir.clone() else {
+            let mut variables = preload::lane_variables(&[]);
+            variables.push((preload::MOUNT_VARIABLE.to_string(), Some(mount.into_os_string())));
+            return variables;
+        };
+        let first = LanePlace { run_dir, mount };
+        let all: Vec<LanePlace> =
+            std::iter::once(first).chain(self.beside.iter().cloned()).collect();
+        preload::lane_variables(&all)
     }
 }
 
@@ -448,11 +465,12 @@ fn execute(plan: &Plan) -> ! {
         }
         None => preload::clean(&mut command),
     }
-    command.env("POLYLANE_MOUNT", &mount);
-    match &plan.run_dir {
-        Some(dir) => command.env(preload::RUN_VARIABLE, preload::run_of(dir, &mount)),
-        None => command.env_remove(preload::RUN_VARIABLE),
-    };
+    for (variable, value) in plan.lane_variables() {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+    }
     let error = command.exec();
     ns::exit_now(say_not_started(name, &error).into())
 }

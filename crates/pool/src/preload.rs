@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use polylane_ipc::handshake::LANES_MAX;
+
 /// File name of the library.
 const LIBRARY: &str = "libpolylane.so";
 
@@ -59,14 +61,39 @@ pub fn find() -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
 }
 
-/// The variable that tells the library where the lane's run directory is, outside of the lane.
-pub(crate) const RUN_VARIABLE: &str = "POLYLANE_RUN";
+/// Where the library finds a lane.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LanePlace {
+    /// The lane's run directory, outside of the lane.
+    pub(crate) run_dir: PathBuf,
+    /// The lane's mount path.
+    pub(crate) mount: PathBuf,
+}
 
-/// The value of [`RUN_VARIABLE`]: the directory, and the mount path that it belongs to.
-pub(crate) fn run_of(run_dir: &Path, mount: &Path) -> OsString {
-    let mut value = run_dir.as_os_str().to_os_string();
+/// The variables that tell the library where lanes are, the first one's first; `None`: it is not to
+/// be told, or there is no such lane. Lanes beyond [`LANES_MAX`] have none.
+pub(crate) fn lane_variables(lanes: &[LanePlace]) -> Vec<(String, Option<OsString>)> {
+    let mount = lanes.first().map(|lane| lane.mount.clone().into_os_string());
+    let run_dirs = (0..LANES_MAX).map(|index| (run_variable(index), lanes.get(index).map(run_of)));
+    [(MOUNT_VARIABLE.to_string(), mount)].into_iter().chain(run_dirs).collect()
+}
+
+/// The variable that tells the library of the first lane's mount path.
+pub(crate) const MOUNT_VARIABLE: &str = "POLYLANE_MOUNT";
+
+/// The variable that tells the library where the run directory of a lane is.
+fn run_variable(index: usize) -> String {
+    match index {
+        0 => "POLYLANE_RUN".to_string(),
+        further => format!("POLYLANE_RUN_{}", further + 1),
+    }
+}
+
+/// The value of [`run_variable`]: the directory, and the mount path that it belongs to.
+fn run_of(lane: &LanePlace) -> OsString {
+    let mut value = lane.run_dir.as_os_str().to_os_string();
     value.push(":");
-    value.push(mount);
+    value.push(&lane.mount);
     value
 }
 
@@ -157,6 +184,25 @@ mod tests {
             let path = path.to_string_lossy().replace("$LIB", folder);
             assert_eq!(path, format!("run/{folder}/{}", gnu.place));
         }
+    }
+
+    #[test]
+    fn each_lane_has_a_variable_and_those_of_other_lanes_go() {
+        let place = |name: &str| LanePlace {
+            run_dir: PathBuf::from(format!("/run/{name}.lane")),
+            mount: PathBuf::from(format!("/{name}")),
+        };
+        let told = lane_variables(&[place("a"), place("b")]);
+        let of = |name: &str| {
+            let (_, value) = told.iter().find(|(variable, _)| variable == name).expect(name);
+            value.as_ref().map(|value| value.to_str().expect("text").to_string())
+        };
+        assert_eq!(of("POLYLANE_MOUNT").as_deref(), Some("/a"));
+        assert_eq!(of("POLYLANE_RUN").as_deref(), Some("/run/a.lane:/a"));
+        assert_eq!(of("POLYLANE_RUN_2").as_deref(), Some("/run/b.lane:/b"));
+        assert_eq!((of("POLYLANE_RUN_3"), of("POLYLANE_RUN_8")), (None, None));
+        let many: Vec<LanePlace> = (0..LANES_MAX + 3).map(|n| place(&n.to_string())).collect();
+        assert_eq!(lane_variables(&many).len(), LANES_MAX + 1);
     }
 
     #[test]

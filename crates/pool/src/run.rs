@@ -98,7 +98,7 @@ pub struct RunOptions {
     pub cluster: ClusterOptions,
     /// Mount path as COMMAND sees it; ignored with `root`.
     pub at: PathBuf,
-    /// Other lanes, beside this one, which is the one with the fast way.
+    /// Other lanes, beside this one.
     pub more: Vec<LaneBeside>,
     /// The lane is COMMAND's root file system.
     pub root: bool,
@@ -241,6 +241,7 @@ fn run_with_service(
         kernel_fs: None,
         library,
         run_dir: run_dir.clone(),
+        beside: beside.places(),
         command: std::mem::take(&mut options.command),
         directory: working_directory(options.root),
         rights: Rights::default(),
@@ -358,6 +359,7 @@ fn run_on_kernel_fs(
             kernel_fs: mounted,
             library: None,
             run_dir: None,
+            beside: Vec::new(),
             command: options.command,
             directory: working_directory(options.root),
             rights,

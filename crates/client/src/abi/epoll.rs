@@ -12,7 +12,7 @@ use crate::ops::state::STATE;
 fn refuse(fd: c_int) -> Outcome<c_int> {
     // A descriptor that is good for paths only is as none.
     let usable = |flags| flags & libc::O_PATH == 0;
-    match file::is_of_lane(&STATE, fd) && real::status_flags(fd).is_ok_and(usable) {
+    match file::lane_of(&STATE, fd).is_some() && real::status_flags(fd).is_ok_and(usable) {
         true => Err(polylane_base::Errno::EPERM.into()),
         false => Err(Detour::Kernel),
     }

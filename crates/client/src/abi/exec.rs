@@ -48,7 +48,7 @@ unsafe fn with_environment<R>(heir: Heir, envp: Strings, exec: impl FnOnce(Strin
     let len = entries + text;
     let Some(array) = Scratch::new(len) else { return exec(envp) };
     let target: *mut *const c_char = array.start().cast();
-    // SAFETY: the new array has room for all old entries, four more and the null at its end, and
+    // SAFETY: the new array has room for all old entries, ours and the null at its end, and
     // behind it for the text of the entry that is replaced; scratch memory starts out zero.
     unsafe {
         if count > 0 {
@@ -74,7 +74,7 @@ struct Changes<'a> {
     /// The number of its entries.
     count: usize,
     /// Entries of ours that it has not.
-    missing: [Option<&'static CStr>; 4],
+    missing: [Option<&'static CStr>; config::ENTRIES],
     /// The entry of `ASAN_OPTIONS` that [`ASAN_MORE`] must follow: its index and bytes.
     asan: Option<(usize, &'a [u8])>,
 }
@@ -103,6 +103,7 @@ unsafe fn look_through<'a>(envp: Strings) -> Option<Changes<'a>> {
         if is_preloaded && entry.strip_prefix(config::ASAN_VARIABLE).is_some_and(lacks_order) {
             asan = Some((count - 1, entry));
         }
+        config::leave_out(&mut missing, entry);
         for ours in &mut missing {
             if ours.is_some_and(|ours| same_name(ours.to_bytes(), entry)) {
                 *ours = None;

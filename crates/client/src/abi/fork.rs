@@ -13,7 +13,7 @@ use crate::ops::state::STATE;
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.
 pub(super) fn born() {
-    if config::mount().is_some() && STATE.started().is_none() && reserved::any() {
+    if config::has_lane() && STATE.started().is_none() && reserved::any() {
         STATE.get();
     }
 }

@@ -24,7 +24,7 @@ struct Target {
 
 fn target(symbol: &real::Symbol, mode: u64) -> Target {
     // musl does not know the flag.
-    let deep = if cfg!(target_env = "gnu") && config::mount().is_some() { DEEPBIND } else { 0 };
+    let deep = if cfg!(target_env = "gnu") && config::has_lane() { DEEPBIND } else { 0 };
     let address = symbol.get();
     let address = if address.is_null() { nothing as *const c_void } else { address };
     Target { address, mode: mode & !deep }

@@ -51,7 +51,7 @@ pub(super) fn moves(flags: c_ulong) -> bool {
 
 /// [`mounts::change`] of this process.
 pub(super) fn changing<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
-    mounts::change(|| &STATE.get().sessions, seen, call)
+    mounts::change(|lane| &STATE.get().lane(lane).sessions, seen, call)
 }
 
 /// Whether prctl's way to install a filter, or the strict mode, does; programs that ask what there

@@ -179,7 +179,7 @@ unsafe fn install(signal: c_int, new: *const libc::sigaction, old: *mut libc::si
 
 /// Whether a signal's handlers go behind the catcher.
 fn is_caught(signal: c_int) -> bool {
-    config::mount().is_some() && (1..SIGNALS as c_int).contains(&signal)
+    config::has_lane() && (1..SIGNALS as c_int).contains(&signal)
 }
 
 /// `signal` with these flags.

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::kernel::config;
 use crate::kernel::real;
-use crate::ops::state::STATE;
+use crate::ops::state::{self, STATE};
 
 unsafe extern "C" {
     static environ: real::Strings;
@@ -22,21 +22,22 @@ extern "C" fn start() {
     real::resolve();
     // SAFETY: single-threaded still; the array and its strings are the loader's.
     unsafe { read_environment(environ) };
-    if config::mount().is_some() {
+    if config::has_lane() {
         polylane_sys::cpu::prepare();
         real::prepare_thread_exit(at_thread_exit);
         real::prepare_unwinder();
+        state::make_lanes();
     }
 }
 
 /// The calling thread ends: its mailboxes are for others.
 extern "C" fn at_thread_exit(_: *mut c_void) {
     if let Some(state) = STATE.started() {
-        state.sessions.release_thread();
+        state.lanes().for_each(|lane| lane.sessions.release_thread());
     }
 }
 
-/// Takes the mount path and keeps both variables for programs that this one runs.
+/// Takes the mount paths and keeps the variables for programs that this one runs.
 ///
 /// # Safety
 ///

@@ -18,7 +18,7 @@ use crate::session::owners;
 /// Null or valid for a write.
 #[inline]
 unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
-    let Stat { attr, device } = found?;
+    let Stat { attr, device, .. } = found?;
     if into.is_null() {
         return Err(Detour::Kernel);
     }
@@ -64,11 +64,11 @@ fn put_attributes(known: u32, found: &Stat, x: &mut libc::statx) {
 ///
 /// Null or valid for a write.
 unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome<c_int> {
-    let Stat { attr, device } = *found;
+    let Stat { attr, device, .. } = *found;
     if into.is_null() {
         return Err(Detour::Kernel);
     }
-    let known = ops::attributes(&STATE)?;
+    let known = found.attributes()?;
     let stamp = |n: usize| {
         // SAFETY: plain data.
         let mut stamp: libc::statx_timestamp = unsafe { std::mem::zeroed() };
@@ -207,8 +207,8 @@ hooks! {
                 // SAFETY: a C string, by contract.
                 let found = ops::stat(&STATE, dir, unsafe { arg::text(path)? }, flags)?;
                 // What belongs to the mount, the kernel knows.
-                if mask & KERNELS != 0 || found.attr.ino == STATE.get().mount.root_ino()? {
-                    here = Some((ops::attributes(&STATE)?, found));
+                if mask & KERNELS != 0 || found.is_of_root()? {
+                    here = Some((found.attributes()?, found));
                     return Err(Detour::Kernel);
                 }
                 // SAFETY: a buffer, by contract.

@@ -26,6 +26,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{SeekFrom, seek};
+use zerocopy::FromZeros;
 
 use crate::fd::record::Record;
 use crate::kernel::outcome::Outcome;
@@ -48,6 +49,7 @@ const TAKEN: u32 = 2;
 const PARKED: u32 = 3;
 
 /// One place. Zero is empty.
+#[derive(FromZeros)]
 struct Place {
     state: AtomicU32,
     /// The master.
@@ -80,7 +82,8 @@ pub(crate) struct Wanted {
     pub(crate) hash: u64,
 }
 
-/// All of them. Zero is "none".
+/// All of a lane. Zero is "none".
+#[derive(FromZeros)]
 pub(crate) struct Directories {
     places: [Place; PLACES],
 }

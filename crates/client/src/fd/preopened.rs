@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::SLOT_DIR;
 use polylane_ipc::stream::STREAMED_PLACES;
+use zerocopy::FromZeros;
 
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -60,6 +61,7 @@ const CHANGING: u32 = 3;
 const PARKED: u32 = 4;
 
 /// One place. Zero is empty.
+#[derive(FromZeros)]
 pub(crate) struct Slot {
     state: AtomicU32,
     /// The master.
@@ -76,6 +78,7 @@ pub(crate) struct Slot {
 
 /// What making a slot is worth, per access mode. Making one costs as much as a few opens through
 /// the kernel, so that many opens must have missed one; slots that escape early make it dearer.
+#[derive(FromZeros)]
 struct Price {
     /// Opens that found no slot since the last one was made.
     misses: AtomicU32,
@@ -118,7 +121,8 @@ impl Price {
     }
 }
 
-/// All slots. Zero is "none made".
+/// All slots of a lane. Zero is "none made".
+#[derive(FromZeros)]
 pub(crate) struct SlotPool {
     slots: [[Slot; SLOTS_PER_MODE]; MODES],
     /// Places from this one on were never used.
@@ -431,10 +435,12 @@ impl Drop for Taken {
     }
 }
 
-/// Most masters: an eighth of the descriptors that the program may have.
+/// Most masters in one lane: of all lanes together an eighth of the descriptors that the program
+/// may have.
 fn masters_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    limit.current.map_or(usize::MAX, |soft| (soft / 8) as usize)
+    let lanes = config::lanes().count().max(1);
+    limit.current.map_or(usize::MAX, |soft| (soft / 8) as usize / lanes)
 }
 
 /// Opens `MOUNT/.polylane-slots/<token>-<number>` and moves the descriptor up.
@@ -453,7 +459,7 @@ fn open_master(session: &Session, number: u32, mode: i32) -> Outcome<RawFd> {
     };
     let len = put().map_err(|_| Detour::Kernel)?;
     let mut path = [0; config::MOUNT_BYTES_MAX + 96];
-    let path = config::under_mount(&mut path, &name[..len]).ok_or(Detour::Kernel)?;
+    let path = config::under_mount(session.lane, &mut path, &name[..len]).ok_or(Detour::Kernel)?;
     let flags = libc::O_CREAT | libc::O_CLOEXEC | mode;
     reserved::adopt(real::open_file(path, flags)?)
 }

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use polylane_ipc::handshake::LANES_MAX;
 use polylane_ipc::stream::STREAMED_HANDLE;
 
+use crate::kernel::config::LaneNumber;
 use crate::kernel::lock::OffsetLock;
 
 /// Being filled or emptied by one thread: neither free nor to be held.
@@ -49,12 +51,17 @@ bitflags::bitflags! {
     }
 }
 
+/// Where the number of the lane is in [`Record::state`].
+const LANE_SHIFT: u32 = 28;
+const _: () = assert!(FileBits::all().bits() < 1 << LANE_SHIFT);
+const _: () = assert!(LANES_MAX <= 1 << (u32::BITS - LANE_SHIFT));
+
 /// One open file. All zero is a free place.
 #[repr(align(64))]
 pub(crate) struct Record {
     /// Entries that name it and calls that use it; 0: free.
     pub(super) refs: AtomicU32,
-    /// See [`FileBits`].
+    /// See [`FileBits`]; the bits from [`LANE_SHIFT`] on are the lane's place.
     state: AtomicU32,
     /// Orders uses of the offset.
     pub(crate) offset_lock: OffsetLock,
@@ -97,6 +104,12 @@ impl Record {
             node: AtomicU64::new(0),
             generation: AtomicU32::new(0),
         }
+    }
+
+    /// The lane that the file is of.
+    #[inline]
+    pub(crate) fn lane(&self) -> LaneNumber {
+        LaneNumber::at((self.state.load(Ordering::Relaxed) >> LANE_SHIFT) as usize)
     }
 
     /// Whether any bit of `bits` is set.
@@ -159,11 +172,12 @@ impl Record {
         self.flags.load(Ordering::Relaxed) as i32 & libc::O_ACCMODE
     }
 
-    pub(super) fn reset(&self) {
+    /// Blank again, for a file of that lane.
+    pub(super) fn reset(&self, lane: LaneNumber) {
         // First: who reads anything of the new file finds that it is another.
         self.generation.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        self.state.store(0, Ordering::Relaxed);
+        self.state.store((lane.index() as u32) << LANE_SHIFT, Ordering::Relaxed);
         self.offset.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
         self.flags.store(0, Ordering::Relaxed);

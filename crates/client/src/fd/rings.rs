@@ -52,14 +52,15 @@ pub(crate) fn close_unseen() -> bool {
     MADE.load(Ordering::Relaxed) == RINGS
 }
 
-/// Whether `fd` still means `file`, by the kernel's inode number.
+/// Whether `fd` still means `file`, by the kernel's inode number on the device of its lane.
 #[cold]
-pub(crate) fn is_still(fd: RawFd, file: &Pin, slots: &'static SlotPool) -> bool {
+pub(crate) fn is_still(fd: RawFd, file: &Pin, slots: &'static SlotPool, device: u64) -> bool {
     let expected = match file.node.load(Ordering::Relaxed) {
         0 => file::slot(slots, file).and_then(|slot| real::node_cached(slot.master()).ok()),
         node => Some(node),
     };
-    expected.is_some() && real::node_cached(fd).ok() == expected
+    let found = real::kind_cached(fd).ok().filter(|(of, ..)| *of == device);
+    expected.is_some() && found.map(|(_, _, node)| node) == expected
 }
 
 /// Files whose end the kernel has not heard of; each a descriptor plus one.

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::fd::record::{CLAIMED, Record};
 use crate::kernel::FDS_MAX;
+use crate::kernel::config::LaneNumber;
 
 /// Open files at a time; further ones use the kernel path.
 pub(crate) const RECORDS_MAX: usize = 16384;
@@ -252,8 +253,9 @@ impl Records {
         Records { pool, finish }
     }
 
-    /// A blank record with one reference, the caller's; `None` when all are in use.
-    pub(crate) fn allocate(&'static self) -> Option<Pin> {
+    /// A blank record of a file of that lane with one reference, the caller's; `None` when all are
+    /// in use.
+    pub(crate) fn allocate(&'static self, lane: LaneNumber) -> Option<Pin> {
         let hint = self.pool.hint.load(Ordering::Relaxed) as usize;
         for step in 0..RECORDS_MAX {
             let index = (hint + step) % RECORDS_MAX;
@@ -263,7 +265,7 @@ impl Records {
             }
             let (done, else_) = (Ordering::Acquire, Ordering::Relaxed);
             if record.refs.compare_exchange(0, CLAIMED, done, else_).is_ok() {
-                record.reset();
+                record.reset(lane);
                 record.refs.store(1, Ordering::Release);
                 self.pool.hint.store(index as u32, Ordering::Relaxed);
                 self.pool.top.fetch_max(index as u32 + 1, Ordering::Relaxed);
@@ -440,7 +442,7 @@ mod tests {
     static RECORDS: Records = Records::new(&POOL, |_| {});
 
     fn open(fd: RawFd) -> u32 {
-        let pin = RECORDS.allocate().unwrap();
+        let pin = RECORDS.allocate(LaneNumber::FIRST).unwrap();
         let index = pin.index;
         TABLE.swap(fd, pin.into_entry());
         index

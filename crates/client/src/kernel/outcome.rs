@@ -2,6 +2,8 @@
 
 use polylane_base::Errno;
 
+use crate::kernel::config::LaneNumber;
+
 /// Why a call has no result from the fast lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Detour {
@@ -9,9 +11,17 @@ pub(crate) enum Detour {
     Kernel,
     /// The call fails with this.
     Errno(Errno),
-    /// The service died before it answered a request that the next one must be asked again, under
-    /// this number; 0: one without.
-    Lost(u32),
+    /// The service died before it answered a request that the next one must be asked again.
+    Lost(Lost),
+}
+
+/// A request that a service died before it answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lost {
+    /// The lane whose service it was.
+    pub(crate) lane: LaneNumber,
+    /// The number under which the next one is to be asked; 0: it has none.
+    pub(crate) turn: u32,
 }
 
 /// Why a call has no result from the fast lane, once no service is left to be asked again.

@@ -182,7 +182,8 @@ pub(crate) fn restore_signals(mask: &libc::sigset_t) {
 /// Has the kernel zero `memory` in every forked child. Its pages hold nothing else.
 pub(crate) fn wipe_on_fork<T>(memory: &'static T) {
     let start = std::ptr::from_ref(memory).cast_mut().cast();
-    // SAFETY: the range is the static's own; only a child sees an effect, before it uses it.
+    // SAFETY: the range is its own, for as long as the process lasts; only a child sees an effect,
+    // before it uses it.
     unsafe { libc::madvise(start, size_of::<T>(), libc::MADV_WIPEONFORK) };
 }
 

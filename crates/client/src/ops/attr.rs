@@ -7,7 +7,7 @@ use polylane_ipc::message::{Message, Op, SetWhat};
 use polylane_ipc::stream::SetState;
 
 use super::name::Place;
-use super::state::State;
+use super::state::{Fields, Lane, State};
 use super::{file, limit, own, path};
 use crate::fd::record::FileBits;
 use crate::fd::table::Pin;
@@ -16,6 +16,7 @@ use crate::rights::lease::NewState;
 use crate::session::Session;
 use crate::session::call;
 use crate::session::namespace;
+use crate::session::path::lane_of;
 
 /// A change of one time stamp, as utimensat(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,12 +53,14 @@ pub(crate) fn change(
     what: Change,
     follow: bool,
 ) -> Outcome<()> {
-    hurry_for(state, what)?;
+    if what == LEFT_AS_IT_IS {
+        hurry_at(state, place)?;
+    }
     let (session, at) = path::at(state, place.0, place.1)?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
     let message = fill(state, Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
     if matches!(what, Change::Size(_)) {
-        state.get().leases.meets(session);
+        state.get().lane(session.lane).leases.meets(session);
     }
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     Ok(())
@@ -65,10 +68,13 @@ pub(crate) fn change(
 
 /// `fchmod`, `fchown`, `futimens`.
 pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Outcome<()> {
-    hurry_for(state, what)?;
+    if what == LEFT_AS_IT_IS {
+        hurry(state, fd)?;
+    }
     let file = file::find(state, fd)?;
     let (session, handle) = file::usable(state, &file, fd)?;
-    if to_stream(what).is_some_and(|fields| state.get().leases.set(session, &file, &fields)) {
+    let leases = &state.get().lane(session.lane).leases;
+    if to_stream(what).is_some_and(|fields| leases.set(session, &file, &fields)) {
         return Ok(());
     }
     let message = fill(state, Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
@@ -76,13 +82,25 @@ pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Out
     Ok(())
 }
 
-/// Has a change that the kernel would take for another one be made by the library, were it the
-/// first call of a process.
-fn hurry_for(state: &'static State, what: Change) -> Outcome<()> {
-    if what == LEFT_AS_IT_IS {
-        namespace::mount()?;
-        state.get().sessions.hurry();
+/// Has what the kernel would take for something else be done by the library, were it the first call
+/// of a process: the next call in the lane that a path leads into connects.
+fn hurry_at(state: &'static State, (dir, path): Place<'_>) -> Outcome<()> {
+    namespace::any_lane()?;
+    let fields = state.get();
+    match path.first() {
+        Some(b'/') => {
+            let (lane, _) = lane_of(path).ok_or(Detour::Kernel)?;
+            fields.lane(lane).sessions.hurry();
+        }
+        _ if dir != libc::AT_FDCWD => hurry(state, dir)?,
+        _ => fields.lanes().for_each(|lane| lane.sessions.hurry()),
     }
+    Ok(())
+}
+
+/// As [`hurry_at`], in the lane of a descriptor.
+fn hurry(state: &'static State, fd: RawFd) -> Outcome<()> {
+    file::lane_of(state, fd).ok_or(Detour::Kernel)?.sessions.hurry();
     Ok(())
 }
 
@@ -143,8 +161,7 @@ pub(crate) fn fallocate(
     len: i64,
 ) -> Outcome<()> {
     if flags & NOT_BY_KERNEL != 0 {
-        namespace::mount()?;
-        state.get().sessions.hurry();
+        hurry(state, fd)?;
     }
     // Linux looks at range and mode before it asks whether the file is open for writing.
     let range = (u64::try_from(offset), u64::try_from(len));
@@ -207,26 +224,22 @@ pub(crate) fn fsync(state: &'static State, fd: RawFd, data_only: bool) -> Outcom
 
 /// A sync that fails where what was streamed before was lost with its service, once.
 fn well_streamed(state: &'static State, fd: RawFd, synced: Outcome<()>) -> Outcome<()> {
-    let of_lane = match synced {
-        Err(Detour::Errno(_)) => false,
-        Err(_) => file::is_of_lane(state, fd),
-        Ok(()) => true,
-    };
-    match of_lane && take_lost(state) {
+    let told = !matches!(synced, Err(Detour::Errno(_)));
+    match told && file::lane_of(state, fd).is_some_and(take_lost) {
         true => Err(Errno::EIO.into()),
         false => synced,
     }
 }
 
 /// Whether something was streamed that was lost, of which no call has told yet.
-fn take_lost(state: &'static State) -> bool {
-    let fields = state.get();
-    fields.leases.take_lost(&fields.sessions, || _ = fields.await_next())
+fn take_lost(lane: &'static Lane) -> bool {
+    lane.leases.take_lost(&lane.sessions, || _ = lane.await_next())
 }
 
 /// Whether something was streamed that no sync came after yet.
 fn is_unsynced(state: &'static State) -> bool {
-    state.started().is_some_and(|fields| fields.leases.is_unsynced())
+    let unsynced = |fields: &'static Fields| fields.lanes().any(|lane| lane.leases.is_unsynced());
+    state.started().is_some_and(unsynced)
 }
 
 fn ask_fsync(state: &'static State, fd: RawFd, data_only: bool) -> Outcome<()> {
@@ -237,19 +250,30 @@ fn ask_fsync(state: &'static State, fd: RawFd, data_only: bool) -> Outcome<()> {
     let file = file::find(state, fd)?;
     let (session, handle) = file::usable(state, &file, fd)?;
     let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };
-    state.get().leases.syncs();
+    state.get().lane(session.lane).leases.syncs();
     call::plain(session, message)?;
     Ok(())
 }
 
-/// `sync`, of the lane.
+/// `sync`, of all lanes, whatever comes of one. `Kernel`: one cannot be asked.
 pub(crate) fn sync(state: &'static State) -> Outcome<()> {
-    namespace::mount()?;
+    namespace::any_lane()?;
+    let mut all = Ok(());
+    for lane in state.get().lanes() {
+        let one = sync_lane(lane);
+        if all.is_ok() || one == Err(Detour::Kernel) {
+            all = one;
+        }
+    }
+    all
+}
+
+fn sync_lane(lane: &'static Lane) -> Outcome<()> {
     // The kernel's own does not reach the service.
-    state.get().sessions.hurry();
-    let synced = call::plain(state.get().ready()?, Message::new(Op::Sync));
+    lane.sessions.hurry();
+    let synced = call::plain(lane.ready()?, Message::new(Op::Sync));
     if matches!(synced, Err(Detour::Errno(_))) {
-        state.get().leases.loses();
+        lane.leases.loses();
     }
     synced.map(drop)
 }
@@ -260,8 +284,7 @@ pub(crate) fn syncfs(state: &'static State, fd: RawFd) -> Outcome<()> {
 }
 
 fn ask_syncfs(state: &'static State, fd: RawFd) -> Outcome<()> {
-    namespace::mount()?;
-    state.get().sessions.hurry();
+    hurry(state, fd)?;
     let file = file::find(state, fd)?;
     let (session, _) = file::usable(state, &file, fd)?;
     call::plain(session, Message::new(Op::Sync))?;

@@ -34,7 +34,7 @@ use super::{file, path};
 use crate::fd::at::At;
 use crate::fd::record::FileBits;
 use crate::fd::rings;
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome, copied, make_room};
 use crate::kernel::real;
 use crate::session;
@@ -61,6 +61,7 @@ struct Listing {
     fd: RawFd,
     /// The session that the handle belongs to; 0: none.
     session: u32,
+    lane: LaneNumber,
     handle: u64,
     ino: u64,
     /// The directory's path from the root of the lane when it was opened.
@@ -239,7 +240,7 @@ fn take(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bo
     let _guard = directory.offset_lock.lock();
     let position = seek(real::borrow(fd), SeekFrom::Current(0))?;
     if position == 0 {
-        state.get().leases.listed_dir(&At::below(handle));
+        state.get().lane(session.lane).leases.listed_dir(&At::below(handle));
     }
     let room = into.len().min(BYTES);
     let message = from(handle, position, room);
@@ -261,6 +262,7 @@ impl Listing {
     const NOTHING: Listing = Listing {
         fd: -1,
         session: 0,
+        lane: LaneNumber::FIRST,
         handle: 0,
         ino: 0,
         path: Vec::new(),
@@ -291,14 +293,14 @@ impl Listing {
         self.begin(-1, 0);
         // Below another directory it is found when it is wanted.
         if dir == libc::AT_FDCWD || path.starts_with(b"/") {
-            session::path::from_root(path, &mut self.path)?;
+            session::path::from_root(session.lane, path, &mut self.path)?;
         }
         let message = Message { length: BYTES as u64, ..Message::new(Op::OpenDir) };
         let reply = call::list(session, message, (at.dir, at.path), &mut self.entries)?;
         self.ino = reply.attr.map_or(0, |attr| attr.ino);
-        (self.session, self.handle) = (session.number, reply.handle);
+        (self.session, self.lane, self.handle) = (session.number, session.lane, reply.handle);
         self.ended = reply.value[0] == LISTED;
-        state.get().leases.listed_dir(at);
+        state.get().lane(session.lane).leases.listed_dir(at);
         Ok(())
     }
 
@@ -353,7 +355,7 @@ impl Listing {
 
     /// The session that keeps the directory open, if it is still the present one.
     fn own_session(&self, state: &'static State) -> Outcome<&'static Session> {
-        let session = state.get().sessions.present();
+        let session = state.get().lane(self.lane).sessions.present();
         session.filter(|session| session.number == self.session).ok_or(Detour::Kernel)
     }
 
@@ -387,7 +389,8 @@ impl Listing {
 
     fn open_by_kernel(&self, state: &'static State) -> Outcome<RawFd> {
         let mut path = [0; PATH_BYTES_MAX + 1];
-        let path = config::under_mount(&mut path, &self.path).ok_or(Detour::Errno(Errno::EIO))?;
+        let path = config::under_mount(self.lane, &mut path, &self.path)
+            .ok_or(Detour::Errno(Errno::EIO))?;
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         let mut opened = Err(Errno::EIO.into());
         let fd = file::opened_by(state, || match real::open_file(path, flags) {
@@ -400,7 +403,7 @@ impl Listing {
         if fd < 0 {
             return opened;
         }
-        match (real::kind_cached(fd), state.get().mount.device()) {
+        match (real::kind_cached(fd), state.get().lane(self.lane).device()) {
             (Ok((device, _, ino)), Ok(mount)) if device == mount && ino == self.ino => Ok(fd),
             _ => {
                 file::forget(state, fd);
@@ -413,7 +416,7 @@ impl Listing {
     /// Finds out where the directory is by now, from itself upwards.
     fn look_for_path(&mut self, state: &'static State) -> Outcome<()> {
         let session = self.own_session(state)?;
-        let root = state.get().mount.root_ino()?;
+        let root = state.get().lane(self.lane).root_ino()?;
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut here = Step { session, handle: self.handle, ino: self.ino, is_own: false };
         while here.ino != root {

@@ -62,7 +62,7 @@ pub(crate) fn make_way(state: &'static State, new: RawFd) -> Replaced {
         return Replaced(None);
     }
     if reserved::contains(new) && !moves_master(state.get(), new) {
-        share::leave_session(state);
+        share::leave_sessions(state);
         reserved::forget(new);
     }
     lock::find_for_close(state, new);
@@ -71,7 +71,7 @@ pub(crate) fn make_way(state: &'static State, new: RawFd) -> Replaced {
 
 /// Moves the slot's or directory's master on `fd` away, if it is one.
 fn moves_master(state: &'static Fields, fd: RawFd) -> bool {
-    state.slots.move_master(fd) || state.directories.move_master(fd)
+    state.lanes().any(|lane| lane.slots.move_master(fd) || lane.directories.move_master(fd))
 }
 
 impl Replaced {

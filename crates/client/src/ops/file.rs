@@ -8,7 +8,7 @@ use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{Message, Op};
 use zerocopy::little_endian::U64;
 
-use super::state::{self, State};
+use super::state::{self, Lane, State};
 use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
 use crate::fd::record::{FileBits, Record};
@@ -23,10 +23,10 @@ use crate::session::{self, Session, call, namespace};
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
 pub(crate) fn find(state: &'static State, fd: RawFd) -> Outcome<Pin> {
-    namespace::mount()?;
+    namespace::any_lane()?;
     let fields = state.get();
     match fields.records().find(&fields.table, fd) {
-        Ok(pin) if !rings::close_unseen() || rings::is_still(fd, &pin, &fields.slots) => Ok(pin),
+        Ok(pin) if !rings::close_unseen() || is_still(fields, fd, &pin) => Ok(pin),
         Ok(_) => {
             forget(state, fd);
             look_at(state, fd)
@@ -36,10 +36,17 @@ pub(crate) fn find(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     }
 }
 
+/// Whether `fd` still means `file`, where descriptors are closed unseen.
+#[cold]
+fn is_still(fields: &'static state::Fields, fd: RawFd, file: &Pin) -> bool {
+    let lane = fields.lane(file.lane());
+    lane.device().is_ok_and(|device| rings::is_still(fd, file, &lane.slots, device))
+}
+
 /// A look at the open file that `fd` is known to mean, for what is read of its view.
 #[inline]
 pub(crate) fn glance(state: &'static State, fd: RawFd) -> Option<Glance> {
-    namespace::mount().ok()?;
+    namespace::any_lane().ok()?;
     let fields = state.started().filter(|_| !rings::close_unseen())?;
     fields.records().glance(&fields.table, fd)
 }
@@ -47,7 +54,7 @@ pub(crate) fn glance(state: &'static State, fd: RawFd) -> Option<Glance> {
 /// The open file that `fd` is known to mean.
 #[inline]
 pub(crate) fn find_known(state: &'static State, fd: RawFd) -> Option<Pin> {
-    namespace::mount().ok()?;
+    namespace::any_lane().ok()?;
     let fields = state.started()?;
     fields.records().find(&fields.table, fd).ok()
 }
@@ -59,25 +66,29 @@ pub(crate) fn usable(
     file: &Record,
     fd: RawFd,
 ) -> Outcome<(&'static Session, u64)> {
-    let session = state.get().ready()?;
+    let session = state.get().lane(file.lane()).ready()?;
     if file.session.load(Ordering::Acquire) != session.number {
         attach(file, fd, session)?;
     }
     Ok((session, file.handle.load(Ordering::Relaxed)))
 }
 
-/// Whether `fd` is a regular file or a directory of the lane; no session is needed.
-pub(crate) fn is_of_lane(state: &'static State, fd: RawFd) -> bool {
-    let Ok(device) = namespace::mount().and_then(|_| state.get().mount.device()) else {
-        return false;
-    };
-    match state.get().table.get(fd) {
-        Entry::Record(_) if !rings::close_unseen() => return true,
-        Entry::Foreign => return false,
+/// The lane of which `fd` is a regular file or a directory; no session is needed.
+pub(crate) fn lane_of(state: &'static State, fd: RawFd) -> Option<&'static Lane> {
+    namespace::any_lane().ok()?;
+    let fields = state.get();
+    match fields.table.get(fd) {
+        Entry::Record(_) if !rings::close_unseen() => {
+            if let Ok(file) = fields.records().find(&fields.table, fd) {
+                return Some(fields.lane(file.lane()));
+            }
+        }
+        Entry::Foreign => return None,
         _ => {}
     }
-    real::kind_cached(fd)
-        .is_ok_and(|(of, kind, _)| of == device && matches!(kind, libc::S_IFREG | libc::S_IFDIR))
+    let (device, kind, _) = real::kind_cached(fd).ok()?;
+    let is_it = matches!(kind, libc::S_IFREG | libc::S_IFDIR);
+    if is_it { fields.lane_on(device).ok()? } else { None }
 }
 
 /// Whether `fd` is a directory that is not known here.
@@ -92,35 +103,36 @@ pub(crate) fn is_unknown_directory(state: &'static State, fd: RawFd) -> bool {
 /// many trips as the kernel's way, and two requests more.
 pub(crate) fn is_synced_once(state: &'static State, fd: RawFd) -> bool {
     let fresh = state.started().is_some_and(|fields| fields.table.is_fresh(fd));
-    let once = fresh && namespace::mount().is_ok() && is_unknown_directory(state, fd);
+    let once = fresh && namespace::any_lane().is_ok() && is_unknown_directory(state, fd);
     if once {
         is_copied(state, fd);
     }
     once
 }
 
-/// A descriptor that came from another process: if it is one of the lane, the service learns at
-/// once that it has, whatever the patience.
+/// A descriptor that came from another process: if it is one of a lane, the service learns at once
+/// that it has, whatever the patience.
 pub(crate) fn take_over(state: &'static State, fd: RawFd) -> Outcome<()> {
-    if is_of_lane(state, fd) {
-        state.get().sessions.hurry();
+    if let Some(lane) = lane_of(state, fd) {
+        lane.sessions.hurry();
         find(state, fd)?;
     }
     Ok(())
 }
 
-/// The first look at a descriptor: is it a file or directory of the lane?
+/// The first look at a descriptor: is it a file or directory of a lane?
 #[cold]
 fn look_at(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     let fields = state.get();
     let (device, kind, node) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
     let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
-    if !(file || directory) || device != fields.mount.device()? {
+    let lane = if file || directory { fields.lane_on(device)? } else { None };
+    let Some(lane) = lane else {
         fields.table.learn(fd, Entry::Foreign);
         return Err(Detour::Kernel);
-    }
-    let session = fields.ready()?;
-    let record = fields.records().allocate().ok_or(Detour::Kernel)?;
+    };
+    let session = lane.ready()?;
+    let record = fields.records().allocate(lane.number()).ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
     record.set(
         FileBits::KERNEL_OFFSET | if directory { FileBits::DIRECTORY } else { FileBits::empty() },
@@ -200,12 +212,12 @@ fn share_flags(fd: RawFd, told: i32) -> i32 {
 
 /// The slot of a file.
 pub(crate) fn slot(state: &'static State, file: &Record) -> Option<&'static Slot> {
-    file::slot(&state.get().slots, file)
+    file::slot(&state.get().lane(file.lane()).slots, file)
 }
 
 /// Makes the kernel's file position count, as [`file::publish`].
 pub(crate) fn publish(state: &'static State, file: &Record) -> bool {
-    file::publish(&state.get().slots, file)
+    file::publish(&state.get().lane(file.lane()).slots, file)
 }
 
 /// Passes a result on; what the kernel is to do after all needs the offset in the kernel.
@@ -255,7 +267,7 @@ pub(crate) fn opened_by(state: &'static State, open: impl FnOnce() -> RawFd) -> 
         && let Some(fields) = state.started()
     {
         forget(state, fd);
-        if namespace::mount().is_ok() && !rings::any() {
+        if namespace::any_lane().is_ok() && !rings::any() {
             fields.table.set_fresh(fd);
             // Another thread is making a process, which may have a copy, or did so meanwhile.
             if shares() != before || before.is_some_and(|(_, sharing)| sharing > 0) {

@@ -17,7 +17,7 @@ pub(crate) fn announce(state: &'static State, fd: RawFd) -> Outcome<()> {
     // What was made under a lease is from now on written as everything else is.
     let number = file::find(state, fd).map(|file| file.session.load(Ordering::Relaxed));
     if let Some(session) = number.ok().and_then(session::of) {
-        state.get().leases.meets(session);
+        state.get().lane(session.lane).leases.meets(session);
     }
     Ok(())
 }

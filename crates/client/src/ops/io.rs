@@ -19,8 +19,7 @@ use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::rights::inline_data;
 use crate::rights::view;
-use crate::session::Session;
-use crate::session::call;
+use crate::session::{Session, call};
 
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
 const RW_BYTES_MAX: usize = 0x7fff_f000;
@@ -96,7 +95,7 @@ fn read_shown(state: &'static State, fd: RawFd, offset: u64, into: &mut [u8]) ->
     check_end(offset, into.len()).ok()?;
     let file = file::glance(state, fd)?;
     let readable = file.access_mode() != libc::O_WRONLY;
-    view::read_glanced(state.get().ready().ok().filter(|_| readable)?, &file, offset, into)
+    view::read_glanced(state.get().session_of(&file).filter(|_| readable)?, &file, offset, into)
 }
 
 /// `pwrite`, as [`read_one`].
@@ -194,7 +193,7 @@ fn write_shown(state: &'static State, fd: RawFd, offset: u64, from: &[u8]) -> Op
         && !file.is_streamed()
         && !limit::is_set(state)
         && !rings::any();
-    view::write_glanced(state.get().ready().ok().filter(|_| fits)?, &file, offset, from)
+    view::write_glanced(state.get().session_of(&file).filter(|_| fits)?, &file, offset, from)
 }
 
 /// No call reaches past the last offset that there can be, however little there is to be read.
@@ -429,9 +428,10 @@ impl Open<'_> {
 
     fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let room = self.session.channel.buffer_bytes();
-        let place = if self.file.appends() { None } else { Some(at) };
+        let place = (!self.file.appends()).then_some(at);
+        let leases = &self.state.get().lane(self.session.lane).leases;
         if let [source] = from
-            && let Some(end) = self.state.get().leases.write(self.session, self.file, place, source)
+            && let Some(end) = leases.write(self.session, self.file, place, source)
         {
             return Ok((total, end));
         }
@@ -444,7 +444,7 @@ impl Open<'_> {
             return Ok((total, end));
         }
         if let ([source], Some(at)) = (from, place)
-            && self.state.get().leases.write_lent(self.session, self.file, at, source)
+            && leases.write_lent(self.session, self.file, at, source)
         {
             view::hit(self.file, total);
             return Ok((total, at + total as u64));
@@ -556,7 +556,7 @@ impl Open<'_> {
                 true => (self.session, self.handle),
                 false => file::usable(self.state, self.file, self.fd)?,
             };
-            send(session, handle, self.state.get().sessions.turn())
+            send(session, handle, session.sessions().turn())
         })?)
     }
 

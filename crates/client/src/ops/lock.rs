@@ -11,12 +11,12 @@ use polylane_ipc::message::{LockFlags, Message, Op, Reply, TransferFlags};
 
 use super::lock_range::{Range, found, kernel_size, message};
 use super::lock_wait::{Interruptible, wait_by_asking};
-use super::state::State;
+use super::state::{Lane, State};
 use super::{file, offset, one_shot};
 use crate::fd::record::{FileBits, Record};
 use crate::fd::table::Pin;
 use crate::kernel::config;
-use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::outcome::{Detour, Lost, Outcome};
 use crate::rights::view;
 use crate::session::{Alive, Mailbox, Session, call, namespace};
 
@@ -30,7 +30,7 @@ pub(crate) fn set(
 ) -> Outcome<()> {
     match one_shot::is_needed(state, fd) {
         true => one_shot::set(state, fd, range, ofd, wait),
-        false => by_service(state, || set_once(state, fd, range, ofd, wait)),
+        false => by_service(state, fd, || set_once(state, fd, range, ofd, wait)),
     }
 }
 
@@ -41,7 +41,7 @@ fn set_once(state: &'static State, fd: RawFd, range: Range, ofd: bool, wait: boo
     if !ofd && range.kind != libc::F_UNLCK {
         // Each close takes the process's locks of its file away: one that is still on its way must
         // not take this one.
-        state.get().slots.settle(session)?;
+        state.get().lane(session.lane).slots.settle(session)?;
     }
     match ofd {
         true => _ = file.set(FileBits::LOCKED),
@@ -87,7 +87,7 @@ fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool
 pub(crate) fn get(state: &'static State, fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
     match one_shot::is_needed(state, fd) {
         true => one_shot::get(state, fd, range, ofd),
-        false => by_service(state, || get_once(state, fd, range, ofd)),
+        false => by_service(state, fd, || get_once(state, fd, range, ofd)),
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn flock(state: &'static State, fd: RawFd, operation: i32) -> Outcome
     let wait = operation & libc::LOCK_NB == 0;
     match one_shot::is_needed(state, fd) {
         true => one_shot::flock(state, fd, kind, wait),
-        false => by_service(state, || flock_once(state, fd, kind, wait)),
+        false => by_service(state, fd, || flock_once(state, fd, kind, wait)),
     }
 }
 
@@ -134,12 +134,16 @@ fn flock_once(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcom
 
 /// Locks are not taken by the kernel's way while the service is away, nor because another thread
 /// left the session meanwhile: the next one is asked.
-fn by_service<T>(state: &'static State, part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    let sessions = &state.get().sessions;
-    let before = sessions.present();
+fn by_service<T>(
+    state: &'static State,
+    fd: RawFd,
+    part: impl FnOnce() -> Outcome<T>,
+) -> Outcome<T> {
+    let Some(lane) = file::lane_of(state, fd) else { return part() };
+    let before = lane.sessions.present();
     match part() {
-        Err(Detour::Kernel) if sessions.is_lost() || before.is_some_and(Session::is_lost) => {
-            Err(Detour::Lost(0))
+        Err(Detour::Kernel) if lane.sessions.is_lost() || before.is_some_and(Session::is_lost) => {
+            Err(Detour::Lost(Lost { lane: lane.number(), turn: 0 }))
         }
         done => done,
     }
@@ -149,11 +153,10 @@ fn by_service<T>(state: &'static State, part: impl FnOnce() -> Outcome<T>) -> Ou
 /// service know it by different names, and its own lock would be in its way. So no thread takes the
 /// kernel's because another one is connecting.
 fn find(state: &'static State, fd: RawFd) -> Outcome<Pin> {
-    namespace::mount()?;
-    let fields = state.get();
-    fields.sessions.hurry();
-    if namespace::is_at_home() {
-        fields.ready_together()?;
+    let lane = file::lane_of(state, fd).ok_or(Detour::Kernel)?;
+    lane.sessions.hurry();
+    if namespace::is_at_home(lane.number()) {
+        lane.ready_together()?;
     }
     file::find(state, fd)
 }
@@ -176,10 +179,15 @@ pub(crate) fn find_for_close(state: &'static State, fd: RawFd) {
     // the present one, which has the locks of a former one.
     if let Ok(file) = file::find(state, fd)
         && !file.is(FileBits::DIRECTORY)
-        && (!fields.sessions.is_lost() || fields.await_next())
+        && is_served(fields.lane(file.lane()))
     {
         let _ = file::usable(state, &file, fd);
     }
+}
+
+/// Whether the service of a lane is there, perhaps after a while.
+fn is_served(lane: &'static Lane) -> bool {
+    !lane.sessions.is_lost() || lane.await_next()
 }
 
 /// Any close of a file gives up the process's POSIX locks on it. Answered before the close returns:
@@ -189,7 +197,7 @@ pub(crate) fn give_up(state: &'static State, file: &Record) {
     if fields.has_locked.load(Ordering::Relaxed) == 0 || file.is(FileBits::DIRECTORY) {
         return;
     }
-    let Some(session) = fields.sessions.present() else { return };
+    let Some(session) = fields.lane(file.lane()).sessions.present() else { return };
     if file.session.load(Ordering::Relaxed) == session.number {
         let (handle, mode) = (file.handle.load(Ordering::Relaxed), libc::F_UNLCK as u32);
         let message = Message { handle, mode, ..Message::new(Op::Lock) };

@@ -31,7 +31,7 @@ pub(crate) fn mkdir(state: &'static State, place: Place<'_>, mode: u32) -> Outco
     let (session, at) = path::at(state, place.0, place.1)?;
     let message = Message { mode, umask: umask_now(state), ..Message::new(Op::Mkdir) };
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    state.get().leases.made_dir(&at);
+    state.get().lane(session.lane).leases.made_dir(&at);
     Ok(())
 }
 
@@ -54,10 +54,10 @@ pub(crate) fn mknod(
 /// `unlinkat`.
 pub(crate) fn unlink(state: &'static State, place: Place<'_>, flags: i32) -> Outcome<()> {
     let (session, at) = path::at(state, place.0, place.1)?;
+    let lane = state.get().lane(session.lane);
     if flags == 0 {
-        let unlink = || state.get().leases.unlink(session, &at);
-        let again =
-            || if state.get().leases.empties_listed(session, &at) { unlink() } else { None };
+        let unlink = || lane.leases.unlink(session, &at);
+        let again = || if lane.leases.empties_listed(session, &at) { unlink() } else { None };
         if let Some(done) = unlink().or_else(again) {
             return done;
         }
@@ -66,11 +66,11 @@ pub(crate) fn unlink(state: &'static State, place: Place<'_>, flags: i32) -> Out
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     let effects = NameEffects::from_bits_retain(reply.value[0]);
     if effects.contains(NameEffects::ENDED_LEASES) {
-        state.get().leases.gave_up(session);
+        lane.leases.gave_up(session);
     }
-    state.get().leases.changed(session, &at, flags == 0);
+    lane.leases.changed(session, &at, flags == 0);
     if flags & libc::AT_REMOVEDIR != 0 {
-        state.get().directories.shed();
+        lane.directories.shed();
     }
     if effects.contains(NameEffects::MOVED_DIR) {
         state.get().cwd.may_be_removed();
@@ -86,8 +86,9 @@ pub(crate) fn rename(
     flags: u32,
 ) -> Outcome<()> {
     let (session, old, new) = path::two(state, from, to)?;
+    let lane = state.get().lane(session.lane);
     let leased = match flags & !libc::RENAME_NOREPLACE {
-        0 => state.get().leases.rename(session, &old, &new, flags == 0),
+        0 => lane.leases.rename(session, &old, &new, flags == 0),
         _ => None,
     };
     let effects = match leased {
@@ -95,12 +96,12 @@ pub(crate) fn rename(
         None => {
             let message = Message { flags, ..Message::new(Op::Rename) };
             let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
-            state.get().leases.changed(session, &new, false);
+            lane.leases.changed(session, &new, false);
             NameEffects::from_bits_retain(reply.value[0])
         }
     };
     if effects.contains(NameEffects::REPLACED_DIR) {
-        state.get().directories.shed();
+        lane.directories.shed();
     }
     if !effects.is_empty() {
         // Whoever works in a directory has its name from the kernel, which keeps the former one

@@ -12,6 +12,7 @@ use polylane_ipc::message::{LockFlags, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
 use zerocopy::little_endian::U64;
 
+use super::file;
 use super::lock_range::{self, Range};
 use super::lock_wait;
 use super::state::State;
@@ -25,12 +26,11 @@ const UNHEARD: Detour = Detour::Errno(Errno::ENOLCK);
 
 /// Whether locks of this descriptor are set so.
 pub(super) fn is_needed(state: &'static State, fd: RawFd) -> bool {
-    namespace::mount().is_ok()
-        && state.get().sessions.are_used_up()
-        && namespace::is_at_home()
-        && state.get().mount.device().is_ok_and(|device| {
-            real::kind_cached(fd).is_ok_and(|(of, kind, _)| of == device && kind == libc::S_IFREG)
-        })
+    namespace::any_lane().is_ok()
+        && state.get().lanes().any(|lane| lane.sessions.are_used_up())
+        && real::kind_cached(fd).is_ok_and(|(_, kind, _)| kind == libc::S_IFREG)
+        && file::lane_of(state, fd)
+            .is_some_and(|lane| lane.sessions.are_used_up() && namespace::is_at_home(lane.number()))
 }
 
 /// As `lock::set`.
@@ -105,7 +105,8 @@ impl OneShotSession {
         let ticket = real::identify(fd);
         real::set_errno(errno);
         let ticket: [U64; 2] = zerocopy::transmute!(ticket.ok_or(UNHEARD)?);
-        let session = thread::slow(|| state.get().sessions.aside()).map_err(|_| UNHEARD)?;
+        let lane = file::lane_of(state, fd).ok_or(UNHEARD)?;
+        let session = thread::slow(|| lane.sessions.aside()).map_err(|_| UNHEARD)?;
         let mailbox = session.channel.claim();
         let mut session =
             OneShotSession { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };

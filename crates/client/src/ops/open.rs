@@ -49,6 +49,7 @@ pub(crate) fn open(
     by_kernel: impl FnOnce() -> RawFd,
 ) -> Outcome<RawFd> {
     let (session, at) = path::at(state, dir, path)?;
+    let lane = state.get().lane(session.lane);
     if flags & KERNEL_FLAGS != 0 || rings::any() {
         return Err(Detour::Kernel);
     }
@@ -82,7 +83,7 @@ pub(crate) fn open(
             real::close_quietly(fd);
             return Err(error);
         }
-        None => state.get().leases.meets(session),
+        None => lane.leases.meets(session),
     }
     match request(state, session, &at, &new, mode, asked.as_ref(), evicted) {
         Ok(Some(found)) => {
@@ -95,7 +96,7 @@ pub(crate) fn open(
             share::share_late(state, &file);
             file::install(state, fd, file);
             if flags & libc::O_CREAT != 0 {
-                state.get().leases.changed(session, &at, false);
+                lane.leases.changed(session, &at, false);
             }
             Ok(fd)
         }
@@ -122,7 +123,8 @@ fn request(
     evicted: Option<Evicted>,
 ) -> Outcome<Option<FoundDir>> {
     let (fields, file) = (state.get(), new.file);
-    let (handles, locks) = (fields.handles(), fields.has_locked.load(Ordering::Relaxed) != 0);
+    let handles = fields.lane(session.lane).handles();
+    let locks = fields.has_locked.load(Ordering::Relaxed) != 0;
     let (flags, umask) = (new.flags as u32, new.umask);
     let mut message = Message { flags, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = new.slot.into();
@@ -150,10 +152,10 @@ struct FoundDir {
 
 /// Whether such an open is likely to give a directory whose descriptor is kept, or to be.
 fn is_likely_dir(state: &'static State, session: &Session, asked: &Asked<'_>, flags: i32) -> bool {
-    let fields = state.get();
+    let lane = state.get().lane(session.lane);
     handles::may_be_dir(flags)
-        && (fields.directories.expects(session, asked.hash)
-            || flags & libc::O_DIRECTORY != 0 && fields.handles().came_before(asked))
+        && (lane.directories.expects(session, asked.hash)
+            || flags & libc::O_DIRECTORY != 0 && lane.handles().came_before(asked))
 }
 
 /// Asks the service for a directory where such an open is likely to give one. `None`: the ordinary
@@ -196,7 +198,7 @@ fn give_dir(
     by_kernel: impl FnOnce() -> RawFd,
 ) -> Outcome<RawFd> {
     let fields = state.get();
-    let file = match fields.records().allocate() {
+    let file = match fields.records().allocate(session.lane) {
         Some(file) => file,
         None => {
             // If nobody hears of it, the session is over.
@@ -213,7 +215,7 @@ fn give_dir(
     file.session.store(session.number, Ordering::Release);
     let hash = asked.map_or(0, |asked| asked.hash);
     let wanted = Wanted { session: session.number, ino: found.ino, flags, hash };
-    let fd = match fields.directories.take(&wanted, &file) {
+    let fd = match fields.lane(session.lane).directories.take(&wanted, &file) {
         Some(master) => copy(state, master, flags & libc::O_CLOEXEC != 0)?,
         None => open_dir(state, &file, &wanted, by_kernel)?,
     };
@@ -229,13 +231,14 @@ fn open_dir(
     by_kernel: impl FnOnce() -> RawFd,
 ) -> Outcome<RawFd> {
     let fields = state.get();
+    let lane = fields.lane(file.lane());
     let before = fields.shares.load(Ordering::SeqCst);
     let fd = by_kernel();
     if fd < 0 {
         return Err(Detour::Kernel);
     }
     let is_it = real::kind_cached(fd).is_ok_and(|(device, kind, ino)| {
-        kind == libc::S_IFDIR && ino == wanted.ino && fields.mount.device() == Ok(device)
+        kind == libc::S_IFDIR && ino == wanted.ino && lane.device() == Ok(device)
     });
     if !is_it || fd as usize >= FDS_MAX {
         real::close_quietly(fd);
@@ -245,7 +248,7 @@ fn open_dir(
     if fields.shares.load(Ordering::SeqCst) != before || fields.sharing.load(Ordering::SeqCst) > 0 {
         file.set(FileBits::COMMON);
     }
-    fields.directories.keep(fd, wanted, file);
+    lane.directories.keep(fd, wanted, file);
     Ok(fd)
 }
 
@@ -268,10 +271,9 @@ fn make_leased(
     if new.flags & !LEASED_FLAGS != 0 {
         return None;
     }
-    let said = match state.get().leases.ask(session, at) {
-        Says::Nothing if create && state.get().leases.enters_new(session, at) => {
-            state.get().leases.ask(session, at)
-        }
+    let leases = &state.get().lane(session.lane).leases;
+    let said = match leases.ask(session, at) {
+        Says::Nothing if create && leases.enters_new(session, at) => leases.ask(session, at),
         said => said,
     };
     match said {
@@ -293,8 +295,8 @@ fn prepare(
     flags: i32,
 ) -> Outcome<(Pin, Option<Evicted>)> {
     let fields = state.get();
-    let slot = fields.handles().take_slot(session, flags)?;
-    let file = fields.records().allocate().ok_or(Detour::Kernel)?;
+    let slot = fields.lane(session.lane).handles().take_slot(session, flags)?;
+    let file = fields.records().allocate(session.lane).ok_or(Detour::Kernel)?;
     file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
     let (index, evicted) = slot.keep();
     file.slot.store(index + 1, Ordering::Release);
@@ -309,8 +311,9 @@ fn reopen(
     asked: &Asked<'_>,
     flags: i32,
 ) -> Option<RawFd> {
-    let file = state.get().handles().again(session, asked, flags)?;
-    state.get().leases.meets(session);
+    let lane = state.get().lane(session.lane);
+    let file = lane.handles().again(session, asked, flags)?;
+    lane.leases.meets(session);
     let fd = copy(state, file::slot(state, &file)?.master(), flags & libc::O_CLOEXEC != 0).ok()?;
     share::share_late(state, &file);
     file::install(state, fd, file);

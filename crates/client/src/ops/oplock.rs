@@ -27,10 +27,7 @@ const REFUSED: Detour = Detour::Errno(Errno::EAGAIN);
 /// Before the kernel is asked for a lease of this kind, `F_RDLCK` or `F_WRLCK`. `EAGAIN`: others
 /// have the file open, or it cannot be moved.
 pub(crate) fn begins(state: &'static State, fd: RawFd, kind: i32) -> Outcome<()> {
-    if !file::is_of_lane(state, fd) {
-        return Err(Detour::Kernel);
-    }
-    state.get().sessions.hurry();
+    file::lane_of(state, fd).ok_or(Detour::Kernel)?.sessions.hurry();
     let file = file::find(state, fd)?;
     if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);

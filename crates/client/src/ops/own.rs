@@ -28,7 +28,7 @@ use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
 use crate::fd::record::FileBits;
 use crate::fd::table::Pin;
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
@@ -45,8 +45,8 @@ pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
     thread::slow(|| take_place(state, file, &ticket))
 }
 
-/// As [`settle`], of at most [`BATCH`] files, with one request for all of them; tells `each` what
-/// became of its file.
+/// As [`settle`], of at most [`BATCH`] files of one lane, with one request for all of them; tells
+/// `each` what became of its file.
 pub(crate) fn settle_all<'a>(
     state: &'static State,
     files: impl Iterator<Item = &'a Pin> + Clone,
@@ -124,7 +124,7 @@ fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<(
         true => seek(real::borrow(slot.master()), SeekFrom::Current(0))?,
         false => file.offset.load(Ordering::Relaxed),
     };
-    let opened = open(state, ticket, flags(file, slot)?)?;
+    let opened = open(state, file.lane(), ticket, flags(file, slot)?)?;
     // A position that the slot had, or that was checked when it was set: the kernel takes it.
     let _ = seek(real::borrow(opened), SeekFrom::Start(position));
     real::copy_signals(slot.master(), opened);
@@ -138,13 +138,13 @@ fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<(
         let _ = real::replace(number, opened);
     });
     let place = file.slot.swap(0, Ordering::AcqRel) - 1;
-    state.get().slots.release(place, None);
+    state.get().lane(file.lane()).slots.release(place, None);
     real::close_quietly(opened);
     Ok(())
 }
 
 /// Opens the own node of a ticket's file. Where no number is free, the library's spare ones go.
-fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
+fn open(state: &'static State, lane: LaneNumber, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
     const INFIX: &[u8] = b"/x-";
     let mut name = [0; SLOT_DIR.len() + INFIX.len() + 32];
     let (dir, rest) = name.split_at_mut(SLOT_DIR.len());
@@ -156,7 +156,7 @@ fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> 
         two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
     }
     let mut path = [0; config::MOUNT_BYTES_MAX + 96];
-    let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
+    let path = config::under_mount(lane, &mut path, &name).ok_or(Detour::Kernel)?;
     let flags = flags | libc::O_CREAT | libc::O_CLOEXEC;
     match real::open_file(path, flags) {
         Err(rustix::io::Errno::MFILE) if state.get().shed() => {

@@ -1,7 +1,7 @@
 //! Is this path ours, and where does it start?
 //!
-//! A path belongs to the lane when it is absolute and starts with the mount path, component by
-//! component, or is relative to a directory of the lane. Nothing else is looked at: `..`, symbolic
+//! A path belongs to a lane when it is absolute and starts with its mount path, component by
+//! component, or is relative to a directory of that lane. Nothing else is looked at: `..`, symbolic
 //! links and mounts in the way are the service's to notice (`UseKernel`), and a path that reaches
 //! the lane by a detour from outside goes through the kernel, which is right too.
 
@@ -23,23 +23,23 @@ use crate::session::Session;
 use crate::session::call;
 use crate::session::mounts;
 use crate::session::namespace;
-use crate::session::path::{inside, is_covered};
+use crate::session::path::{is_covered, lane_of};
 
-/// `path` as seen from `dir`, or `Kernel` when it is not the lane's.
+/// `path` as seen from `dir`, or `Kernel` when it is no lane's.
 #[inline]
 pub(crate) fn at<'a>(
     state: &'static State,
     dir: RawFd,
     path: &'a [u8],
 ) -> Outcome<(&'static Session, At<'a>)> {
-    let mount = namespace::mount()?;
+    namespace::any_lane()?;
     if path.first() == Some(&b'/') {
-        return absolute(state, mount, path);
+        return absolute(state, path);
     }
     relative(state, dir, path)
 }
 
-/// Two paths of one call; both are the lane's, or the kernel does it.
+/// Two paths of one call; both are of one lane, or the kernel does it.
 pub(crate) fn two<'a>(
     state: &'static State,
     first: (RawFd, &'a [u8]),
@@ -47,20 +47,16 @@ pub(crate) fn two<'a>(
 ) -> Outcome<(&'static Session, At<'a>, At<'a>)> {
     let (session, one) = at(state, first.0, first.1)?;
     let (again, two) = at(state, second.0, second.1)?;
-    // A session that ended between the two has taken its handles along.
+    // They are of two lanes, or a session that ended between the two has taken its handles along.
     if session.number != again.number {
         return Err(Detour::Kernel);
     }
     Ok((session, one, two))
 }
 
-fn absolute<'a>(
-    state: &'static State,
-    mount: &[u8],
-    path: &'a [u8],
-) -> Outcome<(&'static Session, At<'a>)> {
-    let rest = inside(mount, path).ok_or(Detour::Kernel)?;
-    let session = state.get().ready()?;
+fn absolute<'a>(state: &'static State, path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
+    let (lane, rest) = lane_of(path).ok_or(Detour::Kernel)?;
+    let session = state.get().lane(lane).ready()?;
     if mounts::changed(session) || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
@@ -84,7 +80,7 @@ fn relative<'a>(
     if !start.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let session = fields.ready()?;
+    let session = fields.lane(start.lane()).ready()?;
     if mounts::changed(session) {
         return Err(Detour::Kernel);
     }
@@ -97,21 +93,22 @@ fn relative<'a>(
     Ok((session, At::from_directory(start, path)))
 }
 
-/// Opens the kernel's working directory at the service. `Kernel`: it is not the lane's; an errno:
-/// it cannot be opened now.
+/// Opens the kernel's working directory at the service. `Kernel`: it is no lane's; an errno: it
+/// cannot be opened now.
 #[cold]
 fn open_cwd(state: &'static state::Fields) -> Outcome<Pin> {
-    let mount = namespace::mount()?;
+    namespace::any_lane()?;
     let mut path = [0; PATH_BYTES_MAX + 1];
     let path = thread::slow(|| real::working_directory(&mut path)).ok_or(Detour::Kernel)?;
-    let rest = inside(mount, path).ok_or(Detour::Kernel)?;
+    let (number, rest) = lane_of(path).ok_or(Detour::Kernel)?;
+    let lane = state.lane(number);
     // There may be a session later.
-    let session = state.ready().map_err(|_| Errno::EAGAIN)?;
+    let session = lane.ready().map_err(|_| Errno::EAGAIN)?;
     let (device, ino) = real::stat_cached(b".")?;
-    if is_covered(session, rest) || device != state.mount.device()? {
+    if is_covered(session, rest) || device != lane.device()? {
         return Err(Detour::Kernel);
     }
-    let record = state.records().allocate().ok_or(Detour::Kernel)?;
+    let record = state.records().allocate(number).ok_or(Detour::Kernel)?;
     let reply = call::paths(session, Message::new(Op::OpenDir), (DIR_ROOT, rest), (DIR_ROOT, b""))?;
     record.handle.store(reply.handle, Ordering::Relaxed);
     record.session.store(session.number, Ordering::Relaxed);

@@ -68,5 +68,5 @@ pub(crate) fn each(
 pub(crate) fn on_fuse(fd: RawFd) -> bool {
     const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
     let kind = || rustix::fs::fstatfs(real::borrow(fd)).map(|totals| totals.f_type as u32);
-    namespace::mount().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)
+    namespace::any_lane().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)
 }

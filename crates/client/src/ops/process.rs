@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::Mode;
 
 use super::share::Heir;
-use super::state::{self, State};
+use super::state::{self, Lane, State};
 use super::{dir, ring, share};
 use crate::kernel::config;
 use crate::kernel::reserved;
@@ -84,7 +84,8 @@ pub(crate) fn before_sharing(state: &'static State) -> Sharing {
 /// As [`before_sharing`], of what an heir gets.
 pub(crate) fn before_sharing_with(state: &'static State, heir: Heir) -> Sharing {
     // A process that has its memory in common with this one ends by exec and takes nothing back.
-    let own = |fields: &&state::Fields| fields.sessions.present().is_some_and(Session::is_own);
+    let has = |lane: &'static Lane| lane.sessions.present().is_some_and(Session::is_own);
+    let own = |fields: &&'static state::Fields| fields.lanes().any(has);
     let counts = state.started().filter(own).map(|fields| {
         fields.sharing.fetch_add(1, Ordering::Relaxed);
         // Who takes a slot does so first, and then looks.
@@ -98,7 +99,7 @@ pub(crate) fn before_sharing_with(state: &'static State, heir: Heir) -> Sharing 
 /// Before a change of who this process is, or of what paths mean in it: what it has open is what it
 /// was allowed to open.
 pub(crate) fn before_change(state: &'static State) {
-    if namespace::mount().is_ok() && state.started().is_some() {
+    if namespace::any_lane().is_ok() && state.started().is_some() {
         dir::settle_all(state);
     }
 }
@@ -119,8 +120,8 @@ pub(crate) fn before_clone(state: &'static State, flags: i32) -> Sharing {
 /// After a change of user or group: the service must see the new one, so a new session is made at
 /// the next call.
 pub(crate) fn identity_changed(state: &'static State) {
-    if namespace::mount().is_ok() && state.started().is_some() {
-        share::leave_session(state);
+    if namespace::any_lane().is_ok() && state.started().is_some() {
+        share::leave_sessions(state);
     }
 }
 
@@ -141,10 +142,10 @@ pub(crate) fn is_alone() -> bool {
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
 /// them for; or threads differ in who they are. The session ends and there is none from here on.
 pub(crate) fn estranged(state: &'static State) {
-    if namespace::mount().is_ok() {
+    if namespace::any_lane().is_ok() {
         // First, so that no other thread connects again.
         namespace::leave_home();
-        share::leave_session(state);
+        share::leave_sessions(state);
     }
 }
 
@@ -153,7 +154,7 @@ pub(crate) fn estranged(state: &'static State) {
 /// end it. The session ends with all that waits in it applied, and every hook is from here on the
 /// call that it stands for, and no other; in what is forked as well.
 pub(crate) fn confined(state: &'static State) {
-    if namespace::mount().is_err() {
+    if namespace::any_lane().is_err() {
         return;
     }
     before_change(state);
@@ -161,7 +162,7 @@ pub(crate) fn confined(state: &'static State) {
     // Masters of slots would be closed with the files.
     share::leave_to_numbers(state);
     if let Some(fields) = state.started() {
-        fields.directories.leave();
+        fields.lanes().for_each(|lane| lane.directories.leave());
     }
     // Closed in children otherwise.
     reserved::close_all();
@@ -178,7 +179,7 @@ pub(crate) fn capabilities_changed(state: &'static State) {
 
 /// The kernel is about to be asked for the path of the working directory.
 pub(crate) fn look_for_directory(state: &'static State) {
-    if namespace::mount().is_ok()
+    if namespace::any_lane().is_ok()
         && let Some(fields) = state.started()
     {
         fields.cwd.look_again();

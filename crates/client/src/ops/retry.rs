@@ -1,7 +1,7 @@
 //! A call whose service died before it answered is asked of the next one.
 
 use super::state::State;
-use crate::kernel::outcome::{Detour, Outcome, Unanswered};
+use crate::kernel::outcome::{Detour, Lost, Outcome, Unanswered};
 use crate::session::boxes;
 
 /// Does `part`; and once more whenever it lost its service on the way, as soon as there is the
@@ -15,7 +15,7 @@ pub(crate) fn once<T>(
         Ok(done) => Ok(done),
         Err(Detour::Errno(errno)) => Err(Unanswered::Errno(errno)),
         Err(Detour::Kernel) => Err(Unanswered::Kernel),
-        Err(Detour::Lost(turn)) => again(state, part, turn),
+        Err(Detour::Lost(lost)) => again(state, part, lost),
     }
 }
 
@@ -26,13 +26,13 @@ const AGAIN_MAX: u32 = 16;
 fn again<T>(
     state: &'static State,
     part: &mut impl FnMut() -> Outcome<T>,
-    mut turn: u32,
+    mut lost: Lost,
 ) -> Result<T, Unanswered> {
     for _ in 0..AGAIN_MAX {
-        if !state.get().await_next() {
+        if !state.get().lane(lost.lane).await_next() {
             break;
         }
-        boxes::ask_again(turn);
+        boxes::ask_again(lost.turn);
         let done = part();
         let asked = boxes::take_again() == 0;
         match done {
@@ -41,7 +41,7 @@ fn again<T>(
             Err(Detour::Kernel) if asked => break,
             // The next service is gone as well, or not ready: nobody was asked.
             Err(Detour::Kernel) => {}
-            Err(Detour::Lost(next)) => turn = next,
+            Err(Detour::Lost(next)) => lost = next,
         }
     }
     Err(Unanswered::Kernel)

@@ -25,7 +25,7 @@ pub(crate) fn ring_begins(state: &'static State) {
 pub(crate) fn numbers_are_shared(state: &'static State) {
     ring_begins(state);
     // It would take the session's descriptors for copies, and close them.
-    share::leave_session(state);
+    share::leave_sessions(state);
 }
 
 /// Before the kernel reads `fd` up to `end` at a time that only it knows.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use polylane_ipc::message::{Message, Op};
 
-use super::state::{self, State};
+use super::state::{self, Lane, State};
 use super::{file, own};
 use crate::fd::record::{FileBits, Record};
 use crate::fd::table::Pin;
@@ -32,9 +32,15 @@ pub(crate) fn share_all(state: &'static State) {
 
 /// As [`share_all`], of what an heir gets.
 pub(crate) fn share_with(state: &'static State, heir: Heir) {
-    let Some(fields) = state.started().filter(|_| config::mount().is_some()) else { return };
+    let Some(fields) = state.started().filter(|_| config::has_lane()) else { return };
     fields.shares.fetch_add(1, Ordering::SeqCst);
     fields.table.stale_all();
+    fields.lanes().for_each(|lane| share_lane(state, lane, heir));
+}
+
+/// As [`share_with`], of the files of one lane.
+fn share_lane(state: &'static State, lane: &'static Lane, heir: Heir) {
+    let fields = state.get();
     let (mut any, mut kept) = (false, false);
     let mut batch = [const { None }; own::BATCH];
     let mut count = 0;
@@ -45,6 +51,9 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
         batch.iter_mut().for_each(|place| *place = None);
     };
     fields.records().each(|file| {
+        if file.lane() != lane.number() {
+            return;
+        }
         if file.slot.load(Ordering::Relaxed) == 0 {
             file.set(FileBits::COMMON);
         } else if !file.is(FileBits::SHARED)
@@ -60,12 +69,12 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
         }
     });
     share_batch(&mut batch[..count]);
-    if any && let Some(session) = fields.sessions.present() {
+    if any && let Some(session) = lane.sessions.present() {
         // The slots of parked files are not to belong to copies.
-        fields.handles().close_all(session);
+        lane.handles().close_all(session);
     }
     if kept {
-        tell_shared(fields);
+        tell_shared(lane);
     }
 }
 
@@ -89,14 +98,14 @@ fn shared(state: &'static State, file: &Pin, settled: Outcome<()>) -> bool {
 
 /// To be called before a descriptor is sent to another process.
 pub(crate) fn share_one(state: &'static State, fd: RawFd) {
-    let Some(fields) = state.started().filter(|_| config::mount().is_some()) else { return };
+    let Some(fields) = state.started().filter(|_| config::has_lane()) else { return };
     fields.shares.fetch_add(1, Ordering::SeqCst);
     fields.table.stale(fd);
     if let Some(file) = file::find_known(state, fd)
         && !file.is(FileBits::SHARED)
         && !share(state, &file)
     {
-        tell_shared(fields);
+        tell_shared(fields.lane(file.lane()));
     }
 }
 
@@ -107,8 +116,8 @@ fn is_left_by_exec(state: &'static State, file: &Pin) -> bool {
     left
 }
 
-fn tell_shared(state: &'static state::Fields) {
-    if let Some(session) = state.sessions.present() {
+fn tell_shared(lane: &'static Lane) {
+    if let Some(session) = lane.sessions.present() {
         // Without an answer the session is over, and bound slots belong to their descriptors
         // anyway.
         let _ = call::plain(session, Message::new(Op::ShareAll));
@@ -125,23 +134,25 @@ pub(crate) fn leave_to_numbers(state: &'static State) {
         if let Some(node) = node {
             file.node.store(node, Ordering::Relaxed);
             let place = file.slot.swap(0, Ordering::AcqRel) - 1;
-            fields.slots.release(place, None);
+            fields.lane(file.lane()).slots.release(place, None);
         }
     });
 }
 
-/// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to
-/// the next one when they are used.
-pub(crate) fn leave_session(state: &'static State) {
-    if let Some(session) = state.started().and_then(|fields| fields.sessions.present()) {
-        // First: nothing is made by the stream between the two.
-        state.get().leases.leave(session);
+/// Leaves the sessions: who we are has changed, or descriptors of one are in the way. Files attach
+/// to the next one of their lane when they are used.
+pub(crate) fn leave_sessions(state: &'static State) {
+    for lane in state.started().into_iter().flat_map(state::Fields::lanes) {
+        if let Some(session) = lane.sessions.present() {
+            // First: nothing is made by the stream between the two.
+            lane.leases.leave(session);
+        }
     }
     share_all(state);
     if let Some(fields) = state.started() {
         // Free slots are of no use to the next session, and what is parked is held open by it.
         fields.shed();
-        fields.sessions.leave();
+        fields.lanes().for_each(|lane| lane.sessions.leave());
         // What another thread closed between the two.
         fields.shed();
         fields.cwd.changed(fields.records());
@@ -151,6 +162,6 @@ pub(crate) fn leave_session(state: &'static State) {
 /// A file was shared while it was being opened, before it was bound: say it again.
 pub(crate) fn share_late(state: &'static State, file: &Record) {
     if file.is(FileBits::SHARED) {
-        tell_shared(state.get());
+        tell_shared(state.get().lane(file.lane()));
     }
 }

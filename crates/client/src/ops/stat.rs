@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 
-use super::state::State;
+use super::state::{Lane, State};
 use super::{file, path};
 use crate::fd::at::At;
 use crate::fd::record::Record;
@@ -21,6 +21,24 @@ pub(crate) struct Stat {
     pub(crate) attr: WireAttr,
     /// `st_dev` of the mount.
     pub(crate) device: u64,
+    lane: &'static Lane,
+}
+
+impl Stat {
+    /// `Kernel`: the service gave none.
+    fn new(lane: &'static Lane, attr: Option<WireAttr>) -> Outcome<Stat> {
+        Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: lane.device()?, lane })
+    }
+
+    /// Whether it is that of a lane's root.
+    pub(crate) fn is_of_root(&self) -> Outcome<bool> {
+        Ok(self.attr.ino == self.lane.root_ino()?)
+    }
+
+    /// Attributes of statx that are known of every file of the lane.
+    pub(crate) fn attributes(&self) -> Outcome<u32> {
+        self.lane.ready().map(|session| session.attributes)
+    }
 }
 
 /// Flags of `fstatat` and `statx` that change nothing here, or what the service knows.
@@ -43,15 +61,16 @@ pub(crate) fn stat(state: &'static State, dir: RawFd, path: &[u8], flags: i32) -
         };
     }
     let (session, at) = path::at(state, dir, path)?;
+    let lane = state.get().lane(session.lane);
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
     let asked = Asked::new(&at, Question::Stat { follow: flags == 0 });
     match known(state, session, asked.as_ref()) {
-        Some(Known::Attr(attr)) => with_device(state, Some(attr)),
+        Some(Known::Attr(attr)) => Stat::new(lane, Some(attr)),
         Some(Known::Absent) => Err(Errno::ENOENT.into()),
-        _ if state.get().leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
+        _ if lane.leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
         _ => {
             let message = Message { flags, ..Message::new(Op::Stat) };
-            with_device(state, question(state, session, &at, message, asked.as_ref())?.attr)
+            Stat::new(lane, question(state, session, &at, message, asked.as_ref())?.attr)
         }
     }
 }
@@ -60,13 +79,14 @@ pub(crate) fn stat(state: &'static State, dir: RawFd, path: &[u8], flags: i32) -
 #[inline]
 pub(crate) fn is_absent(state: &'static State, session: &'static Session, at: &At<'_>) -> bool {
     let asked = || Asked::new(at, Question::Stat { follow: true });
-    state.get().paths.has_missed() && known(state, session, asked().as_ref()) == Some(Known::Absent)
+    state.get().lane(session.lane).paths.has_missed()
+        && known(state, session, asked().as_ref()) == Some(Known::Absent)
 }
 
 /// An open found nothing at a path: the third is to know.
 #[cold]
 pub(crate) fn note_absent(state: &'static State, session: &'static Session, at: &At<'_>) {
-    let paths = &state.get().paths;
+    let paths = &state.get().lane(session.lane).paths;
     paths.miss();
     if let Some(asked) = Asked::new(at, Question::Stat { follow: true })
         && paths.came_before(&asked)
@@ -83,7 +103,7 @@ fn known(
     session: &'static Session,
     asked: Option<&Asked<'_>>,
 ) -> Option<Known> {
-    state.get().paths.find(session, asked?)
+    state.get().lane(session.lane).paths.find(session, asked?)
 }
 
 /// Asks, and keeps the answer where the question has come before.
@@ -94,7 +114,7 @@ fn question(
     message: Message,
     asked: Option<&Asked<'_>>,
 ) -> Outcome<Reply> {
-    let paths = &state.get().paths;
+    let paths = &state.get().lane(session.lane).paths;
     let Some(asked) = asked.filter(|asked| paths.came_before(asked)) else {
         return call::paths(session, message, (at.dir, at.path), (at.dir, b""));
     };
@@ -118,18 +138,20 @@ pub(crate) fn fstat(state: &'static State, fd: RawFd) -> Outcome<Stat> {
 #[inline(always)]
 fn shown(state: &'static State, fd: RawFd) -> Option<Stat> {
     let file = file::glance(state, fd)?;
-    let device = state.get().mount.device().ok()?;
-    let attr = view::attr(state.get().ready().ok()?, &file)?;
-    file.is_still().then_some(Stat { attr, device })
+    let lane = state.get().lane(file.lane());
+    let device = lane.device().ok()?;
+    let attr = view::attr(lane.ready().ok()?, &file)?;
+    file.is_still().then_some(Stat { attr, device, lane })
 }
 
 #[inline(never)]
 fn asked(state: &'static State, fd: RawFd) -> Outcome<Stat> {
     let file = file::find(state, fd)?;
     let (session, handle) = file::usable(state, &file, fd)?;
+    let lane = state.get().lane(session.lane);
     match view::attr(session, &file) {
-        Some(attr) => with_device(state, Some(attr)),
-        None => with_device(state, ask(session, &file, handle)?),
+        Some(attr) => Stat::new(lane, Some(attr)),
+        None => Stat::new(lane, ask(session, &file, handle)?),
     }
 }
 
@@ -146,15 +168,6 @@ pub(super) fn ask(
     Ok(reply.attr)
 }
 
-fn with_device(state: &'static State, attr: Option<WireAttr>) -> Outcome<Stat> {
-    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: state.get().mount.device()? })
-}
-
-/// Attributes of statx that are known of every file.
-pub(crate) fn attributes(state: &'static State) -> Outcome<u32> {
-    state.get().ready().map(|session| session.attributes)
-}
-
 /// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
 /// is asked for and differs, the kernel answers.
 pub(crate) fn access(
@@ -169,6 +182,7 @@ pub(crate) fn access(
         return Err(Detour::Kernel);
     }
     let (session, at) = path::at(state, dir, path)?;
+    let lane = state.get().lane(session.lane);
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     let asked = Asked::new(&at, Question::Access { follow, mask: mode as u32 });
     // Found in this session with the real identity that the effective one still is: a change of
@@ -177,7 +191,7 @@ pub(crate) fn access(
     match known(state, session, asked.as_ref()) {
         Some(Known::Done) => return Ok(()),
         Some(Known::Absent) => return Err(Errno::ENOENT.into()),
-        _ if asked.is_some() && state.get().leases.is_absent(session, &at) => {
+        _ if asked.is_some() && lane.leases.is_absent(session, &at) => {
             return Err(Errno::ENOENT.into());
         }
         _ => {}

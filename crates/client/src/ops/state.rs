@@ -1,4 +1,4 @@
-//! Everything a process knows about its lane, in memory that a forked child finds zeroed.
+//! Everything a process knows about its lanes, in memory that a forked child finds zeroed.
 //!
 //! The kernel wipes these pages at fork (`MADV_WIPEONFORK`), so a child, however it was made,
 //! starts with "nothing known": it cannot use its parent's channel by mistake, and every inherited
@@ -15,7 +15,11 @@
 //!
 //! No locks here; parts say their own.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use polylane_ipc::handshake::LANES_MAX;
+use zerocopy::FromZeros;
 
 use crate::fd::cwd::Cwd;
 use crate::fd::directories::Directories;
@@ -23,6 +27,7 @@ use crate::fd::preopened::SlotPool;
 use crate::fd::record::{FileBits, Record};
 use crate::fd::table::{FdTable, RecordPool, Records};
 use crate::fd::{abandon, rings};
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::{real, reserved, thread};
 use crate::rights::closing;
@@ -50,22 +55,10 @@ pub(crate) struct Fields {
     pub(crate) table: FdTable,
     /// What they mean: see [`Fields::records`].
     pool: RecordPool,
-    /// Kernel descriptors opened ahead.
-    pub(crate) slots: SlotPool,
-    /// Kernel descriptors of directories, kept open.
-    pub(crate) directories: Directories,
-    /// The channel to the service.
-    pub(crate) sessions: Sessions,
-    /// Directories whose names this process may change without asking.
-    pub(crate) leases: Leases,
-    /// What is known of paths.
-    pub(crate) paths: Paths,
-    /// Files that were closed and may be opened again without a request.
-    handles: CachedHandles,
+    /// The first lane: see [`Fields::lane`].
+    first: Lane,
     /// The working directory.
     pub(crate) cwd: Cwd,
-    /// The mount.
-    pub(crate) mount: Mount,
     /// The umask plus one; 0: not known yet.
     pub(crate) umask: AtomicU32,
     /// `RLIMIT_FSIZE` plus one; 0: not known yet.
@@ -78,6 +71,25 @@ pub(crate) struct Fields {
     pub(crate) has_locked: AtomicU32,
 }
 
+/// What a process knows about one lane.
+#[derive(FromZeros)]
+pub(crate) struct Lane {
+    /// The channel to the service.
+    pub(crate) sessions: Sessions,
+    /// The mount.
+    mount: Mount,
+    /// Kernel descriptors opened ahead.
+    pub(crate) slots: SlotPool,
+    /// Kernel descriptors of directories, kept open.
+    pub(crate) directories: Directories,
+    /// Directories whose names this process may change without asking.
+    pub(crate) leases: Leases,
+    /// What is known of paths.
+    pub(crate) paths: Paths,
+    /// Files that were closed and may be opened again without a request.
+    handles: CachedHandles,
+}
+
 const WIPED: u32 = 0;
 const STARTING: u32 = 1;
 const READY: u32 = 2;
@@ -88,20 +100,31 @@ pub(crate) static STATE: State = State(Fields {
     life: AtomicU32::new(WIPED),
     table: FdTable::new(),
     pool: RecordPool::new(),
-    slots: SlotPool::new(),
-    directories: Directories::new(),
-    sessions: Sessions::new(),
-    leases: Leases::new(),
-    paths: Paths::new(),
-    handles: CachedHandles::new(),
+    first: Lane::new(),
     cwd: Cwd::new(),
-    mount: Mount::new(),
     umask: AtomicU32::new(0),
     file_limit: AtomicU64::new(0),
     shares: AtomicU32::new(0),
     sharing: AtomicU32::new(0),
     has_locked: AtomicU32::new(0),
 });
+
+/// Lanes beyond the first, in mappings of their own, which are wiped as well: most processes have
+/// none, and the library's own data is locked into memory by programs that lock all of theirs.
+static FURTHER: [OnceLock<&'static Lane>; LANES_MAX - 1] =
+    [const { OnceLock::new() }; LANES_MAX - 1];
+
+/// Makes what is kept of lanes beyond the first. Called in the constructor. One for which there is
+/// no memory, and those after it, are the kernel's.
+pub(crate) fn make_lanes() {
+    for number in config::lanes() {
+        let Some(place) = number.index().checked_sub(1) else { continue };
+        match Lane::new_box_zeroed() {
+            Ok(lane) => drop(FURTHER[place].set(Box::leak(lane))),
+            Err(_) => return config::leave_out_from(number),
+        }
+    }
+}
 
 /// The open files, and what becomes of one that is closed.
 static RECORDS: Records = Records::new(&STATE.0.pool, finish);
@@ -138,7 +161,13 @@ fn start(state: &'static State) {
             reserved::close_all();
             real::wipe_on_fork(state);
             let memory = MEMORIES.fetch_add(1, Ordering::Relaxed) + 1;
-            fields.sessions.begin(memory);
+            for number in config::lanes() {
+                let lane = fields.lane(number);
+                if number != LaneNumber::FIRST {
+                    real::wipe_on_fork(lane);
+                }
+                lane.sessions.begin(number, memory);
+            }
             fields.life.store(READY, Ordering::Release);
         }
     });
@@ -154,20 +183,18 @@ const BARRED: FileBits = FileBits::COMMON.union(FileBits::SHARED).union(FileBits
 /// The last reference to an open file is gone.
 fn finish(file: &Record) {
     let state = STATE.get();
+    let lane = state.lane(file.lane());
+    let present = lane.sessions.present();
     if file.is(FileBits::DIRECTORY) {
         let may = !file.is(BARRED) && !rings::any();
-        let own = || present(state).filter(|session| session.is_own());
-        state.directories.finish(file, if may { own() } else { None });
+        let own = || present.filter(|session| session.is_own());
+        lane.directories.finish(file, if may { own() } else { None });
     }
     let locks = state.has_locked.load(Ordering::Relaxed) != 0;
-    let parked = !locks && !rings::any() && state.handles().park_last(present(state), file);
+    let parked = !locks && !rings::any() && lane.handles().park_last(present, file);
     if !parked {
-        closing::finish(&state.leases, present(state), &state.slots, file);
+        closing::finish(&lane.leases, present, &lane.slots, file);
     }
-}
-
-fn present(state: &'static Fields) -> Option<&'static Session> {
-    state.sessions.present()
 }
 
 impl Fields {
@@ -177,23 +204,104 @@ impl Fields {
         &RECORDS
     }
 
+    /// The lane of that number.
+    #[inline]
+    pub(crate) fn lane(&'static self, number: LaneNumber) -> &'static Lane {
+        match number.index() {
+            0 => &self.first,
+            further => FURTHER[further - 1].get().unwrap_or(&&self.first),
+        }
+    }
+
+    /// The session of an open file's lane.
+    #[inline]
+    pub(crate) fn session_of(&'static self, file: &Record) -> Option<&'static Session> {
+        self.lane(file.lane()).ready().ok()
+    }
+
+    /// The lanes of this process.
+    pub(crate) fn lanes(&'static self) -> impl Iterator<Item = &'static Lane> {
+        config::lanes().map(|number| self.lane(number))
+    }
+
+    /// The lane whose mount has that `st_dev`; `None`: it is no lane's. `Kernel`: that of a lane
+    /// cannot be found out now, and it is no other lane's.
+    pub(crate) fn lane_on(&'static self, device: u64) -> Outcome<Option<&'static Lane>> {
+        let mut known = Ok(None);
+        for lane in self.lanes() {
+            match lane.device() {
+                Ok(of) if of == device => return Ok(Some(lane)),
+                Ok(_) => {}
+                Err(error) => known = Err(error),
+            }
+        }
+        known
+    }
+
+    /// Closes the library's descriptors that nothing open needs: the program ran out of them.
+    /// Whether there were any.
+    pub(crate) fn shed(&'static self) -> bool {
+        self.lanes().filter(|lane| lane.shed()).count() > 0
+    }
+
+    /// Readies what is open in lanes of which there will be no session any more.
+    #[cold]
+    fn leave_to_kernel(&'static self) {
+        self.shares.fetch_add(1, Ordering::SeqCst);
+        for lane in self.lanes().filter(|lane| !namespace::is_at_home(lane.number())) {
+            abandon::leave_all_to_kernel(&self.table, &RECORDS, (lane.number(), &lane.slots));
+            lane.sessions.leave();
+        }
+        self.cwd.changed(&RECORDS);
+    }
+}
+
+impl Lane {
+    const fn new() -> Self {
+        Lane {
+            sessions: Sessions::new(),
+            mount: Mount::new(),
+            slots: SlotPool::new(),
+            directories: Directories::new(),
+            leases: Leases::new(),
+            paths: Paths::new(),
+            handles: CachedHandles::new(),
+        }
+    }
+
+    /// Which one it is.
+    #[inline]
+    pub(crate) fn number(&self) -> LaneNumber {
+        self.sessions.lane()
+    }
+
+    /// `st_dev` of the mount.
+    #[inline]
+    pub(crate) fn device(&self) -> Outcome<u64> {
+        self.mount.device(self.number())
+    }
+
+    /// The inode number of the mount's root.
+    pub(crate) fn root_ino(&self) -> Outcome<u64> {
+        self.mount.root_ino(self.number())
+    }
+
     /// Files that were closed and may be opened again without a request.
     #[inline]
     pub(crate) fn handles(&'static self) -> HandleCache {
         HandleCache { cached: &self.handles, slots: &self.slots, records: &RECORDS }
     }
 
-    /// Closes the library's descriptors that nothing open needs: the program ran out of them.
-    /// Whether there were any.
+    /// As [`Fields::shed`].
     pub(crate) fn shed(&'static self) -> bool {
         let directories = self.directories.shed();
-        self.handles().shed(present(self)) || directories
+        self.handles().shed(self.sessions.present()) || directories
     }
 
     /// The session, unless paths mean something else in this process; connects when there is none.
     #[inline]
     pub(crate) fn ready(&'static self) -> Outcome<&'static Session> {
-        if !namespace::is_at_home() {
+        if !namespace::is_at_home(self.number()) {
             return Err(Detour::Kernel);
         }
         match self.sessions.present() {
@@ -223,10 +331,7 @@ impl Fields {
             }
             Err(NoSession::Later) => Err(Detour::Kernel),
             Err(NoSession::Never) => {
-                self.shares.fetch_add(1, Ordering::SeqCst);
-                abandon::leave_all_to_kernel(&self.table, &RECORDS, &self.slots);
-                self.sessions.leave();
-                self.cwd.changed(&RECORDS);
+                STATE.get().leave_to_kernel();
                 Err(Detour::Kernel)
             }
         }

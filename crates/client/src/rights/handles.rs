@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use polylane_ipc::message::{
     AT_REST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags,
 };
+use zerocopy::FromZeros;
 
 use crate::fd::at::At;
 use crate::fd::file::LARGEFILE;
@@ -74,6 +75,7 @@ const SEEN: usize = 4096;
 const CROWD: u32 = 8;
 
 /// A file that cached, or may. All zero: none.
+#[derive(FromZeros)]
 #[repr(align(64))]
 struct CachedHandle {
     /// Bytes of the path, and the question.
@@ -98,6 +100,7 @@ struct CachedHandle {
 }
 
 /// All of them, by the places of their slots. Zero is "none".
+#[derive(FromZeros)]
 pub(crate) struct CachedHandles {
     entries: [CachedHandle; SLOTS],
     /// Hashes of what was asked for them, side by side.
@@ -369,7 +372,7 @@ impl HandleCache {
             self.slots.free_parked(place, post_close(session, entry));
             return None;
         }
-        let Some(file) = self.records.allocate() else {
+        let Some(file) = self.records.allocate(session.lane) else {
             self.slots.free_parked(place, post_close(session, entry));
             return None;
         };

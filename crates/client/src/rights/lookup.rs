@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{IS_MARK, Reply, Status, WireAttr};
+use zerocopy::FromZeros;
 use zerocopy::little_endian::U64;
 
 use crate::fd::at::At;
@@ -64,6 +65,7 @@ pub(crate) enum Known {
 }
 
 /// One question and its answer; all zero: none.
+#[derive(FromZeros)]
 #[repr(align(64))]
 struct Entry {
     seq: AtomicU32,
@@ -85,6 +87,7 @@ const DONE: u64 = 2;
 const ABSENT: u64 = 3;
 
 /// All that is known of paths. Zero is "nothing".
+#[derive(FromZeros)]
 pub(crate) struct Paths {
     entries: [Entry; ENTRIES],
     /// An open found nothing, ever: opens look here first. Most programs open what is there.

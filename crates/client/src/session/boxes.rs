@@ -1,4 +1,5 @@
-//! The mailboxes of each thread, and the number of a request that it asks again.
+//! The mailboxes of each thread, a pair for each lane, and the number of a request that it asks
+//! again.
 //!
 //! Constant-initialised and without destructor, as `kernel::thread`. A call that interrupts another
 //! of its thread finds that one's mailbox busy and takes the other one; a third level goes through
@@ -6,14 +7,19 @@
 
 use std::cell::Cell;
 
-/// Mailboxes of one thread.
+use polylane_ipc::handshake::LANES_MAX;
+
+use crate::kernel::config::LaneNumber;
+
+/// Mailboxes of one thread in one lane.
 pub(crate) const BOXES: usize = 2;
 /// The one for calls. The worker that serves a busy thread looks at it without being told to.
 pub(crate) const AWAITED: usize = 0;
 /// The one for requests that nobody waits for, so that they do not delay the next call.
 pub(crate) const UNAWAITED: usize = 1;
 
-/// The calling thread's part. Only the thread itself, or a signal handler on it, comes here.
+/// The calling thread's part in one lane. Only the thread itself, or a signal handler on it, comes
+/// here.
 pub(super) struct Boxes {
     /// The session that `numbers` belong to; 0: none were claimed.
     pub(super) session: Cell<u32>,
@@ -21,38 +27,41 @@ pub(super) struct Boxes {
     pub(super) numbers: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
     pub(super) busy: [Cell<bool>; BOXES],
-    /// The number of a request that is asked again, for the next one that has a number; 0: none.
-    again: Cell<u32>,
 }
 
-thread_local! {
-    static OWN: Boxes = const {
+impl Boxes {
+    const fn new() -> Self {
         Boxes {
             session: Cell::new(0),
             numbers: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
-            again: Cell::new(0),
         }
-    };
+    }
 }
 
-/// Calls `with` with the calling thread's part.
+thread_local! {
+    static OWN: [Boxes; LANES_MAX] = const { [const { Boxes::new() }; LANES_MAX] };
+    /// The number of a request that is asked again, for the next one that has a number; 0: none.
+    static AGAIN: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Calls `with` with the calling thread's part in a lane.
 #[inline]
-pub(super) fn with<R>(with: impl FnOnce(&Boxes) -> R) -> R {
-    OWN.with(with)
+pub(super) fn with<R>(lane: LaneNumber, with: impl FnOnce(&Boxes) -> R) -> R {
+    OWN.with(|own| with(&own[lane.index()]))
 }
 
 /// The calling thread is about to ask once more what it asked under this number; 0: what has none.
 pub(crate) fn ask_again(turn: u32) {
-    OWN.with(|own| own.again.set(turn));
+    AGAIN.set(turn);
 }
 
 /// Whether the calling thread is to ask once more what had a number, and has not yet.
 pub(crate) fn is_asked_again() -> bool {
-    OWN.with(|own| own.again.get() != 0)
+    AGAIN.get() != 0
 }
 
 /// The number given to [`ask_again`], once; 0: none, or it was taken.
 pub(crate) fn take_again() -> u32 {
-    OWN.with(|own| own.again.replace(0))
+    AGAIN.replace(0)
 }

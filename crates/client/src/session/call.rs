@@ -10,7 +10,7 @@ use polylane_ipc::stream::NAME_BYTES_MAX;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-use crate::kernel::outcome::{Detour, Outcome, make_room};
+use crate::kernel::outcome::{Detour, Lost, Outcome, make_room};
 use crate::session::{Alive, Mailbox, Mark, Session};
 
 /// Paths start at the payload's first byte; what follows them is data.
@@ -292,8 +292,8 @@ pub(crate) fn accept(reply: Reply) -> Outcome<Reply> {
 fn lost(session: &Session, message: &Message) -> Detour {
     session.lose();
     match message.op {
-        Op::Lock | Op::GetLock => Detour::Lost(0),
-        _ if message.turn != 0 => Detour::Lost(message.turn),
+        Op::Lock | Op::GetLock => Detour::Lost(Lost { lane: session.lane, turn: 0 }),
+        _ if message.turn != 0 => Detour::Lost(Lost { lane: session.lane, turn: message.turn }),
         _ => Detour::Kernel,
     }
 }

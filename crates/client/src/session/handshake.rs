@@ -9,7 +9,7 @@ use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
 use polylane_sys::notice::Notice;
 use polylane_sys::scm;
 
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::Detour;
 use crate::kernel::real;
 use crate::kernel::reserved;
@@ -28,16 +28,21 @@ pub(super) struct Welcomed {
     pub(super) notice: Option<Notice>,
 }
 
-/// Says who this process is, by its secret, and takes over what the service sends.
+/// Says who this process is, by its secret, and takes over what the service of a lane sends.
 ///
 /// With `shown`, the lane's root as this process opened it and perhaps a file that it made there,
 /// it has an attachment of its own.
-pub(super) fn greet(key: u64, socket: RawFd, shown: &[RawFd]) -> Result<Welcomed> {
+pub(super) fn greet(
+    lane: LaneNumber,
+    key: u64,
+    socket: RawFd,
+    shown: &[RawFd],
+) -> Result<Welcomed> {
     let fd = real::borrow(socket);
     let timeout = rustix::net::sockopt::Timeout::Recv;
     rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
         .map_err(|error| Errno(error.raw_os_error()))?;
-    let mount = match config::mount().ok_or(Errno::ENOENT)? {
+    let mount = match config::mount(lane).ok_or(Errno::ENOENT)? {
         b"" => b"/".to_vec(),
         mount => mount.to_vec(),
     };

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use polylane_ipc::MailboxIndex;
 
 use super::{Alive, Session, boxes};
+use crate::kernel::config::LaneNumber;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::emergency::Borrowed;
 
@@ -21,8 +22,8 @@ pub(super) enum Holds {
     Borrowed(#[expect(dead_code, reason = "dropped")] Borrowed),
 }
 
-/// The place of one of the thread's own.
-pub(super) struct Own(pub(super) usize);
+/// The lane and the place of one of the thread's own.
+pub(super) struct Own(pub(super) LaneNumber, pub(super) usize);
 
 impl Mailbox {
     /// Waits until the mailbox's last request is answered, and counts one more. In this order: who
@@ -42,6 +43,6 @@ impl Mailbox {
 impl Drop for Own {
     #[inline]
     fn drop(&mut self) {
-        boxes::with(|own| own.busy[self.0].set(false));
+        boxes::with(self.0, |own| own.busy[self.1].set(false));
     }
 }

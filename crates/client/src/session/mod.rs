@@ -1,4 +1,4 @@
-//! The channel to the service: made at the first path under the mount, dropped when it fails.
+//! The channel to a lane's service: made at the first path under its mount, dropped if it fails.
 //!
 //! # Invariants
 //!
@@ -6,8 +6,8 @@
 //! - A session that was lost is never used again. The next one is tried a second later at the
 //!   earliest.
 //! - Sessions are never freed: a call may be under way in any thread. A process family that went
-//!   through [`SESSIONS_MAX`] of them (forks of forks, changes of user, service restarts) stays on
-//!   the kernel path, but for its locks (see `ops::one_shot`).
+//!   through all that there are in `made` (forks of forks, changes of user, service restarts) stays
+//!   on the kernel path, but for its locks (see `ops::one_shot`).
 //!
 //! # Locking
 //!
@@ -19,6 +19,7 @@ pub(crate) mod call;
 pub(crate) mod emergency;
 mod handshake;
 pub(crate) mod identity;
+mod made;
 mod mailbox;
 mod mark;
 pub(crate) mod mounts;
@@ -31,7 +32,6 @@ use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::time::Duration;
 
@@ -41,13 +41,14 @@ use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::notice::Notice;
 use polylane_sys::scm;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) use self::alive::Alive;
+pub(crate) use self::made::{made_from, of};
 pub(crate) use self::mailbox::Mailbox;
 use self::mailbox::{Holds, Own};
 pub(crate) use self::mark::Mark;
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::reserved;
@@ -56,8 +57,6 @@ use crate::session::boxes::{AWAITED, BOXES, Boxes, UNAWAITED};
 use crate::session::emergency::{Reserve, is_owed};
 use crate::session::handshake::Welcomed;
 
-/// Sessions of one process and its ancestors back to the last exec.
-const SESSIONS_MAX: usize = 64;
 /// How long the next service may take to come up after one that died, in seconds: as long as a
 /// volume's journal may take to be replayed.
 const NEXT_SECONDS: i64 = 30;
@@ -71,14 +70,11 @@ const CONNECTION_PAUSE: Duration = Duration::from_micros(100);
 /// Seconds between attempts to connect.
 const RETRY_SECONDS: i64 = 1;
 
-static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
-/// Sessions made so far, by this process or an ancestor that it was forked from.
-static MADE: AtomicU32 = AtomicU32::new(0);
-
-/// One connection to the service.
+/// One connection to the service of a lane.
 pub(crate) struct Session {
-    /// Its place in `SESSIONS` plus one.
+    /// Its place in `SESSIONS` plus one; 0: it has none.
     pub(crate) number: u32,
+    pub(crate) lane: LaneNumber,
     pub(crate) channel: ClientChannel,
     /// Names this session's slots.
     pub(crate) token: [u8; 16],
@@ -102,19 +98,17 @@ pub(crate) struct Session {
     posts: Box<[AtomicU32]>,
 }
 
-/// The session of that number, present or former; its channel is there if it is this process's own:
-/// see [`Session::is_own`].
-pub(crate) fn of(number: u32) -> Option<&'static Session> {
-    SESSIONS.get(number.checked_sub(1)? as usize)?.get()
+/// The session of a lane that was made last, if this process made it and uses it.
+fn last(lane: LaneNumber) -> Option<&'static Session> {
+    let last = made_from(1, lane).next_back();
+    last.filter(|session| session.is_own() && !session.is_lost())
 }
 
-/// The session that was made last, if this process made it and uses it.
-fn last() -> Option<&'static Session> {
-    of(MADE.load(Ordering::Relaxed)).filter(|session| session.is_own() && !session.is_lost())
-}
-
-/// Which session is the present one. Zero is "none".
+/// Which session of a lane is the present one. Zero is "none".
+#[derive(FromZeros)]
 pub(crate) struct Sessions {
+    /// The lane's place.
+    lane: AtomicU32,
     current: AtomicU32,
     connecting: AtomicBool,
     /// How often a session was wanted and there was none.
@@ -136,14 +130,15 @@ pub(crate) struct Sessions {
 pub(crate) enum NoSession {
     /// There may be one later.
     Later,
-    /// This process has just found out that it gets none any more: see
-    /// [`leave_home`](namespace::leave_home).
+    /// This process has just found out that it gets none any more: see [`leave`](namespace::leave)
+    /// and [`leave_home`](namespace::leave_home).
     Never,
 }
 
 impl Sessions {
     pub(crate) const fn new() -> Self {
         Sessions {
+            lane: AtomicU32::new(0),
             current: AtomicU32::new(0),
             connecting: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
@@ -159,12 +154,19 @@ impl Sessions {
     #[inline]
     pub(crate) fn present(&self) -> Option<&'static Session> {
         let number = self.current.load(Ordering::Acquire).checked_sub(1)?;
-        SESSIONS.get(number as usize)?.get().filter(|session| !session.is_lost())
+        of(number + 1).filter(|session| !session.is_lost())
     }
 
-    /// This process begins, in a memory of that number.
-    pub(crate) fn begin(&self, memory: u32) {
+    /// This process begins, in a memory of that number; these are its sessions of that lane.
+    pub(crate) fn begin(&self, lane: LaneNumber, memory: u32) {
+        self.lane.store(lane.index() as u32, Ordering::Relaxed);
         self.memory.store(memory, Ordering::Relaxed);
+    }
+
+    /// The lane that they are of.
+    #[inline]
+    pub(crate) fn lane(&self) -> LaneNumber {
+        LaneNumber::at(self.lane.load(Ordering::Relaxed) as usize)
     }
 
     /// Calls `get` until it gives a session, as long as another thread is connecting.
@@ -197,12 +199,12 @@ impl Sessions {
 
     /// Whether there is no session, nor will be one.
     pub(crate) fn are_used_up(&self) -> bool {
-        MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX && self.present().is_none()
+        made::are_used_up() && self.present().is_none()
     }
 
     /// A session beside those of the process, for one call.
     pub(crate) fn aside(&'static self) -> Result<Session> {
-        Session::connect(self, 0, self.key()?)
+        Session::connect(self, self.key()?)
     }
 
     /// Waits until the next service has let this process in, as `is_ready` says. False: it does
@@ -216,7 +218,7 @@ impl Sessions {
             if is_ready() {
                 return true;
             }
-            let ends = self.are_used_up() || !namespace::is_at_home();
+            let ends = self.are_used_up() || !namespace::is_at_home(self.lane());
             if ends || thread::is_inside() || seconds() >= end {
                 return false;
             }
@@ -251,8 +253,9 @@ impl Sessions {
     ///
     /// # Errors
     ///
-    /// [`NoSession::Never`]: for good. Then paths are the kernel's from here on, and the caller
-    /// readies what is open for that.
+    /// [`NoSession::Never`]: for good. Then paths of the lane are the kernel's from here on, those
+    /// of all lanes where this process is not what it seems, and the caller readies what is open
+    /// for that.
     #[cold]
     pub(crate) fn connect(&'static self) -> std::result::Result<&'static Session, NoSession> {
         if self.wanted.fetch_add(1, Ordering::Relaxed) < config::patience() {
@@ -272,8 +275,8 @@ impl Sessions {
         let made = self.make_at_home();
         if matches!(made, Err(NoSession::Never)) {
             // First, so that no other thread connects again.
-            namespace::leave_home();
-            namespace::say_refused();
+            namespace::leave(self.lane());
+            namespace::say_refused(self.lane());
         }
         self.connecting.store(false, Ordering::Release);
         made
@@ -293,12 +296,15 @@ impl Sessions {
     }
 
     fn make(&'static self) -> Outcome<&'static Session> {
-        let number = MADE.load(Ordering::Relaxed);
-        let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
         let (key, leaves) = (self.key()?, self.leaves.load(Ordering::SeqCst));
-        let session = Session::connect(self, number + 1, key)?;
-        MADE.store(number + 1, Ordering::Relaxed);
-        let session = cell.get_or_init(|| session);
+        if made::are_used_up() {
+            return Err(Detour::Kernel);
+        }
+        let session = Session::connect(self, key)?;
+        let session = made::keep(session).map_err(|session| {
+            session.finish();
+            Detour::Kernel
+        })?;
         self.current.store(session.number, Ordering::SeqCst);
         if self.leaves.load(Ordering::SeqCst) != leaves {
             // This process may be somebody else by now.
@@ -312,7 +318,7 @@ impl Sessions {
     /// Gives the calling thread's mailboxes back. To be called when the thread ends.
     pub(crate) fn release_thread(&self) {
         let Some(session) = self.present() else { return };
-        boxes::with(|own| {
+        boxes::with(session.lane, |own| {
             if own.session.replace(0) == session.number {
                 let release = |number: &Cell<u32>| {
                     session.channel.release(MailboxIndex(number.get()));
@@ -341,8 +347,7 @@ impl Sessions {
             session.leave();
         }
         let over = |session: &&Session| session.is_own() && session.is_lost();
-        let made = SESSIONS.iter().map_while(OnceLock::get);
-        made.filter(over).for_each(|session| session.channel.silence());
+        made_from(1, self.lane()).filter(over).for_each(|session| session.channel.silence());
     }
 }
 
@@ -356,41 +361,36 @@ fn seconds() -> i64 {
 }
 
 impl Session {
-    fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
-        mounts::at_home_or_by_root(|shown| Session::connect_by(sessions, number, key, shown))
+    /// A session that has no number yet.
+    fn connect(sessions: &'static Sessions, key: u64) -> Result<Session> {
+        mounts::at_home_or_by_root(sessions.lane(), |shown| {
+            Session::connect_by(sessions, key, shown)
+        })
     }
 
-    fn connect_by(
-        sessions: &'static Sessions,
-        number: u32,
-        key: u64,
-        shown: &[RawFd],
-    ) -> Result<Session> {
+    fn connect_by(sessions: &'static Sessions, key: u64, shown: &[RawFd]) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
-        let path = config::in_run_dir(&mut path, b"socket").ok_or(Errno::ENOENT)?;
+        let path =
+            config::in_run_dir(sessions.lane(), &mut path, b"socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let socket = socket.into_raw_fd();
-        let made = handshake::greet(key, socket, shown)
-            .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
+        let made = handshake::greet(sessions.lane(), key, socket, shown)
+            .and_then(|welcomed| Self::welcomed(sessions, socket, welcomed));
         if made.is_err() {
             reserved::close(socket);
         }
         made
     }
 
-    fn welcomed(
-        sessions: &'static Sessions,
-        number: u32,
-        socket: RawFd,
-        welcomed: Welcomed,
-    ) -> Result<Session> {
+    fn welcomed(sessions: &'static Sessions, socket: RawFd, welcomed: Welcomed) -> Result<Session> {
         let Welcomed { channel, token, attributes, covered, notice } = welcomed;
         let reserve = Reserve::of(&channel).ok_or(Errno::EPROTO)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let lost = AtomicBool::new(false);
         let (pid, memory) = (pid_now(), sessions.memory.load(Ordering::Relaxed));
         Ok(Session {
-            number,
+            number: 0,
+            lane: sessions.lane(),
             channel,
             token,
             attributes,
@@ -475,7 +475,7 @@ impl Session {
     }
 
     fn free_mailbox(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
-        boxes::with(|own| {
+        boxes::with(self.lane, |own| {
             if own.session.get() != self.number {
                 self.claim(own)?;
             }
@@ -483,7 +483,7 @@ impl Session {
             let place = place.ok_or(Detour::Kernel)?;
             own.busy[place].set(true);
             let index = MailboxIndex(own.numbers[place].get());
-            Ok(Mailbox { session: self, index, _holds: Holds::Own(Own(place)) })
+            Ok(Mailbox { session: self, index, _holds: Holds::Own(Own(self.lane, place)) })
         })
     }
 

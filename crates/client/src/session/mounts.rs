@@ -1,4 +1,4 @@
-//! Whether paths below the mount still lead into the lane.
+//! Whether paths below the mount of a lane still lead into it.
 //!
 //! A tenant may mount something in its lane, or take the lane away. The service cannot see that;
 //! the tenant's first process can, and tells of it in a page ([`Notice`]). As long as the mounts
@@ -12,9 +12,10 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
+use polylane_ipc::handshake::LANES_MAX;
 use polylane_sys::notice::Notice;
 
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::real;
 use crate::kernel::thread;
 use crate::session::{self, Session, Sessions, namespace};
@@ -24,21 +25,27 @@ const LOOKS_MAX: u32 = 500;
 /// Pause between two.
 const PAUSE: Duration = Duration::from_millis(1);
 
-static NOTICE: OnceLock<Notice> = OnceLock::new();
+static NOTICES: [OnceLock<Notice>; LANES_MAX] = [const { OnceLock::new() }; LANES_MAX];
 
-/// Finds the page, on a slow path. False: this process has mounts of its own, of which that page
-/// tells nothing.
-pub(crate) fn find() -> bool {
-    if NOTICE.get().is_none() {
+/// The page of a lane, once it is found.
+#[inline]
+fn known(lane: LaneNumber) -> Option<&'static Notice> {
+    NOTICES[lane.index()].get()
+}
+
+/// Finds the page of a lane, on a slow path. False: this process has mounts of its own, of which
+/// that page tells nothing.
+pub(crate) fn find(lane: LaneNumber) -> bool {
+    if known(lane).is_none() {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
-        let path = config::in_run_dir(&mut path, b"mounts");
+        let path = config::in_run_dir(lane, &mut path, b"mounts");
         let found = path.map(|path| Notice::open(Path::new(OsStr::from_bytes(path))));
         if let Some(Ok(notice)) = found {
             // Another thread may have been faster.
-            let _ = NOTICE.set(notice);
+            let _ = NOTICES[lane.index()].set(notice);
         }
     }
-    NOTICE.get().is_none_or(Notice::is_of_this_process)
+    known(lane).is_none_or(Notice::is_of_this_process)
 }
 
 /// Connects as who sees the lane as its tenant does, or else by the lane's root as this process
@@ -47,13 +54,16 @@ pub(crate) fn find() -> bool {
 ///
 /// # Errors
 /// What `connect` says; `EACCES` where the root cannot be opened.
-pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(&[RawFd]) -> Result<T>) -> Result<T> {
-    let at_home = if find() { connect(&[]) } else { Err(Errno::EXDEV) };
+pub(crate) fn at_home_or_by_root<T>(
+    lane: LaneNumber,
+    connect: impl Fn(&[RawFd]) -> Result<T>,
+) -> Result<T> {
+    let at_home = if find(lane) { connect(&[]) } else { Err(Errno::EXDEV) };
     if !matches!(at_home, Err(Errno::EXDEV)) {
         return at_home;
     }
     let mut path = [0; config::MOUNT_BYTES_MAX + 1];
-    let path = config::under_mount(&mut path, b"").ok_or(Errno::ENOENT)?;
+    let path = config::under_mount(lane, &mut path, b"").ok_or(Errno::ENOENT)?;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let root = real::open_file(path, flags).map_err(|_| Errno::EACCES)?;
     let mut connected = connect(&[root]);
@@ -71,7 +81,7 @@ pub(crate) fn at_home_or_by_root<T>(connect: impl Fn(&[RawFd]) -> Result<T>) -> 
 /// Whether paths below the mount may lead elsewhere.
 #[inline]
 pub(crate) fn changed(session: &Session) -> bool {
-    let notice = session.notice.as_ref().or_else(|| NOTICE.get());
+    let notice = session.notice.as_ref().or_else(|| known(session.lane));
     notice.is_some_and(Notice::is_changed)
 }
 
@@ -85,9 +95,9 @@ enum Page {
 impl Page {
     /// `None`: this process gets none.
     fn find(sessions: &'static Sessions) -> Option<Page> {
-        let own = session::last().and_then(|session| session.notice.as_ref());
-        let known = own.or_else(|| if find() { NOTICE.get() } else { None });
-        match known {
+        let lane = sessions.lane();
+        let own = session::last(lane).and_then(|session| session.notice.as_ref());
+        match own.or_else(|| if find(lane) { known(lane) } else { None }) {
             Some(notice) => Some(Page::Known(notice)),
             None => Some(Page::Aside(Box::new(sessions.aside().ok()?))),
         }
@@ -102,28 +112,34 @@ impl Page {
 }
 
 /// Makes a call that mounts or unmounts, and waits until all processes know of it, so that what the
-/// program does next finds what it mounted. `seen`: such a call changes the table of mounts.
+/// program does next finds what it mounted. `seen`: such a call changes the table of mounts;
+/// `sessions`: those of each lane.
 ///
 /// A process without a session is admitted for this call: others that see the same mounts may have
 /// sessions. A look that was under way for another reason may end the wait a moment too early.
 pub(crate) fn change<T: PartialEq + From<i8>>(
-    sessions: impl FnOnce() -> &'static Sessions,
+    sessions: impl Fn(LaneNumber) -> &'static Sessions,
     seen: bool,
     call: impl FnOnce() -> T,
 ) -> T {
-    let watched = seen && namespace::mount().is_ok();
-    let page = if watched { thread::slow(|| Page::find(sessions())) } else { None };
-    let before = page.as_ref().map(Page::looks);
+    let mut pages = [const { None }; LANES_MAX];
+    if seen && namespace::any_lane().is_ok() {
+        for (lane, page) in config::lanes().zip(&mut pages) {
+            let found = thread::slow(|| Page::find(sessions(lane)));
+            *page = found.map(|found| (found.looks(), found));
+        }
+    }
     let done = call();
-    let Some(page) = page else { return done };
     let errno = real::errno();
     let mut left = if done == T::from(0) { LOOKS_MAX } else { 0 };
-    while Some(page.looks()) == before && left > 0 {
-        std::thread::sleep(PAUSE);
-        left -= 1;
-    }
-    if let Page::Aside(session) = page {
-        thread::slow(|| session.finish());
+    for (before, page) in pages.into_iter().flatten() {
+        while page.looks() == before && left > 0 {
+            std::thread::sleep(PAUSE);
+            left -= 1;
+        }
+        if let Page::Aside(session) = page {
+            thread::slow(|| session.finish());
+        }
     }
     real::set_errno(errno);
     done

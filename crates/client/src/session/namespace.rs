@@ -1,39 +1,48 @@
 //! What paths mean in this process: whether there is a lane, and where.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::kernel::config;
+use zerocopy::FromZeros;
+
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
 
-/// Whether this library has anything to do with calls of this thread just now.
+/// Whether this library has anything to do with calls of this thread just now. `Kernel`: it has
+/// not.
 #[inline]
-pub(crate) fn mount() -> Outcome<&'static [u8]> {
-    match config::mount() {
-        Some(mount) if !thread::is_inside() => Ok(mount),
-        _ => Err(Detour::Kernel),
+pub(crate) fn any_lane() -> Outcome<()> {
+    match config::has_lane() && !thread::is_inside() {
+        true => Ok(()),
+        false => Err(Detour::Kernel),
     }
 }
 
-/// Paths mean something else here than in the service (chroot, another mount namespace), or the
-/// service would take this process for more than it is. What a child inherits with memory of its
-/// own, so that it stays until the next exec.
-static ESTRANGED: AtomicBool = AtomicBool::new(false);
+/// Lanes whose paths mean something else here than in the service (chroot, another mount
+/// namespace), or whose service would take this process for more than it is: a bit for each. What a
+/// child inherits with memory of its own, so that it stays until the next exec.
+static ESTRANGED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether paths mean the same in this process as in the service.
-pub(crate) fn is_at_home() -> bool {
-    !ESTRANGED.load(Ordering::SeqCst)
+/// Whether paths of that lane mean the same in this process as in its service.
+#[inline]
+pub(crate) fn is_at_home(lane: LaneNumber) -> bool {
+    ESTRANGED.load(Ordering::SeqCst) & 1 << lane.index() == 0
 }
 
-/// From now on this process, and what is forked from it, has no session.
+/// From now on this process, and what is forked from it, has no session of any lane.
 pub(crate) fn leave_home() {
-    ESTRANGED.store(true, Ordering::SeqCst);
+    ESTRANGED.store(u32::MAX, Ordering::SeqCst);
+}
+
+/// From now on this process, and what is forked from it, has no session of that lane.
+pub(crate) fn leave(lane: LaneNumber) {
+    ESTRANGED.fetch_or(1 << lane.index(), Ordering::SeqCst);
 }
 
 /// Says once, where that is asked for, that the service refused this process a session.
-pub(crate) fn say_refused() {
-    let Some(mount) = config::mount().filter(|_| config::says_why()) else { return };
+pub(crate) fn say_refused(lane: LaneNumber) {
+    let Some(mount) = config::mount(lane).filter(|_| config::says_why()) else { return };
     let line: [&[u8]; 3] = [
         b"polylane: ",
         mount,
@@ -44,7 +53,8 @@ pub(crate) fn say_refused() {
     let _ = rustix::io::write(rustix::stdio::stderr(), &line.concat());
 }
 
-/// The mount as the kernel knows it. Zero is "not known yet".
+/// The mount of a lane as the kernel knows it. Zero is "not known yet".
+#[derive(FromZeros)]
 pub(crate) struct Mount {
     /// `st_dev` plus one.
     device: AtomicU64,
@@ -59,26 +69,26 @@ impl Mount {
 
     /// `st_dev` of the mount.
     #[inline]
-    pub(crate) fn device(&self) -> Outcome<u64> {
+    pub(crate) fn device(&self, lane: LaneNumber) -> Outcome<u64> {
         match self.device.load(Ordering::Relaxed).checked_sub(1) {
             Some(device) => Ok(device),
-            None => self.find().map(|(device, _)| device),
+            None => self.find(lane).map(|(device, _)| device),
         }
     }
 
     /// The inode number of the mount's root.
-    pub(crate) fn root_ino(&self) -> Outcome<u64> {
+    pub(crate) fn root_ino(&self, lane: LaneNumber) -> Outcome<u64> {
         match self.root_ino.load(Ordering::Relaxed) {
-            0 => self.find().map(|(_, root)| root),
+            0 => self.find(lane).map(|(_, root)| root),
             root => Ok(root),
         }
     }
 
     /// Device and inode number of the mount's root.
     #[cold]
-    fn find(&self) -> Outcome<(u64, u64)> {
+    fn find(&self, lane: LaneNumber) -> Outcome<(u64, u64)> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 1];
-        let path = config::under_mount(&mut path, b"").ok_or(Detour::Kernel)?;
+        let path = config::under_mount(lane, &mut path, b"").ok_or(Detour::Kernel)?;
         // After chroot there may be nothing of that name.
         let (device, root) = real::stat_cached(path).map_err(|_| Detour::Kernel)?;
         self.root_ino.store(root, Ordering::Relaxed);

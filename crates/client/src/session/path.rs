@@ -1,15 +1,34 @@
-//! The text of paths: what one is from the root of the lane.
+//! The text of paths: which lane one leads into, and what it is from the root of that.
 
 use polylane_ipc::message::{PATH_BYTES_MAX, RESERVED_DIR, SLOT_DIR};
 
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome, make_room};
 use crate::kernel::real;
 use crate::kernel::thread;
 use crate::session::{Session, namespace};
 
-/// What a path of the lane is from its root, relative ones as seen from the working directory.
-pub(crate) fn from_root(path: &[u8], into: &mut Vec<u8>) -> Outcome<()> {
-    let mount = namespace::mount()?;
+/// The lane that an absolute path leads into by its text, and what it is there: of several lanes
+/// the one whose mount path is the longest.
+#[inline]
+pub(crate) fn lane_of(path: &[u8]) -> Option<(LaneNumber, &[u8])> {
+    let mut found = None;
+    let mut longest = 0;
+    for lane in config::lanes() {
+        let Some(mount) = config::mount(lane) else { continue };
+        if (found.is_none() || mount.len() > longest)
+            && let Some(rest) = inside(mount, path)
+        {
+            (found, longest) = (Some((lane, rest)), mount.len());
+        }
+    }
+    found
+}
+
+/// What a path of a lane is from its root, relative ones as seen from the working directory.
+pub(crate) fn from_root(lane: LaneNumber, path: &[u8], into: &mut Vec<u8>) -> Outcome<()> {
+    namespace::any_lane()?;
+    let mount = config::mount(lane).ok_or(Detour::Kernel)?;
     into.clear();
     if path.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);

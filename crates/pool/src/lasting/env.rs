@@ -1,4 +1,4 @@
-//! `polylane env`: what gives a process or a container the fast way into a lane.
+//! `polylane env`: what gives a process or a container the fast way into lanes.
 //!
 //! | form | for |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `cdi` | a file in /etc/cdi, after which containers ask for the device by its name |
 //! | `docker`, `podman` | arguments of `run` |
 //!
-//! A container gets the lane at the path that it has on the host, and beside it the lane's run
+//! A container gets each lane at the path that it has on the host, and beside it the lane's run
 //! directory with the library and the socket, read-only, at its path on the host. They are not
 //! taken from `.polylane` in the lane: a lane's service can have the kernel take a mount in its
 //! lane away, and show files of its own there.
@@ -18,11 +18,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_ipc::handshake::LANES_MAX;
 use serde_json::{Value, json};
 
 use super::places::{self, Seen};
 use crate::failure::{Failure, Result};
 use crate::init::LANE_FILE;
+use crate::preload::LanePlace;
 use crate::{names, preload};
 
 /// The version of the container device interface that is written.
@@ -31,55 +33,70 @@ const CDI_VERSION: &str = "0.5.0";
 /// Vendor and class of lanes as container devices.
 const CDI_KIND: &str = "polylane.io/lane";
 
-/// The fast way into a lane.
+/// The fast way into lanes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LaneEnv {
-    /// Where the lane is mounted.
-    mount: PathBuf,
-    /// The lane's run directory, which its service cannot change.
-    run_dir: PathBuf,
+    /// Where they are, the first one first; not empty.
+    lanes: Vec<LanePlace>,
     /// What `LD_PRELOAD` is to be, for each dynamic linker to find the build for its C library;
-    /// `None`: there is no library in the run directory, or linkers cannot be told of such a path.
+    /// `None`: there is no library in any run directory, or linkers cannot be told of such a path.
     library: Option<PathBuf>,
 }
 
-/// The fast way into the lane that PATH is in.
+/// The fast way into the lanes that PATHS are in, the first one's first.
 ///
 /// # Errors
-/// One line: PATH is in no lane, or in a mount of one that has no fast way, or in a file system
-/// that another user calls a lane.
-pub fn env(path: &Path) -> Result<LaneEnv> {
-    let path = places::find(path)?;
-    let bytes = path.as_os_str().as_bytes();
-    let is_above = |place: &[u8]| path.starts_with(OsStr::from_bytes(place));
+/// One line: a path is in no lane, or in a file system that another user calls a lane; no path, or
+/// more lanes than the library takes.
+pub fn env(paths: &[PathBuf]) -> Result<LaneEnv> {
     let all = places::seen();
+    let mut lanes: Vec<LanePlace> = Vec::new();
+    for path in paths {
+        let lane = place_of(&places::find(path)?, &all)?;
+        if !lanes.contains(&lane) {
+            lanes.push(lane);
+        }
+    }
+    if lanes.is_empty() {
+        return Err(Failure::usage("no PATH: name one in each lane"));
+    }
+    if lanes.len() > LANES_MAX {
+        return Err(Failure::usage(format!(
+            "{}: a process has the fast way into {LANES_MAX} lanes at most: name fewer",
+            Shown::new(&lanes[LANES_MAX].mount)
+        )));
+    }
+    let has_library = |lane: &&LanePlace| {
+        let there = lane.run_dir.join(preload::BUILDS[0].place).exists();
+        there && preload::can_name(&lane.run_dir)
+    };
+    let library = lanes.iter().find(has_library).map(|lane| preload::for_linker(&lane.run_dir));
+    Ok(LaneEnv { lanes, library })
+}
+
+/// The lane that a path is in.
+fn place_of(path: &Path, all: &[Seen]) -> Result<LanePlace> {
+    let is_above = |place: &[u8]| path.starts_with(OsStr::from_bytes(place));
     let above = all.iter().filter(|seen| is_above(&seen.place));
     let Some(lane) = above.max_by_key(|seen| seen.place.len()).filter(|seen| seen.is_lane()) else {
-        let shown = Shown::new(OsStr::from_bytes(bytes));
+        let shown = Shown::new(path);
         return Err(Failure::failed(format!("{shown}: in no lane: 'polylane mount' lists them")));
     };
     let mount = PathBuf::from(OsStr::from_bytes(&lane.place));
     let shown = Shown::new(&mount);
     let found = all.iter().rev().filter_map(run_dir_of).find(|(device, ..)| *device == lane.device);
-    let Some((_, first, run_dir)) = found else {
+    let Some((_, run_dir)) = found else {
         return Err(Failure::failed(format!(
             "{shown}: not a lane that 'polylane' mounted on this host: 'polylane mount' lists them"
         )));
     };
-    if first != mount {
-        return Err(Failure::failed(format!(
-            "{shown}: shares another mount's service, and is reached through FUSE: use {}",
-            Shown::new(&first)
-        )));
-    }
-    let library = preload::for_linker(&run_dir);
-    let is_there = run_dir.join(preload::BUILDS[0].place).exists() && preload::can_name(&run_dir);
-    Ok(LaneEnv { mount, run_dir, library: is_there.then_some(library) })
+    Ok(LanePlace { run_dir, mount })
 }
 
-/// The lane that a mount is the run directory of: its device number, its mount path, and the run
-/// directory. A directory that others than root and this user can change has none.
-fn run_dir_of(seen: &Seen) -> Option<(u64, PathBuf, PathBuf)> {
+/// The lane that a mount is the run directory of: its device number, and the run directory. One
+/// directory is for all mounts of the lane. A directory that others than root and this user can
+/// change has none.
+fn run_dir_of(seen: &Seen) -> Option<(u64, PathBuf)> {
     let path = PathBuf::from(OsStr::from_bytes(&seen.place));
     let dir = path.parent().filter(|_| seen.kind == "tmpfs" && names::is_run_dir(&path))?;
     let stat = rustix::fs::lstat(dir).ok()?;
@@ -90,27 +107,25 @@ fn run_dir_of(seen: &Seen) -> Option<(u64, PathBuf, PathBuf)> {
     let label = std::fs::read(path.join(LANE_FILE)).ok()?;
     let end = label.iter().position(|&byte| byte == b'\n')?;
     let device = std::str::from_utf8(&label[..end]).ok()?.parse().ok()?;
-    Some((device, PathBuf::from(OsStr::from_bytes(&label[end + 1..])), path))
+    Some((device, path))
 }
 
 impl LaneEnv {
     /// The environment of a program of this one's making; empty where there is no library.
-    pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+    pub(crate) fn variables(&self) -> Vec<(String, OsString)> {
         self.preloading(preload::list)
     }
 
-    fn preloading(&self, list: impl Fn(&Path) -> OsString) -> Vec<(&'static str, OsString)> {
+    fn preloading(&self, list: impl Fn(&Path) -> OsString) -> Vec<(String, OsString)> {
         let Some(library) = &self.library else { return Vec::new() };
-        vec![
-            ("LD_PRELOAD", list(library)),
-            ("ASAN_OPTIONS", preload::asan_options()),
-            ("POLYLANE_MOUNT", self.mount.clone().into_os_string()),
-            (preload::RUN_VARIABLE, preload::run_of(&self.run_dir, &self.mount)),
-        ]
+        let linker = [("LD_PRELOAD", list(library)), ("ASAN_OPTIONS", preload::asan_options())];
+        let linker = linker.into_iter().map(|(name, value)| (name.to_string(), value));
+        let lanes = preload::lane_variables(&self.lanes).into_iter();
+        linker.chain(lanes.filter_map(|(name, value)| Some((name, value?)))).collect()
     }
 
     /// The environment of a container, which has none of the caller's variables.
-    fn of_container(&self) -> Result<Vec<(&'static str, String)>> {
+    fn of_container(&self) -> Result<Vec<(String, String)>> {
         let all = self.preloading(|library| library.as_os_str().to_os_string());
         all.into_iter().map(|(name, value)| Ok((name, utf8(Path::new(&value))?))).collect()
     }
@@ -122,7 +137,7 @@ impl LaneEnv {
 
     /// Lines for a shell, in the bytes that the paths have.
     pub fn shell(&self) -> Vec<u8> {
-        let line = |(name, value): &(&str, OsString)| {
+        let line = |(name, value): &(String, OsString)| {
             [b"export ", name.as_bytes(), b"=", &quoted(value.as_bytes()), b"\n"].concat()
         };
         self.variables().iter().flat_map(line).collect()
@@ -134,21 +149,24 @@ impl LaneEnv {
     /// A path is not UTF-8, which JSON has no words for.
     pub fn json(&self) -> Result<Value> {
         let build = |index: usize| {
-            let path = self.run_dir.join(preload::BUILDS[index].place);
-            path.exists().then(|| utf8(&path)).transpose()
+            let all = self.lanes.iter().map(|lane| lane.run_dir.join(preload::BUILDS[index].place));
+            all.filter(|path| path.exists()).map(|path| utf8(&path)).next().transpose()
         };
-        let environment: serde_json::Map<String, Value> = self
-            .of_container()?
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), json!(value)))
-            .collect();
-        Ok(json!({
-            "mount": utf8(&self.mount)?,
-            "run": utf8(&self.run_dir)?,
-            "socket": utf8(&self.run_dir.join("socket"))?,
-            "library": { "glibc": build(0)?, "musl": build(1)? },
-            "environment": environment,
-        }))
+        let environment: serde_json::Map<String, Value> =
+            self.of_container()?.into_iter().map(|(name, value)| (name, json!(value))).collect();
+        let lane = |lane: &LanePlace| -> Result<Value> {
+            Ok(json!({
+                "mount": utf8(&lane.mount)?,
+                "run": utf8(&lane.run_dir)?,
+                "socket": utf8(&lane.run_dir.join("socket"))?,
+            }))
+        };
+        let lanes: Vec<Value> = self.lanes.iter().map(lane).collect::<Result<_>>()?;
+        let mut whole = lanes[0].clone();
+        whole["library"] = json!({ "glibc": build(0)?, "musl": build(1)? });
+        whole["environment"] = Value::Object(environment);
+        whole["lanes"] = Value::Array(lanes);
+        Ok(whole)
     }
 
     /// What is added to the configuration of an OCI runtime.
@@ -176,17 +194,25 @@ impl LaneEnv {
             "cdiVersion": CDI_VERSION,
             "kind": CDI_KIND,
             "devices": [{
-                "name": device_name(&utf8(&self.mount)?),
+                "name": device_name(&self.lanes)?,
                 "containerEdits": { "env": self.assignments()?, "mounts": mounts },
             }],
         }))
     }
 
-    /// What is mounted in a container, at its path on the host: the lane, and its run directory.
-    fn container_mounts(&self) -> Result<[(String, Vec<&'static str>); 2]> {
-        let lane = vec!["rbind", "rslave", "nosuid", "nodev"];
-        let run = vec!["rbind", "rslave", "ro", "nosuid", "nodev"];
-        Ok([(utf8(&self.mount)?, lane), (utf8(&self.run_dir)?, run)])
+    /// What is mounted in a container, at its path on the host: each lane, and its run directory. A
+    /// lane within another comes after that one.
+    fn container_mounts(&self) -> Result<Vec<(String, Vec<&'static str>)>> {
+        let of_lane = ["rbind", "rslave", "nosuid", "nodev"];
+        let of_run_dir = ["rbind", "rslave", "ro", "nosuid", "nodev"];
+        let mut lanes: Vec<&LanePlace> = self.lanes.iter().collect();
+        lanes.sort_by_key(|lane| lane.mount.components().count());
+        let mut mounts = Vec::new();
+        for lane in lanes {
+            mounts.push((utf8(&lane.mount)?, of_lane.to_vec()));
+            mounts.push((utf8(&lane.run_dir)?, of_run_dir.to_vec()));
+        }
+        Ok(mounts)
     }
 
     /// Arguments of `docker run` and `podman run`, quoted for a shell, on one line.
@@ -238,15 +264,18 @@ fn quoted(text: &[u8]) -> Vec<u8> {
     [b"'", parts.join(&br"'\''"[..]).as_slice(), b"'"].concat()
 }
 
-/// A path as the name of a container device: letters, digits, `_`, `-`, `.`, `:`, with a letter or
-/// a digit at both ends.
-fn device_name(path: &str) -> String {
+/// Mount paths as the name of a container device: letters, digits, `_`, `-`, `.`, `:`, with a
+/// letter or a digit at both ends.
+fn device_name(lanes: &[LanePlace]) -> Result<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-    let name: String = path.chars().map(plain).collect();
-    match name.trim_matches('-') {
-        "" => "lane".to_string(),
-        name => name.to_string(),
-    }
+    let part = |lane: &LanePlace| -> Result<String> {
+        let name: String = utf8(&lane.mount)?.chars().map(plain).collect();
+        Ok(match name.trim_matches('-') {
+            "" => "lane".to_string(),
+            name => name.to_string(),
+        })
+    };
+    Ok(lanes.iter().map(part).collect::<Result<Vec<_>>>()?.join("_"))
 }
 
 #[cfg(test)]
@@ -254,10 +283,17 @@ mod tests {
     use super::*;
 
     fn lane(mount: &[u8]) -> LaneEnv {
-        let mount = PathBuf::from(OsStr::from_bytes(mount));
-        let run_dir = PathBuf::from("/run/polylane/web@1.lane");
-        let library = preload::for_linker(&run_dir);
-        LaneEnv { library: Some(library), run_dir, mount }
+        lanes(&[mount])
+    }
+
+    fn lanes(mounts: &[&[u8]]) -> LaneEnv {
+        let lane = |(index, mount): (usize, &&[u8])| LanePlace {
+            run_dir: PathBuf::from(format!("/run/polylane/web@{}.lane", index + 1)),
+            mount: PathBuf::from(OsStr::from_bytes(mount)),
+        };
+        let lanes: Vec<LanePlace> = mounts.iter().enumerate().map(lane).collect();
+        let library = Some(preload::for_linker(&lanes[0].run_dir));
+        LaneEnv { lanes, library }
     }
 
     #[test]
@@ -297,9 +333,27 @@ mod tests {
     }
 
     #[test]
+    fn containers_get_several_lanes_one_within_another_last() {
+        let lanes = lanes(&[b"/srv/web/cache", b"/srv/web"]);
+        let oci = lanes.oci().expect("OCI");
+        let all = oci["mounts"].as_array().expect("mounts");
+        let places: Vec<&str> = all.iter().filter_map(|m| m["destination"].as_str()).collect();
+        let [web, cache] = ["/run/polylane/web@2.lane", "/run/polylane/web@1.lane"];
+        assert_eq!(places, ["/srv/web", web, "/srv/web/cache", cache]);
+        let env = oci["process"]["env"].to_string();
+        assert!(env.contains("POLYLANE_MOUNT=/srv/web/cache"), "{env}");
+        assert!(env.contains("POLYLANE_RUN_2=/run/polylane/web@2.lane:/srv/web\""), "{env}");
+        assert_eq!(lanes.cdi().expect("CDI")["devices"][0]["name"], "srv-web-cache_srv-web");
+        let json = lanes.json().expect("JSON");
+        assert_eq!(json["lanes"][1]["socket"], "/run/polylane/web@2.lane/socket");
+        assert_eq!(json["mount"], "/srv/web/cache");
+    }
+
+    #[test]
     fn devices_have_names_that_the_interface_takes() {
         for (path, name) in [("/", "lane"), ("/a/b", "a-b"), ("/ä/x.y", "x-y"), ("/m/", "m")] {
-            assert_eq!(device_name(path), name, "{path}");
+            let place = lane(path.as_bytes()).lanes;
+            assert_eq!(device_name(&place).expect("text"), name, "{path}");
         }
     }
 }

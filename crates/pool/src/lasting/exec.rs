@@ -8,9 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
+use polylane_ipc::handshake::LANES_MAX;
 use polylane_volume as volume;
 
-use super::env::{self, LaneEnv};
+use super::env;
 use super::mount::POOL_DEFAULT;
 use super::tables::Tables;
 use crate::cgroup::Leaf;
@@ -28,16 +29,19 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
     let Some((name, arguments)) = command.split_first() else {
         return Err(Failure::usage("no COMMAND: write it after '--'"));
     };
-    let lane = {
+    let lanes = {
         // 'pool rm' does not get in between.
         let tables = Tables::lock(&names::runtime_dir())?;
         join(&PoolRecord::expect(&volume::state_dir()?, pool)?)?;
-        lane(&tables, pool)?
+        lanes(&tables, pool)?
     };
     let mut program = std::process::Command::new(name);
     program.args(arguments);
-    if let Some(lane) = lane {
-        program.envs(lane.variables());
+    // One that ends just now, or has no fast way, is left out.
+    let fit = lanes.iter().filter(|path| env::env(std::slice::from_ref(path)).is_ok());
+    let fit: Vec<PathBuf> = fit.take(LANES_MAX).cloned().collect();
+    if let Ok(lanes) = env::env(&fit) {
+        program.envs(lanes.variables());
     }
     let error = program.exec();
     Ok(init::say_not_started(name, &error))
@@ -69,16 +73,16 @@ fn join(record: &PoolRecord) -> Result<()> {
     Ok(())
 }
 
-/// The lane whose fast way COMMAND gets: that of the working directory, else the pool's only one.
-fn lane(tables: &Tables, pool: &str) -> Result<Option<LaneEnv>> {
+/// The mount paths of the lanes whose fast way COMMAND gets, the one that the working directory is
+/// in first.
+fn lanes(tables: &Tables, pool: &str) -> Result<Vec<PathBuf>> {
     let all = tables.all()?.into_iter();
     let own = all.filter(|mount| mount.pool == pool && mount.entry.instance == 0);
-    let paths: Vec<PathBuf> =
+    let mut paths: Vec<PathBuf> =
         own.map(|mount| Path::new(OsStr::from_bytes(&mount.entry.path)).to_path_buf()).collect();
     let here = std::env::current_dir().unwrap_or_default();
-    let found = paths.iter().find(|path| here.starts_with(path)).or(match &paths[..] {
-        [only] => Some(only),
-        _ => None,
-    });
-    Ok(found.and_then(|path| env::env(path).ok()))
+    paths.sort();
+    let within = |path: &PathBuf| here.starts_with(path).then(|| path.components().count());
+    paths.sort_by_key(|path| std::cmp::Reverse(within(path)));
+    Ok(paths)
 }

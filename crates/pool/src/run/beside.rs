@@ -5,10 +5,13 @@
 //! ends when COMMAND and all of the tenant's processes have ended, or when the run is killed, which
 //! shows at the end of a line.
 //!
-//! Programs reach these lanes through FUSE: the library serves one lane, the first.
+//! The library has the fast way into them as into a lane that lasts: by an attachment, since their
+//! mount namespace is not COMMAND's.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -27,6 +30,7 @@ use crate::link::{FromInit, Link, ToInit};
 use crate::lower::LowerSource;
 use crate::names::{self, PoolName};
 use crate::pool_record::PoolRecord;
+use crate::preload::LanePlace;
 use crate::process::Process;
 use crate::skeleton::{self, MountPoint};
 use crate::spec::WriteBack;
@@ -60,12 +64,14 @@ struct Running {
     /// Its end is the lane's.
     link: Link,
     supervisor: Process,
+    /// `None`: it did not start.
+    place: Option<LanePlace>,
 }
 
 impl Running {
     /// Ends the lane; whether everything is durable.
     fn end(self) -> bool {
-        let Running { link, mut supervisor } = self;
+        let Running { link, mut supervisor, place: _ } = self;
         drop(link);
         supervisor.wait().is_ok_and(|ended| ended.status() == 0)
     }
@@ -74,7 +80,8 @@ impl Running {
 /// What a lane tells the run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum FromLane {
-    Ready,
+    /// Its run directory, and its mount path.
+    Ready(Vec<u8>, Vec<u8>),
     /// An exit status and a line.
     Failed(u8, String),
 }
@@ -205,9 +212,13 @@ fn start_one(
     };
     drop(other);
     let told = link.receive::<FromLane>();
-    let running = Running { link, supervisor };
+    let mut running = Running { link, supervisor, place: None };
     let refused = match told {
-        Ok(Some((FromLane::Ready, _))) => return Ok(running),
+        Ok(Some((FromLane::Ready(run_dir, mount), _))) => {
+            let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+            running.place = Some(LanePlace { run_dir: path(run_dir), mount: path(mount) });
+            return Ok(running);
+        }
         Ok(Some((FromLane::Failed(status, line), _))) => Failure { status, line },
         _ => Failure::failed("lane: its supervisor ended before it served"),
     };
@@ -312,7 +323,8 @@ fn hold(plan: Plan, link: &Link) -> ! {
         let _ = caller.send(&FromLane::Failed(status, line), &[]);
         ns::exit_now(FAILED.into());
     }
-    let _ = caller.send(&FromLane::Ready, &[]);
+    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let _ = caller.send(&FromLane::Ready(bytes(&run_dir), bytes(&path)), &[]);
     wait_for_end(link, &caller);
     let _ = link.send(&FromInit::Alone, &[]);
     // Mapped files: the service must have every byte that the kernel still holds.
@@ -350,6 +362,11 @@ fn detach(path: &Path) {
 }
 
 impl Beside {
+    /// Where the library finds them.
+    pub(super) fn places(&self) -> Vec<LanePlace> {
+        self.lanes.borrow().iter().filter_map(|lane| lane.place.clone()).collect()
+    }
+
     /// What is done at the end of the first lane, before its groups are removed.
     pub(super) fn at_end(&self) -> AtEnd {
         let (lanes, failed) = (Rc::clone(&self.lanes), Rc::clone(&self.failed));

@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use zerocopy::FromZeros;
+
 use crate::kernel::config;
 
 /// Changes in one directory, one after the other, that a lease is asked for.
@@ -14,6 +16,7 @@ const CHANGES_MIN: u32 = 2;
 const CHANGES_MAX: u32 = 1 << 16;
 
 /// Changes one after the other in one directory.
+#[derive(FromZeros)]
 pub(super) struct Benefit {
     dir: AtomicU64,
     path: AtomicU64,

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{STREAMED_HANDLE, STREAMED_PLACES, streamed_handle};
+use zerocopy::FromZeros;
 
 use super::Leases;
 use crate::fd::preopened::SLOTS;
@@ -28,6 +29,7 @@ const LOOKS_MAX: u32 = 10_000;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Zero is "nothing was streamed".
+#[derive(FromZeros)]
 pub(super) struct DeferredErrors {
     /// Sessions up to this one were left.
     left: AtomicU32,
@@ -90,7 +92,7 @@ impl DeferredErrors {
     /// Looks what became of the streams of sessions that are over.
     fn judge(&self, sessions: &Sessions, await_next: impl Fn()) {
         let first = self.judged.load(Relaxed) + 1;
-        for (number, session) in (first..).map_while(|n| Some((n, session::of(n)?))) {
+        for session in session::made_from(first, sessions.lane()) {
             // Others are those of the process that this one was forked from.
             if session.is_own() {
                 // One that is being left has its stream applied first.
@@ -101,7 +103,7 @@ impl DeferredErrors {
                     self.lost.store(true, SeqCst);
                 }
             }
-            self.judged.fetch_max(number, Relaxed);
+            self.judged.fetch_max(session.number, Relaxed);
         }
     }
 }

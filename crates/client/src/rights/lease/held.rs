@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use zerocopy::FromZeros;
 use zerocopy::little_endian::U64;
 
 /// Bytes of the longest path of a leased directory.
@@ -10,6 +11,7 @@ pub(super) const PATH_BYTES_MAX: usize = 8 * PATH_WORDS;
 const PATH_WORDS: usize = 16;
 
 /// A directory: where its path starts, and the path.
+#[derive(FromZeros)]
 pub(super) struct Held {
     /// Length of the path plus one; 0: no lease.
     len: AtomicU32,

@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, NameEffects, Op};
 use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, ShortName};
+use zerocopy::FromZeros;
 
 use self::benefit::{Benefit, CHANGES};
 use self::deferred_errors::DeferredErrors;
@@ -62,6 +63,7 @@ const WORTH: u32 = 1024;
 const RESERVED: &[u8] = b".polylane";
 
 /// Everything about leases. Zero is "none".
+#[derive(FromZeros)]
 pub(crate) struct Leases {
     locked: AtomicU32,
     /// The session that granted them.

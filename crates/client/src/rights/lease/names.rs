@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use polylane_ipc::stream::{NAME_BYTES_MAX, ShortName};
+use zerocopy::FromZeros;
 
 /// What is known of an existing name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +17,7 @@ pub(super) enum Known {
 }
 
 /// Names of leased directories: a hash table with linear probing, without tombstones.
+#[derive(FromZeros)]
 pub(super) struct Names {
     places: [Place; PLACES],
     count: AtomicU32,
@@ -27,6 +29,7 @@ const PLACES: usize = 2048;
 const NAMES_MAX: u32 = 1536;
 
 /// One name; `what` 0: free.
+#[derive(FromZeros)]
 struct Place {
     /// `Known`, lease, length: a byte each.
     what: AtomicU64,
