@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::host::{Host, refused, succeeds, text};
 use polylane_tests::{lacks, unavailable};
 
 /// A lane of this host with some files, and what the library needs for it.
@@ -112,6 +112,59 @@ fn a_bind_mount_shows_the_same_by_both_doors() {
     lane.both((whole, &other), LOOK);
     lane.both(("mount --bind $L/d $L", &lane.at), LOOK);
     lane.both(("true", &lane.at), LOOK);
+    lane.end();
+}
+
+/// `mount --share` of a directory in the lane: the same service, and nothing above the directory.
+#[test]
+fn a_directory_of_a_lane_is_mounted_from_its_service() {
+    let name = "a_directory_of_a_lane_is_mounted_from_its_service";
+    if unavailable(name) || lacks(name, &["unshare", "mount", "flock"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let other = lane.host.dir("other");
+    let mount = |source: &str| ["mount", "--share", source, text(&other)].map(str::to_string);
+    for (source, word) in [
+        ("mem:64M/none", "No such file"),
+        ("mem:64M/d/inside", "Not a directory"),
+        ("mem:64M/d/in", "symbolic link"),
+        ("mem:64M/../d", "from the root"),
+        ("mem:32M/d", "no lane of which this is a part"),
+    ] {
+        let words = mount(source);
+        let line = refused(&words.each_ref().map(String::as_str)).1;
+        assert!(line.contains(word), "{source}: {line}");
+    }
+    assert!(refused(&["mount", "mem:64M/d", text(&other)]).1.contains("--share"));
+    succeeds(&mount("mem:64M/d").each_ref().map(String::as_str));
+    let mounts = lane.host.mounts();
+    assert_eq!(mounts[0]["service"], mounts[1]["service"]);
+    assert_eq!(mounts[1]["source"], "mem:64M/d");
+    let line = refused(&mount("mem:64M").each_ref().map(String::as_str)).1;
+    assert!(line.contains("busy") && line.contains("mem:64M/d"), "{line}");
+    succeeds(&mount("mem:64M/d").each_ref().map(String::as_str));
+    succeeds(&["umount", text(&other)]);
+
+    let here = ("true", other.as_path());
+    let said = lane.both(here, LOOK);
+    assert!(said.contains("inside") && !said.contains("outside\noutside"), "{said}");
+    lane.both(here, CHANGE);
+    // A directory that is moved out of the mount while a program works in it leads nowhere above.
+    let moved = "cd $M/sub; mv $L/d/sub $L/away; cat ../outside; cat ../../outside; ls ..; \
+                 echo x >new; ls -A; rm new; mv $L/away $L/d/sub; cat ../inside; true";
+    let said = lane.both(here, moved);
+    assert!(!said.contains("outside\noutside") && said.ends_with("ins"), "{said}");
+    // The service's locks are those of both paths.
+    let file = [lane.at.join("d/inside"), other.join("inside")];
+    let [one, two] = file.each_ref().map(|path| text(path));
+    let flock = |paths: [&str; 2]| {
+        let words = ["-n", paths[0], "flock", "-n", paths[1], "true"];
+        Command::new("flock").args(words).status().expect("flock").success()
+    };
+    assert!(!flock([one, two]) && !flock([two, one]));
+    assert!(flock([one, text(&lane.at.join("outside"))]));
+    succeeds(&["umount", text(&other)]);
     lane.end();
 }
 

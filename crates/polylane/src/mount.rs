@@ -22,7 +22,8 @@ use crate::print::{columns, print, print_json};
 #[command(
     after_help = "SOURCE: volume:FILE (or FILE alone; made and formatted if absent), dir:DIR, \
     mem:SIZE, ceph:[USER@]FSNAME[:PATH], rbd:[USER@]POOL/IMAGE[@SNAP], or none with --lower: a \
-    read-only lane. Mounting the same again is counted: umount takes one away."
+    read-only lane. With --share also a directory in such a lane: volume:FILE/DIR, mem:SIZE/DIR, \
+    a directory below. Mounting the same again is counted: umount takes one away."
 )]
 pub(crate) struct MountArgs {
     /// What to mount
@@ -45,7 +46,7 @@ pub(crate) struct MountArgs {
     /// Pool of the lane [default: default]
     #[arg(long, value_name = "NAME", requires = "source")]
     pool: Option<String>,
-    /// Let a service of the pool that serves the same SOURCE serve this path as well
+    /// Let a service of the pool that serves the same SOURCE, or more, serve this path as well
     #[arg(long, requires = "source")]
     share: bool,
     /// Nothing can be changed through this mount

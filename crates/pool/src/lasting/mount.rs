@@ -30,7 +30,7 @@ use rustix::mount::MountAttrFlags;
 use super::holder::{self, FromLane};
 use super::places;
 use super::point::Point;
-use super::share::{self, Wanted};
+use super::share::{self, Shared, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{
@@ -152,6 +152,7 @@ struct Reservation {
 fn reserve(options: &MountOptions) -> Result<Reserved> {
     let dir = names::runtime_dir();
     let start = Instant::now();
+    let mut opened: Option<(Shared, OwnedFd)> = None;
     loop {
         // Before the lock: it may be in another lane, whose service may be stopped.
         let point = Point::open(&options.path);
@@ -164,16 +165,27 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
                 point => point,
             }?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
-            let (source, path) = (options.source.text(), options.path.as_path());
+            let (source, path) = (&options.source, options.path.as_path());
             let users = users::text(options.lane.map_users.as_ref());
-            let wanted =
-                Wanted { source: &source, path, read_only: options.read_only, users: &users };
-            if options.share
-                && let Some(base) = share::base(&tables, pool, &wanted)?
-            {
-                share::attach(&tables, pool, &base, &wanted, &point)?;
-                return Ok(Reserved::Served(Mounted::Shared));
+            let wanted = Wanted { source, path, read_only: options.read_only, users: &users };
+            let found = if options.share { share::base(&tables, pool, &wanted)? } else { None };
+            if let Some(shared) = found {
+                match opened.take().filter(|(of, _)| *of == shared) {
+                    Some((_, root)) => {
+                        share::attach(&tables, pool, (&shared.base, &root), &wanted, &point)?;
+                        return Ok(Reserved::Served(Mounted::Shared));
+                    }
+                    // Its service is asked, which others are not to wait for.
+                    None => {
+                        let root = shared.root()?;
+                        drop(tables);
+                        let root = shared.open(root)?;
+                        opened = Some((shared, root));
+                        continue;
+                    }
+                }
             }
+            refuse_subtree(options, pool)?;
             let new = Reservation::make(&tables, dir, options, point, &mut cleared)?;
             return Ok(Reserved::New(Box::new(new), cleared));
         };
@@ -204,6 +216,23 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Refuses a directory in a lane that is not there to be shared.
+fn refuse_subtree(options: &MountOptions, pool: &str) -> Result<()> {
+    if options.source.subtree.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let text = options.source.text();
+    let source = Shown::new(OsStr::from_bytes(&text)).to_string();
+    Err(match options.share {
+        true => Failure::failed(format!(
+            "{source}: no lane of which this is a part is in pool '{pool}': mount that first"
+        )),
+        false => Failure::usage(format!(
+            "{source}: a directory in a lane: write --share to mount it from the lane's service"
+        )),
+    })
 }
 
 /// Refuses a mount where something else is.

@@ -1,19 +1,22 @@
 //! `mount --share`: one more path for a service that serves the same source.
 //!
-//! The new instance is one more mount of the service's file system, of its root: it has the same
-//! caches, locks and journal, and costs no process. It has no `.polylane`, so programs reach it
-//! through FUSE; the library knows one path of a service.
+//! The new instance is one more mount of the service's file system, of its root or of a directory
+//! in it: it has the same caches, locks and journal, and costs no process. What is above that
+//! directory no path leads to, as in any bind mount; the library has an attachment there.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree};
 
 use super::places;
 use super::point::{self, Point};
+use super::source::{Base, LaneSource};
 use super::table::Entry;
 use super::tables::{Mount, Tables};
 use crate::failure::{Failure, Result};
@@ -22,8 +25,8 @@ use crate::mounts;
 /// One more path for a source.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
-    /// The source, as the table has it.
-    pub(crate) source: &'a [u8],
+    /// The source.
+    pub(crate) source: &'a LaneSource,
     /// Where.
     pub(crate) path: &'a Path,
     /// Nothing can be changed through it.
@@ -32,23 +35,35 @@ pub(crate) struct Wanted<'a> {
     pub(crate) users: &'a str,
 }
 
+/// The first mount of a service that a new mount shares, and the directory in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Shared {
+    pub(crate) base: Entry,
+    pub(crate) subtree: PathBuf,
+}
+
 /// The mount whose service a new mount shares: the one at the longest prefix of its path if that is
-/// of the same source, else any of the pool that is.
+/// of the same source, or of a directory above it; else any of the pool that is, the nearest first.
 ///
 /// # Errors
 /// A table cannot be read; what is there cannot be shared.
-pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<Option<Entry>> {
-    let is_same = |entry: &Entry| entry.source == wanted.source && entry.instance == 0;
-    let near = tables.longest(pool, wanted.path.as_os_str().as_bytes())?.filter(is_same);
+pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<Option<Shared>> {
+    let bases = wanted.source.bases();
+    let part_of = |entry: &Entry| {
+        let is_it = |base: &Base| base.source == entry.source && entry.instance == 0;
+        bases.iter().position(is_it)
+    };
+    let near = tables.longest(pool, wanted.path.as_os_str().as_bytes())?;
+    let near = near.and_then(|entry| Some((part_of(&entry)?, entry)));
     let found = match near {
-        Some(entry) => Some(entry),
+        Some(found) => Some(found),
         None => {
-            let all = tables.all()?.into_iter();
-            let mut own = all.filter(|mount| mount.pool == pool).map(|mount| mount.entry);
-            own.find(is_same)
+            let all = tables.all()?.into_iter().filter(|mount| mount.pool == pool);
+            let own = all.filter_map(|mount| Some((part_of(&mount.entry)?, mount.entry)));
+            own.min_by_key(|(distance, _)| *distance)
         }
     };
-    let Some(entry) = found else { return Ok(None) };
+    let Some((which, entry)) = found else { return Ok(None) };
     let at = Shown::new(OsStr::from_bytes(&entry.path));
     if entry.starting {
         return Err(Failure::failed(format!("{at}: starts only now: try again")));
@@ -61,34 +76,63 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
     }
     match entry.read_only && !wanted.read_only {
         true => Err(Failure::failed(format!("{at}: mounted read-only: share it with --ro"))),
-        false => Ok(Some(entry)),
+        false => Ok(Some(Shared { base: entry, subtree: bases[which].subtree.clone() })),
     }
 }
 
-/// Mounts one more instance of the service of `base` at the path of `wanted`.
+impl Shared {
+    /// The root of the lane, without a request to its service.
+    ///
+    /// # Errors
+    /// One line when something covers it.
+    pub(crate) fn root(&self) -> Result<OwnedFd> {
+        let root = places::mount_of(&self.base).and_then(|seen| point::open_root(&seen).ok());
+        root.ok_or_else(|| {
+            let from = Shown::new(OsStr::from_bytes(&self.base.path));
+            Failure::failed(format!("{from}: is covered, or not mounted here: not shared"))
+        })
+    }
+
+    /// The directory in the lane with this root, which asks its service. No link leads there, and
+    /// nothing that is mounted in the lane.
+    ///
+    /// # Errors
+    /// One line when there is none.
+    pub(crate) fn open(&self, root: OwnedFd) -> Result<OwnedFd> {
+        if self.subtree.as_os_str().is_empty() {
+            return Ok(root);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        rustix::fs::openat2(&root, &self.subtree, flags, Mode::empty(), within).map_err(|error| {
+            let from = Path::new(OsStr::from_bytes(&self.base.path)).join(&self.subtree);
+            let refused = |why| Failure::failed(format!("{}: {why}", Shown::new(&from)));
+            match error {
+                Errno::LOOP => refused("a symbolic link: write the directory that it leads to"),
+                Errno::XDEV => refused("something else is mounted there, or above it"),
+                error => Failure::path(&from, "find the directory in the lane", error),
+            }
+        })
+    }
+}
+
+/// Mounts one more instance of the service of `base`, from a directory of it on, at the path of
+/// `wanted`.
 ///
 /// # Errors
 /// One line; nothing is left behind.
 pub(crate) fn attach(
     tables: &Tables,
     pool: &str,
-    base: &Entry,
+    (base, root): (&Entry, &OwnedFd),
     wanted: &Wanted<'_>,
     point: &Point,
 ) -> Result<()> {
-    let from = Path::new(OsStr::from_bytes(&base.path));
     let failed = |error| Failure::path(wanted.path, "share the lane there", error);
-    let root = places::mount_of(base).and_then(|seen| point::open_root(&seen).ok());
-    let Some(root) = root else {
-        let from = Shown::new(from);
-        return Err(Failure::failed(format!(
-            "{from}: is covered, or not mounted here: not shared"
-        )));
-    };
     let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::AT_EMPTY_PATH;
-    let mount = open_tree(&root, "", flags).map_err(failed)?;
+    let mount = open_tree(root, "", flags).map_err(failed)?;
     if wanted.read_only {
         mounts::make_read_only(&mount).map_err(failed)?;
     }
@@ -97,7 +141,9 @@ pub(crate) fn attach(
     let path = wanted.path.as_os_str().as_bytes().to_vec();
     let (instance, read_only) = (last + 1, wanted.read_only);
     let number = point::mount_id(&mount).and_then(|id| id.try_into().ok()).unwrap_or(0);
-    let entry = Entry { path, instance, read_only, count: 1, mount: number, ..base.clone() };
+    let source = wanted.source.text();
+    let entry =
+        Entry { path, source, instance, read_only, count: 1, mount: number, ..base.clone() };
     tables.put(pool, &entry)?;
     point.mount(&mount).inspect_err(|_| drop(tables.remove(pool, &entry.path)))
 }

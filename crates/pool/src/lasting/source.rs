@@ -1,12 +1,13 @@
 //! SOURCE of `polylane mount`, as text: `volume:FILE`, `dir:DIR`, `mem:SIZE`,
 //! `ceph:[USER@]FSNAME[:PATH]`, `rbd:[USER@]POOL/IMAGE[@SNAP]`, or a volume's file; `none` where
-//! the lowers are all there is.
+//! the lowers are all there is. What follows a volume's file or a size after a slash is a directory
+//! in that: `volume:FILE/DIR`.
 //!
 //! The mount table compares sources by this text, so it is the same for every way to write a path.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
@@ -26,6 +27,8 @@ pub struct LaneSource {
     pub(crate) size: Option<u64>,
     /// Layers under it, the uppermost first; paths are absolute, without links.
     pub(crate) lowers: Vec<LowerSource>,
+    /// A directory in it, from its root; empty: the root.
+    pub(crate) subtree: PathBuf,
 }
 
 impl LaneSource {
@@ -44,10 +47,13 @@ impl LaneSource {
         match kind {
             Some(kind @ b"volume") => LaneSource::volume(Path::new(rest(kind))),
             Some(kind @ b"dir") => LaneSource::dir(Path::new(rest(kind))),
-            Some(kind @ b"mem") => match rest(kind).to_string_lossy().parse::<ByteSize>() {
-                Ok(size) => Ok(LaneSource::new(Source::Mem, Some(size.0))),
-                Err(error) => usage(&format!("{error}: write it as mem:512M")),
-            },
+            Some(kind @ b"mem") => {
+                let (size, subtree) = parted(rest(kind));
+                match size.to_string_lossy().parse::<ByteSize>() {
+                    Ok(size) => LaneSource::new(Source::Mem, Some(size.0)).at(subtree),
+                    Err(error) => usage(&format!("{error}: write it as mem:512M")),
+                }
+            }
             Some(kind @ b"ceph") => match rest(kind).to_string_lossy().parse::<CephPlace>() {
                 Ok(place) => Ok(LaneSource::new(Source::Ceph(place), None)),
                 Err(error) => usage(&error),
@@ -70,7 +76,42 @@ impl LaneSource {
     }
 
     fn new(source: Source, size: Option<u64>) -> LaneSource {
-        LaneSource { source, size, lowers: Vec::new() }
+        LaneSource { source, size, lowers: Vec::new(), subtree: PathBuf::new() }
+    }
+
+    /// A directory in it.
+    fn at(self, subtree: &Path) -> Result<LaneSource> {
+        let subtree: PathBuf = subtree.components().collect();
+        let is_name = |part: Component<'_>| matches!(part, Component::Normal(_));
+        match subtree.components().all(is_name) {
+            true => Ok(LaneSource { subtree, ..self }),
+            false => Err(Failure::usage(format!(
+                "{}: not a directory's path from the root of the lane",
+                Shown::new(&subtree)
+            ))),
+        }
+    }
+
+    /// The lanes whose files may have what this is of, and where in them: the same lane, and those
+    /// of a directory above, the nearest first.
+    pub(crate) fn bases(&self) -> Vec<Base> {
+        let whole = |source: Source, below: &Path| {
+            let whole = LaneSource { source, subtree: PathBuf::new(), ..self.clone() };
+            Base { source: whole.text(), subtree: below.join(&self.subtree).components().collect() }
+        };
+        let above = |path: &Path, of: &dyn Fn(&Path) -> Source| -> Vec<Base> {
+            let all = path.ancestors();
+            let below = |dir: &Path| path.strip_prefix(dir).unwrap_or(Path::new("")).to_path_buf();
+            all.map(|dir| whole(of(dir), &below(dir))).collect()
+        };
+        match &self.source {
+            Source::Dir(path) => above(path, &|dir| Source::Dir(dir.to_path_buf())),
+            Source::Ceph(place) => above(Path::new(&place.path), &|dir| {
+                let path = dir.to_string_lossy().into_owned();
+                Source::Ceph(CephPlace { path, ..place.clone() })
+            }),
+            source => vec![whole(source.clone(), Path::new(""))],
+        }
     }
 
     /// The same as the upper of a union over layers, the uppermost first, as they are written on
@@ -92,6 +133,12 @@ impl LaneSource {
         let Some(name) = path.file_name() else {
             return Err(Failure::usage(format!("{}: names no volume", Shown::new(path))));
         };
+        // A file has nothing below it: that is in the volume.
+        let is_volume = |above: &&Path| above.metadata().is_ok_and(|meta| !meta.is_dir());
+        if let Some(volume) = path.ancestors().skip(1).find(is_volume) {
+            let subtree = path.strip_prefix(volume).unwrap_or(Path::new(""));
+            return LaneSource::volume(volume)?.at(subtree);
+        }
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
@@ -136,11 +183,35 @@ impl LaneSource {
             Source::Image(place) => place.to_string().into_bytes(),
             Source::Lowers => b"none".to_vec(),
         };
+        if !self.subtree.as_os_str().is_empty() {
+            text.push(b'/');
+            text.extend(self.subtree.as_os_str().as_bytes());
+        }
         for lower in &self.lowers {
             text.extend(b" --lower ");
             text.extend(lower.text());
         }
         text
+    }
+}
+
+/// A lane of which another source is a part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Base {
+    /// Its source, as the table has it.
+    pub(crate) source: Vec<u8>,
+    /// From the root of the lane; empty: the root.
+    pub(crate) subtree: PathBuf,
+}
+
+/// What is before the first slash, and behind it.
+fn parted(text: &OsStr) -> (&OsStr, &Path) {
+    let bytes = text.as_bytes();
+    match bytes.iter().position(|&byte| byte == b'/') {
+        Some(at) => {
+            (OsStr::from_bytes(&bytes[..at]), Path::new(OsStr::from_bytes(&bytes[at + 1..])))
+        }
+        None => (text, Path::new("")),
     }
 }
 
@@ -209,6 +280,36 @@ mod tests {
         assert!(over("none", &[a]).is_ok());
         assert_eq!(over("none", &[]).expect_err("refused").status, 2);
         assert_eq!(over("mem", &[real.join("no")]).expect_err("refused").status, 1);
+    }
+
+    #[test]
+    fn a_directory_in_a_lane_is_found_in_those_of_directories_above() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        std::fs::write(real.join("v.img"), "").expect("write");
+        std::fs::create_dir_all(real.join("d/sub")).expect("made");
+        let bases = |word: &OsStr| -> Vec<(String, String)> {
+            let all = LaneSource::parse(word).expect("a source").bases().into_iter();
+            let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+            all.map(|base| (text(base.source), base.subtree.display().to_string())).collect()
+        };
+        let volume = format!("volume:{}/v.img", real.display());
+        let of = |source: &str, subtree: &str| (source.to_string(), subtree.to_string());
+        let expected = [of(&volume, "a/b")];
+        assert_eq!(bases(real.join("v.img/a/b").as_os_str()), expected);
+        assert_eq!(text(&real.join("v.img/a//b/"), "volume:"), format!("{volume}/a/b"));
+        assert_eq!(bases(OsStr::new("mem:65536K/a")), [of("mem:64M", "a")]);
+        let mut word = OsString::from("dir:");
+        word.push(real.join("d/sub"));
+        let found = bases(&word);
+        let at = |path: &Path| format!("dir:{}", path.display());
+        assert_eq!(found[0], of(&at(&real.join("d/sub")), ""));
+        assert_eq!(found[1], of(&at(&real.join("d")), "sub"));
+        assert_eq!(found[2], of(&at(&real), "d/sub"));
+        for wrong in ["v.img/../x", "v.img/a/../b"] {
+            let failure = LaneSource::parse(real.join(wrong).as_os_str()).expect_err(wrong);
+            assert!(failure.status > 0, "{failure}");
+        }
     }
 
     #[test]
