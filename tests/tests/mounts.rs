@@ -275,6 +275,68 @@ fn a_stopped_service_holds_up_no_other_lane() {
     host.assert_nothing_is_left();
 }
 
+/// Processes of a lane: its supervisor and what that started.
+fn processes(supervisor: u32) -> Vec<u32> {
+    let path = format!("/proc/{supervisor}/task/{supervisor}/children");
+    let children = fs::read_to_string(path).expect("children");
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    std::iter::once(supervisor).chain(children).collect()
+}
+
+/// Two lanes of one pool, on one device, share no lock: all processes of one are stopped wherever
+/// they are amid work, and the other one works on, starts and ends.
+#[test]
+fn a_lane_that_is_stopped_amid_work_holds_up_no_other_of_its_pool() {
+    if unavailable("a_lane_that_is_stopped_amid_work_holds_up_no_other_of_its_pool") {
+        return;
+    }
+    let host = Host::new();
+    let pool = host.pool("amid");
+    succeeds(&["pool", "create", &pool]);
+    let lane = |name: &str| {
+        let (at, volume) = (host.dir(name), host.path(&format!("{name}.img")));
+        let words = ["mount", "--pool", &pool, "--size", "64M", text(&volume), text(&at)];
+        succeeds(&words);
+        at
+    };
+    let stopped = lane("stopped");
+    let supervisor = host.supervisor();
+    let going = lane("going");
+    // What it does is told, so that it can be seen to stand still.
+    let script =
+        "i=0; while echo $i >f.new && mv f.new f && sync f; do i=$((i+1)); echo $i >&2; done";
+    let told = fs::File::create(host.path("told")).expect("a file");
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(&stopped).stderr(told);
+    let mut busy = command.spawn().expect("sh");
+    let done = || fs::metadata(host.path("told")).expect("told").len();
+    for round in 0..5 {
+        let before = done();
+        until("it works", || done() > before);
+        let all = processes(supervisor);
+        assert!(all.len() >= 4, "{all:?}");
+        all.iter().for_each(|&pid| signal_to(pid, "STOP"));
+        std::thread::sleep(Duration::from_millis(20));
+        let stood = done();
+        for file in 0..40 {
+            let [new, name] = ["new", "name"].map(|name| going.join(format!("{name}{file}")));
+            fs::write(&new, format!("{round} {file}")).expect("write");
+            fs::rename(&new, &name).expect("rename");
+            fs::File::open(&name).and_then(|file| file.sync_all()).expect("sync");
+        }
+        succeeds(&["umount", text(&going)]);
+        succeeds(&["mount", "--pool", &pool, text(&host.path("going.img")), text(&going)]);
+        assert_eq!(fs::read_to_string(going.join("name7")).expect("read"), format!("{round} 7"));
+        let stands = done() == stood;
+        all.iter().for_each(|&pid| signal_to(pid, "CONT"));
+        assert!(stands, "the first lane did stand still");
+    }
+    busy.kill().expect("kill");
+    busy.wait().expect("wait");
+    succeeds(&["umount", text(&going), text(&stopped)]);
+    host.assert_nothing_is_left();
+}
+
 #[test]
 fn a_read_only_mount_is_so_by_both_doors() {
     if unavailable("a_read_only_mount_is_so_by_both_doors") {
