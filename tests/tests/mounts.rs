@@ -421,7 +421,7 @@ fn bad_paths_and_sources_are_one_line_and_leave_nothing() {
         ("mem:1K", &empty, 2, "--size"),
         ("mem:", &empty, 2, "mem:"),
         ("floppy:a", &empty, 2, "unknown kind"),
-        ("rbd:pool/image", &empty, 2, "not in this version"),
+        ("rbd:pool", &empty, 2, "IMAGE"),
         ("ceph:@:x", &empty, 2, "FSNAME"),
         ("dir:/no/such", &empty, 1, "/no/such"),
         ("/no/such/v.img", &empty, 1, "/no/such"),

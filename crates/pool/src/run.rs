@@ -430,8 +430,6 @@ pub(crate) fn pin(cpus: &CpuList) -> Result<()> {
     polylane_sys::cpu::pin(&cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))
 }
 
-/// The name that was given, which log lines carry from here on. A pool with a volume of its own is
-/// the same one in every run.
 /// The name of the pool that a run is in or has for itself.
 fn name_of(options: &RunOptions) -> String {
     match (&options.pool, &options.source) {
