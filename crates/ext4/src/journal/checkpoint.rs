@@ -217,7 +217,7 @@ impl Journal {
     /// Writes the versions home, so many runs at a time, and, when they are durable, the
     /// superblock. Gives the buffers back. Nothing more is written once the journal has stopped:
     /// replay finds what is in the log.
-    fn carry_out(&self, plan: &mut Plan, runs_max: usize) -> (Vec<Buffer>, Result<()>) {
+    pub(super) fn carry_out(&self, plan: &mut Plan, runs_max: usize) -> (Vec<Buffer>, Result<()>) {
         let (mut buffers, mut done) = (Vec::with_capacity(plan.blocks.len()), Ok(()));
         let mut left = std::mem::take(&mut plan.runs);
         while !left.is_empty() {

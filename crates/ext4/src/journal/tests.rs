@@ -441,3 +441,31 @@ fn a_checkpoint_without_room_is_made_later() {
     assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
     assert_eq!(journal.freeing(), 0);
 }
+
+/// What a commit frees while an older version of it is on its way home comes to nobody's file.
+#[test]
+fn a_block_is_nobodys_while_an_older_version_of_it_goes_home() {
+    let Some(bench) = Bench::with(&["gone", "other"]) else { return };
+    let fs = &bench.fs;
+    let lookup = |name: &[u8]| fs.lookup(&OpCtx::service(), root(fs), name).expect("is there").ino;
+    let (gone, other) = (lookup(b"gone"), lookup(b"other"));
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    let syncing = Syncing { bytes: 4096, data_only: false };
+    fs.write_synced(&OpCtx::service(), gone, 0, &mut &[1; 4096][..], syncing).expect("room");
+    fs.fsync(&OpCtx::service(), gone, false).expect("durable");
+    let mut plan = journal.begin_background(&mut journal.log.lock());
+    fs.unlink(&OpCtx::service(), root(fs), b"gone").expect("is there");
+    fs.forget(gone);
+    fs.fsync(&OpCtx::service(), root(fs), false).expect("durable");
+    // The first blocks that are free, in place.
+    const LEN: usize = 64 * 4096;
+    fs.write(&OpCtx::service(), other, 0, &mut &[2; LEN][..]).expect("room");
+    let done = journal.carry_out(&mut plan, usize::MAX);
+    journal.background.end(plan, done);
+    journal.settle_background(&mut journal.log.lock()).expect("home");
+    let mut data = vec![0; LEN];
+    fs.read(&OpCtx::service(), other, 0, LEN, &mut &mut data[..]).expect("reads");
+    assert!(data.iter().all(|byte| *byte == 2), "an older version came on top");
+    assert_eq!(fs.sync(&OpCtx::service()), Ok(()));
+    assert_eq!(journal.freeing(), 0, "it is free in the end");
+}
