@@ -313,3 +313,42 @@ fn a_data_only_lower_has_data_for_files_that_point_to_it() {
         assert!(line.contains(why), "{line}");
     }
 }
+
+#[test]
+fn a_lane_whose_syncs_do_not_wait_is_refused_until_it_ended_in_order() {
+    if unavailable("a_lane_whose_syncs_do_not_wait_is_refused_until_it_ended_in_order") {
+        return;
+    }
+    for upper in ["--volume", "--dir", "--mem"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        lowers(dir.path());
+        let script = "cd /lane && echo new > d/new && sync d/new && sync -f . && cat d/new";
+        for _ in 0..2 {
+            let output = run(dir.path(), upper).arg("--volatile").script(script).output();
+            assert_eq!(printed(&output), "new\n", "{upper}");
+        }
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let mark = dir.path().join("upper/work/work/incompat/volatile");
+    let script = format!("test -d {} && echo while it runs", mark.display());
+    let output = run(dir.path(), "--dir").arg("--volatile").script(&script).output();
+    assert_eq!(printed(&output), "while it runs\n");
+    assert!(!mark.exists());
+    // As after a power cut.
+    fs::create_dir_all(&mark).expect("mkdir");
+    for more in [&["--volatile"][..], &[]] {
+        let mut again = run(dir.path(), "--dir");
+        for option in more {
+            again = again.arg(option);
+        }
+        let output = again.script("true").output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("--volatile"), "{said}");
+        assert_eq!(said.matches('\n').count(), 1, "{said}");
+    }
+    fs::remove_dir(&mark).expect("rmdir");
+    assert!(run(dir.path(), "--dir").script("true").output().status.success());
+    let alone = Run::new("").arg("--mem").arg("--volatile").script("true").output();
+    assert_eq!(alone.status.code(), Some(2), "without lowers there is nothing to be wrong");
+}

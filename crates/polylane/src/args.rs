@@ -53,6 +53,10 @@ pub(crate) struct WriteBackArgs {
     /// Give what is freed back to the host at once, not only when fstrim asks
     #[arg(long)]
     discard: bool,
+    /// Over --lower: do not wait for the disk when programs sync; what a lane that did not end in
+    /// order has written is refused afterwards
+    #[arg(long)]
+    volatile: bool,
 }
 
 impl WriteBackArgs {
@@ -63,6 +67,7 @@ impl WriteBackArgs {
             flush_interval_us: self.flush_interval,
             journal_mode: self.journal_mode.as_deref().and_then(JournalMode::named),
             discard: self.discard,
+            volatile: self.volatile,
         }
     }
 }

@@ -92,6 +92,9 @@ pub struct WriteBack {
     pub journal_mode: Option<JournalMode>,
     /// What is freed is given back to the volume at once.
     pub discard: bool,
+    /// Over lowers: syncs are not waited for.
+    #[serde(default)]
+    pub volatile: bool,
 }
 
 /// A journal's mode, told by its name.

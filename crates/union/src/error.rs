@@ -20,6 +20,8 @@ pub enum OpenError {
     /// overlayfs' index of an upper holds files, and it cannot be told which of the lowers' they
     /// are.
     KernelsIndex,
+    /// A union whose syncs did not wait has not ended.
+    Volatile,
     /// A lower cannot be read: its place, 0 for the uppermost.
     Lower(usize, Errno),
     /// Neither an upper nor a lower.
@@ -44,6 +46,12 @@ impl fmt::Display for OpenError {
                 f,
                 "overlayfs' index (work/index) of the upper holds files of several names, and of \
                  which lower they are cannot be told: mount it with overlayfs and copy them"
+            ),
+            OpenError::Volatile => write!(
+                f,
+                "the upper was in use where syncs were not waited for (--volatile), and that did \
+                 not end in order: files in it may be old or torn; remove its directory \
+                 work/work/incompat/volatile to use it all the same"
             ),
             OpenError::Lower(index, errno) => {
                 write!(f, "cannot read lower {}: {errno}", index + 1)

@@ -15,6 +15,7 @@
 //! | `list.rs`, `stream.rs` | what names there are |
 //! | `state.rs` | attributes and extended attributes |
 //! | `links.rs` | files with several names in the lowers |
+//! | `incompat.rs` | what keeps overlayfs from an upper |
 //! | `copy_up.rs` | a lower's inode gets one in the upper |
 //! | `names.rs`, `rename.rs` | changes of names |
 //! | `intent.rs` | changes of two names in an upper that cannot make them in one |
@@ -43,6 +44,7 @@ mod copy_up;
 mod data;
 mod error;
 mod find;
+mod incompat;
 mod intent;
 mod layer;
 mod links;
@@ -60,7 +62,7 @@ mod upper;
 
 use std::ops::Deref;
 
-use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, RwLock, RwLockWriteGuard};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
@@ -91,6 +93,8 @@ pub struct Union {
     /// Changes of names and copy-ups so far.
     changes: AtomicU64,
     character: Character,
+    /// Syncs are not waited for.
+    is_volatile: AtomicBool,
     /// What a former service knew, until it was asked for.
     formers: Mutex<Formers>,
     /// How often services of these files opened the union before.
@@ -177,6 +181,7 @@ impl Union {
             roots.push(Lower { index, held });
         }
         roots.truncate(lowers.len());
+        let is_volatile = upper.as_ref().is_some_and(|on| on.is_volatile);
         let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
         let upper = upper.map(|on| Upper::open(ctx, on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
@@ -192,7 +197,7 @@ impl Union {
         // Before any other number is given away.
         table.keep_numbers(formers.numbers());
         if let Some(upper) = &upper {
-            upper.adopt_kernels_index(ctx, &table, lowers.len())?;
+            upper.take_over(ctx, (&table, lowers.len()), openings > 0, is_volatile)?;
         }
         let parts = Parts {
             ino,
@@ -219,6 +224,7 @@ impl Union {
             changing: RwLock::new(()),
             changes: AtomicU64::new(0),
             character,
+            is_volatile: AtomicBool::new(is_volatile),
             formers: Mutex::new(formers),
             openings,
         })
@@ -228,6 +234,21 @@ impl Union {
     /// uses the union any more. What the next service is to know stays.
     pub fn close(&self) {
         self.table.forget_all();
+    }
+
+    /// Syncs are waited for from here on. To be called before the last one; when that has
+    /// succeeded, [`end_volatile`](Self::end_volatile).
+    pub fn wait_for_syncs(&self) {
+        self.is_volatile.store(false, Ordering::Relaxed);
+    }
+
+    /// A volatile upper has ended in order, and may be used again.
+    ///
+    /// # Errors
+    /// The upper's.
+    pub fn end_volatile(&self) -> Result<()> {
+        let ctx = &OpCtx::service();
+        self.upper.as_ref().map_or(Ok(()), |upper| upper.end_volatile(ctx))
     }
 
     /// The upper; `EROFS` without one.
@@ -482,13 +503,18 @@ impl FileSystem for Union {
 
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         match self.table.get(ino)?.upper() {
-            Some(upper) => upper.fs().fsync(ctx, upper.ino(), data_only),
-            None => Ok(()),
+            Some(upper) if !self.is_volatile.load(Ordering::Relaxed) => {
+                upper.fs().fsync(ctx, upper.ino(), data_only)
+            }
+            _ => Ok(()),
         }
     }
 
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {
-        self.upper.as_ref().map_or(Ok(()), |upper| upper.fs().sync(ctx))
+        match &self.upper {
+            Some(upper) if !self.is_volatile.load(Ordering::Relaxed) => upper.fs().sync(ctx),
+            _ => Ok(()),
+        }
     }
 
     fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {

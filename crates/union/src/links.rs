@@ -20,7 +20,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, Kind, NewNode};
+use polylane_vfs::fs::{Attr, Kind};
 use zerocopy::FromBytes;
 use zerocopy::native_endian::{U32, U64};
 
@@ -29,7 +29,7 @@ use crate::error::OpenError;
 use crate::layer::Held;
 use crate::marks::Mark;
 use crate::node::{By, Node, Table};
-use crate::upper::{Upper, made_dir};
+use crate::upper::Upper;
 
 polylane_base::record! {
     /// `struct ovl_fb` of fs/overlayfs/overlayfs.h, before the handle.
@@ -76,10 +76,8 @@ const KIND_BTRFS: u8 = 0x4d;
 /// Why overlayfs refuses an upper, in the words that it prints.
 const GUARD: &[u8] = b"polylane-links";
 
-/// Directories of a work directory that overlayfs uses.
-const KERNELS_WORK: &[u8] = b"work";
+/// The directory of a work directory that overlayfs uses as its index.
 const KERNELS_INDEX: &[u8] = b"index";
-const INCOMPATIBLE: &[u8] = b"incompat";
 
 /// The entry of the index for a number.
 fn index_name(number: Ino) -> Vec<u8> {
@@ -171,10 +169,7 @@ impl Upper {
         if self.has_guard.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let new = NewNode::new(Kind::Dir, 0o700);
-        let work = made_dir(ctx, &self.work, KERNELS_WORK, &new)?;
-        let dir = made_dir(ctx, &work, INCOMPATIBLE, &new)?;
-        made_dir(ctx, &dir, GUARD, &new)?;
+        self.say_incompatible(ctx, GUARD)?;
         self.has_guard.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -190,13 +185,7 @@ impl Upper {
                 node.state().uncovered = None;
             }
         }
-        let Some((work, _)) = self.work.lookup(ctx, KERNELS_WORK)? else { return Ok(()) };
-        if let Some((dir, _)) = work.lookup(ctx, INCOMPATIBLE)? {
-            match self.fs().rmdir(ctx, dir.ino(), GUARD) {
-                Ok(_) | Err(Errno::ENOENT) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
+        self.say_compatible(ctx, GUARD)?;
         self.has_guard.store(false, Ordering::Relaxed);
         Ok(())
     }

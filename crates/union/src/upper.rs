@@ -7,6 +7,7 @@
 //! | `upper/` | the tree, as the `upperdir` of overlayfs |
 //! | `work/` | the `workdir` of overlayfs, which uses `work/work` and `work/index` |
 //! | `work/work/incompat/polylane-links` | overlayfs may not mount the upper: `links.rs` |
+//! | `work/work/incompat/volatile` | its syncs were not waited for: `incompat.rs` |
 //! | `work/polylane/tmp/` | what is being made or removed; emptied when the union is opened |
 //! | `work/polylane/index/` | copied-up files that have several names in the lowers, by number |
 //! | `upper/.polylane-blocks` | there are files that are partly in the lowers; see [`CANARY`] |
@@ -45,17 +46,31 @@ pub struct UpperOn {
     tree: Vec<u8>,
     work: Vec<u8>,
     is_alone: bool,
+    pub(crate) is_volatile: bool,
 }
 
 impl UpperOn {
     /// All of a libservice: the directories `upper` and `work` of its root, and nothing else.
     pub fn new(fs: Arc<dyn FileSystem>) -> UpperOn {
-        UpperOn { fs, tree: b"upper".into(), work: b"work".into(), is_alone: true }
+        UpperOn {
+            fs,
+            tree: b"upper".into(),
+            work: b"work".into(),
+            is_alone: true,
+            is_volatile: false,
+        }
     }
 
     /// Two directories of its root, beside others: `upperdir` and `workdir` of overlayfs.
     pub fn dirs(fs: Arc<dyn FileSystem>, tree: &[u8], work: &[u8]) -> UpperOn {
-        UpperOn { fs, tree: tree.into(), work: work.into(), is_alone: false }
+        UpperOn { fs, tree: tree.into(), work: work.into(), is_alone: false, is_volatile: false }
+    }
+
+    /// Its syncs are not waited for, as with overlayfs' `volatile`: after anything but
+    /// [`Union::end_volatile`](crate::Union::end_volatile) it is refused.
+    #[must_use]
+    pub fn volatile(self, is_volatile: bool) -> UpperOn {
+        UpperOn { is_volatile, ..self }
     }
 }
 

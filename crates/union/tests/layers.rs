@@ -350,3 +350,42 @@ fn data_only_lowers_have_data_and_no_names() {
     let fs = union(&[&meta], Some(&upper));
     assert_eq!(Tree(&*fs).read(Tree(&*fs).ino("e/one")), expected, "needs no lower any more");
 }
+
+/// A union that did not end in order, or that overlayfs used as `volatile`, is opened by the next
+/// service of the same lane alone.
+#[test]
+fn a_volatile_upper_is_used_again_when_it_ended_in_order() {
+    const MARK: &str = "work/work/incompat/volatile";
+    let ctx = &OpCtx::service();
+    let (low, upper) = (memfs(), memfs());
+    let open = |is_volatile: bool| {
+        let lowers = vec![Layer::new(low.clone()).expect("a root")];
+        Union::open(lowers, Some(UpperOn::new(upper.clone()).volatile(is_volatile)))
+    };
+    let u = Tree(&*upper);
+    let first = open(true).expect("opens");
+    assert!(u.find(MARK).is_ok(), "while it is used");
+    let file = Tree(&first).file("f", b"bytes");
+    first.fsync(ctx, file, false).expect("at once");
+    drop(first);
+    for is_volatile in [true, false] {
+        assert_eq!(open(is_volatile).err(), Some(OpenError::Volatile));
+    }
+    let work = u.ino("work/work/incompat");
+    upper.rmdir(ctx, work, b"volatile").expect("by hand");
+    let again = open(true).expect("opens");
+    again.wait_for_syncs();
+    again.sync(ctx).expect("syncs");
+    again.end_volatile().expect("ends");
+    drop(again);
+    assert_eq!(u.find(MARK), Err(Errno::ENOENT));
+    let plain = open(false).expect("opens");
+    assert_eq!(Tree(&plain).read(Tree(&plain).ino("f")), b"bytes");
+    plain.end_volatile().expect("it was not");
+    drop(plain);
+    // As overlayfs leaves it.
+    for dir in [MARK, &format!("{MARK}/dirty")] {
+        u.mkdir(dir);
+    }
+    assert_eq!(open(false).err(), Some(OpenError::Volatile));
+}

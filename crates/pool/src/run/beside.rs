@@ -156,7 +156,8 @@ impl RunOptions {
     fn that_apply(mut self) -> RunOptions {
         if !self.source.is_volume() {
             self.cache = polylane_volume::SetOptions::default();
-            self.write_back = WriteBack::default();
+            let volatile = self.write_back.volatile;
+            self.write_back = WriteBack { volatile, ..WriteBack::default() };
         }
         if !matches!(self.source, Source::Volume(_)) {
             (self.medium, self.qos) = (None, None);
@@ -164,6 +165,7 @@ impl RunOptions {
         if !self.source.is_volume() && self.source != Source::Mem {
             self.size = None;
         }
+        self.write_back.volatile &= !self.lowers.is_empty() && self.source != Source::Lowers;
         if self.ceph_places().is_empty() && !matches!(self.source, Source::Image(_)) {
             self.cluster = ClusterOptions::default();
         }

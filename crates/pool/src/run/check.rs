@@ -146,6 +146,11 @@ fn refuse_without_volume(options: &RunOptions) -> Result<()> {
 fn check_write_back(options: &RunOptions) -> Result<()> {
     let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval, .. } =
         options.write_back;
+    if options.write_back.volatile
+        && (options.lowers.is_empty() || options.source == Source::Lowers)
+    {
+        return Err(Failure::usage("--volatile: is of changes over --lower"));
+    }
     let Some(option) = write_back_option(&options.write_back) else { return Ok(()) };
     let waits = (dirty, interval) != (None, None);
     if options.kernel_fs.is_some() {
