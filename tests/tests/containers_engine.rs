@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 /// What runtimes keep is in one place for all: tests that look there go one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Users of the image.
+const PASSWD: &str = "root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n";
+
 /// A state directory with images of its own; dropped, its containers are removed.
 struct Engine {
     host: Host,
@@ -93,8 +96,7 @@ impl Engine {
         ] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).expect("link");
         }
-        let users = "root:x:0:0::/root:/bin/sh\nweb:x:33:34::/srv:/bin/sh\n";
-        fs::write(root.join("etc/passwd"), users).expect("write");
+        fs::write(root.join("etc/passwd"), PASSWD).expect("write");
         fs::write(root.join("etc/group"), "root:x:0:\nwww:x:34:\nmore:x:50:web\n").expect("write");
         self.succeeds(&["image", "import", text(&root), "busybox"]);
     }
@@ -781,4 +783,233 @@ fn terminals_work_by_each_runtime() {
         engine.succeeds(&["container", "rm", "-f", "t"]);
         engine.assert_nothing_is_left(&[]);
     }
+}
+
+/// Changes what its image has, then counts as long as it runs.
+const COUNTS: &str = "rm /etc/group; echo more >>/etc/passwd; mkdir /new; echo there >/new/file; \
+     busybox dd if=/dev/urandom of=/new/large bs=64k count=40 2>/dev/null; echo through; n=0; \
+     while :; do n=$((n + 1)); echo $n; sleep 0.02; done";
+
+impl Engine {
+    /// The last number that a container which counts has said.
+    fn counted(&self, name: &str) -> u64 {
+        let said = self.succeeds(&["container", "logs", name]);
+        said.lines().last().and_then(|line| line.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until it has counted on.
+    fn counts_on(&self, name: &str) {
+        let before = self.counted(name);
+        until("it counts on", || self.counted(name) > before);
+    }
+
+    /// An image has what the container that counts has changed.
+    fn assert_changed(&self, image: &str) {
+        let script = "ls /etc; cat /etc/passwd /new/file; busybox stat -c %s /new/large";
+        let said = self.succeeds(&["container", "run", "--rm", image, "sh", "-c", script]);
+        assert_eq!(said, format!("hostname\nhosts\npasswd\n{PASSWD}more\nthere\n2621440\n"));
+    }
+}
+
+/// `podman`, with a store of its own.
+fn podman(engine: &Engine, words: &[&str]) -> Command {
+    let mut command = Command::new("podman");
+    for (option, dir) in [("--root", "podman"), ("--runroot", "podman-run")] {
+        command.arg(option).arg(engine.host.path(dir));
+    }
+    command.args(["--cgroup-manager", "cgroupfs"]).args(words).stdin(Stdio::null());
+    command
+}
+
+/// What a container has changed becomes a layer, and an image that other engines load, while it
+/// runs: it is paused meanwhile, and goes on also where the command is killed.
+#[test]
+fn what_a_running_container_changed_becomes_an_image() {
+    let name = "what_a_running_container_changed_becomes_an_image";
+    let Some(engine) = Engine::new(name) else { return };
+    let archive = |name: &str| engine.host.path(name).to_str().expect("UTF-8").to_string();
+    engine.succeeds(&["container", "create", "--name", "never", "busybox", "true"]);
+    let layer = archive("layer.tar");
+    let refused = engine.refused(&["image", "diff", "never", "-o", &layer]).1;
+    assert!(refused.contains("never started"), "{refused}");
+    engine.succeeds(&["container", "rm", "never"]);
+    engine.succeeds(&["container", "run", "-d", "--name", "live", "busybox", "sh", "-c", COUNTS]);
+    until("it is through", || engine.counted("live") > 0);
+
+    engine.succeeds(&["image", "diff", "live", "-o", &layer]);
+    engine.counts_on("live");
+    let listed = Command::new("tar").args(["-tf", &layer]).output().expect("tar").stdout;
+    let listed = String::from_utf8_lossy(&listed).into_owned();
+    for member in ["etc/.wh.group", "etc/passwd", "new/file", "new/large"] {
+        assert!(listed.lines().any(|line| line == member), "{member}: {listed}");
+    }
+    assert!(!listed.contains("bin/"), "only what was changed: {listed}");
+    for (how, image) in [("none", "changed:plain"), ("gzip", "changed:gz"), ("zstd", "c/d:zst")] {
+        let file = archive(how);
+        engine.succeeds(&["image", "diff", "live", "--as", image, "--compress", how, "-o", &file]);
+        engine.counts_on("live");
+        assert_eq!(engine.succeeds(&["image", "import", &file]), format!("{image}\n"));
+        engine.assert_changed(image);
+    }
+    assert_eq!(engine.refused(&["image", "diff", "live", "--as", "-", "-o", "x"]).0, 1);
+
+    // Killed while it writes to what nobody reads: the container goes on.
+    let mut diff = engine.command(&["image", "diff", "live", "-o", "-"]);
+    let mut diff = diff.stdout(Stdio::piped()).spawn().expect("polylane");
+    let mut byte = [0];
+    let out = diff.stdout.as_mut().expect("piped");
+    std::io::Read::read_exact(out, &mut byte).expect("the first byte");
+    let paused = engine.counted("live");
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(engine.counted("live"), paused, "it is paused");
+    diff.kill().expect("kill");
+    diff.wait().expect("wait");
+    engine.counts_on("live");
+
+    // One that has ended: the same bytes whenever they are asked for.
+    engine.succeeds(&["container", "stop", "-t", "0", "live"]);
+    let [one, other] = ["one", "other"].map(archive);
+    for file in [&one, &other] {
+        engine.succeeds(&["image", "diff", "live", "--as", "end", "-o", file]);
+    }
+    assert!(fs::read(&one).expect("read") == fs::read(&other).expect("read"), "other bytes");
+    engine.succeeds(&["container", "rm", "live"]);
+    engine.assert_nothing_is_left(&[]);
+}
+
+/// An image with what a container changed is podman's as well, by each of the two forms that an
+/// archive has; what podman saves is the same image.
+#[test]
+fn an_image_of_a_container_goes_to_podman_and_comes_back() {
+    let name = "an_image_of_a_container_goes_to_podman_and_comes_back";
+    if lacks(name, &["podman"]) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let path = |name: &str| engine.host.path(name).to_str().expect("UTF-8").to_string();
+    let words = ["container", "run", "--name", "c", "busybox", "sh", "-c"];
+    engine.succeeds(&[&words[..], &["echo there >/new; rm /etc/group"]].concat());
+    let archive = path("changed.tar");
+    let diff = ["image", "diff", "c", "--as", "changed:1", "--compress", "gzip", "-o", &archive];
+    engine.succeeds(&diff);
+    engine.succeeds(&["container", "rm", "c"]);
+    engine.succeeds(&["image", "import", &archive]);
+    let identity = |name: &str| {
+        let all = engine.succeeds(&["image", "ls", "--json"]);
+        let all: Vec<Value> = serde_json::from_str(&all).expect("JSON");
+        let found = all.into_iter().find(|one| one["name"] == name).expect("an image");
+        found["id"].as_str().expect("text").to_string()
+    };
+    let id = identity("changed:1");
+    // As `docker load` reads it.
+    let (docker, files) = (path("docker.tar"), path("docker"));
+    fs::create_dir(&files).expect("mkdir");
+    for words in [&["-xf", &archive][..], &["-cf", &docker, "manifest.json", "blobs"]] {
+        assert!(
+            Command::new("tar").args(["-C", &files]).args(words).status().expect("tar").success()
+        );
+    }
+    engine.succeeds(&["image", "import", &docker, "docker:1"]);
+    assert_eq!(identity("docker:1"), id);
+    for (form, source) in [("as-oci", &archive), ("as-docker", &docker)] {
+        let loaded = podman(&engine, &["load", "-i", source]).output().expect("podman");
+        let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
+        assert!(loaded.status.success(), "{form}: {said}");
+        let run = ["run", "--rm", "--network", "none", "--ulimit", "nofile=99:99", "--ulimit"];
+        let run = [&run[..], &["nproc=99:99", "changed:1", "sh", "-c"]].concat();
+        let script = "cat /new; ls /etc/group 2>/dev/null || echo none";
+        let run = podman(&engine, &[&run[..], &[script]].concat()).output().expect("podman");
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert_eq!(String::from_utf8_lossy(&run.stdout), "there\nnone\n", "{form}: {said}");
+        let saved = path(form);
+        let save = ["save", "--format", "oci-archive", "-o", &saved, "changed:1"];
+        assert!(podman(&engine, &save).status().expect("podman").success());
+        engine.succeeds(&["image", "import", &saved, form]);
+        // podman writes its own configuration for what came in docker's form.
+        assert!(form == "as-docker" || identity(form) == id, "{form}");
+        assert!(podman(&engine, &["rmi", "changed:1"]).status().expect("podman").success());
+    }
+    engine.assert_nothing_is_left(&[]);
+}
+
+/// A runtime that is killed as long after its start as the first line of a file says, in seconds.
+const KILLED: &str = r#"#!/bin/sh
+case " $* " in *" run "*) ;; *) exec runc "$@" ;; esac
+runc "$@" &
+pid=$!
+sleep "$(cat "$0.after")"
+kill -9 "$pid" 2>/dev/null
+wait "$pid"
+"#;
+
+/// The runtime, killed at any moment of a start: one line or a container that runs, and nothing is
+/// left once it is removed.
+#[test]
+fn a_runtime_that_is_killed_leaves_nothing_behind() {
+    let name = "a_runtime_that_is_killed_leaves_nothing_behind";
+    let Some(engine) = Engine::new(name) else { return };
+    let program = engine.host.path("killed");
+    fs::write(&program, KILLED).expect("write");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let (mut refused, mut ran) = (0, 0);
+    let mut ids = Vec::new();
+    for step in 0..14_u64 {
+        let after = format!("{:.3}\n", (step * step) as f64 / 400.0);
+        fs::write(engine.host.path("killed.after"), &after).expect("write");
+        let words = ["container", "create", "--name", "k", "--runtime", text(&program)];
+        engine.succeeds(&[&words[..], &["busybox", "sleep", "1000"]].concat());
+        ids.extend(engine.one("k")["id"].as_str().map(str::to_string));
+        let output = engine.run(&["container", "start", "k"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.success() {
+            true => ran += 1,
+            false => {
+                refused += 1;
+                assert_eq!(said.matches('\n').count(), 1, "{after}: {said}");
+            }
+        }
+        engine.succeeds(&["container", "rm", "-f", "k"]);
+        engine.assert_nothing_is_left(&ids);
+    }
+    assert!(refused > 1, "{refused} starts were cut off, {ran} were not");
+}
+
+/// A pool's limits are its tenant's: who waits for a container is in its caller's groups.
+#[test]
+fn who_waits_for_a_container_is_not_in_its_pool() {
+    let name = "who_waits_for_a_container_is_not_in_its_pool";
+    let Some(engine) = Engine::new(name) else { return };
+    let pool = engine.host.pool("waits");
+    engine.succeeds(&["pool", "create", &pool, "--memory", "200M"]);
+    let words = ["container", "run", "-d", "--name", "w", "--pool", &pool, "busybox"];
+    engine.succeeds(&[&words[..], &["sleep", "1000"]].concat());
+    let pid = engine.pid("w");
+    let groups = |pid: u32| fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("groups");
+    let own = groups(pid);
+    assert!(own.lines().any(|line| line.contains(&pool)), "{own}");
+    assert_eq!(groups(parent_of(pid)), groups(std::process::id()));
+    engine.succeeds(&["container", "rm", "-f", "w"]);
+    engine.assert_nothing_is_left(&[]);
+    engine.succeeds(&["pool", "rm", &pool]);
+}
+
+/// Records in a state directory say which programs are executed: it is the caller's own.
+#[test]
+fn a_state_directory_of_another_user_is_refused() {
+    let name = "a_state_directory_of_another_user_is_refused";
+    if unavailable(name) {
+        return;
+    }
+    let host = Host::new();
+    let theirs = host.dir("theirs");
+    std::os::unix::fs::chown(&theirs, Some(1001), Some(1001)).expect("chown");
+    for words in [&["container", "ps"][..], &["image", "ls"], &["pool", "create", "x"]] {
+        let mut command = Command::new(binary());
+        command.args(words).env("XDG_STATE_HOME", theirs.join("state")).stdin(Stdio::null());
+        let output = command.output().expect("polylane");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{words:?}: {said}");
+        assert!(said.contains("user 1001") && said.matches('\n').count() == 1, "{words:?}: {said}");
+    }
+    assert!(names(&theirs).is_empty(), "nothing is made there");
 }

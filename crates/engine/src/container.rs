@@ -46,6 +46,9 @@ const REMOVAL_ROUNDS: usize = 3;
 /// How long a container that was killed may take until it is cleared up.
 pub(crate) const END_TIME_MAX: Duration = Duration::from_secs(60);
 
+/// The file that tells where its control groups are, as long as there may be any.
+pub(crate) const GROUPS: &str = "groups.json";
+
 /// What a container is to be.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Wanted {
@@ -301,8 +304,17 @@ impl Container {
 
     /// Takes away what a start that was cut off has left, and the last run.
     pub(crate) fn clear(&self) -> Result<()> {
-        self.runtime().delete()?;
+        self.end_at_runtime()?;
         lane::unmount(&self.place, &self.record, true)
+    }
+
+    /// Ends what there is of it at the runtime, and what a runtime that was killed has left of it
+    /// in its control groups.
+    pub(crate) fn end_at_runtime(&self) -> Result<()> {
+        self.runtime().delete()?;
+        let groups: Vec<PathBuf> = self.place.read(GROUPS)?.unwrap_or_default();
+        lasting::end_groups(&groups);
+        self.place.remove_file(GROUPS)
     }
 
     /// Removes the container. With `force` also one that runs.
@@ -346,7 +358,7 @@ impl Container {
     pub(crate) fn remove_all(&self, force: bool) -> Result<()> {
         let record = Record { stage: Stage::Removing, ..self.record.clone() };
         self.place.write("record.json", &record)?;
-        self.runtime().delete()?;
+        self.end_at_runtime()?;
         lane::unmount(&self.place, &self.record, force)?;
         store()?.release(&self.record.id).map_err(failed)?;
         self.place.remove()

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use polylane_pool::failure::{Failure, Result};
@@ -21,6 +21,11 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// The file of the container's own volume.
 const UPPER: &str = "upper.img";
+
+/// The volume with what a container changed; there is none before its first start.
+pub(crate) fn upper(place: &Place) -> PathBuf {
+    place.file(UPPER)
+}
 
 /// What is over the layers of a root.
 pub(crate) struct Upper {
@@ -74,7 +79,7 @@ pub(crate) fn mount_root(
     }
     let source = upper.source.clone().unwrap_or_else(|| {
         let mut own = OsString::from("volume:");
-        own.push(place.file(UPPER));
+        own.push(self::upper(place));
         own
     });
     mount_one((pool, lock), options, &source, &place.root())

@@ -15,6 +15,7 @@
 //! | `start.rs` | from its start to its end; further processes |
 //! | `relay.rs` | what its processes write |
 //! | `end.rs` | signals and stops |
+//! | `quiesce.rs` | a container whose files are read |
 //! | `oci.rs` | the runtime of other engines |
 //! | `show.rs` | what is shown of containers |
 //!
@@ -33,6 +34,7 @@ mod lane;
 mod oci;
 mod place;
 mod program;
+mod quiesce;
 mod record;
 mod relay;
 mod runtime;
@@ -43,5 +45,6 @@ mod users;
 
 pub use container::{Container, State, Wanted, all};
 pub use oci::oci;
+pub use quiesce::{Files, Quiesced};
 pub use record::{Mount, Network, Record};
 pub use start::{Attached, Further, exec, start};

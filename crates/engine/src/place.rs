@@ -9,6 +9,7 @@
 //! containers/ID/root        where its lane is mounted
 //! containers/ID/mounts/N    where the lane of its mount N is mounted
 //! containers/ID/config.json the bundle's configuration, of the last start
+//! containers/ID/groups.json where its control groups are, as long as there may be any
 //! containers/ID/pid         its first process, as the runtime tells
 //! containers/ID/runtime.log what the runtime said of the last start
 //! containers/ID/output      standard output and error of one that has no terminal
@@ -37,6 +38,9 @@ use serde::de::DeserializeOwned;
 
 /// How long another command may hold a container.
 const WAIT_MAX: Duration = Duration::from_secs(90);
+
+/// The directory of mount points besides the root's.
+const MOUNTS: &str = "mounts";
 
 /// What a container's directory is called until it has a record.
 const NEW: &str = "new";
@@ -137,7 +141,7 @@ impl Place {
 
     /// The mount point of the lane of mount `number`.
     pub(crate) fn lane(&self, number: usize) -> PathBuf {
-        self.file("mounts").join(number.to_string())
+        self.file(MOUNTS).join(number.to_string())
     }
 
     /// Makes the directory with a record in it, and takes its lock; the caller holds that of names.
@@ -247,7 +251,8 @@ impl Place {
         }
     }
 
-    /// Removes all of it: the record last, since it tells what is to be removed.
+    /// Removes all of it: the record last, since it tells what is to be removed. What is still
+    /// mounted in it is not gone into: its mount point is not removed, which is an error.
     pub(crate) fn remove(&self) -> Result<()> {
         let failed = |error| Failure::path(&self.dir, "remove it", error);
         let is_kept = |name: &std::ffi::OsStr| name == "record.json" || name == "lock";
@@ -261,7 +266,7 @@ impl Place {
                 continue;
             }
             match entry.file_type().map_err(failed)?.is_dir() {
-                true => remove_empty_dirs(&entry.path()).map_err(failed)?,
+                true => remove_mount_points(&entry.path()).map_err(failed)?,
                 false => fs::remove_file(entry.path()).map_err(failed)?,
             }
         }
@@ -271,11 +276,13 @@ impl Place {
     }
 }
 
-/// Removes a directory that has directories in it and no file: what is mounted there by mistake
-/// stays as it is.
-fn remove_empty_dirs(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        remove_empty_dirs(&entry?.path())?;
+/// Removes a mount point, or the directory of several. Nothing below one is looked at: what a
+/// tenant has there may be links to the host's directories.
+fn remove_mount_points(dir: &Path) -> io::Result<()> {
+    if dir.file_name().is_some_and(|name| name == MOUNTS) {
+        for entry in fs::read_dir(dir)? {
+            fs::remove_dir(entry?.path())?;
+        }
     }
     fs::remove_dir(dir)
 }
@@ -309,5 +316,40 @@ fn lock(path: &Path, what: &str) -> Result<Lock> {
             )));
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A root that could not be unmounted, with what a tenant may have made in it.
+    #[test]
+    fn nothing_below_a_mount_point_is_removed_and_no_link_there_is_followed() {
+        let host = tempfile::tempdir().expect("tempdir");
+        let theirs = host.path().join("theirs/empty");
+        fs::create_dir_all(&theirs).expect("mkdir");
+        let all = host.path().join("all");
+        for under in ["root", "mounts/0"] {
+            let place = Place::of(&all, "one");
+            fs::create_dir_all(place.file(under).join("empty")).expect("mkdir");
+            symlink(host.path().join("theirs"), place.file(under).join("link")).expect("link");
+            place.write("record.json", &1).expect("written");
+            place.remove().expect_err("it is mounted there");
+            assert!(place.file(under).join("empty").exists() && theirs.exists(), "{under}");
+            assert!(place.file("record.json").exists(), "the next command goes on");
+            fs::remove_file(place.file(under).join("link")).expect("rm");
+            fs::remove_dir(place.file(under).join("empty")).expect("rm");
+            place.remove().expect("it is mounted no more");
+            place.remove().expect("nothing is no error");
+        }
+        // `mounts` itself may be a link, or a mount, of no command of ours.
+        let place = Place::of(&all, "one");
+        place.make_dir("root").expect("mkdir");
+        symlink(host.path().join("theirs"), place.file("mounts")).expect("link");
+        place.remove().expect("the link goes");
+        assert!(theirs.exists());
     }
 }

@@ -92,17 +92,32 @@ impl Runtime<'_> {
         command.output().map_err(|error| Failure::path(self.program, "execute it", error))
     }
 
-    /// Sends a signal to the container's first process.
-    pub(crate) fn kill(&self, signal: &str) -> Result<()> {
-        let output = self.execute(&["kill", self.id, signal])?;
+    /// Executes a command of it that has to succeed.
+    fn act(&self, words: &[&str], what: &str) -> Result<()> {
+        let output = self.execute(words)?;
         match output.status.success() {
             true => Ok(()),
             false => Err(Failure::failed(format!(
-                "{}: cannot send {signal}: {}",
+                "{}: {what}: {}",
                 self.id,
                 self.error("runtime.log", &output.stderr)
             ))),
         }
+    }
+
+    /// Sends a signal to the container's first process.
+    pub(crate) fn kill(&self, signal: &str) -> Result<()> {
+        self.act(&["kill", self.id, signal], &format!("cannot send {signal}"))
+    }
+
+    /// Stops all of the container's processes where they are.
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.act(&["pause", self.id], "the runtime cannot pause it")
+    }
+
+    /// Lets them go on.
+    pub(crate) fn resume(&self) -> Result<()> {
+        self.act(&["resume", self.id], "the runtime cannot resume it")
     }
 
     /// Ends whatever there is of the container at the runtime; nothing is no error.

@@ -13,13 +13,13 @@ use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
 use polylane_pool::failure::{FAILED, Failure, Result};
-use polylane_pool::lasting;
+use polylane_pool::lasting::{self, Membership};
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use crate::bundle;
-use crate::container::{Container, State, now};
+use crate::container::{Container, GROUPS, State, now};
 use crate::lane;
 use crate::place::Lock;
 use crate::program::{self, NOT_EXECUTABLE, NOT_FOUND};
@@ -198,7 +198,7 @@ impl<'a> Watcher<'a> {
     /// wait for.
     fn start(&mut self, attached: Attached) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
-        let is_new = !place.file("upper.img").exists();
+        let is_new = !lane::upper(place).exists();
         let lock = self
             .starting
             .as_ref()
@@ -211,19 +211,22 @@ impl<'a> Watcher<'a> {
         let env = bundle::environment(record, &user, &[], record.terminal);
         let program = record.args.first().map_or("", String::as_str);
         program::check(&place.root(), (program, &record.cwd), &env, &record.mounts)?;
-        let is_nested = lasting::enter(record.pool.as_deref())?;
-        // Below those of the pool that this process is in now, or at the top.
+        let pool = lasting::membership(record.pool.as_deref())?;
+        // Below those of the pool that the runtime is started in, or at the top.
         let group = self.container.group();
-        let groups = if is_nested { group } else { format!("/{group}") };
+        place.write(GROUPS, &lasting::runtime_groups(pool.as_ref(), &group))?;
+        let groups = if pool.is_some() { group } else { format!("/{group}") };
         let root = place.root();
         let config = bundle::config(record, (&root, &groups), (&user, &env), &sources);
         place.write("config.json", &config)?;
-        self.execute(attached)
+        self.execute(attached, pool)
     }
 
     /// Has the runtime start what `config.json` says. A terminal is the runtime's to relay, which
-    /// stays as long as the container; else the container's process is left to this one.
-    fn execute(&mut self, attached: Attached) -> Result<Pid> {
+    /// stays as long as the container; else the container's process is left to this one. In `pool`
+    /// the runtime is started, and never this process: what that takes is not the tenant's, and no
+    /// limit of the tenant's ends it.
+    fn execute(&mut self, attached: Attached, pool: Option<Membership>) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
         let runtime = self.container.runtime();
         let failed = |error: io::Error| Failure::path(runtime.program, "execute it", error);
@@ -252,9 +255,10 @@ impl<'a> Watcher<'a> {
                 command.stdout(end.try_clone().map_err(failed)?).stderr(end);
             }
         }
+        pool.iter().for_each(|pool| pool.give(&mut command));
         let mut child = command.spawn().map_err(failed)?;
         // Its ends of the pipes are the container's alone.
-        drop(command);
+        drop((command, pool));
         if record.terminal {
             let pid = Pid::from_child(&child);
             return Ok(pid);
@@ -303,7 +307,7 @@ impl<'a> Watcher<'a> {
             self.watched = None;
             return removed;
         }
-        let cleared = container.runtime().delete().and_then(|()| {
+        let cleared = container.end_at_runtime().and_then(|()| {
             lane::unmount(&container.place, &container.record, false)
                 .or_else(|_| lane::unmount(&container.place, &container.record, true))
         });

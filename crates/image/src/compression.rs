@@ -1,15 +1,19 @@
 //! Streams that are plain, gzip or zstd, told by their first bytes.
 
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read, Write};
 
 use flate2::read::MultiGzDecoder;
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 
 /// How a stream is packed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Compression {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compression {
+    /// Not at all: the digest of a layer is that of its tar file.
+    #[default]
     Plain,
+    /// By gzip.
     Gzip,
+    /// By zstd.
     Zstd,
 }
 
@@ -26,6 +30,66 @@ impl Compression {
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
             _ => Compression::Plain,
         }
+    }
+
+    /// Packs a tar file: the same bytes of the same ones.
+    pub(crate) fn pack(self, mut tar: impl Read, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Compression::Plain => io::copy(&mut tar, out).map(drop),
+            Compression::Gzip => {
+                let mut packed = flate2::write::GzEncoder::new(out, flate2::Compression::default());
+                io::copy(&mut tar, &mut packed)?;
+                packed.finish().map(drop)
+            }
+            Compression::Zstd => pack_zstd(tar, out),
+        }
+    }
+}
+
+/// The packer takes no failure: it is given none, and told of afterwards.
+fn pack_zstd(tar: impl Read, out: &mut dyn Write) -> io::Result<()> {
+    let (mut from, mut to) = (Patient::new(tar), Patient::new(out));
+    let level = ruzstd::encoding::CompressionLevel::Fastest;
+    ruzstd::encoding::compress(&mut from, &mut to, level);
+    from.failed.and(to.failed)
+}
+
+/// A stream of which the first failure is its end.
+struct Patient<S> {
+    stream: S,
+    failed: io::Result<()>,
+}
+
+impl<S> Patient<S> {
+    fn new(stream: S) -> Self {
+        Patient { stream, failed: Ok(()) }
+    }
+
+    fn count(&mut self, act: impl FnOnce(&mut S) -> io::Result<usize>, ended: usize) -> usize {
+        if self.failed.is_err() {
+            return ended;
+        }
+        act(&mut self.stream).unwrap_or_else(|error| {
+            self.failed = Err(error);
+            ended
+        })
+    }
+}
+
+impl<S: Read> Read for Patient<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self.count(|stream| stream.read(buffer), 0))
+    }
+}
+
+impl<S: Write> Write for Patient<S> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let all = buffer.len();
+        Ok(self.count(|stream| stream.write_all(buffer).map(|()| all), all))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -90,8 +154,6 @@ impl<R: Read> Read for Frames<R> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
     use super::*;
 
     fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {

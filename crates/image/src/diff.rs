@@ -18,7 +18,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -27,23 +27,12 @@ use polylane_base::shown::Shown;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
+use crate::compression::Compression;
 use crate::error::{Error, Result};
 use crate::export::write_new;
 use crate::pack::{self, Writer};
 use crate::tree;
 use crate::unpack::{OPAQUE, WHITEOUT};
-
-/// How a layer is packed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Packing {
-    /// Not at all: its digest is that of its tar file.
-    #[default]
-    Plain,
-    /// By gzip.
-    Gzip,
-    /// By zstd.
-    Zstd,
-}
 
 /// Writes what the tree at `merged` has changed of the one at `base`, as an OCI layer, to the new
 /// file `to`; `-` is standard output. Nothing may change them meanwhile.
@@ -51,77 +40,21 @@ pub enum Packing {
 /// # Errors
 /// A tree cannot be read, has a name that means something else in a layer, or `to` cannot be
 /// written; then it is not made.
-pub fn diff(base: &Path, merged: &Path, to: &Path, packing: Packing) -> Result<()> {
+pub fn diff(base: &Path, merged: &Path, to: &Path, packing: Compression) -> Result<()> {
     let open =
         |path: &Path| pack::open_dir(path).map_err(|errno| Error::io(path, "open it", errno));
     let (base, merged) = (open(base)?, open(merged)?);
     write_new(to, |out| {
+        if packing == Compression::Plain {
+            return write(&base, &merged, out).map(drop);
+        }
         let failed = |error| Error::io(to, "write it", error);
-        match packing {
-            Packing::Plain => drop(write(&base, &merged, out)?),
-            Packing::Gzip => {
-                let level = flate2::Compression::default();
-                let packed = write(&base, &merged, flate2::write::GzEncoder::new(out, level))?;
-                packed.finish().map_err(failed)?;
-            }
-            Packing::Zstd => {
-                let file = tempfile::tempfile().map_err(failed)?;
-                let mut tar = write(&base, &merged, io::BufWriter::new(file))?
-                    .into_inner()
-                    .map_err(|error| failed(error.into_error()))?;
-                tar.rewind().map_err(failed)?;
-                pack_zstd(tar, out).map_err(failed)?;
-            }
-        }
-        Ok(())
+        let file = tempfile::tempfile().map_err(failed)?;
+        let mut tar = write(&base, &merged, io::BufWriter::new(file))?
+            .into_inner()
+            .map_err(|error| failed(error.into_error()))?;
+        tar.rewind().and_then(|()| packing.pack(tar, out)).map_err(failed)
     })
-}
-
-/// The packer takes no failure: it is given none, and told of afterwards.
-fn pack_zstd(tar: impl Read, out: &mut dyn Write) -> io::Result<()> {
-    let (mut from, mut to) = (Patient::new(tar), Patient::new(out));
-    let level = ruzstd::encoding::CompressionLevel::Fastest;
-    ruzstd::encoding::compress(&mut from, &mut to, level);
-    from.failed.and(to.failed)
-}
-
-/// A stream of which the first failure is its end.
-struct Patient<S> {
-    stream: S,
-    failed: io::Result<()>,
-}
-
-impl<S> Patient<S> {
-    fn new(stream: S) -> Self {
-        Patient { stream, failed: Ok(()) }
-    }
-
-    fn count(&mut self, act: impl FnOnce(&mut S) -> io::Result<usize>, ended: usize) -> usize {
-        if self.failed.is_err() {
-            return ended;
-        }
-        act(&mut self.stream).unwrap_or_else(|error| {
-            self.failed = Err(error);
-            ended
-        })
-    }
-}
-
-impl<S: Read> Read for Patient<S> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(self.count(|stream| stream.read(buffer), 0))
-    }
-}
-
-impl<S: Write> Write for Patient<S> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let all = buffer.len();
-        Ok(self.count(|stream| stream.write_all(buffer).map(|()| all), all))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn write<W: Write>(base: &OwnedFd, merged: &OwnedFd, to: W) -> Result<W> {

@@ -22,6 +22,10 @@ const LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
+const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
+const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+const DOCKER_LAYER_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
+
 /// The annotation with an image's name.
 pub(crate) const NAME: &str = "org.opencontainers.image.ref.name";
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
@@ -56,6 +60,18 @@ impl Descriptor {
     /// The image's name by its annotations.
     fn name(&self) -> Option<&String> {
         self.annotations.get(CONTAINERD_NAME).or_else(|| self.annotations.get(NAME))
+    }
+
+    /// The same of a layer, by OCI's name for how it is packed.
+    pub(crate) fn in_oci(mut self) -> Self {
+        let known = match self.media_type.as_str() {
+            DOCKER_LAYER => Some(LAYER),
+            DOCKER_LAYER_GZIP => Some(LAYER_GZIP),
+            DOCKER_LAYER_ZSTD => Some(LAYER_ZSTD),
+            _ => None,
+        };
+        self.media_type = known.map_or(self.media_type, str::to_string);
+        self
     }
 
     fn is_index(&self) -> bool {
@@ -259,10 +275,15 @@ fn check_count(layers: usize, diff_ids: usize, object: &str) -> Result<()> {
         _ if layers != diff_ids => {
             Err(Error::bad(object, format!("{layers} layers, but the config has {diff_ids}")))
         }
-        _ if layers > LAYERS_MAX => {
-            Err(Error::bad(object, format!("{layers} layers; {LAYERS_MAX} at most")))
-        }
-        _ => Ok(()),
+        _ => check_layer_count(layers, object),
+    }
+}
+
+/// Refuses more layers than an image may have.
+pub(crate) fn check_layer_count(layers: usize, object: &str) -> Result<()> {
+    match layers {
+        0..=LAYERS_MAX => Ok(()),
+        _ => Err(Error::bad(object, format!("{layers} layers; {LAYERS_MAX} at most"))),
     }
 }
 
@@ -299,4 +320,65 @@ pub(crate) fn new_config(diff_id: &Digest) -> Vec<u8> {
         "rootfs": { "type": "layers", "diff_ids": [diff_id] },
     });
     config.to_string().into_bytes()
+}
+
+/// The config of an image with one layer more.
+pub(crate) fn with_layer(config: &Value, diff_id: &Digest) -> Result<Vec<u8>> {
+    let mut config = config.clone();
+    let ids = config.pointer_mut("/rootfs/diff_ids").and_then(Value::as_array_mut);
+    let ids = ids.ok_or_else(|| Error::bad("config", "says no layers"))?;
+    ids.push(json!(diff_id));
+    // Where there is a history, it tells of every layer.
+    if let Some(history) = config.get_mut("history").and_then(Value::as_array_mut) {
+        history.push(json!({ "created_by": "polylane image diff" }));
+    }
+    Ok(config.to_string().into_bytes())
+}
+
+/// What `docker load` reads of an archive.
+pub(crate) fn docker_manifest(name: &str, config: &Digest, layers: &[Digest]) -> Vec<u8> {
+    let layers: Vec<_> = layers.iter().map(blob_file).collect();
+    let tags: Vec<_> = repository_tag(name).into_iter().collect();
+    let images = json!([{ "Config": blob_file(config), "RepoTags": tags, "Layers": layers }]);
+    images.to_string().into_bytes()
+}
+
+/// The name with a tag, as docker has it; `None`: docker has no such names.
+fn repository_tag(name: &str) -> Option<String> {
+    let start = name.rfind('/').map_or(0, |at| at + 1);
+    let (repository, tag) = match name[start..].find(':') {
+        Some(at) => (&name[..start + at], &name[start + at + 1..]),
+        None => (name, "latest"),
+    };
+    let is_part = |part: &str| {
+        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = part.as_bytes();
+        let known = |byte: &u8| byte.is_ascii_lowercase() || b"0123456789._-:".contains(byte);
+        bytes.iter().all(known) && is_end(bytes.first()) && is_end(bytes.last())
+    };
+    let is_tag = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let is_good = repository.split('/').all(is_part) && !tag.is_empty() && tag.bytes().all(is_tag);
+    is_good.then(|| format!("{repository}:{tag}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_tags_as_docker_has_them() {
+        for (name, expected) in [
+            ("web", Some("web:latest")),
+            ("web:1", Some("web:1")),
+            ("reg:5000/a/web", Some("reg:5000/a/web:latest")),
+            ("reg:5000/a/web:v1.2_x", Some("reg:5000/a/web:v1.2_x")),
+            ("Web", None),
+            ("a//b", None),
+            ("web:", None),
+            ("web@sha256:00", None),
+            ("a+b", None),
+        ] {
+            assert_eq!(repository_tag(name).as_deref(), expected, "{name}");
+        }
+    }
 }

@@ -15,7 +15,7 @@
 //! | `layout.rs` | the JSON of OCI layouts and of `docker save` |
 //! | `store.rs` | what is kept where, and how it is removed |
 //! | `import.rs` | a source becomes an image |
-//! | `export.rs` | an image becomes a layout |
+//! | `export.rs` | an image becomes an archive |
 //! | `diff.rs` | what a tree changed of another becomes a layer |
 //! | `overlay.rs` | an upper of the kernel's overlayfs over its lowers |
 //!
@@ -47,8 +47,9 @@ mod store;
 mod tree;
 mod unpack;
 
-pub use diff::{Packing, diff};
+pub use compression::Compression;
+pub use diff::diff;
 pub use error::{Error, Result};
 pub use limits::Limits;
 pub use overlay::Overlay;
-pub use store::{Image, Layer, Store};
+pub use store::{Image, Layer, Store, Work, check_name};

@@ -121,9 +121,9 @@ pub(crate) struct Changing<'a> {
     _left: Vec<Work>,
 }
 
-/// A directory in `tmp` for one command. It is removed with all that is in it; where that fails,
-/// by a later command.
-pub(crate) struct Work {
+/// A directory for one command, in the store. It is removed with all that is in it; where that
+/// fails, or the command is killed, by a later command.
+pub struct Work {
     path: PathBuf,
     _lock: File,
 }
@@ -144,7 +144,7 @@ impl Work {
     }
 
     /// Where things may be made.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -253,18 +253,6 @@ impl Store {
         write_record(&self.dir.join("used").join(format!("{id}.json")), work.path(), &used)
     }
 
-    /// The directories of the layers that container `id` uses, the uppermost first; `None`: there
-    /// is no such container.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn used_lowers(&self, id: &str) -> Result<Option<Vec<PathBuf>>> {
-        let is_name = !id.is_empty() && !id.contains('/');
-        let path = self.dir.join("used").join(format!("{id}.json"));
-        let used = if is_name { record::<Used>(&path)? } else { None };
-        Ok(used.map(|used| used.layers.iter().rev().map(|layer| self.layer(layer)).collect()))
-    }
-
     /// Container `id` uses nothing any more.
     ///
     /// # Errors
@@ -302,6 +290,14 @@ impl Store {
         fs::remove_file(&path).map_err(|error| Error::io(&path, "remove it", error))?;
         let work = changing.work()?;
         changing.collect(&work)
+    }
+
+    /// A directory for what a command makes.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn work(&self) -> Result<Work> {
+        self.change()?.work()
     }
 
     /// Waits for the right to change names of the store.
@@ -378,7 +374,10 @@ impl Changing<'_> {
 }
 
 /// Whether an image may be called so.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+///
+/// # Errors
+/// It may not.
+pub fn check_name(name: &str) -> Result<()> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:/@+".contains(&byte);
     let starts_well = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     match starts_well && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_part) {

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
-use polylane_image::{Error, Image, Limits, Overlay, Packing, Store};
+use polylane_engine::{Container, Files};
+use polylane_image::{Compression, Error, Image, Limits, Overlay, Store, check_name};
 use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lower::LowerSource;
 use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
@@ -50,29 +51,38 @@ pub(crate) enum ImageCommand {
         /// The new file, or - for standard output
         to: PathBuf,
     },
-    /// Write what a container changed of its image as an OCI layer, which other tools load
-    Diff {
-        /// A container that is not running
-        #[arg(required_unless_present = "upper", conflicts_with_all = ["upper", "lower"])]
-        container: Option<String>,
-        /// In place of a container, what lies over lowers: a volume, a lane's directory, or an
-        /// 'upperdir' of the kernel's overlayfs
-        #[arg(long, value_name = "DIR|VOLUME", requires = "lower")]
-        upper: Option<PathBuf>,
-        /// The lowers that it lies over, the uppermost first: a directory, or a volume
-        #[arg(long, value_name = "SOURCE")]
-        lower: Vec<OsString>,
-        /// The new file, or - for standard output
-        #[arg(short, long, value_name = "FILE")]
-        output: PathBuf,
-        /// How the layer is packed: none, gzip or zstd
-        #[arg(long, value_name = "HOW", default_value = "none")]
-        #[arg(value_parser = ["none", "gzip", "zstd"])]
-        compress: String,
-    },
+    /// Write what a container changed of its image as an OCI layer, or an image with it, which
+    /// other tools load
+    Diff(DiffArgs),
     /// What 'diff' runs in the lanes that it makes
     #[command(hide = true)]
     DiffTrees { base: PathBuf, merged: PathBuf, to: PathBuf, compress: String },
+}
+
+/// `polylane image diff`.
+#[derive(Debug, Args)]
+pub(crate) struct DiffArgs {
+    /// The container; one that runs is paused meanwhile
+    #[arg(required_unless_present = "upper", conflicts_with_all = ["upper", "lower"])]
+    container: Option<String>,
+    /// In place of a container, what lies over lowers: a volume, a lane's directory, or an
+    /// 'upperdir' of the kernel's overlayfs
+    #[arg(long, value_name = "DIR|VOLUME", requires = "lower")]
+    upper: Option<PathBuf>,
+    /// The lowers that it lies over, the uppermost first: a directory, or a volume
+    #[arg(long, value_name = "SOURCE")]
+    lower: Vec<OsString>,
+    /// Write an image of this name: the container's with the layer over it, an archive as 'image
+    /// export' writes
+    #[arg(long = "as", value_name = "NAME", conflicts_with = "upper")]
+    name: Option<String>,
+    /// The new file, or - for standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// How the layer is packed: none, gzip or zstd
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    #[arg(value_parser = ["none", "gzip", "zstd"])]
+    compress: String,
 }
 
 /// The images of this host, or user.
@@ -107,14 +117,7 @@ pub(crate) fn execute(command: ImageCommand) -> Result<u8> {
                 store.remove(image).map_err(failed)?;
             }
         }
-        ImageCommand::Diff { container, upper, lower, output, compress } => {
-            let lowers = lower.iter().map(|text| LowerSource::parse(text)).collect();
-            let (upper, lowers) = match (upper, container) {
-                (Some(upper), _) => (upper, lowers),
-                (None, container) => container_layers(&store, &container.unwrap_or_default())?,
-            };
-            return diff(&upper, lowers, &output, &compress);
-        }
+        ImageCommand::Diff(arguments) => return diff(&store, arguments),
         ImageCommand::DiffTrees { base, merged, to, compress } => {
             polylane_image::diff(&base, &merged, &to, packing(&compress)).map_err(failed)?;
         }
@@ -129,32 +132,45 @@ const MERGED: &str = "/lane";
 /// Where the one with the lowers alone is.
 const BASE: &str = "/lane-lowers";
 
-fn packing(word: &str) -> Packing {
+fn packing(word: &str) -> Compression {
     match word {
-        "gzip" => Packing::Gzip,
-        "zstd" => Packing::Zstd,
-        _ => Packing::Plain,
+        "gzip" => Compression::Gzip,
+        "zstd" => Compression::Zstd,
+        _ => Compression::Plain,
     }
 }
 
-/// The volume and the lowers of a container.
-fn container_layers(store: &Store, id: &str) -> Result<(PathBuf, Vec<LowerSource>)> {
-    let Some(lowers) = store.used_lowers(id).map_err(failed)? else {
-        let id = Shown::new(id);
-        return Err(Failure::failed(format!(
-            "{id}: no such container: 'container ps -a' lists them"
-        )));
+/// Writes a layer, or an image with it; the exit status.
+fn diff(store: &Store, arguments: DiffArgs) -> Result<u8> {
+    let DiffArgs { container, upper, lower, name, output, compress } = arguments;
+    if let Some(upper) = upper {
+        let lowers: Vec<_> = lower.iter().map(|text| LowerSource::parse(text)).collect();
+        return diff_upper(&upper, lowers, &output, &compress);
+    }
+    name.as_deref().map_or(Ok(()), check_name).map_err(failed)?;
+    let container = Container::find(&container.unwrap_or_default())?;
+    let quiet = container.quiesce()?;
+    let lowers: Vec<_> = quiet.layers.iter().cloned().map(LowerSource::Dir).collect();
+    let layer_to = |to: &Path, compress: &str| match &quiet.files {
+        Files::Volume(upper) => diff_upper(upper, lowers.clone(), to, compress),
+        Files::Mounted(root) => diff_mounted(root, lowers.clone(), to, compress),
     };
-    let upper = volume::state_dir()?.join("containers").join(id).join("upper.img");
-    Ok((upper, lowers.into_iter().map(LowerSource::Dir).collect()))
+    let Some(name) = name else { return layer_to(&output, &compress) };
+    let work = store.work().map_err(failed)?;
+    let layer = work.path().join("layer");
+    let status = layer_to(&layer, "none")?;
+    if status == 0 {
+        let over = (quiet.image_id.as_str(), name.as_str());
+        let layer = (layer.as_path(), packing(&compress));
+        store.export_over(over, layer, &output).map_err(failed)?;
+    }
+    Ok(status)
 }
 
 /// Writes a layer of an upper: in two lanes, one with it and one with its lowers alone, or in two
 /// mounts of the kernel's overlayfs where that wrote it.
-fn diff(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
-    let whole =
-        |path: &Path| path.canonicalize().map_err(|error| Failure::path(path, "find it", error));
-    let upper = whole(upper)?;
+fn diff_upper(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
+    let upper = upper.canonicalize().map_err(|error| Failure::path(upper, "find it", error))?;
     let lowers = lowers.iter().map(LowerSource::canonical).collect::<Result<Vec<_>>>()?;
     if upper.is_dir() && !upper.join("work").is_dir() {
         return diff_kernels(&upper, &lowers, to, compress);
@@ -163,22 +179,31 @@ fn diff(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Re
         true => Source::Dir(upper),
         false => Source::Volume(Some(upper)),
     };
+    let base = LaneBeside { source: Source::Lowers, lowers: lowers.clone(), at: BASE.into() };
+    let lane = RunOptions { lowers, more: vec![base], ..RunOptions::new(source, Vec::new()) };
+    diff_in(lane, (BASE.as_ref(), MERGED.as_ref()), to, compress)
+}
+
+/// Writes a layer of the files at `root`, a lane's over these lowers: in a lane with them alone.
+fn diff_mounted(root: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
+    let lane = RunOptions { lowers, ..RunOptions::new(Source::Lowers, Vec::new()) };
+    diff_in(lane, (MERGED.as_ref(), root), to, compress)
+}
+
+/// Compares two trees, of which one at least is a lane's of this run, at [`MERGED`].
+fn diff_in(
+    lane: RunOptions,
+    (base, merged): (&Path, &Path),
+    to: &Path,
+    compress: &str,
+) -> Result<u8> {
     let to = match to.to_str() {
         Some("-") => to.to_path_buf(),
         _ => std::path::absolute(to).map_err(|error| Failure::path(to, "find it", error))?,
     };
-    let mut command =
-        ["/proc/self/exe", "image", "diff-trees", BASE, MERGED].map(OsString::from).to_vec();
-    command.extend([to.into(), compress.into()]);
-    let base = LaneBeside { source: Source::Lowers, lowers: lowers.clone(), at: BASE.into() };
-    let at = MERGED.into();
-    run::run(RunOptions {
-        lowers,
-        at,
-        more: vec![base],
-        preload: false,
-        ..RunOptions::new(source, command)
-    })
+    let mut command = ["/proc/self/exe", "image", "diff-trees"].map(OsString::from).to_vec();
+    command.extend([base.into(), merged.into(), to.into(), compress.into()]);
+    run::run(RunOptions { at: MERGED.into(), preload: false, command, ..lane })
 }
 
 /// The same for the `upperdir` of an overlayfs.

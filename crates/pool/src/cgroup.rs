@@ -210,6 +210,14 @@ pub(crate) fn remove_session_groups() {
     }
 }
 
+/// This process's directory in each hierarchy, or, `at_top`, the topmost one that it sees.
+pub(crate) fn hierarchies(at_top: bool) -> Vec<PathBuf> {
+    let own = Host::own();
+    let host = if at_top { own.at_top() } else { own };
+    let v1 = host.v1.into_iter().map(|(_, dir)| dir);
+    v1.chain(host.v2.map(|(_, dir)| dir)).collect()
+}
+
 /// Where what a process does at a device could be counted and limited, in a group of its own for
 /// `name`; `None` where it cannot.
 pub(crate) fn io_dir(name: &str) -> Option<PathBuf> {

@@ -36,6 +36,7 @@ pub mod rbd;
 mod relay;
 mod root;
 pub mod run;
+mod runtime_groups;
 pub mod service;
 pub mod set;
 pub mod share;

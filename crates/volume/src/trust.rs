@@ -177,6 +177,28 @@ pub(crate) fn check_links(path: &Path) -> Result<()> {
     }
 }
 
+/// A user, other than the caller and root, who has a directory on the way to `dir`, or that
+/// directory; `None`: nobody.
+///
+/// In a user namespace the number that stands for those without one is not told from root.
+pub(crate) fn stranger_on(dir: &Path) -> Option<u32> {
+    let above = dir.ancestors().find(|above| above.exists())?;
+    let whole = above.canonicalize().ok()?;
+    let unknown = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+    let unknown = unknown.and_then(|text| text.trim().parse().ok()).filter(|_| !maps_all_users());
+    let own = rustix::process::geteuid().as_raw();
+    let owners = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
+    let mut owners = owners.map(|stat| stat.st_uid);
+    owners.find(|&uid| uid != 0 && uid != own && Some(uid) != unknown)
+}
+
+/// Whether every number of a user means somebody here: not so in most user namespaces.
+fn maps_all_users() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    counts.sum::<u64>() >= u64::from(u32::MAX)
+}
+
 fn strange_link(path: &Path) -> Failure {
     Failure::failed(format!(
         "{}: leads by a symbolic link of another user to a file that is not that user's: name the \
@@ -332,6 +354,30 @@ mod tests {
         check_reached(&at("theirs/v"), &file).expect("the same");
         std::fs::rename(at("root"), at("theirs/v")).expect("rename");
         check_reached(&at("theirs/v"), &file).expect_err("another");
+    }
+
+    #[test]
+    fn a_directory_of_another_user_on_the_way_is_told() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root makes directories of other users");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("dir");
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("own/inner")).expect("mkdir");
+        std::fs::create_dir_all(at("theirs/inner")).expect("mkdir");
+        std::os::unix::fs::chown(at("theirs"), Some(1001), Some(1001)).expect("chown");
+        symlink("theirs", at("link")).expect("link");
+        for (path, stranger) in [
+            ("own", None),
+            ("own/inner/not/made", None),
+            ("theirs", Some(1001)),
+            ("theirs/inner", Some(1001)),
+            ("theirs/not/made", Some(1001)),
+            ("link/inner", Some(1001)),
+        ] {
+            assert_eq!(stranger_on(&at(path)), stranger, "{path}");
+        }
     }
 
     #[test]

@@ -4,22 +4,26 @@
 //! kill could leave behind.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use polylane_ipc::handshake::LANES_MAX;
+use polylane_sys::ns;
 use polylane_volume as volume;
 
 use super::env;
 use super::mount::POOL_DEFAULT;
 use super::tables::Tables;
-use crate::cgroup::Leaf;
+use crate::cgroup::{Leaf, Plan};
 use crate::failure::{Failure, Result};
 use crate::init;
 use crate::names;
 use crate::pool_record::PoolRecord;
 use crate::run;
+use crate::runtime_groups;
 
 /// Executes COMMAND in the pool; returns only when that cannot be, with the exit status.
 ///
@@ -32,10 +36,13 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
     let lanes = {
         // 'pool rm' does not get in between.
         let tables = Tables::lock(&names::runtime_dir())?;
-        join(&PoolRecord::expect(&volume::state_dir()?, pool)?)?;
-        lanes(&tables, pool)?
+        let lanes = lanes(&tables, pool)?;
+        let Membership { groups, cpus, _tables } =
+            Membership::of(&PoolRecord::expect(&volume::state_dir()?, pool)?, tables)?;
+        join(groups, &cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))?;
+        lanes
     };
-    let mut program = std::process::Command::new(name);
+    let mut program = Command::new(name);
     program.args(arguments);
     // One that ends just now, or has no fast way, is left out.
     let fit = lanes.iter().filter(|path| env::env(std::slice::from_ref(path)).is_ok());
@@ -47,28 +54,60 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
     Ok(init::say_not_started(name, &error))
 }
 
-/// Has this process, and those that it starts, count as the pool's; `None`: lanes' own pool. False:
-/// it was not made, and has no groups.
+/// A pool that a program is to count as, until it is started: the pool is not removed meanwhile.
+pub struct Membership {
+    groups: Plan,
+    cpus: Vec<u32>,
+    _tables: Tables,
+}
+
+/// The pool of that name, for programs that are started; `None` as `pool`: lanes' own pool. `None`:
+/// that was not made, and has no groups.
 ///
 /// # Errors
-/// One line: no such pool.
-pub fn enter(pool: Option<&str>) -> Result<bool> {
-    let _tables = Tables::lock(&names::runtime_dir())?;
+/// One line: no such pool, no such CPUs.
+pub fn membership(pool: Option<&str>) -> Result<Option<Membership>> {
+    let tables = Tables::lock(&names::runtime_dir())?;
     let state = volume::state_dir()?;
     let record = match pool {
         Some(pool) if pool != POOL_DEFAULT => Some(PoolRecord::expect(&state, pool)?),
         _ => PoolRecord::load(&state, POOL_DEFAULT)?,
     };
-    record.as_ref().map_or(Ok(()), join)?;
-    Ok(record.is_some())
+    record.map(|record| Membership::of(&record, tables)).transpose()
 }
 
-/// Enters the pool's groups and CPUs; the caller holds the lock of the tables.
-fn join(record: &PoolRecord) -> Result<()> {
-    let mut groups = record.groups();
-    groups.create();
+/// Where a runtime, which `pool` is given to or which is in none, makes control groups called
+/// `name`.
+pub fn runtime_groups(pool: Option<&Membership>, name: &str) -> Vec<PathBuf> {
+    runtime_groups::places(pool.map(|pool| &pool.groups), name)
+}
+
+/// Ends whatever is in control groups, and removes them; those that are gone are no error.
+pub fn end_groups(dirs: &[PathBuf]) {
+    runtime_groups::end(dirs);
+}
+
+impl Membership {
+    fn of(record: &PoolRecord, tables: Tables) -> Result<Membership> {
+        let mut groups = record.groups();
+        groups.create();
+        let cpus = run::pool_cpus(record.cpus.as_ref())?;
+        let cpus = cpus.as_slice().iter().map(|&cpu| cpu as u32).collect();
+        Ok(Membership { groups, cpus, _tables: tables })
+    }
+
+    /// Has a program, and those that it starts, count as the pool's; the process that starts it
+    /// does not. What of the pool's limits nothing enforces, the program's process says.
+    pub fn give(&self, program: &mut Command) {
+        let (groups, cpus) = (self.groups.clone(), self.cpus.clone());
+        ns::before_exec(program, move || join(groups.clone(), &cpus));
+    }
+}
+
+/// Enters a pool's groups and CPUs.
+fn join(mut groups: Plan, cpus: &[u32]) -> io::Result<()> {
     groups.attach(std::process::id(), Leaf::Tenant);
-    run::pin(&run::pool_cpus(record.cpus.as_ref())?)?;
+    polylane_sys::cpu::pin(cpus)?;
     groups.say_not_enforced();
     Ok(())
 }

@@ -41,7 +41,7 @@ mod umount;
 mod users;
 
 pub use env::{LaneEnv, env};
-pub use exec::{enter, exec};
+pub use exec::{Membership, end_groups, exec, membership, runtime_groups};
 pub use info::{idle_pools, info};
 pub use list::list;
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
