@@ -20,6 +20,7 @@ mod report;
 mod slow_disk;
 mod tenants;
 mod tools;
+mod unions;
 pub mod worker;
 
 /// How to run figures.

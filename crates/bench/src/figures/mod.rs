@@ -11,10 +11,12 @@ mod copy;
 mod demo;
 mod echo;
 mod engine;
+mod fileappend;
 mod forks;
 mod group_commit;
 mod guest;
 mod ipc;
+mod layers;
 mod locks;
 mod mariadb;
 mod multilanes;
@@ -44,6 +46,7 @@ mod vhost;
 mod wdt_cores;
 mod wdt_disk;
 mod wdt_model;
+mod webstart;
 
 pub use pdc_trace::AddressRange;
 
@@ -101,6 +104,30 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "memory and CPU of 1, 16, 64 lasting pools at rest, and the start of a lane",
         run: pools::run,
+    },
+    Figure {
+        name: "fileappend",
+        mounts: true,
+        about: "1 MiB appended to a large file of a lower: lanes, overlayfs, fuse-overlayfs",
+        run: fileappend::run,
+    },
+    Figure {
+        name: "layers",
+        mounts: true,
+        about: "ls -lR, find, tar over three layers: lanes, overlayfs, fuse-overlayfs",
+        run: layers::run,
+    },
+    Figure {
+        name: "large-dirs",
+        mounts: true,
+        about: "a lower's directory of 10^4 to 10^5 names: list, look up, create",
+        run: layers::run_names,
+    },
+    Figure {
+        name: "webstart",
+        mounts: true,
+        about: "1 to 64 web servers on one image until all answer: lanes, overlayfs and others",
+        run: webstart::run,
     },
     Figure {
         name: "ocrd",

@@ -166,7 +166,7 @@ impl Drop for Pools {
 }
 
 /// Every process that runs this program.
-fn processes() -> Result<BTreeSet<u32>> {
+pub(super) fn processes() -> Result<BTreeSet<u32>> {
     let me = std::fs::read_link("/proc/self/exe").context("own path")?;
     let all = std::fs::read_dir("/proc").context("read /proc")?;
     let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -177,7 +177,7 @@ fn processes() -> Result<BTreeSet<u32>> {
 }
 
 /// Proportional set size of processes, bytes.
-fn memory(pids: &[u32]) -> Result<f64> {
+pub(super) fn memory(pids: &[u32]) -> Result<f64> {
     ensure!(!pids.is_empty(), "no process of the pools was found");
     let kib = |pid: &u32| {
         // One that has ended in between has none.
