@@ -40,8 +40,9 @@ test-suites:
 	@$(MAKE) --no-print-directory build
 	@cargo xtask suites $(SUITES)
 
-# unionmount-testsuite on lanes over lowers, beside overlayfs: a table, after ten minutes.
-# UNIONMOUNT_SUITE names a checkout of it.
+# unionmount-testsuite and fuse-overlayfs' tests on lanes over lowers, beside overlayfs and
+# fuse-overlayfs: tables, after a quarter of an hour. UNIONMOUNT_SUITE and FUSE_OVERLAYFS_SUITE name
+# checkouts of them.
 test-union:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory build

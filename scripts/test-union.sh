@@ -1,15 +1,15 @@
 #!/bin/sh
-# unionmount-testsuite on lanes over lowers, beside the kernel's overlayfs: a table. Every script of
-# it is run alone, since it ends at its first failure. The suite is GPL: it is run as it is, from the
-# checkout that UNIONMOUNT_SUITE names (revision f48a57d2). TESTS="hard-link …": only those.
-# Ends with 0 when no script fails on a lane that passes on overlayfs.
+# Test suites of other unions on lanes over lowers: tables. Both are GPL: they are run as they are,
+# from checkouts.
+#
+# UNIONMOUNT_SUITE: unionmount-testsuite (revision f48a57d2), beside the kernel's overlayfs. Every
+# script is run alone, since it ends at its first failure. TESTS="hard-link …": only those.
+# FUSE_OVERLAYFS_SUITE: fuse-overlayfs (revision 5b24f77), beside the program itself.
+# tests/union/known.txt lists what is known to fail, and why.
+#
+# Ends with 0 when nothing fails on a lane that passes on the peer and is not listed.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
-suite=${UNIONMOUNT_SUITE-}
-if [ ! -x "$suite/run" ]; then
-    echo "skipped: test-union: UNIONMOUNT_SUITE names no checkout of unionmount-testsuite" >&2
-    exit 0
-fi
 if [ "$(id -u)" != 0 ]; then
     echo "skipped: test-union: only root mounts" >&2
     exit 0
@@ -19,47 +19,145 @@ if [ -z "${UNION_INSIDE-}" ]; then
     UNION_INSIDE=1 exec unshare --mount --propagation private "$0" "$@"
 fi
 export POLYLANE="${POLYLANE:-${CARGO_TARGET_DIR:-$here/target}/release/polylane}"
-mount -t overlay -o "lowerdir=$here/tests/union:/usr/sbin" none /usr/sbin
+known=$here/tests/union/known.txt
+fuse_overlayfs=$(command -v fuse-overlayfs || true)
 scratch=$(mktemp -d)
 mount -t tmpfs none "$scratch"
-mkdir "$scratch/base" "$scratch/bin" "$scratch/log"
+mkdir "$scratch/base" "$scratch/helpers" "$scratch/bin" "$scratch/tmp" "$scratch/log"
+cp "$here/tests/union/mount.fuse.polylane-union" "$scratch/helpers"
+mount -t overlay -o "lowerdir=$scratch/helpers:/usr/sbin" none /usr/sbin
+cp "$here/tests/union/umount" "$here/tests/union/fuse-overlayfs" "$scratch/bin"
 export UNIONMOUNT_BASEDIR="$scratch/base"
-cp "$here/tests/union/umount" "$scratch/bin"
-names=${TESTS:-$(cd "$suite/tests" && ls -- *.py | sed 's/\.py$//' | grep -v '^__\|^rename-exdev$')}
+status=0
 
-# one DOOR MODE NAME: runs a script.
+# worse SUITE NAME LOG: a failure on a lane alone.
+worse() {
+    if grep -q "^$1 $2:" "$known"; then
+        echo "$2 (known)"
+    else
+        status=1
+        echo "$2"
+        tail -n 3 "$3" >&2
+    fi
+}
+
+# one DOOR NAME MODE…: runs a script of unionmount-testsuite.
 one() {
-    case $1 in
-    overlayfs) (cd "$suite" && timeout 120 ./run "$2" --samefs --verify "$3") ;;
-    lane) (cd "$suite" && PATH="$scratch/bin:$PATH" timeout 120 ./run "$2" --fuse=polylane-union "$3") ;;
-    esac >"$scratch/log/$1$2-$3" 2>&1
+    door=$1 name=$2
+    shift 2
+    log=$scratch/log/$door-$name
+    case $door in
+    overlayfs)
+        mode=$1
+        shift
+        [ $# -gt 0 ] || set -- --samefs
+        (cd "$suite" && timeout 120 ./run "$mode" "$@" --verify "$name")
+        ;;
+    lane)
+        mode=$1
+        shift
+        (cd "$suite" && PATH="$scratch/bin:$PATH" timeout 120 ./run "$mode" --fuse=polylane-union "$@" "$name")
+        ;;
+    esac >"$log" 2>&1
 }
 clean() {
     "$POLYLANE" umount --lazy "$scratch/base/m" 2>/dev/null || true
     (cd "$suite" && ./run --clean-up >/dev/null 2>&1) || true
 }
 
-status=0
-echo '| mode | scripts | overlayfs | lane by FUSE | fail on a lane alone |'
-echo '|---|---|---|---|---|'
-for mode in --ov --ov=3; do
-    count=0 overlayfs=0 lane=0 worse=
-    for name in $names; do
-        count=$((count + 1))
-        peer=0
-        one overlayfs "$mode" "$name" && peer=1
-        clean
-        overlayfs=$((overlayfs + peer))
-        if one lane "$mode" "$name"; then
-            lane=$((lane + 1))
-        elif [ "$peer" = 1 ]; then
-            worse="$worse $name" status=1
-            tail -n 3 "$scratch/log/lane$mode-$name" >&2
-        fi
-        clean
+unionmount() {
+    names=${TESTS:-$(cd "$suite/tests" && ls -- *.py | sed 's/\.py$//' | grep -v '^__\|^rename-exdev$')}
+    echo '| unionmount-testsuite, mode | scripts | overlayfs | lane by FUSE | fail on a lane alone |'
+    echo '|---|---|---|---|---|'
+    for mode in --ov --ov=3 '--ov=3 --maxfs=2'; do
+        count=0 overlayfs=0 lane=0 failed=
+        for name in $names; do
+            count=$((count + 1))
+            peer=0
+            # shellcheck disable=SC2086 # a list of words
+            one overlayfs "$name" $mode && peer=1
+            clean
+            overlayfs=$((overlayfs + peer))
+            # shellcheck disable=SC2086 # a list of words
+            if one lane "$name" $mode; then
+                lane=$((lane + 1))
+            elif [ "$peer" = 1 ]; then
+                worse unionmount "$name" "$scratch/log/lane-$name" >"$scratch/worse"
+                failed="$failed $(cat "$scratch/worse")"
+            fi
+            clean
+        done
+        echo "| \`$mode\` | $count | $overlayfs | $lane |${failed:- none} |"
     done
-    echo "| \`$mode\` | $count | $overlayfs | $lane |${worse:- none} |"
-done
+}
+
+# part FILE NUMBER: what a script does before its parts, and one of them. A script ends at its first
+# failure, so each is run alone.
+part() {
+    awk -v wanted="$2" '
+        /^# =+$/ { held = $0; next }
+        /^# Test [0-9]+/ { number++ }
+        number == 0 || number == wanted { if (held != "") print held; print }
+        { held = "" }
+    ' "$1"
+}
+
+# try DOOR NAME NUMBER: one part by the peer or by a lane.
+try() {
+    first=$scratch/bin
+    [ "$1" = lane ] || first=$(dirname "$fuse_overlayfs")
+    ended=0
+    (cd "$scratch/tmp" && PATH="$first:$PATH" timeout 120 bash "$scratch/part") \
+        >"$scratch/log/$1-$2-$3" 2>&1 || ended=1
+    sed -n 's/^[^ ]* \([^ ]*\) .*/\1/p' /proc/self/mounts | grep "^$scratch/tmp/\|^/tmp/test-" |
+        while read -r at; do
+            "$POLYLANE" umount --lazy "$at" 2>/dev/null || umount --lazy "$at" 2>/dev/null || true
+        done
+    rm -rf "$scratch"/tmp/* "$scratch"/tmp/.lane-*
+    return $ended
+}
+
+own_scripts() {
+    echo '| fuse-overlayfs, script | parts | pass by fuse-overlayfs | by a lane | fail on a lane alone |'
+    echo '|---|---|---|---|---|'
+    for path in "$suite"/tests/test-*.sh "$suite/tests/unlink.sh"; do
+        name=$(basename "$path" .sh)
+        [ "$name" = unlink ] || parts=$(grep -c '^# Test [0-9]' "$path") || parts=0
+        [ "$parts" != 0 ] && [ "$name" != unlink ] || parts=1
+        peer=0 lane=0 failed=
+        for number in $(seq "$parts"); do
+            part "$path" "$number" >"$scratch/part"
+            passes=0
+            try peer "$name" "$number" && passes=1
+            peer=$((peer + passes))
+            if try lane "$name" "$number"; then
+                lane=$((lane + 1))
+            elif [ $passes = 1 ]; then
+                worse fuse-overlayfs "$name $number" "$scratch/log/lane-$name-$number" >"$scratch/worse"
+                failed="$failed $(sed "s/^$name //" "$scratch/worse")"
+            fi
+        done
+        echo "| $name | $parts | $peer | $lane |${failed:- none} |"
+    done
+}
+
+suite=${UNIONMOUNT_SUITE-}
+if [ -f "$suite/run" ]; then
+    unionmount
+else
+    echo "skipped: test-union: UNIONMOUNT_SUITE names no checkout of unionmount-testsuite" >&2
+fi
+echo
+suite=${FUSE_OVERLAYFS_SUITE-}
+if [ ! -x "$suite/tests/unlink.sh" ]; then
+    echo "skipped: test-union: FUSE_OVERLAYFS_SUITE names no checkout of fuse-overlayfs" >&2
+elif [ -z "$fuse_overlayfs" ]; then
+    echo "skipped: test-union: no fuse-overlayfs to compare with" >&2
+else
+    own_scripts
+fi
+[ -z "${UNION_LOGS-}" ] || cp -r "$scratch/log" "$UNION_LOGS"
+umount --lazy /usr/sbin
 umount --lazy "$scratch"
 rmdir "$scratch" 2>/dev/null || true
 exit $status
