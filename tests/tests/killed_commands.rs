@@ -2,8 +2,10 @@
 //!
 //! The steps are the command's calls of the kernel that change something or tell another process
 //! something, all of them, in their order: strace lists them once, and then kills the command at
-//! each.
+//! each. The steps of all processes of a lane are too many for each run of the tests: some are
+//! tried each time, all of them in parts with `POLYLANE_STEPS=1/4` to `4/4`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -212,27 +214,58 @@ fn a_lane_whose_command_was_killed_is_mounted_and_unmounted() {
 }
 
 /// A call of a process, and before how many such calls it is killed.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Kill {
-    call: &'static str,
-    count: u64,
+    call: String,
+    count: usize,
+}
+
+/// Most calls of a kind that count as steps of their own: what follows is a process at work.
+const REPEATS_MAX: usize = 30;
+
+/// Every step of the processes in a log of strace's: each kind of call, as often as the process
+/// that makes it most often does. Each step of each process is one of these.
+fn steps_in(log: &Path) -> Vec<Kill> {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let text = fs::read_to_string(log).expect("a log");
+    for line in text.lines() {
+        // "PID CALL(…": the rest are ends, signals and calls that go on.
+        let Some((pid, call)) = line.split_once(' ') else { continue };
+        let Some((call, _)) = call.trim_start().split_once('(') else { continue };
+        if STEPS.split(',').any(|step| step == call) {
+            *counts.entry((call, pid)).or_default() += 1;
+        }
+    }
+    let most = |call: &str| {
+        let all = counts.iter().filter(|((of, _), _)| *of == call);
+        all.map(|(_, count)| *count).max().unwrap_or(0).min(REPEATS_MAX)
+    };
+    let of_call = |call| (1..=most(call)).map(move |count| (call, count));
+    let all = STEPS.split(',').flat_map(of_call);
+    all.map(|(call, count)| Kill { call: call.to_string(), count }).collect()
+}
+
+/// strace that follows processes and writes their steps to a log.
+fn tracer(log: &Path, calls: &str) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-I", "2", "-q", "-o", text(log), "-e", &format!("trace={calls}")]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 impl Kill {
-    fn random(random: &mut Rng) -> Kill {
-        let calls: Vec<&str> = STEPS.split(',').collect();
-        let call = calls[random.below(calls.len() as u64) as usize];
-        Kill { call, count: 1 + random.below(6) }
-    }
-
     /// strace that kills each process that it traces before that call of its.
-    fn tracer(&self) -> Command {
-        let mut command = Command::new("strace");
-        command.args(["-f", "-I", "2", "-qq", "-o", "/dev/null"]);
-        command.args(["-e", &format!("trace={}", self.call), "-e"]);
-        command.arg(format!("inject={}:signal=KILL:when={}", self.call, self.count));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    fn tracer(&self, log: &Path) -> Command {
+        let mut command = tracer(log, &self.call);
+        command.arg("-e").arg(format!("inject={}:signal=KILL:when={}", self.call, self.count));
         command
     }
+}
+
+/// Processes that were killed by a tracer, by its log.
+fn killed_in(log: &Path) -> usize {
+    let text = fs::read_to_string(log).expect("a log");
+    text.lines().filter(|line| line.ends_with("+++ killed by SIGKILL +++")).count()
 }
 
 /// Waits so long for its end; whether it has ended.
@@ -257,7 +290,8 @@ fn end_tracer(mut tracer: Child) {
     tracer.wait().expect("ended");
 }
 
-/// A lane that random kills are tried on.
+/// A lane that kills are tried on. The order of the steps is by a seed, `POLYLANE_SEED` or the
+/// time; a few are tried, or with `POLYLANE_STEPS=N/M` the Nth of M parts of all.
 struct Tried {
     host: Host,
     pool: String,
@@ -265,6 +299,8 @@ struct Tried {
     volume: PathBuf,
     random: Rng,
     seed: u64,
+    rounds: usize,
+    hits: usize,
 }
 
 impl Tried {
@@ -273,16 +309,39 @@ impl Tried {
         let (pool, at, volume) = (host.pool(word), host.dir("m"), host.path("v.img"));
         succeeds(&["pool", "create", &pool]);
         succeeds(&["volume", "create", "--size", "64M", text(&volume)]);
-        let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
-        Tried { host, pool, at, volume, random: Rng::new(seed), seed }
+        let given = std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok());
+        let now = || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+        let seed = given.unwrap_or_else(now);
+        let random = Rng::new(seed);
+        Tried { host, pool, at, volume, random, seed, rounds: 0, hits: 0 }
     }
 
     fn mount(&self) -> [&str; 6] {
         ["mount", "--once", "--pool", &self.pool, text(&self.volume), text(&self.at)]
     }
 
+    fn log(&self) -> PathBuf {
+        self.host.path("log")
+    }
+
+    /// Of these steps those that are tried: `few`, in an order by the seed.
+    fn chosen(&mut self, mut steps: Vec<Kill>, few: usize) -> Vec<Kill> {
+        for last in (1..steps.len()).rev() {
+            steps.swap(last, self.random.below(last as u64 + 1) as usize);
+        }
+        let part = std::env::var("POLYLANE_STEPS").ok();
+        let part = part.as_deref().and_then(|part| part.split_once('/'));
+        let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+        match part.and_then(|(part, parts)| Some((number(part)?, number(parts)?))) {
+            Some((part, parts)) => steps.into_iter().skip(part - 1).step_by(parts).collect(),
+            None => steps.into_iter().take(few).collect(),
+        }
+    }
+
     /// The lane can be mounted, has what the former round wrote, takes more, and goes away.
-    fn is_usable(&self, round: usize, shown: &str) {
+    fn is_usable(&mut self, shown: &str) {
+        let (round, hits) = (self.rounds, killed_in(&self.log()));
+        let shown = format!("seed {}, round {round}, {hits} killed: {shown}", self.seed);
         let output = polylane(&self.mount());
         assert!(output.status.success(), "{shown}: {output:?}");
         let former = fs::read_to_string(self.at.join("file")).unwrap_or_default();
@@ -292,57 +351,38 @@ impl Tried {
         assert!(output.status.success(), "{shown}: {output:?}");
         self.host.assert_nothing_is_left();
         assert_no_file_is_left(&format!("{}@", self.pool), round);
+        self.rounds += 1;
+        self.hits += usize::from(hits > 0);
     }
 
+    /// Most of the steps were come to: a test whose kills hit nobody would show nothing.
     fn end(self) {
-        succeeds(&["pool", "rm", &self.pool]);
+        let Tried { rounds, hits, seed, .. } = self;
+        println!("seed {seed}: in {hits} of {rounds} rounds a process was killed");
+        assert!(2 * hits >= rounds, "seed {seed}: {hits} of {rounds}");
+        succeeds(&["pool", "rm", "--if-exists", &self.pool]);
         polylane_tests::volume::assert_clean(&self.volume);
     }
-}
 
-/// Every process of a lane that starts is killed before its nth call of a kind: command,
-/// supervisor, holder, keeper, service, or several of them. Such calls are too many to try all.
-#[test]
-fn a_lane_of_which_any_process_was_killed_while_it_started_is_mounted() {
-    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_started_is_mounted") {
-        return;
-    }
-    let mut tried = Tried::new("starts");
-    for round in 0..24 {
-        let kill = Kill::random(&mut tried.random);
-        let shown = format!("seed {}, {round}: {} {}", tried.seed, kill.call, kill.count);
-        let mut tracer = kill.tracer();
-        tracer.arg(binary()).args(tried.mount());
+    /// Begins to mount under a tracer, which is then ended.
+    fn start(&self, mut tracer: Command, limit: Duration) {
+        tracer.arg(binary()).args(self.mount());
         let mut tracer = tracer.spawn().expect("strace");
-        ends_within(&mut tracer, Duration::from_secs(1));
+        let end = Instant::now() + limit;
+        let serves = || self.host.mounts().iter().any(|mount| mount["state"] == "serving");
+        while Instant::now() < end && !serves() {
+            if ends_within(&mut tracer, Duration::from_millis(50)) {
+                break;
+            }
+        }
         end_tracer(tracer);
-        tried.is_usable(round, &shown);
     }
-    tried.end();
-}
 
-/// Every process of a lane is killed before its nth call of a kind while the lane is unmounted, or
-/// its service replaced, or its pool removed.
-#[test]
-fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
-    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again") {
-        return;
-    }
-    let mut tried = Tried::new("ends");
-    for round in 0..18 {
-        let output = polylane(&tried.mount());
-        assert!(output.status.success(), "{output:?}");
-        let kill = Kill::random(&mut tried.random);
-        let verb: &[&str] = match round % 3 {
-            0 => &["umount", text(&tried.at)],
-            1 => &["pool", "upgrade", &tried.pool],
-            _ => &["pool", "rm", &tried.pool],
-        };
-        let shown = format!("seed {}, {round}: {verb:?}, {} {}", tried.seed, kill.call, kill.count);
-        let supervisor = tried.host.supervisor();
+    /// Runs a command while the processes of the lane are traced; whether it came to its end.
+    fn finish(&self, mut tracer: Command, verb: &[&str]) -> bool {
+        let supervisor = self.host.supervisor();
         let path = format!("/proc/{supervisor}/task/{supervisor}/children");
         let children = fs::read_to_string(path).expect("children");
-        let mut tracer = kill.tracer();
         let own = supervisor.to_string();
         for pid in children.split_whitespace().chain([own.as_str()]) {
             tracer.args(["-p", pid]);
@@ -354,8 +394,54 @@ fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
         let mut command = command.spawn().expect("polylane");
         ends_within(&mut command, Duration::from_secs(3));
         end_tracer(tracer);
-        assert!(ends_within(&mut command, Duration::from_secs(40)), "{shown}: it hangs");
-        tried.is_usable(round, &shown);
+        ends_within(&mut command, Duration::from_secs(40))
+    }
+}
+
+/// Each process of a lane that starts is killed before its nth call of a kind: command, supervisor,
+/// holder, keeper, service, or several of them. The steps are those of a start that nothing
+/// disturbs.
+#[test]
+fn a_lane_of_which_any_process_was_killed_while_it_started_is_mounted() {
+    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_started_is_mounted") {
+        return;
+    }
+    let mut tried = Tried::new("starts");
+    tried.start(tracer(&tried.log(), STEPS), Duration::from_secs(20));
+    let steps = steps_in(&tried.log());
+    assert!(steps.len() >= 40, "{steps:?}");
+    tried.is_usable("nothing");
+    for kill in tried.chosen(steps, 24) {
+        tried.start(kill.tracer(&tried.log()), Duration::from_secs(1));
+        tried.is_usable(&format!("{kill:?}"));
+    }
+    tried.hits += 1;
+    tried.end();
+}
+
+/// Each process of a lane is killed before its nth call of a kind while the lane is unmounted, its
+/// service replaced, or its pool removed.
+#[test]
+fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
+    if cannot_run("a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again") {
+        return;
+    }
+    let mut tried = Tried::new("ends");
+    let (at, pool) = (text(&tried.at).to_string(), tried.pool.clone());
+    for verb in [&["umount", &at][..], &["pool", "upgrade", &pool], &["pool", "rm", &pool]] {
+        let output = polylane(&tried.mount());
+        assert!(output.status.success(), "{output:?}");
+        assert!(tried.finish(tracer(&tried.log(), STEPS), verb), "{verb:?}: it hangs");
+        let steps = steps_in(&tried.log());
+        tried.is_usable(&format!("{verb:?}"));
+        tried.hits += 1;
+        for kill in tried.chosen(steps, 6) {
+            let output = polylane(&tried.mount());
+            assert!(output.status.success(), "{output:?}");
+            let ended = tried.finish(kill.tracer(&tried.log()), verb);
+            assert!(ended, "seed {}: {verb:?}, {kill:?}: it hangs", tried.seed);
+            tried.is_usable(&format!("{verb:?}, {kill:?}"));
+        }
     }
     tried.end();
 }
