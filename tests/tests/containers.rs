@@ -487,3 +487,123 @@ fn engines_see_the_same_by_both_doors() {
         lane.host.assert_nothing_is_left();
     }
 }
+
+/// A root file system of one program, which tells that it runs and writes a file.
+fn image_tree(dir: &Path) -> PathBuf {
+    let source = dir.join("hello.c");
+    let text = "#include <stdio.h>\nint main(void) { FILE *f = fopen(\"/made\", \"w\"); \
+                return f == NULL || fputs(\"x\", f) < 0 || fclose(f) || puts(\"hello\") < 0; }\n";
+    fs::write(&source, text).expect("write");
+    let tree = dir.join("tree");
+    for place in ["bin", "proc", "dev", "sys", "tmp", "run", "etc"] {
+        fs::create_dir_all(tree.join(place)).expect("mkdir");
+    }
+    let mut gcc = Command::new("gcc");
+    let output = gcc.args(["-O2", "-static", "-o"]).arg(tree.join("bin/hello")).arg(&source);
+    assert!(output.status().expect("gcc").success());
+    tree
+}
+
+/// podman with all that it keeps in a directory, by a storage driver, on a root file system. Its
+/// arguments up to the command's words.
+fn podman_at(graph: &Path, driver: &str) -> Vec<String> {
+    let mut words = vec!["podman".to_string()];
+    let places = [("--root", "all"), ("--runroot", "state"), ("--tmpdir", "tmp")];
+    for (option, place) in places {
+        words.extend([option.to_string(), graph.join(place).display().to_string()]);
+    }
+    words.extend(["--storage-driver", driver, "--cgroup-manager", "cgroupfs"].map(str::to_string));
+    if polylane_tests::tool("runc").is_some() {
+        words.extend(["--runtime", "runc"].map(str::to_string));
+    }
+    words
+}
+
+const RUN: [&str; 7] = [
+    "run",
+    "--rm",
+    "--network=none",
+    "--ulimit=nofile=999:999",
+    "--ulimit=nproc=999:999",
+    "--security-opt=seccomp=unconfined",
+    "--pull=never",
+];
+
+/// What a command says, started by another one.
+fn said_by(words: &[String], by: &[&str]) -> Result<String, String> {
+    let all: Vec<&str> = by.iter().copied().chain(words.iter().map(String::as_str)).collect();
+    let mut command = Command::new(all[0]);
+    let output = command.args(&all[1..]).stdin(Stdio::null()).output().expect("podman");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.success() {
+        true => Ok(said),
+        false => Err(format!("{all:?}: {said}{}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+/// Images, their layers and containers of podman on a lane: its storage, by each driver; a root
+/// file system, and one under an overlay; and all of that as COMMAND of a run.
+#[test]
+fn images_and_containers_of_podman_live_on_a_lane() {
+    let name = "images_and_containers_of_podman_live_on_a_lane";
+    if unavailable(name) || lacks(name, &["podman", "gcc", "tar"]) {
+        return;
+    }
+    let lane = Lane::new();
+    let tree = image_tree(&lane.host.path(""));
+    let tar = lane.host.path("image.tar");
+    let packed = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status();
+    assert!(packed.expect("tar").success());
+    let with = |graph: &Path, driver: &str, more: &[&str]| -> Vec<String> {
+        let words = podman_at(graph, driver).into_iter();
+        words.chain(more.iter().map(|word| word.to_string())).collect()
+    };
+    let whole = |graph: &Path, driver: &str, by: &[&str]| -> Result<(), String> {
+        said_by(&with(graph, driver, &["import", text(&tar), "hello:1"]), by)?;
+        let said =
+            said_by(&with(graph, driver, &[&RUN[..], &["hello:1", "/bin/hello"]].concat()), by)?;
+        assert_eq!(said, "hello\n", "{driver}");
+        said_by(&with(graph, driver, &["rmi", "hello:1"]), by).map(drop)
+    };
+    // What podman cannot do on this host's own files says nothing of lanes.
+    for driver in ["vfs", "overlay"] {
+        let host = lane.host.dir(&format!("graph-{driver}"));
+        if let Err(why) = whole(&host, driver, &[]) {
+            polylane_tests::skip(name, &format!("{driver}: {}", why.trim()));
+            continue;
+        }
+        let graph = lane.at.join(driver);
+        whole(&graph, driver, &[]).unwrap_or_else(|why| panic!("on a lane: {why}"));
+        // In a run: the storage on its lane, which is gone with it.
+        let words = with(Path::new("/lane/graph"), driver, &["import", text(&tar), "hello:1"]);
+        let run = with(
+            Path::new("/lane/graph"),
+            driver,
+            &[&RUN[..], &["hello:1", "/bin/hello"]].concat(),
+        );
+        let script = format!("{} >/dev/null && {}", words.join(" "), run.join(" "));
+        let binary = polylane_tests::binary();
+        let by = [text(&binary), "run", "--mem", "--", "sh", "-c"];
+        let said = said_by(&[script], &by).unwrap_or_else(|why| panic!("in a run: {why}"));
+        assert_eq!(said, "hello\n", "{driver}");
+    }
+    let host = lane.host.path("graph-vfs");
+    // A root file system on the lane, written to, and under an overlay, which is not.
+    let root = lane.at.join("root");
+    let copied = Command::new("cp").arg("-a").arg(&tree).arg(&root).status();
+    assert!(copied.expect("cp").success());
+    for (option, made) in [(":O", false), ("", true)] {
+        let rootfs = format!("{}{option}", root.display());
+        let more = [&RUN[..RUN.len() - 1], &["--rootfs", &rootfs, "/bin/hello"]].concat();
+        match said_by(&with(&host, "vfs", &more), &[]) {
+            Ok(said) => assert_eq!(said, "hello\n"),
+            Err(why) if option == ":O" => {
+                polylane_tests::skip(name, &format!("overlay: {}", why.trim()));
+            }
+            Err(why) => panic!("{why}"),
+        }
+        assert_eq!(root.join("made").exists(), made, "{option}");
+    }
+    succeeds(&["umount", text(&lane.at)]);
+    lane.host.assert_nothing_is_left();
+}
