@@ -1,6 +1,6 @@
 //! Which lanes wait at the device for what others have there.
 
-use super::memory::Seems;
+use super::memory::{Relief, Seems};
 use super::{LookBack, Planner};
 
 /// Requests stay at the device for so many times what they take alone, and half a slice for those
@@ -47,13 +47,19 @@ impl Planner {
     }
 
     /// As much is done as the device was seen to do.
-    pub(super) fn is_used(&self) -> bool {
+    fn is_used(&self) -> bool {
         self.done_long >= USED_MIN * self.best_long[0].max(self.best_long[1])
     }
 
-    /// It has credit that it cannot use because its requests wait at the device.
+    /// It has credit that it cannot use because its requests wait behind others', and something is
+    /// done for it.
     pub(super) fn is_hurt(&self, lane: &LookBack) -> bool {
-        lane.memory.is_believed(self.seems_hurt(lane))
+        lane.memory.relief() > Relief::None
+    }
+
+    /// What it leaves, the others do not get.
+    pub(super) fn keeps_all(&self, lane: &LookBack) -> bool {
+        lane.memory.relief() == Relief::All
     }
 
     /// It is hurt, and has so few requests that they wait behind all of the others', until it gets

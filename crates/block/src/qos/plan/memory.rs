@@ -13,10 +13,6 @@ const TRY_SETTLE_WINDOWS: u32 = 12;
 /// It is if it gets so many times more.
 const RELIEF: f64 = 1.03;
 
-/// A lane whose requests do not stay long is hurt only if so much of what all do is done while it
-/// is believed: the others lose what it gets, and the device works as before.
-const ALL_KEPT: f64 = 0.95;
-
 /// One that was found to be, and gets so many times less, likewise: the device may have changed.
 const FALL: f64 = 1.2;
 
@@ -31,6 +27,10 @@ const HURT_WINDOWS_MIN: u32 = 200;
 const CONTENT_WINDOWS: u32 = 800;
 const CONTENT_WINDOWS_MAX: u32 = 3200;
 
+/// A lane counts as one that wants more than it does for so many windows, with the last in which it
+/// did.
+const WANTED_WINDOWS: u32 = 8;
+
 /// A lane has so many requests in flight on average if it always wants the device.
 const BUSY: f64 = 0.7;
 
@@ -41,7 +41,7 @@ const SMALL_RATE_MIN: f64 = 4e-9;
 
 /// A lane that is hurt with fewer requests there is: the others have no more in flight than keeps
 /// the device busy.
-const FEW_MAX: f64 = 4.0;
+const FEW_MAX: f64 = 6.0;
 
 /// What is remembered of a lane from window to window; whoever keeps the lane keeps it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -60,6 +60,10 @@ pub struct Memory {
     pub(super) hurt: Hurt,
     /// For how long it was found not to be hurt the last time.
     content_windows: u32,
+    /// Whether it seems to be.
+    seems: Seems,
+    /// For how many windows it still counts as one that wants more than it does.
+    wanted_windows: u32,
     /// It gets less than its weight gives it of what is done.
     pub(super) deprived: bool,
     /// It asks for less than its weight gives it, however long its requests stay.
@@ -74,16 +78,17 @@ pub(super) enum Hurt {
     Unknown,
     /// This is being found out.
     Tried(Try),
-    /// It is, for so many windows more; this was done then. How it seemed when it was asked.
-    Found(u32, f64, Seems),
+    /// It is, for so many windows more; this was done then, and this is done for it.
+    Found(u32, f64, Relief),
     /// It is not since it has no more to ask for, for so many windows more; this was done then.
     Content(u32, f64),
 }
 
 /// Whether a lane seems to be hurt.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Seems {
     /// It does not.
+    #[default]
     Not,
     /// It leaves credit although it always has requests at the device.
     Perhaps,
@@ -91,18 +96,37 @@ pub(super) enum Seems {
     Slowed,
 }
 
+/// What is done for a lane that is hurt, or may be: each is more than the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Relief {
+    /// Nothing.
+    None,
+    /// The others have no more in flight than keeps the device busy.
+    Room,
+    /// Nor do they get what it leaves.
+    All,
+}
+
 /// One half of a comparison.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Try {
+    /// What is compared: the less, then the more.
+    reliefs: [Relief; 2],
     /// How it seemed when this began.
     seemed: Seems,
-    /// It is believed in this half.
-    believed: bool,
+    /// The more is done in this half.
+    more: bool,
     windows: u32,
     /// What it got done, and what all did.
     done: (f64, f64),
     /// The same of the other half, if that is over.
     other: Option<(f64, f64)>,
+}
+
+impl Try {
+    fn new(seemed: Seems, reliefs: [Relief; 2]) -> Try {
+        Try { reliefs, seemed, more: true, windows: 0, done: (0.0, 0.0), other: None }
+    }
 }
 
 /// What a lane showed in the present trial.
@@ -127,6 +151,16 @@ impl Memory {
         ease(&mut self.done, look.done_ns as f64 / elapsed_ns.max(1) as f64);
         ease(&mut self.stayed.0, look.stayed_ns as f64);
         ease(&mut self.stayed.1, look.stayed as f64);
+        self.wanted_windows = match look.wants_more() {
+            true => WANTED_WINDOWS,
+            false => self.wanted_windows.saturating_sub(1),
+        };
+    }
+
+    /// It wants more than it does, or did in one of the last windows: between two batches of its
+    /// requests it has nothing at the device for a moment.
+    pub(super) fn wanted_more(&self) -> bool {
+        self.wanted_windows > 0
     }
 
     /// How long its requests stay at the device.
@@ -135,58 +169,74 @@ impl Memory {
     }
 
     /// Goes on with the question whether it is hurt, as it seems or does not; `all` is what all
-    /// lanes get done.
-    pub(super) fn doubt(&mut self, seems: Seems, all: f64) {
-        let half = |seemed, believed, other| {
-            Hurt::Tried(Try { seemed, believed, windows: 0, done: (0.0, 0.0), other })
-        };
+    /// lanes get done, `part` the lane's by weight.
+    pub(super) fn doubt(&mut self, seems: Seems, all: f64, part: f64) {
+        self.seems = seems;
         self.hurt = match self.hurt {
-            Hurt::Unknown if seems != Seems::Not => half(seems, true, None),
+            Hurt::Unknown if self.seems != Seems::Not => self.ask(),
             Hurt::Unknown => Hurt::Unknown,
-            Hurt::Tried(mut tried) => {
-                tried.windows += 1;
-                if tried.windows > TRY_SETTLE_WINDOWS {
-                    tried.done = (tried.done.0 + self.done, tried.done.1 + all);
-                }
-                // While it gets more and more there is nothing to compare with.
-                let each = f64::from(TRY_WINDOWS - TRY_SETTLE_WINDOWS);
-                let rises = tried.believed && self.done * each > SETBACK * tried.done.0;
-                let seemed = tried.seemed;
-                match tried.other {
-                    _ if tried.windows < TRY_WINDOWS => Hurt::Tried(tried),
-                    None if rises => half(seemed, true, None),
-                    None => half(seemed, !tried.believed, Some(tried.done)),
-                    Some(other) if tried.believed => self.find(seemed, tried.done, other),
-                    Some(other) => self.find(seemed, other, tried.done),
-                }
-            }
-            Hurt::Found(left, done, seemed)
+            Hurt::Tried(tried) => self.go_on(tried, all, part),
+            Hurt::Found(left, done, relief)
                 if left > HURT_WINDOWS - HURT_WINDOWS_MIN
                     || left > 0 && FALL * self.done > done =>
             {
-                Hurt::Found(left - 1, done, seemed)
+                Hurt::Found(left - 1, done, relief)
             }
             Hurt::Content(left, done) if left > 0 && SETBACK * self.done > done => {
                 Hurt::Content(left - 1, done)
             }
-            Hurt::Found(..) | Hurt::Content(..) if seems != Seems::Not => half(seems, true, None),
+            Hurt::Found(..) | Hurt::Content(..) if self.seems != Seems::Not => self.ask(),
             Hurt::Found(..) | Hurt::Content(..) => Hurt::Unknown,
         };
     }
 
-    /// Compares what was done while it was believed with what was done while it was not.
-    fn find(&mut self, seemed: Seems, believed: (f64, f64), other: (f64, f64)) -> Hurt {
-        let keeps = seemed == Seems::Slowed || believed.1 > ALL_KEPT * other.1;
-        let hurt = keeps && believed.0 > RELIEF * other.0;
-        self.content_windows = match hurt {
-            true => 0,
-            // One whose requests do not stay long is asked again as late as can be.
-            false if seemed != Seems::Slowed => CONTENT_WINDOWS_MAX,
-            false => (2 * self.content_windows).clamp(CONTENT_WINDOWS, CONTENT_WINDOWS_MAX),
-        };
-        match hurt {
-            true => Hurt::Found(HURT_WINDOWS, self.done, seemed),
-            false => Hurt::Content(self.content_windows, self.done),
+    /// Begins to ask. Of one with few requests it is seen first whether room is enough.
+    fn ask(&self) -> Hurt {
+        let more = if self.has_few() { Relief::Room } else { Relief::All };
+        Hurt::Tried(Try::new(self.seems, [Relief::None, more]))
+    }
+
+    fn go_on(&mut self, mut tried: Try, all: f64, part: f64) -> Hurt {
+        tried.windows += 1;
+        if tried.windows > TRY_SETTLE_WINDOWS {
+            tried.done = (tried.done.0 + self.done, tried.done.1 + all);
+        }
+        // While it gets more and more there is nothing to compare with.
+        let each = f64::from(TRY_WINDOWS - TRY_SETTLE_WINDOWS);
+        let rises = tried.more && self.done * each > SETBACK * tried.done.0;
+        let half = |more, other| Try { more, other, windows: 0, done: (0.0, 0.0), ..tried };
+        match tried.other {
+            _ if tried.windows < TRY_WINDOWS => Hurt::Tried(tried),
+            None if rises => Hurt::Tried(half(true, None)),
+            None => Hurt::Tried(half(!tried.more, Some(tried.done))),
+            Some(other) if tried.more => self.find(&tried, part, [tried.done, other]),
+            Some(other) => self.find(&tried, part, [other, tried.done]),
+        }
+    }
+
+    /// Compares what was done while more was done for it with what was done while less was.
+    fn find(&mut self, tried: &Try, part: f64, [more, less]: [(f64, f64); 2]) -> Hurt {
+        let fairer = tried.seemed == Seems::Slowed || is_fairer(part, more, less);
+        let helps = fairer && more.0 > RELIEF * less.0;
+        let [least, most] = tried.reliefs;
+        match (helps, least, most) {
+            (true, _, Relief::Room) => {
+                Hurt::Tried(Try::new(tried.seemed, [Relief::Room, Relief::All]))
+            }
+            (true, ..) | (false, Relief::Room, _) => {
+                self.content_windows = 0;
+                Hurt::Found(HURT_WINDOWS, self.done, if helps { most } else { least })
+            }
+            (false, ..) => {
+                self.content_windows = match tried.seemed {
+                    Seems::Slowed => {
+                        (2 * self.content_windows).clamp(CONTENT_WINDOWS, CONTENT_WINDOWS_MAX)
+                    }
+                    // One whose requests do not stay long is asked again as late as can be.
+                    Seems::Perhaps | Seems::Not => CONTENT_WINDOWS_MAX,
+                };
+                Hurt::Content(self.content_windows, self.done)
+            }
         }
     }
 
@@ -195,17 +245,19 @@ impl Memory {
         (self.hurt, self.content_windows) = (Hurt::Unknown, 0);
     }
 
-    /// Whether it is taken for hurt in this window, as it seems now. Who was slowed when this was
-    /// asked has to be so still: for it, more of the device may be given up.
-    pub(super) fn is_believed(&self, seems: Seems) -> bool {
-        let asked = match self.hurt {
-            Hurt::Tried(tried) if tried.believed => tried.seemed,
-            Hurt::Found(.., seemed) => seemed,
-            Hurt::Unknown | Hurt::Tried(_) | Hurt::Content(..) => return false,
-        };
-        match asked {
-            Seems::Slowed => seems == Seems::Slowed,
-            Seems::Perhaps | Seems::Not => seems != Seems::Not,
+    /// What is done for it in this window.
+    pub(super) fn relief(&self) -> Relief {
+        match self.hurt {
+            _ if self.seems == Seems::Not => Relief::None,
+            Hurt::Tried(Try { more, reliefs: [less_relief, more_relief], .. }) => {
+                if more {
+                    more_relief
+                } else {
+                    less_relief
+                }
+            }
+            Hurt::Found(.., relief) => relief,
+            Hurt::Unknown | Hurt::Content(..) => Relief::None,
         }
     }
 
@@ -238,6 +290,14 @@ impl Memory {
     fn at_device(&self) -> f64 {
         self.rate * self.stay_ns()
     }
+}
+
+/// Whether the first is fairer to a lane that has this part by weight, and to all others together:
+/// the sum of the logarithms of what each does, by weight, is larger (proportional fairness).
+fn is_fairer(part: f64, (mine, all): (f64, f64), (mine_else, all_else): (f64, f64)) -> bool {
+    let gain =
+        |now: f64, then: f64| (now.max(f64::MIN_POSITIVE) / then.max(f64::MIN_POSITIVE)).ln();
+    part * gain(mine, mine_else) + (1.0 - part) * gain(all - mine, all_else - mine_else) > 0.0
 }
 
 /// What a lane did in the window that is over.

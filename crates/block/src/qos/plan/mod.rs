@@ -286,7 +286,7 @@ impl Planner {
                 lane.memory.deprived = lane.memory.done < DEPRIVED * fair;
                 let asks = changed || lane.memory.deprived;
                 let seems = if asks { self.seems_hurt(lane) } else { Seems::Not };
-                lane.memory.doubt(seems, all);
+                lane.memory.doubt(seems, all, f64::from(lane.weight.max(1)) / weights);
             }
         }
         if self.trial.is_some() {
@@ -372,14 +372,14 @@ impl Planner {
             scene.all_short &= lane.short_of_credit || !lane.wants_more();
             scene.done_ns = scene.done_ns.saturating_add(lane.done_ns);
             scene.inflight |= lane.inflight_ns > 0;
-            scene.greedy += usize::from(lane.wants_more());
+            scene.greedy += usize::from(lane.memory.wanted_more());
             let requests = lane.memory.rate * self.config.tick_ns as f64;
             scene.modest |= !lane.wants_more() && requests > MODEST_MIN;
             scene.modest |= self.is_crowded_out(lane);
             scene.short_of_credit |= lane.short_of_credit;
             scene.roomy |= lane.short_of_room && lane.leaves_credit() && !self.water.is_below();
             scene.queued |= self.is_queued(lane);
-            scene.hurt |= self.is_hurt(lane) && self.is_queued(lane);
+            scene.hurt |= self.keeps_all(lane) && self.is_queued(lane);
         }
         scene
     }
@@ -518,7 +518,7 @@ impl Planner {
             .zip(&deposits)
             .map(|(lane, deposit)| {
                 let (share, over) = settle(lane, *deposit);
-                donated = donated.saturating_add(if self.is_hurt(lane) { 0 } else { over });
+                donated = donated.saturating_add(if self.keeps_all(lane) { 0 } else { over });
                 // A lane whose account is full while the device has little to do has more than it
                 // can spend.
                 let takes = lane.wants_more() && (over == 0 || !self.water.is_below());
