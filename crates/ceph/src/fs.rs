@@ -14,7 +14,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
     Changed, Character, DirEntry, Fallocate, Last, NewNode, RenameMode, Renamed, Revived, SeekFor,
-    SetTime, Sink, Source, StatFs, XattrMode,
+    SetTime, SharedLocks, Sink, Source, StatFs, XattrMode,
 };
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
@@ -193,6 +193,10 @@ impl FileSystem for CephFs {
 
     fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.adopt(self.inodes.get(dir)?.inode.lookup(name)?)
+    }
+
+    fn shared_locks(&self) -> Option<&dyn SharedLocks> {
+        Some(self)
     }
 
     fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {

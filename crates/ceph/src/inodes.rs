@@ -50,6 +50,8 @@ pub(crate) struct Node {
     /// The library's.
     pub(crate) inode: Inode,
     handle: Mutex<Option<Handle>>,
+    /// By which the cluster knows the locks of programs: they go with it.
+    locks: Mutex<Option<Arc<OpenFile>>>,
     /// Where the last listing of this directory stopped.
     pub(crate) listing: Mutex<Option<Listing>>,
 }
@@ -103,6 +105,15 @@ impl Node {
         }
         drop(place);
         Ok((file, known.is_none()))
+    }
+
+    /// The handle of its locks; `None`: there are none, and none is to be made.
+    pub(crate) fn locks_handle(&self, makes: bool) -> Result<Option<Arc<OpenFile>>> {
+        let mut place = self.locks.lock();
+        if place.is_none() && makes {
+            *place = Some(Arc::new(self.inode.open(libc::O_RDONLY)?));
+        }
+        Ok(place.clone())
     }
 
     /// The handle that is open now.
@@ -168,8 +179,8 @@ impl Inodes {
             return node;
         }
         let is_dir = stat.is_dir();
-        let (handle, listing) = (Mutex::new(None), Mutex::new(None));
-        let node = Arc::new(Node { ino, key, is_dir, inode, handle, listing });
+        let (handle, locks, listing) = Default::default();
+        let node = Arc::new(Node { ino, key, is_dir, inode, handle, locks, listing });
         inner.nodes.insert(ino, node.clone());
         node
     }

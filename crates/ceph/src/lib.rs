@@ -3,6 +3,7 @@
 //! ```text
 //!   fs        CephFs, the libservice: inode numbers, names, data
 //!   inodes    which inodes the VFS holds, and their open handles
+//!   locks     locks of the cluster
 //!   listing   a directory's stream, kept from call to call
 //!   client    a mounted client, of which file systems are directories
 //!   connect   from settings to a mounted client
@@ -37,6 +38,7 @@ mod ffi;
 mod fs;
 mod inodes;
 mod listing;
+mod locks;
 pub mod rbd;
 
 pub use client::Client;

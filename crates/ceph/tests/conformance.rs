@@ -3,60 +3,16 @@
 //! The cluster is `tests/ceph/cluster.sh`'s; `CEPH_CLUSTER` is its folder. Without it the tests
 //! say so and pass: `make test-ceph` starts one.
 
-use std::ffi::CString;
-use std::path::PathBuf;
+mod common;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use common::{CTX, cluster, directory, mount, settings};
 use polylane_base::{Errno, Gid, Uid};
-use polylane_ceph::conf::Sections;
 use polylane_ceph::{CephFs, Failure, Settings};
 use polylane_testkit::fs_suite::{self, Can, node};
-use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr};
-
-/// A number for each directory that a test has to itself.
-static DIRECTORIES: AtomicU32 = AtomicU32::new(0);
-
-const CTX: OpCtx<'static> = OpCtx::service();
-
-fn cluster() -> Option<PathBuf> {
-    let dir = std::env::var_os("CEPH_CLUSTER");
-    if dir.is_none() {
-        eprintln!("skipped: CEPH_CLUSTER names no cluster ('make test-ceph' starts one)");
-    }
-    dir.map(PathBuf::from)
-}
-
-fn settings(cluster: &std::path::Path, root: &str) -> Settings {
-    let keyring = std::fs::read_to_string(cluster.join("keyring")).unwrap();
-    let conf = cluster.join("ceph.conf").into_os_string().into_encoded_bytes();
-    Settings {
-        user: "admin".to_string(),
-        fs: Some("cephfs".to_string()),
-        root: root.as_bytes().to_vec(),
-        conf: CString::new(conf).unwrap(),
-        key: Sections::parse(&keyring).key("admin").map(str::to_string),
-        cache_bytes: 32 << 20,
-        session: format!("test-{}", DIRECTORIES.fetch_add(1, Ordering::Relaxed)),
-        timeout: Duration::from_secs(30),
-    }
-}
-
-fn mount(settings: Settings) -> CephFs {
-    let root = settings.root.clone();
-    settings.prepare().unwrap().mount().unwrap().files(&root).unwrap()
-}
-
-/// A new directory of the cluster, by its path.
-fn directory(cluster: &std::path::Path) -> String {
-    let number = DIRECTORIES.fetch_add(1, Ordering::Relaxed);
-    let name = format!("test-{}-{number}", std::process::id());
-    let fs = mount(settings(cluster, "/"));
-    fs.create(&CTX, fs.root().unwrap().ino, name.as_bytes(), &node(Kind::Dir, 0o755)).unwrap();
-    format!("/{name}")
-}
 
 fn fresh(cluster: &std::path::Path) -> CephFs {
     mount(settings(cluster, &directory(cluster)))

@@ -16,7 +16,7 @@ use crate::inode::{FREED, Inode, LOCKED, NO_CAPS, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::loans::Loans;
-use crate::lock::LockTable;
+use crate::lock::{LockTable, Shared};
 use crate::marks::Marks;
 use crate::nameless::Nameless;
 use crate::stats::{Count, Counters};
@@ -33,6 +33,7 @@ pub(crate) struct Core {
     pub(crate) inodes: InodeTable,
     pub(crate) dentries: DentryTable,
     pub(crate) locks: LockTable,
+    pub(crate) shared_locks: Shared,
     pub(crate) cache: PageCache,
     pub(crate) leases: Leases,
     pub(crate) marks: Marks,
@@ -53,6 +54,7 @@ impl Core {
             inodes: InodeTable::default(),
             dentries: DentryTable::default(),
             locks: LockTable::default(),
+            shared_locks: Shared::default(),
             cache: PageCache::new(&options),
             leases: Leases::default(),
             marks: Marks::default(),
@@ -250,6 +252,7 @@ impl Core {
     pub(crate) fn retire(&self, inode: &Inode) {
         if inode.has(LOCKED) {
             self.locks.forget(inode.id);
+            self.shared_locks.forget(inode.id);
         }
         self.marks.forgets(inode);
         self.cache.retire(inode);

@@ -34,6 +34,7 @@ use crate::ctx::OpCtx;
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime};
 pub use crate::bytes::{Late, Piece, Sink, Source, Syncing};
+pub use crate::lock_request::SharedLocks;
 
 /// What to create.
 #[derive(Clone, Debug)]
@@ -282,6 +283,11 @@ pub trait FileSystem: Send + Sync {
 
     /// Finds `name` in `dir`. `ENOENT` when there is none.
     fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// The locks of its files, where other hosts see them; `None`: the VFS keeps them alone.
+    fn shared_locks(&self) -> Option<&dyn SharedLocks> {
+        None
+    }
 
     /// The state of an inode.
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr>;

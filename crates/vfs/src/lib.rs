@@ -49,6 +49,7 @@ mod inodes;
 mod lease;
 mod loans;
 pub mod lock;
+mod lock_request;
 pub mod mapped;
 mod marks;
 pub mod memfs;

@@ -19,7 +19,7 @@ use crate::cred::Cred;
 use crate::ctx::OpCtx;
 use crate::fs::{
     Changed, Character, DirEntry, Fallocate, FileSystem, Last, NewNode, RenameMode, Renamed,
-    Revived, SeekFor, StatFs, XattrMode,
+    Revived, SeekFor, SharedLocks, StatFs, XattrMode,
 };
 
 /// The number of no user and no group: to the kernel it is an owner that has none here.
@@ -146,6 +146,10 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
 
     fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.inner.lookup(ctx, dir, name).map(|attr| self.attr(attr))
+    }
+
+    fn shared_locks(&self) -> Option<&dyn SharedLocks> {
+        self.inner.shared_locks()
     }
 
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {

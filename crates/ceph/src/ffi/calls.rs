@@ -5,7 +5,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
-use libc::{dev_t, dirent64, gid_t, mode_t, off_t, size_t, statvfs64, timespec, uid_t};
+use libc::{dev_t, dirent64, flock64, gid_t, mode_t, off_t, size_t, statvfs64, timespec, uid_t};
 use polylane_base::{Errno, Result};
 
 use super::library::{Missing, library};
@@ -163,6 +163,19 @@ library! {
         mode: c_int,
         offset: i64,
         len: i64,
+    ) -> c_int;
+    fn ceph_ll_setlk(
+        mount: *mut RawMount,
+        file: *mut RawFile,
+        lock: *mut flock64,
+        owner: u64,
+        sleeps: c_int,
+    ) -> c_int;
+    fn ceph_ll_getlk(
+        mount: *mut RawMount,
+        file: *mut RawFile,
+        lock: *mut flock64,
+        owner: u64,
     ) -> c_int;
     fn ceph_ll_close(mount: *mut RawMount, file: *mut RawFile) -> c_int;
     fn ceph_ll_getxattr(

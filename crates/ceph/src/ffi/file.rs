@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
-use libc::{c_int, dirent64, off_t};
+use libc::{c_int, dirent64, flock64, off_t};
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 
@@ -69,6 +69,21 @@ impl OpenFile {
         let (offset, len) = (signed(offset)?, signed(len)?);
         // SAFETY: live objects.
         said(unsafe { (calls.ceph_ll_fallocate)(mount, file, mode, offset, len) }).map(drop)
+    }
+
+    /// fcntl(2) `F_SETLK` for an owner, without waiting. The lock goes with this handle.
+    pub(crate) fn lock(&self, mut lock: flock64, owner: u64) -> Result<()> {
+        let (calls, mount, file) = self.call();
+        // SAFETY: live objects; the lock lives until the call returns.
+        said(unsafe { (calls.ceph_ll_setlk)(mount, file, &raw mut lock, owner, 0) }).map(drop)
+    }
+
+    /// fcntl(2) `F_GETLK`: what stands in the way, or `F_UNLCK`.
+    pub(crate) fn lock_in_the_way(&self, mut lock: flock64, owner: u64) -> Result<flock64> {
+        let (calls, mount, file) = self.call();
+        // SAFETY: live objects; the lock lives until the call returns.
+        said(unsafe { (calls.ceph_ll_getlk)(mount, file, &raw mut lock, owner) })?;
+        Ok(lock)
     }
 
     /// Makes data, and the state unless `data_only`, durable.

@@ -2,7 +2,7 @@
 
 use polylane_base::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{LockFamily, LockOwner};
+use super::{LockFamily, LockOwner, shared};
 use crate::file::OpenFile;
 
 /// High bits of the lock owners that [`OpenFile::lock_owner`] gives; front ends use others.
@@ -35,13 +35,12 @@ impl OpenFile {
     /// The kernel has no descriptor of it any more: the locks that were taken by it are given up as
     /// by close(2), whoever still refers to it. Names who had noted POSIX locks by it.
     pub fn gone(&self) -> Vec<LockOwner> {
-        let (locks, id) = (&self.node().core.locks, self.node().id);
         self.drop_own_locks();
         if !self.by.process.load(Relaxed) {
             return Vec::new();
         }
-        let lockers = locks.take_noted(id, self.address());
-        lockers.iter().for_each(|owner| locks.drop_on(id, *owner));
+        let lockers = self.node().core.locks.take_noted(self.node().id, self.address());
+        lockers.iter().for_each(|owner| shared::drop_on(self.node(), *owner));
         lockers
     }
 
@@ -59,7 +58,7 @@ impl OpenFile {
             return;
         }
         for family in [LockFamily::Ofd, LockFamily::Flock] {
-            self.node().core.locks.drop_on(self.node().id, self.lock_owner(family));
+            shared::drop_on(self.node(), self.lock_owner(family));
         }
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `by.rs` | locks and the open files that they were taken by |
 //! | `held.rs` | the locks of one file: ranges and conflicts; pure |
+//! | `shared.rs` | locks that other hosts see: the file system decides |
 //! | `table.rs` | all files of a VFS: who holds, who waits, who would wait for itself |
 //!
 //! A request that has to wait is parked, never held by a thread: the thread that makes room grants
@@ -11,63 +12,19 @@
 
 mod by;
 mod held;
+pub(crate) mod shared;
 mod table;
 
 pub(crate) use by::By;
+pub(crate) use shared::Shared;
 pub(crate) use table::LockTable;
 
 use polylane_base::sync::Weak;
-use polylane_base::{Errno, Result, Uid};
+use polylane_base::{Errno, Result};
 
 use crate::inode::{LOCKED, Node};
+pub use crate::lock_request::{LockFamily, LockKind, LockOwner, LockRequest};
 use crate::vfs::Vfs;
-
-/// Who holds or wants a lock. Front ends choose: the process for POSIX locks, the open file for the
-/// two others. Owners of different families must differ.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct LockOwner(pub u128);
-
-/// Which set of rules a lock follows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum LockFamily {
-    /// `fcntl(F_SETLK)`: per process; conflicts with `Ofd`; deadlocks are detected.
-    Posix,
-    /// `fcntl(F_OFD_SETLK)`: per open file; conflicts with `Posix`.
-    Ofd,
-    /// `flock(2)`: per open file, whole file; conflicts with `Flock` only.
-    Flock,
-}
-
-/// What is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LockKind {
-    /// Shared.
-    Read,
-    /// Exclusive.
-    Write,
-    /// None: gives the range back.
-    Unlock,
-}
-
-/// A lock that is held or asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LockRequest {
-    /// Who.
-    pub owner: LockOwner,
-    /// By which rules.
-    pub family: LockFamily,
-    /// What.
-    pub kind: LockKind,
-    /// First byte. Ignored for `Flock`.
-    pub start: u64,
-    /// Last byte, inclusive; `u64::MAX` is "to the end, however far it grows". Ignored for `Flock`.
-    pub end: u64,
-    /// Process to name in `F_GETLK`, by its number in the namespace that the front ends share.
-    pub pid: u32,
-    /// The user that it counts for, up to [`LOCKS_PER_USER_MAX`]. `None`: it counts for no user.
-    pub user: Option<Uid>,
-}
 
 /// Locks that one user may hold or await on the files of one VFS; one more is `ENOLCK`.
 pub const LOCKS_PER_USER_MAX: usize = 16_384;
@@ -123,7 +80,10 @@ impl Vfs {
             return LockOutcome::Done(Ok(()));
         }
         node.raise(LOCKED);
-        self.core.locks.set(node.id, request, wait)
+        match shared::set(node, request, wait) {
+            Ok(outcome) => outcome,
+            Err(wait) => self.core.locks.set(node.id, request, wait),
+        }
     }
 
     /// Lends `owner` the POSIX locks of `node`: from now on it changes them without a word, until
@@ -137,7 +97,10 @@ impl Vfs {
         lender: (Weak<dyn LockLender>, u32),
         begin: &mut dyn FnMut(LockLoan, &[LockRequest]) -> bool,
     ) {
-        self.core.locks.lend(node.id, owner, lender, begin);
+        // What other hosts are to see, nobody keeps for himself.
+        if self.core.fs.shared_locks().is_none() {
+            self.core.locks.lend(node.id, owner, lender, begin);
+        }
     }
 
     /// A loan is over, and its owner has these locks: POSIX locks of its own. Nothing happens if it
@@ -149,25 +112,29 @@ impl Vfs {
     /// Takes back a parked request: true when it was still parked. Its closure is then never
     /// called, and the caller answers itself.
     pub fn cancel_lock(&self, ticket: Ticket) -> bool {
-        self.core.locks.cancel(ticket)
+        self.core.shared_locks.cancel(ticket) || self.core.locks.cancel(ticket)
     }
 
     /// The first lock on `node` that stands in the way of `request` (`F_GETLK`).
     pub fn get_lock(&self, node: &Node, request: &LockRequest) -> Option<LockRequest> {
         self.begin();
-        if node.has(LOCKED) { self.core.locks.get(node.id, request) } else { None }
+        match shared::get(node, request) {
+            Some(found) => found,
+            None if node.has(LOCKED) => self.core.locks.get(node.id, request),
+            None => None,
+        }
     }
 
     /// Drops every lock of `owner` on `node`, as close(2) does; cheap where there are none. Parked
     /// OFD and flock requests of the owner end with `EINTR`: their open file is gone.
     pub fn drop_locks(&self, node: &Node, owner: LockOwner) {
         if node.has(LOCKED) {
-            self.core.locks.drop_on(node.id, owner);
+            shared::drop_on(node, owner);
         }
     }
 
     /// Drops every lock of `owner` on all files; its parked requests end with `EINTR`.
     pub fn drop_owner(&self, owner: LockOwner) {
-        self.core.locks.drop_owner(owner);
+        shared::drop_owner(&self.core, owner);
     }
 }

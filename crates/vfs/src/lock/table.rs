@@ -178,6 +178,33 @@ impl LockTable {
         loans.into_iter().for_each(|loan| self.end_loan(loan));
     }
 
+    /// Writes down what the file system granted, or takes back, whatever else is held.
+    ///
+    /// # Errors
+    /// `ENOLCK`: it is more than its user may have.
+    pub(super) fn record(&self, file: u64, request: &LockRequest) -> Result<()> {
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        let place = state.files.entry(file).or_default();
+        let applied = place.held.apply(request, &mut state.counts, true).map(drop);
+        if applied.is_ok() && request.kind != LockKind::Unlock {
+            state.owners.entry(request.owner).or_default().insert(file);
+        }
+        state.tidy(file, request.owner);
+        applied
+    }
+
+    /// Whether `owner` holds a lock on a file.
+    pub(super) fn has_owner(&self, file: u64, owner: LockOwner) -> bool {
+        self.0.lock().files.get(&file).is_some_and(|file| file.held.has_owner(owner))
+    }
+
+    /// The files on which `owner` holds a lock.
+    pub(super) fn files_of(&self, owner: LockOwner) -> Vec<u64> {
+        let state = self.0.lock();
+        state.owners.get(&owner).into_iter().flatten().copied().collect()
+    }
+
     pub(crate) fn cancel(&self, ticket: Ticket) -> bool {
         let cancelled = self.0.lock().cancel(ticket);
         cancelled.is_some()

@@ -15,5 +15,6 @@ mod names;
 mod paths;
 mod permissions;
 mod rename;
+mod shared_locks;
 mod stress;
 mod views;
