@@ -48,15 +48,15 @@ one() {
     log=$scratch/log/$door-$name
     case $door in
     overlayfs)
-        mode=$1
+        kind=$1
         shift
         [ $# -gt 0 ] || set -- --samefs
-        (cd "$suite" && timeout 120 ./run "$mode" "$@" --verify "$name")
+        (cd "$suite" && timeout 120 ./run "$kind" "$@" --verify "$name")
         ;;
     lane)
-        mode=$1
+        kind=$1
         shift
-        (cd "$suite" && PATH="$scratch/bin:$PATH" timeout 120 ./run "$mode" --fuse=polylane-union "$@" "$name")
+        (cd "$suite" && PATH="$scratch/bin:$PATH" timeout 120 ./run "$kind" --fuse=polylane-union "$@" "$name")
         ;;
     esac >"$log" 2>&1
 }
