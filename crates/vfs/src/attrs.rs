@@ -32,8 +32,8 @@ impl Vfs {
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
     /// returns the new state. A change without a field is chown(-1, -1): the change time moves, and
     /// set-id bits and capabilities go. `EPERM` for other owners' inodes and where [`flags`] forbid
-    /// it, `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EINVAL` for an
-    /// owner or group that is [`NOBODY`], `EFBIG`.
+    /// it, `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EINVAL` for
+    /// an owner or group that is [`NOBODY`], `EFBIG`.
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.

@@ -301,7 +301,7 @@ fn a_stopped_reader_is_told_apart_from_a_slow_one() {
     enter(&mut stream);
     const REQUESTS: u64 = 300;
     let mut asking = stream.try_clone().expect("a socket");
-    // Aside: what a socket holds is less than all the requests, while replies wait in the other one.
+    // Aside: a socket holds less than all the requests, while replies wait in the other one.
     let asks = thread::spawn(move || {
         for cookie in 0..REQUESTS {
             asking.write_all(&request(cmd::READ, 0, cookie, 0, 64 << 10)).expect("sent");
