@@ -11,7 +11,8 @@
 //! | delayed writes | what is promised to a file, and claimed for that | the file is stored |
 //! | all else | a [`Booking`] of the operation | the inode is stored, or it fails |
 //!
-//! Root is not limited, as Linux has it for `CAP_SYS_RESOURCE`: nothing is booked for it.
+//! The host's root is not limited, as Linux has it for `CAP_SYS_RESOURCE`: nothing is booked for
+//! it. A user whose files are kept as root's is.
 //!
 //! # Locking
 //!
@@ -161,7 +162,7 @@ impl Volume {
     /// # Errors
     /// `EDQUOT`, the device's, or damaged quota files.
     pub fn book(&self, ctx: &OpCtx<'_>, ids: Ids, amount: (u64, u64)) -> Result<Booking> {
-        let (Some(owed), false) = (self.owed(), ctx.is_root()) else {
+        let (Some(owed), false) = (self.owed(), ctx.has_sys_resource()) else {
             return Ok(Booking::default());
         };
         let mut ledger = owed.lock();
@@ -207,7 +208,7 @@ impl Volume {
         let inodes = 1 + core.values;
         let mut promised = cell.promised.lock();
         let mut ledger = owed.lock();
-        if !ctx.is_root() {
+        if !ctx.has_sys_resource() {
             self.check(ctx, &ledger, new, (blocks + promised.count(), inodes))?;
         }
         promised.owe_to(Owner::new(owed, ids), &mut ledger);
@@ -222,7 +223,7 @@ impl Volume {
     /// `EDQUOT`: none, the device's, or damaged quota files.
     pub fn book_most(&self, ctx: &OpCtx<'_>, core: &Core, want: u32) -> Result<(Booking, u32)> {
         let ids = [core.raw.uid(), core.raw.gid(), core.raw.project()].map(Some);
-        let (Some(owed), false) = (self.owed(), ctx.is_root()) else {
+        let (Some(owed), false) = (self.owed(), ctx.has_sys_resource()) else {
             return Ok((Booking::default(), want));
         };
         let mut ledger = owed.lock();
@@ -271,7 +272,7 @@ impl Volume {
         (parent, above): (&Cell, &mut Core),
         name: Name<'_>,
     ) -> Result<Booking> {
-        if !self.has_limits() || ctx.is_root() {
+        if !self.has_limits() || ctx.has_sys_resource() {
             return Ok(Booking::default());
         }
         let ids = [above.raw.uid(), above.raw.gid(), above.raw.project()];

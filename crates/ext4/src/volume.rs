@@ -426,11 +426,11 @@ impl Volume {
     }
 
     /// Which free blocks an operation may take: as Linux, the superuser's and those of the user and
-    /// group of the superblock.
+    /// group of the superblock, by who they are on the host.
     pub fn blocks_for(&self, ctx: &OpCtx<'_>) -> Blocks {
         let (uid, gid) = self.traits.kept_for;
-        let privileged = ctx.is_root() || ctx.uid() == uid || gid != Gid(0) && ctx.in_group(gid);
-        if privileged { Blocks::Kept } else { Blocks::Common }
+        let own = ctx.host_uid() == uid || gid != Gid(0) && ctx.in_host_group(gid);
+        if ctx.has_sys_resource() || own { Blocks::Kept } else { Blocks::Common }
     }
 
     /// Runs `attempt`; when space runs out while some is on its way back, commits and tries once

@@ -840,6 +840,10 @@ print('again', flush=True)
 sys.stdin.readline()
 assert m[65533:65536] == b'end'
 assert m[0:6] == b'mapped' and m[39000] == 7
+m[65535] = ord('X')
+print('stored', flush=True)
+sys.stdin.readline()
+assert m[65533:65536] == b'enX', m[65533:65536]
 "#;
     let started = Command::new("python3")
         .args(["-c", program])
@@ -864,6 +868,14 @@ assert m[0:6] == b'mapped' and m[39000] == 7
     write(&mut python, 40_000, b"far");
     await_word(&mut python, "again");
     write(&mut python, 65_533, b"end");
+    await_word(&mut python, "stored");
+    // Once more, late: the program has stored another last byte since.
+    let file =
+        door.vfs.open_path(&OpCtx::as_user(&root), &door.vfs.root(), b"m", libc::O_RDWR, 0, 0);
+    let file = file.expect("open");
+    door.nodes.tell_size(door.nodes.id_of(file.node()).expect("known"), 10);
+    door.changed(file.node(), polylane_front::lane::notifier::Range { offset: 0, len: 1 });
+    python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
     assert!(python.wait().expect("waited").success());
 }
 
@@ -959,7 +971,7 @@ fn a_slot_is_a_descriptor_of_the_bound_file() {
     // The kernel names this thread in its requests, which is not the first of the process.
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     let numbers = polylane_front::witness::Numbers { pid: std::process::id(), thread };
-    let session = lane.lane.slots.open_session(token, groups, numbers);
+    let session = lane.lane.slots.open_session(token, (polylane_base::Uid(0), groups), numbers);
     let name = lane.path(&format!(".polylane-slots/{token}-5"));
     let flags = libc::O_CREAT;
     let slot = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&name);

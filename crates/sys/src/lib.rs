@@ -13,6 +13,7 @@ pub mod copy;
 pub mod cpu;
 pub mod event;
 pub mod extents;
+pub mod fault;
 pub mod frames;
 pub mod futex;
 pub mod handle;

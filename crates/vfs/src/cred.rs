@@ -16,6 +16,18 @@ pub enum Fsetid {
     Dropped,
 }
 
+/// The numbers that an identity has on the host, where files have others
+/// ([`Mapped`](crate::mapped::Mapped)).
+#[derive(Clone, Debug)]
+pub struct HostIds {
+    /// File-system user id.
+    pub uid: Uid,
+    /// File-system group id.
+    pub gid: Gid,
+    /// Supplementary groups.
+    pub groups: Arc<[Gid]>,
+}
+
 /// The identity on whose behalf an operation runs. Made by a front end from what the kernel said
 /// (`SO_PEERCRED`, a FUSE header), never from a message's own claims.
 #[derive(Clone, Debug)]
@@ -29,12 +41,15 @@ pub struct Cred {
     pub groups: Arc<[Gid]>,
     /// Whether it has `CAP_FSETID`.
     pub fsetid: Fsetid,
+    /// Who it is on the host, if that is another: what it may take of a volume is the host's, who
+    /// may be a user whose files are kept as root's. `None`: the same.
+    pub host: Option<HostIds>,
 }
 
 impl Cred {
     /// User 0, group 0.
     pub fn root() -> Cred {
-        Cred { uid: Uid(0), gid: Gid(0), groups: Arc::new([]), fsetid: Fsetid::OfUser }
+        Cred { uid: Uid(0), gid: Gid(0), groups: Arc::new([]), fsetid: Fsetid::OfUser, host: None }
     }
 
     /// Whether this identity overrides permission bits.
@@ -54,5 +69,18 @@ impl Cred {
     /// Whether `gid` is the group or one of the supplementary groups.
     pub fn in_group(&self, gid: Gid) -> bool {
         self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// Its user on the host.
+    pub fn host_uid(&self) -> Uid {
+        self.host.as_ref().map_or(self.uid, |host| host.uid)
+    }
+
+    /// Whether `gid` is a group that it has on the host.
+    pub fn in_host_group(&self, gid: Gid) -> bool {
+        match &self.host {
+            Some(host) => host.gid == gid || host.groups.contains(&gid),
+            None => self.in_group(gid),
+        }
     }
 }

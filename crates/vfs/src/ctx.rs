@@ -97,6 +97,22 @@ impl<'a> OpCtx<'a> {
         self.uid() == Uid(0)
     }
 
+    /// Its user on the host.
+    pub fn host_uid(&self) -> Uid {
+        self.cred.map_or(Uid(0), Cred::host_uid)
+    }
+
+    /// Whether `gid` is a group that it has on the host.
+    pub fn in_host_group(&self, gid: Gid) -> bool {
+        self.cred.map_or(gid == Gid(0), |cred| cred.in_host_group(gid))
+    }
+
+    /// Whether it has `CAP_SYS_RESOURCE`, past limits of quotas and to blocks that are kept: the
+    /// host's root has it.
+    pub fn has_sys_resource(&self) -> bool {
+        self.host_uid() == Uid(0)
+    }
+
     /// Whether it has `CAP_FSETID`.
     pub fn has_fsetid(&self) -> bool {
         self.cred.is_none_or(Cred::has_fsetid)

@@ -68,7 +68,7 @@ mod walk;
 mod xattr;
 
 pub use attachment::Attachment;
-pub use cred::{Cred, Fsetid};
+pub use cred::{Cred, Fsetid, HostIds};
 pub use ctx::{OpCtx, Origin};
 pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};

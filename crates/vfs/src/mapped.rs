@@ -15,7 +15,7 @@ use polylane_base::{Errno, Gid, ID_RANGES_MAX, IdRange, Ino, Result, Uid};
 use crate::acl::{Acl, AclKind, Acls};
 use crate::attr::{Attr, SetAttr};
 use crate::bytes::{Late, Piece, Sink, Source, Syncing};
-use crate::cred::Cred;
+use crate::cred::{Cred, HostIds};
 use crate::ctx::OpCtx;
 use crate::fs::{
     Changed, Character, DirEntry, Fallocate, FileSystem, Last, NewNode, RenameMode, Renamed,
@@ -113,7 +113,9 @@ impl<F: FileSystem + ?Sized> Mapped<F> {
         let kept = |id: u32| self.map.kept(id).unwrap_or(NOBODY);
         let groups = cred.groups.iter().map(|gid| Gid(kept(gid.0))).collect();
         let uid = if cred.is_root() { cred.uid } else { Uid(kept(cred.uid.0)) };
-        Some(Cred { uid, gid: Gid(kept(cred.gid.0)), groups, fsetid: cred.fsetid })
+        let on_host = || HostIds { uid: cred.uid, gid: cred.gid, groups: cred.groups.clone() };
+        let host = Some(cred.host.clone().unwrap_or_else(on_host));
+        Some(Cred { uid, gid: Gid(kept(cred.gid.0)), groups, fsetid: cred.fsetid, host })
     }
 
     /// Lets `make` create what `new` says.

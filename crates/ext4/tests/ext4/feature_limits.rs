@@ -12,7 +12,7 @@ use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{
     Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
-use polylane_vfs::{Cred, OpCtx};
+use polylane_vfs::{Cred, HostIds, OpCtx};
 use tempfile::NamedTempFile;
 
 use crate::common::{self, create, on, root};
@@ -258,11 +258,17 @@ fn kept_blocks_are_for_privileged_users() {
         return;
     }
     let args = ["-t", "ext4", "-b", "4096", "-m", "20", "-O", "^dir_index", "-E", "root_owner=0:0"];
-    let (stranger, resuid) = (user(7), user(9));
-    for privileged in [OpCtx::service(), OpCtx::as_user(&resuid)] {
+    // Who is root, or the superblock's user, by the numbers of the files alone is neither.
+    let of_host = |uid| HostIds { uid: Uid(uid), gid: Gid(uid), groups: Arc::new([]) };
+    let kept_as = |kept, host| Cred { host: Some(of_host(host)), ..user(kept) };
+    let (strangers, resuids) = ([user(7), kept_as(0, 7), kept_as(9, 7)], [user(9), kept_as(7, 9)]);
+    let [resuid, mapped_resuid] = resuids.each_ref().map(OpCtx::as_user);
+    for (privileged, stranger) in
+        [OpCtx::service(), resuid, mapped_resuid].into_iter().zip(&strangers)
+    {
         let device = edited(&args, &["ssv def_resuid 9"]);
         let fs = &common::open(&device);
-        let stranger = OpCtx::as_user(&stranger);
+        let stranger = OpCtx::as_user(stranger);
         let dirs: Vec<Ino> = ASKS.iter().map(|(name, _)| full_dir(fs, name)).collect();
         let spare = create(fs, root(fs), "spare", Kind::File);
         // All that a user may have, in smaller and smaller parts.

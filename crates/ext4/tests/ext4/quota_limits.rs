@@ -6,12 +6,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use polylane_base::rng::Rng;
-use polylane_base::{Clock, Errno, Gid, Ino, Time, Uid};
+use polylane_base::{Clock, Errno, Gid, IdRange, Ino, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
 use polylane_testkit::quota::{GROUPS, Limits, USERS, set_limits};
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
+use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::{Cred, OpCtx};
 
 use crate::common::{self, root};
@@ -109,6 +110,44 @@ fn blocks_past_a_hard_limit_are_refused_and_come_back() {
         }
         close(&fs, &device);
     }
+}
+
+/// Users of a host whose files have other numbers: one of them is root to the files, and another of
+/// the superblock's.
+#[test]
+fn who_is_kept_as_root_has_limits_and_the_hosts_root_has_none() {
+    if !common::have_tools() {
+        return;
+    }
+    const HOST: u32 = 100_000;
+    let (device, block) =
+        limited(FORMATS[0], GROUPS, Limits { hard_kib: 64, hard_inodes: 4, ..Limits::default() });
+    let ext4 = common::open(&device);
+    let range = |kept| IdRange { shown: HOST + kept, kept, count: 1 };
+    let map = IdMap::new(vec![range(0), range(LIMITED)]).expect("a map");
+    let fs = Mapped::new(ext4.clone(), map);
+    let kept_as_root = Cred { uid: Uid(HOST), gid: Gid(HOST + LIMITED), ..Cred::root() };
+    let ctx = OpCtx::as_user(&kept_as_root);
+    let make = |name: &str| {
+        let new = NewNode { uid: ctx.uid(), gid: ctx.gid(), ..node(Kind::File, 0o644) };
+        fs.create(&ctx, root(&ext4), name.as_bytes(), &new).map(|made| made.node.ino)
+    };
+    let ino = make("f").expect("room");
+    let stored = ext4.getattr(&OpCtx::service(), ino).expect("there");
+    assert_eq!((stored.uid, stored.gid), (Uid(0), Gid(LIMITED)), "root's to the files");
+    let write = |ctx: &OpCtx<'_>, at, len: u64| {
+        fs.reserve(ctx, ino, at, len)?;
+        fs.write(ctx, ino, at, &mut &vec![7; len as usize][..]).map(|_| ())
+    };
+    write(&ctx, 0, (64 << 10) - block).expect("room");
+    assert_eq!(write(&ctx, 64 << 10, 2 * block), Err(Errno::EDQUOT));
+    let mode = Fallocate::Allocate { keep_size: true };
+    fs.fallocate(&ctx, ino, mode, 0, 1 << 20).expect_err("as much as it may have");
+    assert_eq!(make("a").and(make("b")).and(make("c")).err(), None, "four inodes");
+    assert_eq!(make("d").err(), Some(Errno::EDQUOT));
+    let host_root = Cred::root();
+    write(&OpCtx::as_user(&host_root), 64 << 10, 1 << 20).expect("the host's root is not limited");
+    close(&ext4, &device);
 }
 
 #[test]

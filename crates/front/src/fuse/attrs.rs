@@ -29,7 +29,7 @@ impl<'a> Call<'a> {
         if let Target::Slot(slot) = self.target()?
             && !slot.escaped()
         {
-            cred.groups = self.session.lane.slots.groups(&slot);
+            cred.groups = self.session.lane.slots.groups(&slot, cred.uid);
         }
         Ok(cred)
     }

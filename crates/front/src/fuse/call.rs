@@ -103,21 +103,23 @@ impl<'a> Call<'a> {
     /// not escaped, and those of a process with a session that has a file's own node open, where
     /// they matter.
     pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
+        let user = Uid(self.header.uid);
         let groups = match self.target() {
             Ok(Target::Slot(slot)) if kills_suidgid && !slot.escaped() => {
-                self.session.lane.slots.groups(&slot)
+                self.session.lane.slots.groups(&slot, user)
             }
             Ok(Target::Node(node)) if kills_suidgid && node.is_set_gid_by_group() => {
-                self.session.lane.slots.groups_of(self.header.pid)
+                self.session.lane.slots.groups_of(self.header.pid, user)
             }
             _ => self.session.no_groups.clone(),
         };
         Cred {
             // Who keeps them has capabilities; the kernel's own writes have no user.
-            uid: if kills_suidgid { Uid(self.header.uid) } else { Uid(0) },
+            uid: if kills_suidgid { user } else { Uid(0) },
             gid: Gid(self.header.gid),
             groups,
             fsetid: if kills_suidgid { Fsetid::Dropped } else { Fsetid::Held },
+            host: None,
         }
     }
 

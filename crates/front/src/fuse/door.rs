@@ -428,7 +428,7 @@ impl Serving {
             self.stats.page_notice();
             match job.action {
                 Action::Drop(range) => self.session.device.invalidate(job.node_id, range),
-                Action::Grow(size, last) => self.session.device.grow(job.node_id, size, last),
+                Action::Grow(size) => self.session.device.grow(job.node_id, size),
             }
         }
     }

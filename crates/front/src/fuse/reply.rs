@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use polylane_base::record::Record;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Time};
+use polylane_sys::fault;
 use polylane_vfs::fs::{Attr, Kind, Sink, StatFs};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -257,16 +258,21 @@ impl Device {
 }
 
 impl Kernel for Device {
-    /// There is no other way than to store that byte; the page is dropped again, for it may be
-    /// wrong already.
-    fn grow(&self, node_id: u64, size: u64, last: u8) {
+    /// There is no other way than to store the last byte. The kernel takes the size over before it
+    /// reads the byte, and is given none: a program may have stored another one through a mapping
+    /// by then.
+    fn grow(&self, node_id: u64, size: u64) {
         let Some(offset) = size.checked_sub(1) else { return };
-        let mut body = Body::default();
+        let mut message = Body::default();
+        let length = OUT_HEADER_BYTES + size_of::<Store>() + 1;
+        message.record(&OutHeader {
+            len: (length as u32).into(),
+            error: notify::STORE.into(),
+            unique: 0.into(),
+        });
         let (nodeid, padding) = (node_id.into(), 0.into());
-        body.record(&Store { nodeid, offset: offset.into(), size: 1.into(), padding });
-        body.0.push(last);
-        let _unknown_to_kernel = self.send(notify::STORE, 0, &[&body.0]);
-        self.invalidate(node_id, Range { offset, len: 1 });
+        message.record(&Store { nodeid, offset: offset.into(), size: 1.into(), padding });
+        let _fault_or_unknown_to_kernel = fault::write_and_fault(self, &message.0);
     }
 }
 

@@ -316,10 +316,9 @@ impl Lane {
         let (open, pages) = (tag(node) & TAG_OPEN != 0, tag(node) & TAG_KEPT != 0);
         let grown = if open { self.growth(node) } else { None };
         let Some((id, size)) = grown else { return };
-        let last = self.byte_at(node, size - 1);
         // The kernel takes a page's lock for this: without pages no thread has it for long.
-        if pages || !self.notifier.grow_now(id, size, last) {
-            self.notifier.grow(id, size, last);
+        if pages || !self.notifier.grow_now(id, size) {
+            self.notifier.grow(id, size);
         }
         self.nodes.told_growth(id, size);
     }
@@ -329,7 +328,7 @@ impl Lane {
     pub(crate) fn tell_size(&self, node: &Node, told: u64) {
         let size = self.vfs.getattr(&OpCtx::service(), node).map_or(0, |attr| attr.size);
         if let Some(id) = self.nodes.id_of(node).filter(|_| size > told) {
-            self.notifier.grow(id, size, self.byte_at(node, size - 1));
+            self.notifier.grow(id, size);
             self.nodes.told_growth(id, size);
         }
     }
@@ -347,17 +346,6 @@ impl Lane {
     pub(crate) fn is_cut_by_kernel(&self, node: &Node, size: u64) -> bool {
         let known = || self.nodes.id_of(node).and_then(|id| self.nodes.size_of(id));
         tag(node) & TAG_OPEN != 0 && known().is_some_and(|known| known > size)
-    }
-
-    /// A byte of a file; 0 when it cannot be read.
-    fn byte_at(&self, node: &Node, offset: u64) -> u8 {
-        let ctx = OpCtx::service().kernel_checked();
-        let mut byte = [0];
-        if let Ok(file) = self.vfs.open(&ctx, node, libc::O_RDONLY) {
-            // For the kernel, not for a program: no access time moves.
-            let _past_the_end = file.peek(&OpCtx::service(), offset, 1, &mut byte.as_mut_slice());
-        }
-        byte[0]
     }
 
     /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`: it

@@ -38,8 +38,8 @@ use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 /// The way to the kernel that the notifier goes itself. The front end that speaks with the kernel
 /// hands it in: this side knows no protocol.
 pub(crate) trait Kernel: Send + Sync {
-    /// Tells the kernel that a file has grown to `size`, of which `last` is the last byte.
-    fn grow(&self, node_id: u64, size: u64, last: u8);
+    /// Tells the kernel that a file has grown to `size`.
+    fn grow(&self, node_id: u64, size: u64);
 }
 
 /// A byte range of a file; `len` 0 means to the end.
@@ -61,8 +61,8 @@ impl Range {
 pub(crate) enum Action {
     /// Write back and drop those of a range.
     Drop(Range),
-    /// Know that the file has this many bytes, and the last of them.
-    Grow(u64, u8),
+    /// Know that the file has this many bytes.
+    Grow(u64),
 }
 
 /// One notification to send.
@@ -175,17 +175,17 @@ impl Notifier {
     }
 
     /// Makes the kernel know that a file has grown, and waits for it.
-    pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
-        self.wait_for(&[(Level::Own, node_id)], Action::Grow(size, last));
+    pub(crate) fn grow(&self, node_id: u64, size: u64) {
+        self.wait_for(&[(Level::Own, node_id)], Action::Grow(size));
     }
 
     /// As [`Notifier::grow`], by the calling thread: for files of which the kernel has no pages.
     /// Not for the threads that serve what the kernel asks: it may be filling one. False: there is
     /// no session.
-    pub(crate) fn grow_now(&self, node_id: u64, size: u64, last: u8) -> bool {
+    pub(crate) fn grow_now(&self, node_id: u64, size: u64) -> bool {
         let kernel = self.kernel.lock().clone();
         kernel.is_some_and(|kernel| {
-            kernel.grow(node_id, size, last);
+            kernel.grow(node_id, size);
             true
         })
     }

@@ -274,6 +274,7 @@ impl Slot {
 /// The slots of one session; what the shared-memory front end works with. Thread-safe.
 pub struct SessionSlots {
     token: Token,
+    user: Uid,
     groups: Arc<[Gid]>,
     process: Threads,
     /// Who applies what the client did under leases.
@@ -450,16 +451,17 @@ impl SlotTable {
         Ok(Numbers { pid, thread: standing?? })
     }
 
-    /// Starts a session of a process: from now on its token makes slots. `groups` are the
+    /// Starts a session of a user's process: from now on its token makes slots. `groups` are the
     /// supplementary groups of the process.
     pub fn open_session(
         &self,
         token: Token,
-        groups: Arc<[Gid]>,
+        (user, groups): (Uid, Arc<[Gid]>),
         process: Numbers,
     ) -> Arc<SessionSlots> {
         let session = Arc::new(SessionSlots {
             token,
+            user,
             groups,
             process: Threads::of(process),
             holder: Arc::default(),

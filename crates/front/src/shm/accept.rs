@@ -395,9 +395,10 @@ impl Acceptor {
         let geometry = Geometry { queue, groups: groups_count, ..around.config.geometry };
         let channel = ServiceChannel::create(geometry, around.config.plan)?;
         let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
-        let slots = around.lane.slots.open_session(Token::random()?, groups.clone(), numbers);
-        let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
+        let whose = (uid, groups.clone());
+        let slots = around.lane.slots.open_session(Token::random()?, whose, numbers);
+        let (id, key) = (self.token(), hello.key);
         let cred = Cred { uid, gid, groups, ..Cred::root() };
         let shown = thread;
         let (lane, stats) = (around.lane.clone(), around.stats.clone());

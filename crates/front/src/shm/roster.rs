@@ -264,7 +264,7 @@ mod tests {
             channel,
             slots: lane.slots.open_session(
                 Token::random().unwrap(),
-                Arc::new([]),
+                (uid, Arc::new([])),
                 Numbers { pid: 0, thread: 0 },
             ),
             lane: lane.clone(),

@@ -118,9 +118,8 @@ pub fn serve(
 }
 
 impl Serving for FileServer {
-    /// The kernel learns a new size only with a byte stored at its end. It is dropped at once.
     fn grown(&self) {
-        self.kernel.grow(FILE, self.device.sector_count().saturating_mul(512), 0);
+        self.kernel.grow(FILE, self.device.sector_count().saturating_mul(512));
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
