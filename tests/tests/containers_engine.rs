@@ -859,9 +859,12 @@ fn what_a_running_container_changed_becomes_an_image() {
     let mut byte = [0];
     let out = diff.stdout.as_mut().expect("piped");
     std::io::Read::read_exact(out, &mut byte).expect("the first byte");
-    let paused = engine.counted("live");
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    assert_eq!(engine.counted("live"), paused, "it is paused");
+    // What it said before may be on its way to the log.
+    until("it is paused", || {
+        let counted = engine.counted("live");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        engine.counted("live") == counted
+    });
     diff.kill().expect("kill");
     diff.wait().expect("wait");
     engine.counts_on("live");

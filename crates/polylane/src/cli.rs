@@ -59,7 +59,7 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
         words: Vec<OsString>,
     },
-    /// Print what gives a process or a container the fast way into the lane at PATH
+    /// Print what gives a process or a container the fast way into the lanes at PATHs
     Env(crate::lane_env::EnvArgs),
     /// Keep pools and mounts as configuration files say, and serve an HTTP interface to them
     Daemon(crate::daemon::DaemonArgs),

@@ -99,7 +99,7 @@ pub(crate) struct SetArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "COMMAND keeps the caller's rights, directory and mounts. It has the fast way \
-    into the lane that its directory is in, else into the pool's only lane."
+    into the pool's lanes, eight at most; the one that its directory is in is $POLYLANE_MOUNT."
 )]
 pub(crate) struct ExecArgs {
     /// Name of the pool

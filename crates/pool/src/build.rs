@@ -429,7 +429,7 @@ impl Running {
             self.fuse.stop.request();
             let _ = self.fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
         }
-        self.settle(Vfs::sync, true)
+        self.settle(Vfs::sync)
     }
 
     /// Closes the doors while the mount lives on and makes everything durable for the next service;
@@ -447,7 +447,7 @@ impl Running {
         if let Some(disk) = &self.disk {
             disk.fs.leave_nameless();
         }
-        let failed = self.settle(Vfs::sync_nameless, false);
+        let failed = self.settle(Vfs::sync_nameless);
         if let (Some(store), None) = (store, failed) {
             store.left_orderly();
         }
@@ -459,18 +459,14 @@ impl Running {
         self.disk.as_ref().map(|disk| disk.governor.hurry())
     }
 
-    fn settle(
-        self,
-        sync: fn(&Vfs, &OpCtx<'_>) -> polylane_base::Result<()>,
-        is_end: bool,
-    ) -> Option<i32> {
+    fn settle(self, sync: fn(&Vfs, &OpCtx<'_>) -> polylane_base::Result<()>) -> Option<i32> {
         drop(self.server);
         if let Some(union) = &self.union {
             union.wait_for_syncs();
         }
         let synced = sync(&self.vfs, &OpCtx::service());
         let synced = match &self.union {
-            Some(union) if is_end => synced.and_then(|()| union.end_volatile()),
+            Some(union) => synced.and_then(|()| union.end_volatile()),
             _ => synced,
         };
         // With the doors and the VFS go the last references to removed files, whose space the file

@@ -6,7 +6,7 @@
 //! on CephFS.
 //!
 //! librbd starts threads, so whoever is going to fork asks the cluster in a child process
-//! ([`ensure`]).
+//! (`ensure`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -34,7 +34,5 @@ mod tests {
         assert_eq!(write_and_fault(&left, b"begun").raw_os_error(), Some(libc::EFAULT));
         let peeked = crate::scm::peek(&right, &mut [0; 8]);
         assert_eq!(peeked, Err(polylane_base::Errno::EAGAIN));
-        drop(right);
-        assert_ne!(write_and_fault(&left, b"x").raw_os_error(), Some(0));
     }
 }

@@ -23,22 +23,25 @@ const VOLATILE: &[u8] = b"volatile";
 
 impl Upper {
     /// Before anything of a union is looked at: what overlayfs, or a service that is gone, has left
-    /// in the work directory. `goes_on`: that service's successor is this one.
+    /// in the work directory. `goes_on`: that service's successor is this one. Whether the former
+    /// one did not wait for syncs, and did not end in order: what it said to be synced may be gone.
     pub(crate) fn take_over(
         &self,
         ctx: &OpCtx<'_>,
         (table, lowers): (&Table, usize),
         goes_on: bool,
         is_volatile: bool,
-    ) -> Result<(), OpenError> {
+    ) -> Result<bool, OpenError> {
+        let is_torn = self.is_left_volatile(ctx).map_err(OpenError::Upper)?;
         // A former service's own mark is no other's.
-        if !goes_on && self.is_left_volatile(ctx).map_err(OpenError::Upper)? {
+        if !goes_on && is_torn {
             return Err(OpenError::Volatile);
         }
         if is_volatile {
             self.begin_volatile(ctx).map_err(OpenError::Upper)?;
         }
-        self.adopt_kernels_index(ctx, table, lowers)
+        self.adopt_kernels_index(ctx, table, lowers)?;
+        Ok(is_torn)
     }
 
     /// Has overlayfs refuse the upper in that word.

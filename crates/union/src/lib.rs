@@ -95,6 +95,8 @@ pub struct Union {
     character: Character,
     /// Syncs are not waited for.
     is_volatile: AtomicBool,
+    /// A former service was killed while syncs were not waited for.
+    is_torn: bool,
     /// What a former service knew, until it was asked for.
     formers: Mutex<Formers>,
     /// How often services of these files opened the union before.
@@ -170,16 +172,7 @@ impl Union {
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
         }
-        let mut roots = Vec::new();
-        for (index, layer) in lowers.iter().chain(&data_only).enumerate() {
-            let held = layer.root();
-            let canary = upper::find_canary(ctx, &held);
-            match canary.map_err(|errno| OpenError::Lower(index, errno))? {
-                Canary::Dumb => return Err(OpenError::MarksLost),
-                Canary::Absent | Canary::Marked => {}
-            }
-            roots.push(Lower { index, held });
-        }
+        let mut roots = roots_of(ctx, lowers.iter().chain(&data_only))?;
         roots.truncate(lowers.len());
         let is_volatile = upper.as_ref().is_some_and(|on| on.is_volatile);
         let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
@@ -196,9 +189,12 @@ impl Union {
         let formers = Formers::new(known);
         // Before any other number is given away.
         table.keep_numbers(formers.numbers());
-        if let Some(upper) = &upper {
-            upper.take_over(ctx, (&table, lowers.len()), openings > 0, is_volatile)?;
-        }
+        let is_torn = match &upper {
+            Some(upper) => {
+                upper.take_over(ctx, (&table, lowers.len()), openings > 0, is_volatile)?
+            }
+            None => false,
+        };
         let parts = Parts {
             ino,
             generation: top.generation,
@@ -225,6 +221,7 @@ impl Union {
             changes: AtomicU64::new(0),
             character,
             is_volatile: AtomicBool::new(is_volatile),
+            is_torn,
             formers: Mutex::new(formers),
             openings,
         })
@@ -242,13 +239,15 @@ impl Union {
         self.is_volatile.store(false, Ordering::Relaxed);
     }
 
-    /// A volatile upper has ended in order, and may be used again.
+    /// A volatile upper has ended in order, and may be used again; not where a service that did not
+    /// wait for syncs was killed meanwhile.
     ///
     /// # Errors
     /// The upper's.
     pub fn end_volatile(&self) -> Result<()> {
         let ctx = &OpCtx::service();
-        self.upper.as_ref().map_or(Ok(()), |upper| upper.end_volatile(ctx))
+        let upper = self.upper.as_ref().filter(|_| !self.is_torn);
+        upper.map_or(Ok(()), |upper| upper.end_volatile(ctx))
     }
 
     /// The upper; `EROFS` without one.
@@ -266,6 +265,22 @@ impl Union {
     fn act<'a>(&'a self, ctx: &'a OpCtx<'a>) -> Act<'a> {
         Act { union: self, ctx }
     }
+}
+
+/// The root of each layer, none of which lost its marks.
+fn roots_of<'a>(
+    ctx: &OpCtx<'_>,
+    layers: impl Iterator<Item = &'a Arc<Layer>>,
+) -> std::result::Result<Vec<Lower>, OpenError> {
+    let root = |(index, layer): (usize, &Arc<Layer>)| {
+        let held = layer.root();
+        let canary = upper::find_canary(ctx, &held);
+        match canary.map_err(|errno| OpenError::Lower(index, errno))? {
+            Canary::Dumb => Err(OpenError::MarksLost),
+            Canary::Absent | Canary::Marked => Ok(Lower { index, held }),
+        }
+    };
+    layers.enumerate().map(root).collect()
 }
 
 /// The upper's; a lower does not change, and is cached where any layer wants that.

@@ -9,6 +9,7 @@ use polylane_base::Errno;
 use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr, XattrMode};
+use polylane_vfs::handover::Store;
 
 #[test]
 fn the_uppermost_layer_counts() {
@@ -349,6 +350,35 @@ fn data_only_lowers_have_data_and_no_names() {
     drop(fs);
     let fs = union(&[&meta], Some(&upper));
     assert_eq!(Tree(&*fs).read(Tree(&*fs).ino("e/one")), expected, "needs no lower any more");
+}
+
+/// A service that did not wait for syncs was killed: its successor goes on, and in the end the
+/// upper is refused, since what was said to be synced may be gone.
+#[test]
+fn a_volatile_upper_whose_service_was_killed_is_refused_in_the_end() {
+    let (low, upper) = (memfs(), memfs());
+    let fd = Store::create().expect("a store");
+    let open = || {
+        let (store, records) = Store::attach(&fd).expect("attach");
+        let store = Arc::new(store);
+        let lowers = vec![Layer::new(low.clone()).expect("a root")];
+        let on = Some(UpperOn::new(upper.clone()).volatile(true));
+        let union = Union::handed_over(lowers, Vec::new(), on, store.clone(), &records);
+        (store, union)
+    };
+    let (store, first) = open();
+    drop(first.expect("opens"));
+    store.leave();
+    let (store, second) = open();
+    let second = second.expect("goes on");
+    second.wait_for_syncs();
+    second.sync(&OpCtx::service()).expect("syncs");
+    second.end_volatile().expect("ends");
+    drop(second);
+    store.leave();
+    let lowers = vec![Layer::new(low.clone()).expect("a root")];
+    let alone = Union::open(lowers, Some(UpperOn::new(upper.clone())));
+    assert_eq!(alone.err(), Some(OpenError::Volatile));
 }
 
 /// A union that did not end in order, or that overlayfs used as `volatile`, is opened by the next

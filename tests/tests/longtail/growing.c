@@ -2,7 +2,8 @@
  * whoever looks, by any door, whatever ends the writer. */
 #include "say.h"
 
-enum { RECORD = 100, RECORDS = 3000 };
+/* None lies in two pages, of which a kernel whose writer is killed may write one. */
+enum { RECORD = 128, RECORDS = 3000 };
 
 static void record(char *text, int n)
 {

@@ -224,18 +224,23 @@ impl Fields {
         config::lanes().map(|number| self.lane(number))
     }
 
-    /// The lane whose mount has that `st_dev`; `None`: it is no lane's. `Kernel`: that of a lane
-    /// cannot be found out now, and it is no other lane's.
+    /// The lane whose mount has that `st_dev`; `None`: it is no lane's, or that of several mounts
+    /// of one service, which do not show and allow the same. `Kernel`: that of a lane cannot be
+    /// found out now, and it is no other lane's.
     pub(crate) fn lane_on(&'static self, device: u64) -> Outcome<Option<&'static Lane>> {
-        let mut known = Ok(None);
+        let (mut known, mut failed) = (None, None);
         for lane in self.lanes() {
             match lane.device() {
-                Ok(of) if of == device => return Ok(Some(lane)),
+                Ok(of) if of == device && known.is_some() => return Ok(None),
+                Ok(of) if of == device => known = Some(lane),
                 Ok(_) => {}
-                Err(error) => known = Err(error),
+                Err(error) => failed = Some(error),
             }
         }
-        known
+        match (known, failed) {
+            (None, Some(error)) => Err(error),
+            (known, _) => Ok(known),
+        }
     }
 
     /// Closes the library's descriptors that nothing open needs: the program ran out of them.

@@ -1,7 +1,8 @@
 //! Checkpoints: committed versions go home, and the log is free again.
 //!
 //! The committer makes one as soon as the log is half full, without the log's lock: commits go on
-//! meanwhile, and none waits for it unless the log is full. Then
+//! meanwhile, and none waits for it unless the log is nearly full (a quarter left, or 8192 blocks
+//! of files). Then
 //!
 //! - newer versions of what goes home gather in the log, and wait for the next checkpoint;
 //! - a block that a commit frees while an older version of it goes home is given to nobody before

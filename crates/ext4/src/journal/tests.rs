@@ -223,7 +223,7 @@ fn of_those_who_wait_one_leads() {
     assert_eq!(told(&first), Ok(()));
     let flush = gate.flush(&[]);
     assert!(others.iter().all(untold), "nothing of theirs is durable");
-    assert_eq!(waiting(), (0, 2), "nobody was woken for nothing, or all sleep again");
+    assert_eq!(waiting(), (0, 2), "two wait for theirs");
     gate.let_go(flush);
     gate.let_go(gate.durable_write());
     assert_eq!(others.map(|other| told(&other)), [Ok(()); 3]);

@@ -385,7 +385,7 @@ pub(crate) fn copier(volume: &Path, wish: Wish, target: Target) -> Option<Link> 
 }
 
 /// What a person calls the process that has an attached volume of this user open; `None`: it is not
-/// attached. For [`name_holders_by`](volume::name_holders_by).
+/// attached. For `volume::name_holders_by`.
 pub fn holder_name(volume: &Path) -> Option<String> {
     let dir = record::dir().ok()?;
     let record = record::all(&dir).into_iter().find(|record| record.is(volume))?;

@@ -90,10 +90,14 @@ fn ask(core: &Core, below: &dyn SharedLocks, node: &Node, request: &LockRequest)
     }
     below.set(node.ino(), request)?;
     shared.state.lock().files.insert(node.id, node.ino());
-    core.locks.record(node.id, request).inspect_err(|_| {
-        // More than its user may have: it is given back.
-        let _ = below.set(node.ino(), &LockRequest { kind: LockKind::Unlock, ..*request });
-    })
+    let recorded = core.locks.record(node.id, request);
+    recorded.inspect_err(|_| give_back(below, node.ino(), request))
+}
+
+/// Gives a lock back that its user may not have: it has too many.
+fn give_back(below: &dyn SharedLocks, ino: Ino, request: &LockRequest) {
+    // The other side lets go of it when the session ends, too.
+    let _ = below.set(ino, &LockRequest { kind: LockKind::Unlock, ..*request });
 }
 
 /// The first lock in the way where other hosts see them; `None`: they do not.
@@ -105,13 +109,14 @@ pub(super) fn get(node: &Node, request: &LockRequest) -> Option<Option<LockReque
 /// Drops every lock of `owner` on a file.
 pub(crate) fn drop_on(inode: &Inode, owner: LockOwner) {
     let core = &inode.core;
-    let below = below(core, inode).filter(|_| core.locks.has_owner(inode.id, owner));
-    core.locks.drop_on(inode.id, owner);
+    // First: what it waits for may be granted until then.
     core.shared_locks.interrupt(|waiting| {
         waiting.request.owner == owner
             && waiting.node.id == inode.id
             && waiting.request.family != LockFamily::Posix
     });
+    let below = below(core, inode).filter(|_| core.locks.has_owner(inode.id, owner));
+    core.locks.drop_on(inode.id, owner);
     if let Some(below) = below {
         give_up(below, inode.ino(), owner);
         core.shared_locks.ring();
@@ -120,12 +125,13 @@ pub(crate) fn drop_on(inode: &Inode, owner: LockOwner) {
 
 /// Drops every lock of `owner` on all files.
 pub(super) fn drop_owner(core: &Core, owner: LockOwner) {
+    // First: what it waits for may be granted until then.
+    core.shared_locks.interrupt(|waiting| waiting.request.owner == owner);
     let files = match core.fs.shared_locks() {
         Some(_) => core.locks.files_of(owner),
         None => Vec::new(),
     };
     core.locks.drop_owner(owner);
-    core.shared_locks.interrupt(|waiting| waiting.request.owner == owner);
     let Some(below) = core.fs.shared_locks() else { return };
     for id in files {
         let ino = core.shared_locks.state.lock().files.get(&id).copied();
@@ -137,7 +143,7 @@ pub(super) fn drop_owner(core: &Core, owner: LockOwner) {
 }
 
 fn give_up(below: &dyn SharedLocks, ino: Ino, owner: LockOwner) {
-    for family in [LockFamily::Posix, LockFamily::Flock] {
+    for family in [LockFamily::Posix, LockFamily::Ofd, LockFamily::Flock] {
         // The other side lets go of what is left when the session ends.
         let _ = below.set(ino, &nothing(owner, family));
     }
@@ -212,7 +218,10 @@ impl Shared {
                 if answer == Err(Errno::EAGAIN) {
                     continue;
                 }
-                let answer = answer.and_then(|()| core.locks.record(node.id, &request));
+                let answer = answer.and_then(|()| {
+                    let recorded = core.locks.record(node.id, &request);
+                    recorded.inspect_err(|_| give_back(below, node.ino(), &request))
+                });
                 state.files.insert(node.id, node.ino());
                 told.extend(state.waiting.remove(&ticket).map(|waiting| (waiting, answer)));
             }
