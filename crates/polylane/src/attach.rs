@@ -17,7 +17,7 @@ use crate::print::{print, print_json};
 /// `polylane attach`.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
-    /// The volume's file, or an image of a Ceph cluster: rbd:[USER@]POOL/IMAGE[@SNAP]
+    /// The volume's file, or an image of a Ceph cluster: `rbd:[USER@]POOL/IMAGE[@SNAP]`
     #[arg(required_unless_present = "list")]
     volume: Option<PathBuf>,
     #[command(flatten)]

@@ -156,7 +156,7 @@ pub(crate) enum VolumeCommand {
     Create(VolumeCreateArgs),
     /// List the volumes of directories
     Ls {
-        /// Directories, or pools of a cluster (rbd:[USER@]POOL) [default: where the volumes of
+        /// Directories, or pools of a cluster (`rbd:[USER@]POOL`) [default: where the volumes of
         /// pools are]
         #[arg(value_name = "DIR")]
         dirs: Vec<PathBuf>,
@@ -167,7 +167,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Say what is to be known about a volume
     Info {
-        /// Its file, or an image: rbd:[USER@]POOL/IMAGE[@SNAP]
+        /// Its file, or an image: `rbd:[USER@]POOL/IMAGE[@SNAP]`
         volume: PathBuf,
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -218,7 +218,7 @@ pub(crate) enum VolumeCommand {
     Snapshot {
         /// Its file
         volume: PathBuf,
-        /// The file of the snapshot; of an image rbd:[USER@]POOL/IMAGE@SNAP
+        /// The file of the snapshot; of an image `rbd:[USER@]POOL/IMAGE@SNAP`
         to: PathBuf,
         #[command(flatten)]
         cluster: ClusterArgs,
@@ -288,7 +288,7 @@ pub(crate) enum VolumeCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct VolumeCreateArgs {
-    /// The volume's file, or an image of a Ceph cluster: rbd:[USER@]POOL/IMAGE
+    /// The volume's file, or an image of a Ceph cluster: `rbd:[USER@]POOL/IMAGE`
     pub(crate) volume: PathBuf,
     /// Size [default: 10G]
     #[arg(long, value_name = "SIZE")]
