@@ -275,14 +275,6 @@ fn a_stopped_service_holds_up_no_other_lane() {
     host.assert_nothing_is_left();
 }
 
-/// Processes of a lane: its supervisor and what that started.
-fn processes(supervisor: u32) -> Vec<u32> {
-    let path = format!("/proc/{supervisor}/task/{supervisor}/children");
-    let children = fs::read_to_string(path).expect("children");
-    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    std::iter::once(supervisor).chain(children).collect()
-}
-
 #[test]
 fn a_read_only_mount_is_so_by_both_doors() {
     if unavailable("a_read_only_mount_is_so_by_both_doors") {
