@@ -5,6 +5,34 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Options of every client: no file and no socket of its own.
+const OPTIONS: [(&str, &str); 6] = [
+    ("admin_socket", ""),
+    ("log_file", ""),
+    ("log_to_stderr", "false"),
+    ("err_to_stderr", "false"),
+    ("log_to_syslog", "false"),
+    ("log_flush_on_exit", "false"),
+];
+
+/// Sets what every client is given: how long monitors and others may take to answer at the start,
+/// and the user's secret, too.
+///
+/// # Errors
+/// Those of `set`.
+pub(crate) fn set_common<E>(
+    set: impl Fn(&'static str, &str) -> Result<(), E>,
+    timeout: Duration,
+    key: Option<&str>,
+) -> Result<(), E> {
+    for (name, value) in OPTIONS {
+        set(name, value)?;
+    }
+    set("client_mount_timeout", &timeout.as_secs().max(1).to_string())?;
+    key.map_or(Ok(()), |key| set("key", key))
+}
 
 /// Sections of settings. Names are lower case, with `_` for blanks and hyphens.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

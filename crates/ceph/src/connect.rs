@@ -8,6 +8,7 @@ use std::ffi::CString;
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::conf;
 use crate::failure::Failure;
 use crate::ffi::{Unmounted, check};
 
@@ -47,18 +48,9 @@ pub struct Prepared {
     settings: Settings,
 }
 
-/// Options of every client: no file and no socket of its own; rights were checked above, which
-/// libcephfs calls "by FUSE" for its calls by inode.
-const OPTIONS: [(&str, &str); 8] = [
-    ("admin_socket", ""),
-    ("log_file", ""),
-    ("log_to_stderr", "false"),
-    ("err_to_stderr", "false"),
-    ("log_to_syslog", "false"),
-    ("client_permissions", "false"),
-    ("fuse_default_permissions", "true"),
-    ("log_flush_on_exit", "false"),
-];
+/// Rights were checked above, which libcephfs calls "by FUSE" for its calls by inode.
+const OPTIONS: [(&str, &str); 2] =
+    [("client_permissions", "false"), ("fuse_default_permissions", "true")];
 
 impl Settings {
     /// Loads the library and reads the configuration. Starts no thread.
@@ -75,11 +67,7 @@ impl Settings {
             set(name, value)?;
         }
         set("client_oc_size", &self.cache_bytes.to_string())?;
-        let seconds = self.timeout.as_secs().max(1).to_string();
-        set("client_mount_timeout", &seconds)?;
-        if let Some(key) = &self.key {
-            set("key", key)?;
-        }
+        conf::set_common(set, self.timeout, self.key.as_deref())?;
         Ok(Prepared { client, settings: self })
     }
 }

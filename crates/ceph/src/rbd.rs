@@ -19,6 +19,7 @@
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
+use crate::conf;
 use crate::ffi::{Cluster, Image, Mode, Pool, Unconnected};
 
 mod device;
@@ -34,17 +35,8 @@ pub struct Prepared {
     settings: Settings,
 }
 
-/// Options of every client: no file and no socket of its own; writes that complete are durable.
-const OPTIONS: [(&str, &str); 8] = [
-    ("admin_socket", ""),
-    ("log_file", ""),
-    ("log_to_stderr", "false"),
-    ("err_to_stderr", "false"),
-    ("log_to_syslog", "false"),
-    ("log_flush_on_exit", "false"),
-    ("rbd_cache", "false"),
-    ("rbd_skip_partial_discard", "false"),
-];
+/// Writes that complete are durable; discards are whole.
+const OPTIONS: [(&str, &str); 2] = [("rbd_cache", "false"), ("rbd_skip_partial_discard", "false")];
 
 /// Whether the libraries are there, new enough.
 ///
@@ -71,11 +63,7 @@ impl Settings {
         for (name, value) in OPTIONS {
             set(name, value)?;
         }
-        let seconds = self.timeout.as_secs().max(1).to_string();
-        set("client_mount_timeout", &seconds)?;
-        if let Some(key) = &self.key {
-            set("key", key)?;
-        }
+        conf::set_common(set, self.timeout, self.key.as_deref())?;
         Ok(Prepared { client, settings: self })
     }
 }
@@ -132,7 +120,7 @@ impl Prepared {
         })
     }
 
-    /// Makes the snapshot that the settings name. Whoever has the image goes on.
+    /// Makes the snapshot that the settings name. A client that has the image goes on.
     ///
     /// # Errors
     /// See [`Failure`]; [`Failure::Exists`].
@@ -142,7 +130,7 @@ impl Prepared {
         unlocked(pool, &settings)?.snapshot(&name).map_err(made("make the snapshot"))
     }
 
-    /// Gives the image another size. Whoever has it goes on, and may take the new size over.
+    /// Gives the image another size. A client that has it goes on, and may take the new size over.
     ///
     /// # Errors
     /// See [`Failure`].

@@ -3,43 +3,35 @@
 //! The cluster is `tests/ceph/cluster.sh`'s; `CEPH_CLUSTER` is its folder. Without it the tests
 //! say so and pass: `make test-ceph` starts one.
 
-use std::ffi::CString;
-use std::path::{Path, PathBuf};
+#[path = "common/cluster.rs"]
+mod cluster;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use cluster::cluster;
 use polylane_base::Errno;
 use polylane_block::remote::Remote as _;
 use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
-use polylane_ceph::conf::Sections;
 use polylane_ceph::rbd::{Failure, RbdDevice, Settings};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::block_suite;
 
 static IMAGES: AtomicU32 = AtomicU32::new(0);
 
-fn cluster() -> Option<PathBuf> {
-    let dir = std::env::var_os("CEPH_CLUSTER");
-    if dir.is_none() {
-        eprintln!("skipped: CEPH_CLUSTER names no cluster ('make test-ceph' starts one)");
-    }
-    dir.map(PathBuf::from)
-}
-
 /// An image that is not there yet.
 fn settings(cluster: &Path) -> Settings {
-    let keyring = std::fs::read_to_string(cluster.join("keyring")).unwrap();
-    let conf = cluster.join("ceph.conf").into_os_string().into_encoded_bytes();
     let number = IMAGES.fetch_add(1, Ordering::Relaxed);
     Settings {
         user: "admin".to_string(),
         pool: "rbd".to_string(),
         image: format!("test-{}-{number}", std::process::id()),
         snapshot: None,
-        conf: CString::new(conf).unwrap(),
-        key: Sections::parse(&keyring).key("admin").map(str::to_string),
+        conf: cluster::conf(cluster),
+        key: cluster::key(cluster),
         timeout: Duration::from_secs(20),
         session: format!("test-{number}"),
         holder: "a test".to_string(),

@@ -51,8 +51,7 @@ impl FromStr for ImagePlace {
         let usage =
             || Err("write rbd:[USER@]POOL/IMAGE[@SNAP], such as rbd:app@rbd/web".to_string());
         let Some((before, after)) = text.split_once('/') else { return usage() };
-        let (user, pool) = before.split_once('@').unwrap_or((ceph::USER_DEFAULT, before));
-        let user = user.strip_prefix("client.").unwrap_or(user);
+        let (user, pool) = user_and_pool(before);
         let (image, snapshot) = match after.split_once('@') {
             Some((image, snapshot)) => (image, Some(snapshot)),
             None => (after, None),
@@ -71,6 +70,12 @@ impl FromStr for ImagePlace {
             snapshot: snapshot.map(str::to_string),
         })
     }
+}
+
+/// `[USER@]POOL`, as the user, without `client.`, and the pool.
+fn user_and_pool(text: &str) -> (&str, &str) {
+    let (user, pool) = text.split_once('@').unwrap_or((ceph::USER_DEFAULT, text));
+    (user.strip_prefix("client.").unwrap_or(user), pool)
 }
 
 impl fmt::Display for ImagePlace {
@@ -346,8 +351,7 @@ pub fn info(place: &ImagePlace, options: &ClusterOptions) -> Result<ImageInfo> {
 /// The pool that `rbd:[USER@]POOL` means, as its user and its name; `None`: a path.
 pub fn pool_named(dir: &Path) -> Option<(String, String)> {
     let text = dir.to_str()?.strip_prefix(KIND)?;
-    let (user, pool) = text.split_once('@').unwrap_or((ceph::USER_DEFAULT, text));
-    let user = user.strip_prefix("client.").unwrap_or(user);
+    let (user, pool) = user_and_pool(text);
     Some((user.to_string(), pool.to_string()))
 }
 

@@ -460,8 +460,8 @@ impl Image {
         said(unsafe { (self.calls.rbd_lock_break)(image, EXCLUSIVE, owner.as_ptr()) }).map(drop)
     }
 
-    /// Takes the exclusive lock: nobody else writes. Where its owner is dead the lock is broken,
-    /// once its time is over. `EBUSY` and `EROFS`: a living client has it.
+    /// Takes the exclusive lock: no other client writes. Where its owner is dead the lock is
+    /// broken, once its time is over. `EBUSY` and `EROFS`: a living client has it.
     pub(crate) fn lock(&self) -> Result<()> {
         // SAFETY: a live image.
         said(unsafe { (self.calls.rbd_lock_acquire)(self.raw.as_ptr(), EXCLUSIVE) }).map(drop)

@@ -187,7 +187,7 @@ impl Channel for RbdChannel {
         let ended = move |data, result| {
             request.data = data;
             let result = outcome(request.op, wanted, result);
-            // What was not durable before may never be; and who is barred stays so.
+            // What was not durable before may never be; and a barred client stays so.
             let barred = result == Err(Error::Medium(BARRED));
             if barred || result.is_err() && request.op == Op::Flush {
                 is_stopped.store(true, Ordering::Relaxed);

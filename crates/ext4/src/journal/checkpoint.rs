@@ -9,8 +9,8 @@
 //!   that has ended: it would come on top of what the next owner writes there;
 //! - a block counts as live until the superblock is durable that says where the log begins now.
 //!
-//! Who needs the checkpoint's end, or writes the superblock, waits for it with the log's lock, and
-//! has the log know of it.
+//! A thread that needs the checkpoint's end, or writes the superblock, waits for it with the log's
+//! lock, and has the log know of it.
 
 use std::sync::atomic::Ordering;
 
@@ -123,7 +123,7 @@ impl Journal {
         let done = self.carry_out(&mut plan, RUNS_AT_A_TIME);
         self.background.end(plan, done);
         log = self.log.lock();
-        // Somebody else may have been faster.
+        // Another thread may have been faster.
         self.settle_background(&mut log)?;
         self.release_held(&mut log, client);
         Ok(())
@@ -251,7 +251,7 @@ impl Journal {
     ) -> Result<()> {
         let Plan { blocks, tail, last, .. } = plan;
         if let Err(why) = done {
-            // Another failure stops the journal: nobody will ask for these versions again.
+            // Another failure stops the journal: these versions are not asked for again.
             if why.is_no_space() {
                 let again = blocks.into_iter().zip(buffers);
                 again.for_each(|(block, data)| log.put_back(Pending { data, block }));

@@ -61,7 +61,7 @@ impl Journal {
     fn commit_wanted(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
         let mut log = self.log.lock();
         if wanted.is_none() && !log.held.is_empty() {
-            // Who commits all may do so for the space that comes free.
+            // A commit of all may be for the space that comes free.
             self.settle_background(&mut log)?;
             self.release_held(&mut log, client);
         }

@@ -177,7 +177,7 @@ struct Progress {
     grounded: u64,
     /// Threads that flush or write a commit block.
     writers: u32,
-    /// Somebody waits for there to be none.
+    /// A thread waits for there to be none.
     draining: bool,
     /// Threads that wait for transactions of an even and of an odd number; see [`turns`].
     watching: [u32; 2],
@@ -215,7 +215,7 @@ pub struct Journal {
     closed: Condvar,
     /// A transaction of an even, of an odd number has committed, or all are to look again.
     landed: [Condvar; 2],
-    /// One has committed, and whoever waits to go on behind it may.
+    /// One has committed, and a thread that waits to go on behind it may.
     turn: Condvar,
     /// No thread flushes or writes a commit block.
     drained: Condvar,

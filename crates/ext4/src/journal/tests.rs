@@ -232,7 +232,7 @@ fn of_those_who_wait_one_leads() {
     assert!(["a", "b", "c"].iter().all(|name| there.contains(&(*name).into())), "{there:?}");
 }
 
-/// Who gives a lead up has the others look again, and somebody else take it.
+/// A lead that is given up has the others look again, and another take it.
 #[test]
 fn a_lead_that_is_given_up_is_taken_again() {
     let Some(bench) = Bench::of(&[], usize::MAX) else { return };

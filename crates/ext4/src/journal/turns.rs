@@ -1,17 +1,17 @@
 //! Who waits for which transaction on its way, and who goes next.
 //!
-//! Waking a thread costs as much as a small write to a fast medium, so nobody is woken for nothing.
+//! Waking a thread costs as much as a small write to a fast medium, so none is woken for nothing.
 //!
 //! ```text
-//!  N goes to the log    the first who wants N+1 leads it: he waits for N, and is woken first
-//!                       others who want N+1 wait for N+1
-//!                       those who want N wait for N
+//!  N goes to the log    the first that wants N+1 leads it: it waits for N, and is woken first
+//!                       other threads that want N+1 wait for N+1
+//!                       those that want N wait for N
 //! ```
 //!
 //! # Invariants
 //!
-//! - Of those who want the running transaction, and may not follow the one on its way, one leads:
-//!   he commits it, or gives the lead up, and then all look again.
+//! - Of the threads that want the running transaction, and may not follow the one on its way, one
+//!   leads: it commits it, or gives the lead up, and then all look again.
 //! - Waiters for a transaction are told when it has committed; when transactions were called back,
 //!   a lead was given up or the journal stopped all are.
 
@@ -77,7 +77,7 @@ impl Journal {
         progress.committed = tid;
         let (next, those) = (progress.in_turn > 0, progress.watching[of(tid)] > 0);
         drop(progress);
-        // Who leads the next one first: the medium has nothing to do until then.
+        // First the thread that leads the next one: the medium has nothing to do until then.
         if next {
             self.turn.notify_all();
         }

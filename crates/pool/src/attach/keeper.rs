@@ -342,7 +342,7 @@ impl Keeper {
         }
         let failed = |error| Failure::path(path, "resize it", error);
         if self.spec.image.is_some() {
-            // Who asks has told the cluster.
+            // The caller has told the cluster.
             return grown_by(engine, failed);
         }
         let [files] = &self.handed.volume[..] else {

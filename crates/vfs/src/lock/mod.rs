@@ -97,7 +97,7 @@ impl Vfs {
         lender: (Weak<dyn LockLender>, u32),
         begin: &mut dyn FnMut(LockLoan, &[LockRequest]) -> bool,
     ) {
-        // What other hosts are to see, nobody keeps for himself.
+        // What other hosts are to see, no client keeps for itself.
         if self.core.fs.shared_locks().is_none() {
             self.core.locks.lend(node.id, owner, lender, begin);
         }

@@ -2,11 +2,11 @@
 //!
 //! The table keeps what was granted, so that it is known what ends with a process or an open file.
 //! Locks are asked for below first and written down then; what is given up is struck out first. So
-//! nobody is granted what the table still has as another's.
+//! no owner is granted what the table still has as another's.
 //!
-//! Nobody below tells of a lock that ends on another host: one thread asks for what is waited for,
-//! every [`PERIOD_MAX`] at the latest, as long as anybody waits. Requests that would wait for
-//! themselves are not found.
+//! The file system does not tell of a lock that ends on another host: one thread asks for what is
+//! waited for, every [`PERIOD_MAX`] at the latest, while any request waits. Requests that would
+//! wait for themselves are not found.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

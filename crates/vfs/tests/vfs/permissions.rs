@@ -512,7 +512,7 @@ fn a_read_only_file_system_refuses_every_change() {
     assert_eq!(xattr.err(), erofs);
 }
 
-/// The last number is that of no user: what belongs to it, nobody could change or remove again.
+/// The last number is that of no user: no process could change or remove what belongs to it.
 #[test]
 fn nothing_is_given_to_the_number_of_nobody() {
     let lane = lane();
