@@ -181,6 +181,25 @@ impl Held {
         self.list_mut(new.family).apply(new, counts, limited)
     }
 
+    /// Whether [`apply`](Self::apply) would find room for the user's locks. `ENOLCK`: no.
+    pub(super) fn check(&self, request: &LockRequest, counts: &UserCounts) -> Result<()> {
+        let new = normal(request);
+        let (former, kept) = self.list(new.family).plan(new);
+        counts.check(new.user, kept.len().saturating_sub(former.len()))
+    }
+
+    /// What the holder of `request` has in its range, cut to it, by start.
+    pub(super) fn held_in(&self, request: &LockRequest) -> Vec<LockRequest> {
+        let range = normal(request);
+        let touched = self.list(range.family).touched_by(&range).into_iter();
+        let cut = touched.map(|held| LockRequest {
+            start: held.start.max(range.start),
+            end: held.end.min(range.end),
+            ..held
+        });
+        cut.filter(|held| held.start <= held.end).collect()
+    }
+
     /// Removes every lock of `owner`; true when there was one.
     pub(super) fn drop_owner(&mut self, owner: LockOwner, counts: &mut UserCounts) -> bool {
         let ranges = self.ranges.drop_owner(owner, counts);
@@ -205,12 +224,8 @@ impl Ranges {
         self.holders.range(range).map(|(holder, _)| *holder)
     }
 
-    fn apply(
-        &mut self,
-        mut new: LockRequest,
-        counts: &mut UserCounts,
-        limited: bool,
-    ) -> Result<bool> {
+    /// The holder's locks that a request touches, and those that it has instead afterwards.
+    fn plan(&self, mut new: LockRequest) -> (Vec<LockRequest>, Vec<LockRequest>) {
         let former = self.touched_by(&new);
         let mut kept = Vec::with_capacity(3);
         for held in &former {
@@ -222,6 +237,11 @@ impl Ranges {
             }
         }
         kept.extend((new.kind != LockKind::Unlock).then_some(new));
+        (former, kept)
+    }
+
+    fn apply(&mut self, new: LockRequest, counts: &mut UserCounts, limited: bool) -> Result<bool> {
+        let (former, kept) = self.plan(new);
         if limited {
             counts.check(new.user, kept.len().saturating_sub(former.len()))?;
         }

@@ -112,7 +112,7 @@ impl Vfs {
     /// Takes back a parked request: true when it was still parked. Its closure is then never
     /// called, and the caller answers itself.
     pub fn cancel_lock(&self, ticket: Ticket) -> bool {
-        self.core.shared_locks.cancel(ticket) || self.core.locks.cancel(ticket)
+        self.core.shared_locks.cancel(&self.core, ticket) || self.core.locks.cancel(ticket)
     }
 
     /// The first lock on `node` that stands in the way of `request` (`F_GETLK`).

@@ -1,15 +1,23 @@
-//! Locks that other hosts see: the file system decides about each, and who has to wait asks again.
+//! Locks that other hosts see: the file system decides about each, and a request that waits is
+//! asked for again.
 //!
 //! The table keeps what was granted, so that it is known what ends with a process or an open file.
 //! Locks are asked for below first and written down then; what is given up is struck out first. So
 //! no owner is granted what the table still has as another's.
 //!
-//! The file system does not tell of a lock that ends on another host: one thread asks for what is
-//! waited for, every [`PERIOD_MAX`] at the latest, while any request waits. Requests that would
-//! wait for themselves are not found.
+//! The file system does not tell of a lock that ends on another host: up to [`ASKERS_MAX`] threads
+//! ask for what is waited for, each file by one of them, every [`PERIOD_MAX`] at the latest.
+//! Requests that would wait for themselves are not found.
+//!
+//! # Locking
+//!
+//! `turn of a file → state`, `turn → table`. A file's turn is held while the file system is asked
+//! about its locks, which takes as long as the cluster does; it keeps the table's order of changes
+//! the same as the cluster's. `state` and the table are never held then: a file whose answer does
+//! not come holds up requests for that file alone, and none that parks, cancels or interrupts.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 use polylane_base::{Errno, Ino, Result};
@@ -20,10 +28,13 @@ use crate::core::Core;
 use crate::fs::{Kind, SharedLocks};
 use crate::inode::{Inode, Node};
 
-/// Between two questions for the same lock: twice as long each time.
+/// Between two questions for the locks of a file: twice as long each time.
 const PERIOD_MIN: Duration = Duration::from_millis(2);
 /// The longest.
 const PERIOD_MAX: Duration = Duration::from_millis(100);
+
+/// Most threads that ask: a cluster that answers needs one.
+const ASKERS_MAX: usize = 4;
 
 /// Set in tickets of requests that wait in here.
 const OWN_TICKET: u64 = 1 << 63;
@@ -32,21 +43,33 @@ const OWN_TICKET: u64 = 1 << 63;
 #[derive(Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Rung when a lock ends in here.
+    /// Rung when a file is to be asked about earlier than was known.
     bell: Condvar,
 }
 
 #[derive(Default)]
 struct State {
+    /// Files with locks or waiting requests, by `Inode::id`.
+    files: FxHashMap<u64, File>,
+    /// The files of requests that wait.
+    tickets: FxHashMap<Ticket, u64>,
+    /// When which file is to be asked about; not those that a thread asks about now.
+    queue: BTreeSet<(Instant, u64)>,
+    last: u64,
+    /// Threads that ask.
+    askers: usize,
+    /// Those of them that are at a file.
+    busy: usize,
+}
+
+struct File {
+    ino: Ino,
+    turn: Arc<Mutex<()>>,
     /// In the order in which they came.
     waiting: BTreeMap<Ticket, Waiting>,
-    last: u64,
-    /// A thread asks for them.
-    is_asked: bool,
-    /// Files with locks, by `Inode::id`.
-    files: FxHashMap<u64, Ino>,
-    /// Something ended since the thread asked last.
-    rung: bool,
+    /// Its place in the queue.
+    due: Option<Instant>,
+    period: Duration,
 }
 
 struct Waiting {
@@ -81,23 +104,63 @@ pub(super) fn set(
 }
 
 fn ask(core: &Core, below: &dyn SharedLocks, node: &Node, request: &LockRequest) -> Result<()> {
-    let shared = &core.shared_locks;
+    let turn = core.shared_locks.turn(node);
+    let turn = turn.lock();
     if request.kind == LockKind::Unlock {
         core.locks.record(node.id, request)?;
         let ended = below.set(node.ino(), request);
-        shared.ring();
+        drop(turn);
+        core.shared_locks.ring(node.id);
         return ended;
     }
-    below.set(node.ino(), request)?;
-    shared.state.lock().files.insert(node.id, node.ino());
+    core.locks.check(node.id, request)?;
+    let answer = below.set(node.ino(), request);
+    if answer == Err(Errno::EAGAIN) && request.family == LockFamily::Flock {
+        give_up_other_kind(core, below, node, request.owner);
+    }
+    answer?;
     let recorded = core.locks.record(node.id, request);
-    recorded.inspect_err(|_| give_back(below, node.ino(), request))
+    recorded.inspect_err(|_| undo(core, below, node, request))
 }
 
-/// Gives a lock back that its user may not have: it has too many.
-fn give_back(below: &dyn SharedLocks, ino: Ino, request: &LockRequest) {
+/// A flock(2) that changes its kind and finds another lock in the way has let go of the former
+/// lock: see flock(2). Otherwise two readers that want to write would wait for each other.
+fn give_up_other_kind(core: &Core, below: &dyn SharedLocks, node: &Node, owner: LockOwner) {
+    let all = nothing(owner, LockFamily::Flock);
+    if core.locks.held_in(node.id, &all).is_empty() {
+        return;
+    }
+    if core.locks.record(node.id, &all).is_ok() {
+        // The other side lets go of what is left when the session ends.
+        let _ = below.set(node.ino(), &all);
+        core.shared_locks.ring(node.id);
+    }
+}
+
+/// A lock was granted that its owner does not get: the user has too many, or the request was
+/// cancelled meanwhile. The owner keeps what the table has. Call with the file's turn.
+fn undo(core: &Core, below: &dyn SharedLocks, node: &Node, request: &LockRequest) {
+    let mut from = Some(request.start);
+    for held in core.locks.held_in(node.id, request) {
+        if let (Some(start), Some(end)) = (from, held.start.checked_sub(1))
+            && start <= end
+        {
+            give_back(below, node, &LockRequest { start, end, ..*request });
+        }
+        from = held.end.checked_add(1);
+        if below.set(node.ino(), &held).is_err() {
+            // A shared lock in place of an exclusive one: that is what the owner has then.
+            let _ = core.locks.record(node.id, &LockRequest { kind: request.kind, ..held });
+        }
+    }
+    if let Some(start) = from.filter(|&start| start <= request.end) {
+        give_back(below, node, &LockRequest { start, ..*request });
+    }
+}
+
+fn give_back(below: &dyn SharedLocks, node: &Node, range: &LockRequest) {
     // The other side lets go of it when the session ends, too.
-    let _ = below.set(ino, &LockRequest { kind: LockKind::Unlock, ..*request });
+    let _ = below.set(node.ino(), &LockRequest { kind: LockKind::Unlock, ..*range });
 }
 
 /// The first lock in the way where other hosts see them; `None`: they do not.
@@ -110,73 +173,98 @@ pub(super) fn get(node: &Node, request: &LockRequest) -> Option<Option<LockReque
 pub(crate) fn drop_on(inode: &Inode, owner: LockOwner) {
     let core = &inode.core;
     // First: what it waits for may be granted until then.
-    core.shared_locks.interrupt(|waiting| {
+    core.shared_locks.interrupt(core, |waiting| {
         waiting.request.owner == owner
             && waiting.node.id == inode.id
             && waiting.request.family != LockFamily::Posix
     });
-    let below = below(core, inode).filter(|_| core.locks.has_owner(inode.id, owner));
-    core.locks.drop_on(inode.id, owner);
-    if let Some(below) = below {
-        give_up(below, inode.ino(), owner);
-        core.shared_locks.ring();
+    match below(core, inode) {
+        Some(below) => give_up(core, below, (inode.id, inode.ino()), owner),
+        None => core.locks.drop_on(inode.id, owner),
     }
 }
 
 /// Drops every lock of `owner` on all files.
 pub(super) fn drop_owner(core: &Core, owner: LockOwner) {
     // First: what it waits for may be granted until then.
-    core.shared_locks.interrupt(|waiting| waiting.request.owner == owner);
-    let files = match core.fs.shared_locks() {
-        Some(_) => core.locks.files_of(owner),
-        None => Vec::new(),
-    };
-    core.locks.drop_owner(owner);
-    let Some(below) = core.fs.shared_locks() else { return };
-    for id in files {
-        let ino = core.shared_locks.state.lock().files.get(&id).copied();
-        if let Some(ino) = ino {
-            give_up(below, ino, owner);
+    core.shared_locks.interrupt(core, |waiting| waiting.request.owner == owner);
+    if let Some(below) = core.fs.shared_locks() {
+        for id in core.locks.files_of(owner) {
+            let ino = core.shared_locks.state.lock().files.get(&id).map(|file| file.ino);
+            if let Some(ino) = ino {
+                give_up(core, below, (id, ino), owner);
+            }
         }
     }
-    core.shared_locks.ring();
+    core.locks.drop_owner(owner);
 }
 
-fn give_up(below: &dyn SharedLocks, ino: Ino, owner: LockOwner) {
+/// Strikes out what an owner has on a file, then lets go of it below.
+fn give_up(core: &Core, below: &dyn SharedLocks, (id, ino): (u64, Ino), owner: LockOwner) {
+    if !core.locks.has_owner(id, owner) {
+        return core.locks.drop_on(id, owner);
+    }
+    let turn = core.shared_locks.state.lock().files.get(&id).map(|file| file.turn.clone());
+    let turn = turn.as_ref().map(|turn| turn.lock());
+    core.locks.drop_on(id, owner);
     for family in [LockFamily::Posix, LockFamily::Ofd, LockFamily::Flock] {
         // The other side lets go of what is left when the session ends.
         let _ = below.set(ino, &nothing(owner, family));
     }
+    drop(turn);
+    core.shared_locks.ring(id);
 }
 
 impl Shared {
-    fn ring(&self) {
+    /// The turn of a file.
+    fn turn(&self, node: &Node) -> Arc<Mutex<()>> {
+        self.state.lock().file(node).turn.clone()
+    }
+
+    /// A lock of a file ended in here: who waits for it is asked for at once.
+    fn ring(&self, id: u64) {
         let mut state = self.state.lock();
-        if !state.waiting.is_empty() {
-            state.rung = true;
-            self.bell.notify_all();
+        let Some(file) = state.files.get_mut(&id) else { return };
+        file.period = PERIOD_MIN;
+        if file.due.is_some() {
+            state.queue(id, Instant::now());
+            drop(state);
+            self.bell.notify_one();
         }
     }
 
     /// The inode ends.
     pub(crate) fn forget(&self, id: u64) {
-        self.state.lock().files.remove(&id);
+        let mut state = self.state.lock();
+        state.take_off_queue(id);
+        let gone = state.files.remove(&id);
+        drop(state);
+        drop(gone);
     }
 
-    pub(super) fn cancel(&self, ticket: Ticket) -> bool {
-        let found = self.state.lock().waiting.remove(&ticket);
+    /// Takes back a request that waits here.
+    pub(super) fn cancel(&self, core: &Core, ticket: Ticket) -> bool {
+        let found = self.state.lock().take(ticket);
+        if let Some(waiting) = &found {
+            core.locks.end_wait(waiting.request.user);
+        }
         found.is_some()
     }
 
     /// Ends what waits and is `meant`, with `EINTR`.
-    fn interrupt(&self, meant: impl Fn(&Waiting) -> bool) {
+    fn interrupt(&self, core: &Core, meant: impl Fn(&Waiting) -> bool) {
         let mut state = self.state.lock();
-        let is_meant = |(ticket, it): (&Ticket, &Waiting)| meant(it).then_some(*ticket);
-        let tickets: Vec<_> = state.waiting.iter().filter_map(is_meant).collect();
-        let remove = |ticket: &Ticket| state.waiting.remove(ticket);
-        let ended: Vec<_> = tickets.iter().filter_map(remove).collect();
+        let is_meant = |(ticket, id): (&Ticket, &u64)| {
+            let waiting = state.files.get(id)?.waiting.get(ticket)?;
+            meant(waiting).then_some(*ticket)
+        };
+        let tickets: Vec<_> = state.tickets.iter().filter_map(is_meant).collect();
+        let ended: Vec<_> = tickets.iter().filter_map(|ticket| state.take(*ticket)).collect();
         drop(state);
-        ended.into_iter().for_each(|waiting| (waiting.tell)(Err(Errno::EINTR)));
+        for waiting in ended {
+            core.locks.end_wait(waiting.request.user);
+            (waiting.tell)(Err(Errno::EINTR));
+        }
     }
 
     fn park(
@@ -186,61 +274,166 @@ impl Shared {
         request: LockRequest,
         tell: LockWaiter,
     ) -> LockOutcome {
+        if let Err(errno) = core.locks.begin_wait(request.user) {
+            return LockOutcome::Done(Err(errno));
+        }
         let mut state = self.state.lock();
         state.last += 1;
         let ticket = Ticket(OWN_TICKET | state.last);
-        state.waiting.insert(ticket, Waiting { node: node.clone(), request, tell });
-        if !state.is_asked {
-            let core = core.clone();
-            let begun = thread::Builder::new().name("lock-wait".to_string());
-            if begun.spawn(move || core.shared_locks.keep_asking(&core)).is_err() {
-                state.waiting.remove(&ticket);
-                return LockOutcome::Done(Err(Errno::ENOLCK));
-            }
-            state.is_asked = true;
+        state.tickets.insert(ticket, node.id);
+        let file = state.file(node);
+        let is_asked_about = !file.waiting.is_empty();
+        file.waiting.insert(ticket, Waiting { node: node.clone(), request, tell });
+        if !is_asked_about {
+            file.period = PERIOD_MIN;
+            state.queue(node.id, Instant::now() + PERIOD_MIN);
         }
+        if let Err(errno) = state.staff(core) {
+            let waiting = state.take(ticket);
+            drop(state);
+            core.locks.end_wait(request.user);
+            drop(waiting);
+            return LockOutcome::Done(Err(errno));
+        }
+        drop(state);
+        self.bell.notify_one();
         LockOutcome::Parked(ticket)
     }
 
-    /// Asks for what is waited for until nobody waits. Nobody is let in meanwhile who would wait,
-    /// or cancel: a question takes as long as one to the file system does.
-    fn keep_asking(&self, core: &Core) {
+    /// Asks for what is waited for, file by file, until no file is in the queue.
+    fn keep_asking(&self, core: &Arc<Core>) {
         let Some(below) = core.fs.shared_locks() else { return };
-        let mut period = PERIOD_MIN;
         let mut state = self.state.lock();
         loop {
-            let mut told = Vec::new();
-            state.rung = false;
-            let asked: Vec<_> =
-                state.waiting.iter().map(|(at, it)| (*at, it.node.clone(), it.request)).collect();
-            for (ticket, node, request) in asked {
-                let answer = below.set(node.ino(), &request);
-                if answer == Err(Errno::EAGAIN) {
-                    continue;
-                }
-                let answer = answer.and_then(|()| {
-                    let recorded = core.locks.record(node.id, &request);
-                    recorded.inspect_err(|_| give_back(below, node.ino(), &request))
-                });
-                state.files.insert(node.id, node.ino());
-                told.extend(state.waiting.remove(&ticket).map(|waiting| (waiting, answer)));
-            }
-            if !told.is_empty() {
-                period = PERIOD_MIN;
-                drop(state);
-                for (waiting, answer) in told {
-                    (waiting.tell)(answer);
-                    drop(waiting.node);
-                }
-                state = self.state.lock();
-            }
-            if state.waiting.is_empty() {
-                state.is_asked = false;
+            let Some((due, id)) = state.queue.first().copied() else {
+                state.askers -= 1;
                 return;
+            };
+            let now = Instant::now();
+            if due > now {
+                let is_first = |state: &mut State| state.queue.first() == Some(&(due, id));
+                (state, _) = self.bell.wait_timeout_while(state, due - now, is_first);
+                continue;
             }
-            let silent = |state: &mut State| !state.rung;
-            (state, _) = self.bell.wait_timeout_while(state, period, silent);
-            period = if state.rung { PERIOD_MIN } else { (period * 2).min(PERIOD_MAX) };
+            let asked = state.take_up(id);
+            // The others would otherwise wait for this file's answer, too.
+            let _ = state.staff(core);
+            drop(state);
+            let is_any_granted = self.ask_for(core, below, &asked);
+            drop(asked);
+            state = self.state.lock();
+            state.put_down(id, is_any_granted);
         }
+    }
+
+    /// Asks for the requests that wait for one file, in their order; whether any was answered.
+    fn ask_for(
+        &self,
+        core: &Core,
+        below: &dyn SharedLocks,
+        asked: &[(Ticket, Node, LockRequest)],
+    ) -> bool {
+        let mut is_any_answered = false;
+        for (ticket, node, request) in asked {
+            let turn = self.turn(node);
+            let turn = turn.lock();
+            if !self.state.lock().tickets.contains_key(ticket) {
+                continue;
+            }
+            let answer = below.set(node.ino(), request);
+            if answer == Err(Errno::EAGAIN) {
+                continue;
+            }
+            let waiting = self.state.lock().take(*ticket);
+            let answer = match &waiting {
+                // It was cancelled meanwhile.
+                None => answer.inspect(|()| undo(core, below, node, request)),
+                Some(_) => {
+                    core.locks.end_wait(request.user);
+                    let record = |()| core.locks.record(node.id, request);
+                    let undo = |_: &Errno| undo(core, below, node, request);
+                    answer.and_then(|()| record(()).inspect_err(undo))
+                }
+            };
+            drop(turn);
+            if let Some(waiting) = waiting {
+                is_any_answered = true;
+                (waiting.tell)(answer);
+            }
+        }
+        is_any_answered
+    }
+}
+
+impl State {
+    fn file(&mut self, node: &Node) -> &mut File {
+        self.files.entry(node.id).or_insert_with(|| File {
+            ino: node.ino(),
+            turn: Arc::default(),
+            waiting: BTreeMap::new(),
+            due: None,
+            period: PERIOD_MIN,
+        })
+    }
+
+    /// Takes a request out, and its file off the queue if no other waits for it.
+    fn take(&mut self, ticket: Ticket) -> Option<Waiting> {
+        let id = self.tickets.remove(&ticket)?;
+        let file = self.files.get_mut(&id)?;
+        let waiting = file.waiting.remove(&ticket)?;
+        if file.waiting.is_empty() {
+            self.take_off_queue(id);
+        }
+        Some(waiting)
+    }
+
+    fn queue(&mut self, id: u64, due: Instant) {
+        self.take_off_queue(id);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.due = Some(due);
+            self.queue.insert((due, id));
+        }
+    }
+
+    fn take_off_queue(&mut self, id: u64) {
+        if let Some(due) = self.files.get_mut(&id).and_then(|file| file.due.take()) {
+            self.queue.remove(&(due, id));
+        }
+    }
+
+    /// A thread is at a file now: what waits for it.
+    fn take_up(&mut self, id: u64) -> Vec<(Ticket, Node, LockRequest)> {
+        self.take_off_queue(id);
+        self.busy += 1;
+        let waiting = self.files.get(&id).into_iter().flat_map(|file| &file.waiting);
+        waiting.map(|(ticket, it)| (*ticket, it.node.clone(), it.request)).collect()
+    }
+
+    /// It has asked; the file is to be asked about again if anything still waits.
+    fn put_down(&mut self, id: u64, is_any_granted: bool) {
+        self.busy -= 1;
+        let Some(file) = self.files.get_mut(&id).filter(|file| !file.waiting.is_empty()) else {
+            return;
+        };
+        let period = if is_any_granted { PERIOD_MIN } else { file.period };
+        file.period = (period * 2).min(PERIOD_MAX);
+        if file.due.is_none() {
+            self.queue(id, Instant::now() + period);
+        }
+    }
+
+    /// Sees to it that a thread is free for what is in the queue. `ENOLCK`: there is none at all.
+    fn staff(&mut self, core: &Arc<Core>) -> Result<()> {
+        if self.queue.is_empty() || self.askers > self.busy || self.askers >= ASKERS_MAX {
+            return Ok(());
+        }
+        let core = core.clone();
+        let begun = thread::Builder::new().name("lock-wait".to_string());
+        match begun.spawn(move || core.shared_locks.keep_asking(&core)) {
+            Ok(_) => self.askers += 1,
+            Err(_) if self.askers > 0 => {}
+            Err(_) => return Err(Errno::ENOLCK),
+        }
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use polylane_base::sync::{Mutex, Weak};
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, Uid};
 
 use super::held::{Held, UserCounts};
 use super::{LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest};
@@ -192,6 +192,38 @@ impl LockTable {
         }
         state.tidy(file, request.owner);
         applied
+    }
+
+    /// Whether [`record`](Self::record) of what the file system may grant would find room.
+    ///
+    /// # Errors
+    /// `ENOLCK`: it is more than its user may have.
+    pub(super) fn check(&self, file: u64, request: &LockRequest) -> Result<()> {
+        let state = self.0.lock();
+        match state.files.get(&file) {
+            Some(file) => file.held.check(request, &state.counts),
+            None => state.counts.check(request.user, 1),
+        }
+    }
+
+    /// A request waits outside of the table: it counts as one of its user's. `ENOLCK`: the user has
+    /// too many.
+    pub(super) fn begin_wait(&self, user: Option<Uid>) -> Result<()> {
+        let mut state = self.0.lock();
+        state.counts.check(user, 1)?;
+        state.counts.add(user);
+        Ok(())
+    }
+
+    /// It waits no longer.
+    pub(super) fn end_wait(&self, user: Option<Uid>) {
+        self.0.lock().counts.remove(user);
+    }
+
+    /// What the owner of a request holds in its range, cut to it, by start.
+    pub(super) fn held_in(&self, file: u64, request: &LockRequest) -> Vec<LockRequest> {
+        let state = self.0.lock();
+        state.files.get(&file).map(|file| file.held.held_in(request)).unwrap_or_default()
     }
 
     /// Whether `owner` holds a lock on a file.
