@@ -89,13 +89,21 @@ impl Lane {
         String::from_utf8_lossy(&output.stdout).trim().to_string()
     }
 
-    /// How often a process had no session for that reason.
-    fn refused(&self, why: &str) -> u64 {
+    fn stats(&self) -> serde_json::Value {
         let mount = &self.host.mounts()[0];
         let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
-        let stats: serde_json::Value =
-            serde_json::from_str(&succeeds(&["stats", "--json", "--pool", &lane])).expect("JSON");
-        let counted = &stats[0]["service"]["shared_memory"]["not_admitted"][why];
+        let stats = succeeds(&["stats", "--json", "--pool", &lane]);
+        serde_json::from_str::<serde_json::Value>(&stats).expect("JSON")[0].take()
+    }
+
+    /// The process that serves it.
+    fn service(&self) -> u64 {
+        self.stats()["service_pid"].as_u64().expect("a process")
+    }
+
+    /// How often a process had no session for that reason.
+    fn refused(&self, why: &str) -> u64 {
+        let counted = &self.stats()["service"]["shared_memory"]["not_admitted"][why];
         counted.as_u64().expect("a number")
     }
 
@@ -279,6 +287,8 @@ def serve():
 # A process of its own: one that ends waits for its own close.
 server = os.fork()
 if server == 0:
+    # It ends with this process, of which each close waits for it.
+    libc.prctl(1, 9)
     serve()
 os.close(device)
 F = os.open(OWN + "/f", os.O_RDWR)
@@ -322,12 +332,7 @@ fn what_a_client_sends_keeps_nobody_else_waiting() {
     let lane = Lane::new();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&lane.at, open).expect("chmod");
-    let mut hostile = lane.command(&format!("{FUSE}{SHOWN}"));
-    let mut hostile = hostile.stdout(std::process::Stdio::piped()).spawn().expect("python3");
-    let mut said = String::new();
-    let out = hostile.stdout.as_mut().expect("piped");
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).expect("a line");
-    let server: u32 = said.trim().parse().expect("the number of a process");
+    let hostile = Hostile::begins(&lane, SHOWN);
     let innocent = "import time\n\
         os.setgroups([]); os.setresgid(4322, 4322, 4322); os.setresuid(4322, 4322, 4322)\n\
         begun = time.monotonic()\n\
@@ -342,12 +347,154 @@ fn what_a_client_sends_keeps_nobody_else_waiting() {
     succeeds(&["umount", "-l", text(&lane.at)]);
     assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
     // Its end gives back what waits for it.
-    let killed = Command::new("kill").args(["-KILL", &server.to_string()]).status();
-    assert!(killed.expect("kill").success());
-    hostile.kill().expect("kill");
-    hostile.wait().expect("its end");
+    drop(hostile);
     lane.host.assert_nothing_is_left();
 }
+
+/// A user with a range of numbers, in namespaces of its own, who leaves something that cannot be
+/// closed as each of them: in hellos, in connections that are closed at once, and in some that say
+/// nothing.
+const RANGE: &str = r#"
+import time
+ready, mapped = os.pipe(), os.pipe()
+tenant = os.fork()
+if tenant:
+    os.read(ready[0], 1)
+    for kind in "ug":
+        with open("/proc/%d/%sid_map" % (tenant, kind), "w") as lines:
+            lines.write("0 200000 1000\n")
+    os.write(mapped[1], b"x")
+    time.sleep(300)
+os.close(mapped[1])
+os.setgroups([])
+os.setresgid(4321, 4321, 4321)
+os.setresuid(4321, 4321, 4321)
+assert libc.unshare(0x10000000) == 0
+# Its files in /proc are its own user's again.
+libc.prctl(4, 1)
+os.write(ready[1], b"x")
+os.read(mapped[0], 1)
+os.setresgid(0, 0, 0)
+os.setresuid(0, 0, 0)
+
+def send(*fds):
+    s = connect()
+    for message in (HELLO, b"more"):
+        try:
+            s.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        except OSError:
+            pass
+    return s
+
+kept = []
+for user in range(300):
+    if user == 150:
+        # In a namespace that one of them makes.
+        os.setresuid(user, user, user)
+        assert libc.unshare(0x10000000) == 0
+    elif user < 150:
+        os.setresuid(-1, user, -1)
+    kept.append(send(F))
+    send(F, F).close()
+    if user < 150:
+        os.setresuid(-1, 0, -1)
+print(server, flush=True)
+# Until the first process ends.
+os.read(mapped[0], 1)
+"#;
+
+/// A hostile client with a file system of its own, which is running; both end with this.
+struct Hostile {
+    client: std::process::Child,
+    server: u32,
+}
+
+impl Hostile {
+    /// Runs a script after [`FUSE`] until it says the number of its server.
+    fn begins(lane: &Lane, script: &str) -> Hostile {
+        let mut command = lane.command(&format!("{FUSE}{script}"));
+        let client = command.stdout(std::process::Stdio::piped()).spawn().expect("python3");
+        let mut hostile = Hostile { client, server: 0 };
+        let mut said = String::new();
+        let out = hostile.client.stdout.as_mut().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).expect("a line");
+        hostile.server = said.trim().parse().expect("the number of a process");
+        hostile
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        // The server first: the client's end waits for it. Where it is not known, it ends by itself
+        // when the client is killed.
+        if self.server != 0 {
+            let server = self.server.to_string();
+            let _ = Command::new("kill").args(["-KILL", &server]).status();
+        }
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
+
+/// The children of that name that a process has.
+fn children(parent: u32, name: &str) -> Vec<u32> {
+    let all = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let all = all.unwrap_or_default();
+    let pids = all.split_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.filter(|pid| is_named(*pid, name)).collect()
+}
+
+fn is_named(pid: u32, name: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+}
+
+#[test]
+fn what_a_user_leaves_behind_keeps_nobody_else_waiting() {
+    let name = "what_a_user_leaves_behind_keeps_nobody_else_waiting";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let lane = Lane::open_to_all();
+    let supervisor = lane.host.supervisor();
+    let hostile = Hostile::begins(&lane, RANGE);
+    let others_enter = || {
+        for (user, before) in [(0, ""), (4322, ""), (0, ELSEWHERE), (4322, ELSEWHERE)] {
+            let script = format!(
+                "{before}\nos.setgroups([]); os.setresgid({user}, {user}, {user})\n\
+                 os.setresuid({user}, {user}, {user})\n\
+                 print(enter((connect(), connect())))"
+            );
+            // An answer may be late on a host that has much to do.
+            until(&format!("a session of {user} {before}"), || lane.said(&script) == ADMITTED);
+        }
+    };
+    let closers = |witness| children(witness, "polylane-close");
+    let witness = child(supervisor, "polylane-look");
+    // All that the account may have, and two that others had.
+    const CLOSERS: std::ops::RangeInclusive<usize> = 16..=18;
+    until("closers that wait", || CLOSERS.contains(&closers(witness).len()));
+    others_enter();
+    until("as many closers", || CLOSERS.contains(&closers(witness).len()));
+    let left = closers(witness);
+    // Neither the service nor its witness is kept from its end.
+    let service = lane.service().to_string();
+    assert!(Command::new("kill").args(["-KILL", &service]).status().expect("kill").success());
+    until("another witness alone", || {
+        let all = children(supervisor, "polylane-look");
+        all.len() == 1 && all[0] != witness
+    });
+    others_enter();
+    let begun = std::time::Instant::now();
+    succeeds(&["umount", "-l", text(&lane.at)]);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    drop(hostile);
+    // What waited for its file system ends with that.
+    until("the closers' end", || !left.iter().any(|pid| is_named(*pid, "polylane-close")));
+    lane.host.assert_nothing_is_left();
+}
+
+/// A mount namespace of its own, where it has to show the lane's root.
+const ELSEWHERE: &str = "libc.unshare(0x20000); LANE = os.open(AT, os.O_RDONLY)";
 
 #[test]
 fn a_witness_that_answers_late_is_asked_again() {

@@ -174,11 +174,11 @@ pub trait Witness: Send + Sync {
     /// ([`taken`]): a descriptor of a client's choice can be such as whose close never returns.
     fn attach(&self, client: Client<'_>, connection: BorrowedFd<'_>) -> Result<Seen, Refusal>;
 
-    /// Closes a user's connection, in which unread descriptors may be, where nobody waits for it.
+    /// Closes a connection, in which unread descriptors may be, where no other client waits for it.
     ///
     /// # Errors
     /// The connection: it is the caller's still.
-    fn close(&self, user: u32, connection: OwnedFd) -> Result<(), OwnedFd>;
+    fn close(&self, connection: OwnedFd) -> Result<(), OwnedFd>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
     fn has_thread(&self, pid: u32, thread: u32) -> bool;

@@ -590,7 +590,7 @@ impl Witness for Threads {
         Err(Refusal::Unknown)
     }
 
-    fn close(&self, _: u32, _: OwnedFd) -> Result<(), OwnedFd> {
+    fn close(&self, _: OwnedFd) -> Result<(), OwnedFd> {
         Ok(())
     }
 

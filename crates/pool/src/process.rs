@@ -29,8 +29,8 @@ pub(crate) struct Process {
     child: Child,
     /// Nothing is left to do at its end.
     reaped: bool,
-    /// How long its owner waits for its end once it was killed.
-    killed_time_max: Duration,
+    /// How long its owner waits for its end before it is killed.
+    ends_time_max: Duration,
 }
 
 /// How a process ended.
@@ -55,12 +55,13 @@ impl Ended {
 impl Process {
     /// Owns a child from now on.
     pub(crate) fn new(child: Child) -> Self {
-        Process::killed_within(child, KILLED_TIME_MAX)
+        Process::ends_within(child, Duration::ZERO)
     }
 
-    /// The same, whose end is waited for no longer once it was killed.
-    pub(crate) fn killed_within(child: Child, killed_time_max: Duration) -> Self {
-        Process { child, reaped: false, killed_time_max }
+    /// The same, of a child that ends by itself when it is not needed any more: it is killed if it
+    /// takes longer.
+    pub(crate) fn ends_within(child: Child, ends_time_max: Duration) -> Self {
+        Process { child, reaped: false, ends_time_max }
     }
 
     /// Its number in the host's pid namespace.
@@ -109,8 +110,10 @@ impl Drop for Process {
         if self.reaped {
             return;
         }
-        self.kill();
-        match wait_for(self.as_fd(), self.killed_time_max) {
+        if !wait_for(self.as_fd(), self.ends_time_max) {
+            self.kill();
+        }
+        match wait_for(self.as_fd(), KILLED_TIME_MAX) {
             true => drop(self.wait()),
             false => say(format_args!("process {}: the kernel does not let it end", self.pid())),
         }

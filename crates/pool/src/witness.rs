@@ -2,8 +2,9 @@
 //!
 //! The service is confined and sees no `/proc`. What it must know of a client's process before it
 //! lets it in (`polylane_front::witness`) this child reads there. It answers from the kernel's
-//! files, and from what a client sent with its connection, which it receives and closes in the
-//! service's place. It ends with the service, whose end of the line is the only one.
+//! files, and from what a client sent with its connection, which children of its own (`closer`)
+//! receive and close in the service's place. It ends with the service, whose end of the line is the
+//! only one.
 //!
 //! Where the service has a user namespace of its own (`own_ids`), the users of clients have no
 //! numbers there: of a connection that it shows, the witness tells whose it is.
@@ -11,8 +12,11 @@
 //! A service that was taken over can have any process of the host looked at: it learns whether that
 //! one is confined, and nothing of what it does.
 
+mod account;
 mod asker;
 mod attend;
+mod closer;
+mod crew;
 mod other_mounts;
 mod owners;
 mod status;
@@ -22,7 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::Arc;
 use polylane_front::witness::{Refusal, Shows};
 use polylane_sys::notice::Notice;
 use polylane_sys::ns::{self, Fork, Namespaces};
@@ -31,18 +35,24 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Rlimit;
 use serde::{Deserialize, Serialize};
 
+use self::account::Account;
 pub(crate) use self::asker::Asker;
 use self::attend::attend;
-use self::other_mounts::{Awaited, Found, OtherMounts};
+use self::closer::Said;
+use self::crew::{Crew, Hired};
+use self::other_mounts::{Awaited, Found, FoundWords, OtherMounts};
 use self::status::{Status, THREADS_MAX};
 use crate::link::Link;
 use crate::mount_table::is_plain;
 use crate::process::{self, Process};
 use crate::spec::PoolSpec;
+use crate::wait::wait_for;
 
-/// How long a killed witness is waited for: one of its threads may be in a file system of a
-/// client's, which need not answer.
+/// How long a witness may take to end when the service has. It never waits for a client.
 const ENDED_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long a closer may take to begin.
+const BEGIN_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Most processes that are looked at for the first of a namespace.
 const PROCESSES_MAX: usize = 4096;
@@ -95,8 +105,8 @@ impl Question {
 /// How a client's connection is closed in which unread descriptors may be: by who alone holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Closing {
-    /// The connection comes with the question, and is to be kept: it is of this user's.
-    Keep(u32),
+    /// The connection comes with the question, and is to be kept.
+    Keep,
     /// The service has let go of the connection that came with this number.
     Close,
 }
@@ -163,18 +173,24 @@ impl Answer {
 
 /// The tenant that a witness compares processes with.
 struct Tenant {
-    /// Its first process.
-    init: u32,
+    place: Place,
     /// Where its lane is, to it.
     lane: Vec<u8>,
-    /// What was mounted there from the first.
-    covered: Vec<Vec<u8>>,
-    /// The lane's device, as it was when it was mounted.
-    device: Option<String>,
     /// Its mounts.
     mounts: Option<Mounts>,
     /// Mounts of processes that see the lane elsewhere.
     others: OtherMounts,
+}
+
+/// What of a tenant does not change.
+#[derive(Clone)]
+struct Place {
+    /// Its first process.
+    init: u32,
+    /// What was mounted in its lane from the first.
+    covered: Vec<Vec<u8>>,
+    /// The lane's device, as it was when it was mounted.
+    device: Option<String>,
 }
 
 /// The tenant's mounts, and what is told of them.
@@ -202,16 +218,16 @@ impl Tenant {
     /// Of a pool whose first process is `init`.
     fn new(init: u32, spec: &PoolSpec) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
-        let device = spec.device.clone();
         let others = OtherMounts::beside(covered.clone());
-        Tenant { init, lane, covered, device, mounts: None, others }
+        let place = Place { init, covered, device: spec.device.clone() };
+        Tenant { place, lane, mounts: None, others }
     }
 
     /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed;
     /// from the first look on it is watched.
     fn is_plain(&mut self) -> bool {
         if self.mounts.is_none() {
-            self.mounts = Mounts::of(self.init);
+            self.mounts = Mounts::of(self.place.init);
             self.look();
         } else if self.mounts.as_ref().is_some_and(Mounts::has_changed) {
             self.look();
@@ -223,8 +239,38 @@ impl Tenant {
     fn look(&self) {
         let Some(Mounts { table, notice, .. }) = &self.mounts else { return };
         let plain = other_mounts::read(table)
-            .is_some_and(|table| is_plain(&table, &self.lane, &self.covered));
+            .is_some_and(|table| is_plain(&table, &self.lane, &self.place.covered));
         notice.tell(!plain);
+    }
+
+    /// The page that tells of its mounts, which are watched from now on.
+    fn page(&self) -> Option<OwnedFd> {
+        self.mounts.as_ref().and_then(|mounts| mounts.page.try_clone().ok())
+    }
+
+    /// What a process sees of the lane that shows its root, and the page that tells of mounts
+    /// there, which are watched for that account from now on.
+    fn attach(
+        &mut self,
+        account: Account,
+        question: &Question,
+        sight: Sight,
+        found: Option<Found>,
+    ) -> (Answer, Option<OwnedFd>) {
+        let none = Answer::none(question.number);
+        let device = self.place.device.clone().unwrap_or_default().into_bytes();
+        let who = (question.pid, account);
+        let seen = found.and_then(|found| self.others.see(who, found, &device));
+        match seen {
+            None => (Answer { refused: Some(Refusal::Mounts), ..none }, None),
+            Some(seen) => {
+                let Sight { number, mut sees, .. } = sight;
+                (sees.node, sees.read_only) = (seen.node, seen.read_only);
+                let seen_as = Some(number);
+                let answer = Answer { seen: seen_as, elsewhere: true, sees: Some(sees), ..none };
+                (answer, Some(seen.page))
+            }
+        }
     }
 
     /// It has ended.
@@ -269,10 +315,44 @@ pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Lin
             let _ = rustix::process::setpgid(None, None);
             let _ = ns::keep_only(&[own.as_fd()]);
             raise_files();
-            attend(tenant, own);
+            let place = tenant.place.clone();
+            attend(tenant, own, Crew::new(move || hire(&place)));
             ns::exit_now(0)
         }
-        Fork::Parent(child) => Ok((Process::killed_within(child, ENDED_TIME_MAX), other)),
+        Fork::Parent(child) => Ok((Process::ends_within(child, ENDED_TIME_MAX), other)),
+    }
+}
+
+/// Starts a closer, in a witness that has one thread. It comes back when the closer has closed what
+/// it got of the witness's descriptors: as long as the witness has them, no such close is the last.
+fn hire(place: &Place) -> Option<Hired> {
+    let (own, other) = Link::pair().ok()?;
+    match ns::fork(Namespaces::default()).ok()? {
+        Fork::Child => {
+            let _ = rustix::thread::set_name(c"polylane-close");
+            let _ = ns::keep_only(&[other.as_fd()]);
+            // What can wait for ever keeps no directory of the caller's, nor its terminal.
+            let _ = rustix::process::chdir("/");
+            if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+                let _ = rustix::stdio::dup2_stdin(&null);
+                let _ = rustix::stdio::dup2_stdout(&null);
+                let _ = rustix::stdio::dup2_stderr(&null);
+            }
+            closer::work(&other, place);
+            ns::exit_now(0)
+        }
+        Fork::Parent(child) => {
+            drop(other);
+            let process = Process::new(child);
+            let begun = wait_for(own.as_fd(), BEGIN_TIME_MAX)
+                && matches!(own.receive::<Said>(), Ok(Some((Said::Ready, _))));
+            if begun {
+                return Some(Hired { line: own, process: Some(process) });
+            }
+            process.kill();
+            process.release();
+            None
+        }
     }
 }
 
@@ -281,18 +361,6 @@ fn identify(socket: BorrowedFd<'_>, number: u64) -> Answer {
     let identity = scm::identity(socket).ok().filter(|one| one.groups.len() <= GROUPS_MAX);
     let identity = identity.map(|Identity { uid, gid, groups }| (uid, gid, groups));
     Answer { identity, ..Answer::none(number) }
-}
-
-/// A process as it is beside its tenant.
-fn answer(tenant: &Mutex<Tenant>, init: u32, question: &Question) -> Answer {
-    let none = Answer::none(question.number);
-    match &question.who {
-        None => Answer { has_thread: has_thread(init, question), ..none },
-        Some(who) => match stands(tenant, question.pid, who) {
-            Ok((seen, apart, elsewhere)) => Answer { seen: Some(seen), apart, elsewhere, ..none },
-            Err(why) => Answer { refused: Some(why), ..none },
-        },
-    }
 }
 
 /// Whether the thread is one of the process, by their numbers in the tenant and here.
@@ -314,86 +382,96 @@ fn has_thread(init: u32, question: &Question) -> bool {
     }
 }
 
-/// The process's number as the tenant sees it, whether it is apart, and whether it is so by what it
-/// sees alone.
-fn stands(tenant: &Mutex<Tenant>, pid: u32, who: &Who) -> Result<(u32, bool, bool), Refusal> {
-    let init = tenant.lock().init;
-    let Both { first, it } = Both::of(init, pid, who)?;
-    let seen = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
-    let is_same = |which| is_same(which, pid, init);
-    // The numbers of processes that it is told, of holders of locks, are the tenant's.
-    let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
-    let (other_owners, less) = (!is_same("ns/user"), it.is_less_than_its_user());
-    let (confined, hidden) = (it.is_confined_beyond(&first), it.may_be_confined());
-    // Asked last: it is for who is let in.
-    let plain = same && tenant.lock().is_plain();
-    let apart = other_owners || less || confined || hidden || !plain;
-    let elsewhere = !less && (other_owners || !plain || hidden && !confined);
-    Ok((seen, apart, elsewhere))
+/// What `/proc` says of a process beside its tenant's first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Stand {
+    /// Its number as the tenant sees it.
+    seen: u32,
+    /// It has the tenant's mounts, root and numbers of processes: those of holders of locks, which
+    /// it is told, are the tenant's.
+    same: bool,
+    other_owners: bool,
+    /// Less than its user.
+    less: bool,
+    confined: bool,
+    /// It may be confined, which does not show.
+    hidden: bool,
 }
 
-/// What a process sees of the lane that shows its root.
-fn attach(
-    tenant: &Mutex<Tenant>,
-    question: &Question,
-    shows: &Shows<'_>,
-) -> (Answer, Option<OwnedFd>) {
-    let none = Answer::none(question.number);
-    match see(tenant, question, shows) {
-        Err(why) => (Answer { refused: Some(why), ..none }, None),
-        Ok((as_tenant, sees, page)) => {
-            let seen = Some(as_tenant);
-            (Answer { seen, elsewhere: true, sees: Some(sees), ..none }, Some(page))
+impl Stand {
+    fn of(init: u32, pid: u32, who: &Who) -> Result<Stand, Refusal> {
+        let Both { first, it } = Both::of(init, pid, who)?;
+        let seen = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
+        let is_same = |which| is_same(which, pid, init);
+        let same = is_same("ns/mnt") && is_same("root") && is_same("ns/pid");
+        let (other_owners, less) = (!is_same("ns/user"), it.is_less_than_its_user());
+        let (confined, hidden) = (it.is_confined_beyond(&first), it.may_be_confined());
+        Ok(Stand { seen, same, other_owners, less, confined, hidden })
+    }
+
+    /// Whether it is apart, and whether it is so by what it sees alone. `is_plain`: whether the
+    /// lane is as it was made; asked last, for who is let in.
+    fn apart(self, is_plain: impl FnOnce() -> bool) -> (bool, bool) {
+        let Stand { same, other_owners, less, confined, hidden, .. } = self;
+        let plain = same && is_plain();
+        let apart = other_owners || less || confined || hidden || !plain;
+        (apart, !less && (other_owners || !plain || hidden && !confined))
+    }
+}
+
+/// What a process that shows the lane's root is, and sees of the lane.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Sight {
+    /// Its number as the tenant sees it.
+    number: u32,
+    sees: Sees,
+    found: FoundWords,
+}
+
+impl Sight {
+    /// With it come descriptors of the process and of its table of mounts. Can wait for whatever
+    /// file systems that is of which it shows.
+    fn of(
+        place: &Place,
+        question: &Question,
+        shows: &Shows<'_>,
+    ) -> Result<(Sight, [OwnedFd; 2]), Refusal> {
+        let (init, pid) = (place.init, question.pid);
+        let device = place.device.as_ref().ok_or(Refusal::Mounts);
+        let who = question.who.as_ref().ok_or(Refusal::Unknown)?;
+        let Both { first, it } = Both::of(init, pid, who)?;
+        let other_numbers = !is_same("ns/pid", pid, init);
+        // Of a namespace beside the tenant's no number is known.
+        if other_numbers && !numbers_lie_below(pid, init) {
+            return Err(Refusal::Processes);
         }
+        if it.is_less_than_its_user() {
+            return Err(Refusal::Confined);
+        }
+        let owners = match is_same("ns/user", pid, init) {
+            true => None,
+            // The tenant's root in a namespace of its own has capabilities for no one else: the
+            // lane takes it for root.
+            false if it.user == 0 => return Err(Refusal::Users),
+            false => Some(owners::of(pid, init).ok_or(Refusal::Users)?.to_bytes()),
+        };
+        let confined = it.is_confined_beyond(&first);
+        // The first process of a container has what its runtime confines it by, as what runs in it
+        // has.
+        let beside = if other_numbers { first_beside(pid) } else { None };
+        if confined && beside.is_none_or(|beside| it.is_confined_beyond(&beside)) {
+            return Err(Refusal::Confined);
+        }
+        let confined = confined || it.may_be_confined();
+        let found = Found::of(pid, shows.root, device?.as_bytes(), &place.covered);
+        let (found, fds) = found.ok_or(Refusal::Mounts)?.into_parts();
+        let shows_made = shows.made.is_some();
+        let made = shows.made.and_then(|made| other_mounts::made_in(found.mount, made));
+        let (node, read_only) = (found.node, found.read_only);
+        let sees = Sees { node, read_only, confined, shows_made, made, other_numbers, owners };
+        let number = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
+        Ok((Sight { number, sees, found }, fds))
     }
-}
-
-/// The process's number as the tenant sees it, what it sees of the lane, and the page that tells of
-/// mounts there.
-fn see(
-    tenant: &Mutex<Tenant>,
-    question: &Question,
-    shows: &Shows<'_>,
-) -> Result<(u32, Sees, OwnedFd), Refusal> {
-    let (init, device, covered) = {
-        let tenant = tenant.lock();
-        let device = tenant.device.clone().ok_or(Refusal::Mounts);
-        (tenant.init, device, tenant.covered.clone())
-    };
-    let pid = question.pid;
-    let who = question.who.as_ref().ok_or(Refusal::Unknown)?;
-    let Both { first, it } = Both::of(init, pid, who)?;
-    let other_numbers = !is_same("ns/pid", pid, init);
-    // Of a namespace beside the tenant's no number is known.
-    if other_numbers && !numbers_lie_below(pid, init) {
-        return Err(Refusal::Processes);
-    }
-    if it.is_less_than_its_user() {
-        return Err(Refusal::Confined);
-    }
-    let owners = match is_same("ns/user", pid, init) {
-        true => None,
-        // The tenant's root in a namespace of its own has capabilities for no one else: the lane
-        // takes it for root.
-        false if it.user == 0 => return Err(Refusal::Users),
-        false => Some(owners::of(pid, init).ok_or(Refusal::Users)?.to_bytes()),
-    };
-    let confined = it.is_confined_beyond(&first);
-    // The first process of a container has what its runtime confines it by, as what runs in it has.
-    let beside = if other_numbers { first_beside(pid) } else { None };
-    if confined && beside.is_none_or(|beside| it.is_confined_beyond(&beside)) {
-        return Err(Refusal::Confined);
-    }
-    let confined = confined || it.may_be_confined();
-    let device = device?.into_bytes();
-    let found = Found::of(pid, shows.root, &device, &covered).ok_or(Refusal::Mounts)?;
-    let seen = tenant.lock().others.see((pid, who.0), found, &device).ok_or(Refusal::Mounts)?;
-    let shows_made = shows.made.is_some();
-    let made = shows.made.and_then(|made| other_mounts::made_in(seen.mount, made));
-    let (node, read_only) = (seen.node, seen.read_only);
-    let sees = Sees { node, read_only, confined, shows_made, made, other_numbers, owners };
-    let number = it.number_at(first.depth()).ok_or(Refusal::Processes)?;
-    Ok((number, sees, seen.page))
 }
 
 /// Whether a process has process numbers of a namespace below that of another.
@@ -470,6 +548,17 @@ mod tests {
         places.map(|place| place.as_bytes()[1..].to_vec()).filter(|one| !one.is_empty()).collect()
     }
 
+    /// Closers that are threads: the test's process has more than one.
+    fn closers(init: u32) -> Crew {
+        Crew::new(move || {
+            let (line, other) = Link::pair().ok()?;
+            let place = Place { init, covered: Vec::new(), device: None };
+            std::thread::spawn(move || closer::work(&other, &place));
+            let begun = matches!(line.receive(), Ok(Some((Said::Ready, _))));
+            begun.then_some(Hired { line, process: None })
+        })
+    }
+
     #[test]
     fn a_witness_tells_what_a_process_is_and_which_threads_it_has() {
         let (own, other) = Link::pair().unwrap();
@@ -478,8 +567,9 @@ mod tests {
         // Where nothing but the root is mounted, or can be.
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
         let (covered, device) = (everything(), None);
-        let tenant = Tenant { init: me, lane, covered, device, mounts: None, others };
-        let witness = std::thread::spawn(move || attend(tenant, line));
+        let place = Place { init: me, covered, device };
+        let tenant = Tenant { place, lane, mounts: None, others };
+        let witness = std::thread::spawn(move || attend(tenant, line, closers(me)));
         let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
         let (connected, _other) = scm::pair().unwrap();

@@ -38,7 +38,7 @@ pub enum Interest {
     Level,
     /// Readable or closed, once per change. For descriptors shared with a client.
     Edge,
-    /// Closed by the peer only.
+    /// Closed by the peer only; of a socket that receives no more as well.
     Hangup,
     /// Readable or closed, once: then it is [`Interest::Nothing`], until it is changed.
     Once,
@@ -52,7 +52,7 @@ impl Interest {
         match self {
             Interest::Level => readable,
             Interest::Edge => readable | epoll::EventFlags::ET,
-            Interest::Hangup => epoll::EventFlags::RDHUP,
+            Interest::Hangup => epoll::EventFlags::empty(),
             Interest::Once => readable | epoll::EventFlags::ONESHOT,
             Interest::Nothing => epoll::EventFlags::ONESHOT,
         }

@@ -86,6 +86,23 @@ pub fn parent_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
     }
 }
 
+/// The user who made a user namespace, by the number in the caller's.
+///
+/// # Errors
+/// `EINVAL` for what is no user namespace; `ENOTTY` for what is no namespace.
+pub fn owner(namespace: impl AsFd) -> io::Result<u32> {
+    /// `NS_GET_OWNER_UID`
+    const GET_OWNER: u64 = 0xb704;
+    let mut owner: libc::uid_t = 0;
+    // SAFETY: it stores one number, which outlives the call.
+    let done =
+        unsafe { libc::ioctl(namespace.as_fd().as_raw_fd(), GET_OWNER as _, &raw mut owner) };
+    match done {
+        0 => Ok(owner),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// The process that a thread is of, which has that number in a namespace of process numbers; by
 /// its number in the caller's.
 ///

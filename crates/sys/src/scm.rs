@@ -155,6 +155,41 @@ pub fn peek(socket: impl AsFd, into: &mut [u8]) -> Result<Peeked> {
     Ok(Peeked { count: got.bytes, truncated, carries })
 }
 
+/// Most messages that [`settle`] takes.
+const SETTLED_MAX: usize = 64;
+
+/// Lets the peer send no more, and takes messages without descriptors. `true`: none is left, so
+/// that the connection's close waits for nothing of the peer's. The socket can send still, and is
+/// not to be received from any more.
+pub fn settle(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    // With the senders asked for, a message is not taken for the end, however short it is.
+    let asked = rustix::net::sockopt::set_socket_passcred(socket, true);
+    if asked.is_err() || rustix::net::shutdown(socket, rustix::net::Shutdown::Read).is_err() {
+        return false;
+    }
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    for _ in 0..SETTLED_MAX {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let (mut control, mut byte) = (RecvAncillaryBuffer::new(&mut space), [0; 1]);
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let Ok(got) = rustix::net::recvmsg(socket, &mut parts, &mut control, flags) else {
+            return false;
+        };
+        // There is no room for descriptors, so that none is touched.
+        if got.flags.contains(rustix::net::ReturnFlags::CTRUNC) {
+            return false;
+        }
+        if control.drain().next().is_none() {
+            return got.bytes == 0;
+        }
+        if try_receive(socket, &mut []).is_err() {
+            return false;
+        }
+    }
+    false
+}
+
 fn receive_with(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> Result<Received> {
     let mut space = vec![MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -316,6 +351,37 @@ mod tests {
         assert!(try_receive(&right, &mut buffer).is_ok());
         drop(left);
         assert_eq!(peek(&right, &mut buffer).unwrap(), peeked(false, false, 0));
+    }
+
+    #[test]
+    fn a_connection_is_settled_when_nothing_with_descriptors_is_left() {
+        let (left, right) = pair().unwrap();
+        let (told, other) = pair().unwrap();
+        for bytes in [&b"one"[..], b"", b"another", b""] {
+            send(&left, bytes, &[]).unwrap();
+        }
+        assert!(settle(&right) && settle(&right));
+        assert_eq!(send(&left, b"late", &[other.as_fd()]).unwrap_err(), Errno::EPIPE);
+        send(&right, b"answer", &[]).unwrap();
+        assert_eq!(receive(&left, &mut [0; 8]).unwrap().count, 6);
+        drop(right);
+        for bytes in [&b""[..], b"with"] {
+            let (left, right) = pair().unwrap();
+            send(&left, b"", &[]).unwrap();
+            send(&left, bytes, &[other.as_fd()]).unwrap();
+            assert!(!settle(&right) && !settle(&right), "{bytes:?}");
+            drop(left);
+            assert!(!settle(&right), "its peer has gone");
+        }
+        let (left, right) = pair().unwrap();
+        (0..=SETTLED_MAX).for_each(|_| send(&left, b"x", &[]).unwrap());
+        assert!(!settle(&right), "too many");
+        drop(left);
+        assert!(settle(&right), "the rest of them");
+        drop(other);
+        assert_eq!(receive(&told, &mut [0; 1]).unwrap().count, 0, "no descriptor was taken");
+        let (file, _) = std::io::pipe().unwrap();
+        assert!(!settle(&file), "no connection");
     }
 
     #[test]

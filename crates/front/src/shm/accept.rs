@@ -15,6 +15,7 @@
 //! - What one user may hold here is bounded, and so is the total.
 //! - No descriptor that a client sent is received here, nor a connection closed in which one may
 //!   be: its close can wait for a file system of the client's own. The witness does both.
+//! - The connection of a session receives nothing: its end keeps this process from nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -279,10 +280,14 @@ impl Acceptor {
         self.watched.insert(token, Watched::Newcomer { socket, peer, since });
     }
 
-    /// Closes a client's connection, which may be waited for as long as the client likes.
+    /// Closes a client's connection, which may be waited for as long as the client likes unless
+    /// nothing that it sent is there.
     fn close(&self, user: u32, connection: OwnedFd) {
+        if scm::settle(&connection) {
+            return;
+        }
         let left = match self.around.lane.slots.witness.get() {
-            Some(witness) => witness.close(user, connection).err(),
+            Some(witness) => witness.close(connection).err(),
             None => Some(connection),
         };
         if let Some(connection) = left {
@@ -350,7 +355,7 @@ impl Acceptor {
         }
         let hello = Hello::from_bytes(&bytes[..count])?;
         self.room_for(peer.identity.uid)?;
-        let (session, told) = self.session(hello, peer, carries.then_some(socket))?;
+        let (session, told) = self.session(hello, peer, socket, carries)?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
         self.around.views.began(&session.connection);
         match self.introduce(socket, &session, told) {
@@ -362,28 +367,33 @@ impl Acceptor {
         }
     }
 
-    /// A session of a peer that shows the lane's root by its connection, or that sees the lane as
-    /// its tenant does; and what it is told of its view.
+    /// A session of a peer that shows the lane's root by its connection (`carries`), or that sees
+    /// the lane as its tenant does; and what it is told of its view.
     fn session(
         &mut self,
         hello: Hello,
         peer: Peer,
-        shows: Option<&OwnedFd>,
+        socket: &OwnedFd,
+        carries: bool,
     ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, identity, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
         let client = Client { pid, identity: &identity };
-        let View { thread, attachment, mounts, other_numbers, told } = match shows {
-            Some(connection) => View::of(&around, client, connection, hello.mount)?,
-            None if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
-            None => {
+        let View { thread, attachment, mounts, other_numbers, told } = match carries {
+            true => View::of(&around, client, socket, hello.mount)?,
+            false if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
+            false => {
                 let refused = |why| around.views.refused(why);
                 let numbers = around.lane.slots.admit(client, refused)?;
                 let witness = around.lane.slots.witness.get();
                 View::at_home(numbers, witness.and_then(|witness| witness.home()))
             }
         };
+        // From now on nothing that the client sends is in the connection of its session.
+        if !scm::settle(socket) {
+            return Err(Errno::EPROTO);
+        }
         let Identity { uid, gid, groups } = identity;
         let numbers = Numbers { pid, thread };
         if is_readable(&process.pidfd) {

@@ -275,8 +275,14 @@ fn allowed(host: bool, network: bool) -> Result<BTreeMap<i64, Rules>, BackendErr
     let set_flags = argument(1, Op::Eq, libc::F_SETFL.cast_unsigned())?;
     settings.extend(all_of(vec![set_flags, argument(2, no_signals, 0)?])?);
     calls.insert(libc::SYS_fcntl, settings);
-    if network {
-        calls.insert(libc::SYS_socket, one_of(0, &FAMILIES)?);
+    match network {
+        true => drop(calls.insert(libc::SYS_socket, one_of(0, &FAMILIES)?)),
+        // `scm::settle` asks who sends.
+        false => {
+            let of_sockets = argument(1, Op::Eq, libc::SOL_SOCKET.cast_unsigned())?;
+            let senders = argument(2, Op::Eq, libc::SO_PASSCRED.cast_unsigned())?;
+            calls.insert(libc::SYS_setsockopt, all_of(vec![of_sockets, senders])?);
+        }
     }
     Ok(calls)
 }
@@ -325,6 +331,9 @@ mod tests {
 
     #[test]
     fn what_can_reach_other_processes_by_an_argument_has_a_condition() {
+        let without_network = allowed(true, false).expect("rules");
+        let setting = without_network.get(&libc::SYS_setsockopt);
+        assert!(setting.is_some_and(|rules| !rules.is_empty()));
         let calls = allowed(true, true).expect("rules");
         let conditional = [
             libc::SYS_prlimit64,

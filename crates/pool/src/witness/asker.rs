@@ -175,10 +175,10 @@ impl Witness for Asker {
         })
     }
 
-    fn close(&self, user: u32, connection: OwnedFd) -> Result<(), OwnedFd> {
+    fn close(&self, connection: OwnedFd) -> Result<(), OwnedFd> {
         let number = self.next();
         let say = |closing| Question { closing: Some(closing), ..Question::none(number) };
-        match self.line.send(&say(Closing::Keep(user)), &[connection.as_fd()]) {
+        match self.line.send(&say(Closing::Keep), &[connection.as_fd()]) {
             Err(_) => Err(connection),
             Ok(()) => {
                 drop(connection);

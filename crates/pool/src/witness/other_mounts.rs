@@ -16,7 +16,9 @@ use polylane_sys::handle::{self, FuseHandle};
 use polylane_sys::notice::Notice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
 
+use super::account::Account;
 use crate::mount_table::{below, escaped};
 
 /// Most mounts of a user's that are watched; processes of one more have no session.
@@ -99,7 +101,7 @@ fn read_only(table: &[u8], id: i32, device: &[u8], covered: &[Vec<u8>]) -> Optio
 /// A process that has a session by a mount.
 struct Watching {
     pid: u32,
-    user: u32,
+    account: Account,
     pidfd: Arc<OwnedFd>,
 }
 
@@ -111,12 +113,12 @@ struct Watched {
     device: Vec<u8>,
     read_only: bool,
     table: Arc<File>,
-    /// What its user is charged with for the table, in bytes; a longer one is watched no more.
+    /// What its account is charged with for the table, in bytes; a longer one is watched no more.
     charged: usize,
     notice: Notice,
     page: OwnedFd,
     /// Who is charged with it: the first process's.
-    user: u32,
+    account: Account,
     /// That have sessions by it.
     processes: Vec<Watching>,
 }
@@ -150,8 +152,6 @@ impl Watched {
 pub(super) struct Seen {
     /// The lane's node that is its root.
     pub(super) node: u64,
-    /// The mount's number.
-    pub(super) mount: i32,
     pub(super) read_only: bool,
     /// The page that tells of mounts there.
     pub(super) page: OwnedFd,
@@ -161,12 +161,20 @@ pub(super) struct Seen {
 pub(super) struct Found {
     pidfd: OwnedFd,
     table: File,
+    words: FoundWords,
+}
+
+/// What was read in a process's table of mounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct FoundWords {
     /// Bytes of the table.
     length: usize,
     space: u64,
-    node: u64,
-    mount: i32,
-    read_only: bool,
+    /// The lane's node that is the process's root.
+    pub(super) node: u64,
+    /// The mount's number.
+    pub(super) mount: i32,
+    pub(super) read_only: bool,
 }
 
 impl Found {
@@ -190,7 +198,18 @@ impl Found {
         let said = read(&table)?;
         let (length, read_only) = (said.len(), read_only(&said, mount, device, covered)?);
         let space = fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino();
-        Some(Found { pidfd, table, length, space, node, mount, read_only })
+        Some(Found { pidfd, table, words: FoundWords { length, space, node, mount, read_only } })
+    }
+
+    /// What can be sent.
+    pub(super) fn into_parts(self) -> (FoundWords, [OwnedFd; 2]) {
+        (self.words, [self.pidfd, self.table.into()])
+    }
+
+    /// What was sent.
+    pub(super) fn from_parts(words: FoundWords, fds: Vec<OwnedFd>) -> Option<Found> {
+        let [pidfd, table] = fds.try_into().ok()?;
+        Some(Found { pidfd, table: table.into(), words })
     }
 }
 
@@ -231,22 +250,23 @@ impl OtherMounts {
         OtherMounts { watched: Vec::new(), covered }
     }
 
-    /// Watches what a user's process has mounted of the lane. `None`: the user has as many that are
-    /// watched as it may.
+    /// Watches what an account's process has mounted of the lane. `None`: the account has as many
+    /// that are watched as it may.
     pub(super) fn see(
         &mut self,
-        (pid, user): (u32, u32),
+        (pid, account): (u32, Account),
         found: Found,
         device: &[u8],
     ) -> Option<Seen> {
-        let Found { pidfd, table, length, space, node, mount, read_only } = found;
+        let Found { pidfd, table, words } = found;
+        let FoundWords { length, space, node, mount, read_only } = words;
         let charged = length.next_multiple_of(TABLE_STEP_BYTES);
         self.tidy();
         let all = self.watched.iter().flat_map(|one| &one.processes);
-        let room = all.filter(|one| one.user == user).count() < PROCESSES_PER_USER_MAX;
-        let own = self.watched.iter().filter(|one| one.user == user);
+        let room = all.filter(|one| one.account == account).count() < PROCESSES_PER_USER_MAX;
+        let own = self.watched.iter().filter(|one| one.account == account);
         let (own, bytes) = own.fold((0, charged), |(n, sum), one| (n + 1, sum + one.charged));
-        let process = Watching { pid, user, pidfd: Arc::new(pidfd) };
+        let process = Watching { pid, account, pidfd: Arc::new(pidfd) };
         let is_it =
             |one: &&mut Watched| (one.space, one.id, one.read_only) == (space, mount, read_only);
         if let Some(known) = self.watched.iter_mut().find(is_it) {
@@ -257,7 +277,7 @@ impl OtherMounts {
                     room.then(|| known.processes.push(process))?;
                 }
                 let page = known.page.try_clone().ok()?;
-                return Some(Seen { node, mount, read_only, page });
+                return Some(Seen { node, read_only, page });
             }
         }
         let fits = own < WATCHED_PER_USER_MAX && bytes <= TABLES_PER_USER_BYTES_MAX;
@@ -277,10 +297,10 @@ impl OtherMounts {
             charged,
             notice,
             page,
-            user,
+            account,
             processes,
         });
-        Some(Seen { node, mount, read_only, page: shown })
+        Some(Seen { node, read_only, page: shown })
     }
 
     /// What a wait for changes waits for.
@@ -371,7 +391,8 @@ mod tests {
         let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
         let table = File::open("/proc/self/mountinfo").unwrap();
         let mount = i32::try_from(mount).unwrap();
-        Found { pidfd, table, length, space: 1, node: 1, mount, read_only: false }
+        let words = FoundWords { length, space: 1, node: 1, mount, read_only: false };
+        Found { pidfd, table, words }
     }
 
     #[test]
@@ -379,33 +400,34 @@ mod tests {
         let me = std::process::id();
         for (length, most) in [(0, WATCHED_PER_USER_MAX), (TABLE_BYTES_MAX, 8)] {
             let mut all = OtherMounts::default();
-            for user in [7, 8] {
+            for user in [7, 8u32] {
                 for mount in 0..most {
-                    let found = found(mount + user * 1000, length);
-                    assert!(all.see((me, user as u32), found, b"").is_some());
+                    let found = found(mount + user as usize * 1000, length);
+                    assert!(all.see((me, Account::User(user)), found, b"").is_some());
                 }
-                assert!(all.see((me, user as u32), found(0, length), b"").is_none(), "{user}");
+                let one = (me, Account::User(user));
+                assert!(all.see(one, found(0, length), b"").is_none(), "{user}");
             }
-            assert!(all.see((me, 9), found(0, length), b"").is_some());
+            assert!(all.see((me, Account::User(9)), found(0, length), b"").is_some());
         }
     }
 
     #[test]
     fn the_processes_of_one_user_that_are_watched_take_no_other_users_place() {
         let (mut all, me) = (OtherMounts::default(), std::process::id());
-        all.see((me, 7), found(1, 0), b"").unwrap();
+        all.see((me, Account::User(7)), found(1, 0), b"").unwrap();
         let pidfd = all.watched[0].processes[0].pidfd.clone();
-        let other = |pid| Watching { pid, user: 7, pidfd: pidfd.clone() };
+        let other = |pid| Watching { pid, account: Account::User(7), pidfd: pidfd.clone() };
         let all_of_it = 1..PROCESSES_PER_USER_MAX as u32;
         all.watched[0].processes.extend(all_of_it.map(|more| other(me + more)));
-        assert!(all.see((me, 7), found(2, 0), b"").is_none(), "one more");
-        assert!(all.see((me, 8), found(2, 0), b"").is_some());
+        assert!(all.see((me, Account::User(7)), found(2, 0), b"").is_none(), "one more");
+        assert!(all.see((me, Account::User(8)), found(2, 0), b"").is_some());
     }
 
     #[test]
     fn a_table_that_has_grown_beyond_its_charge_is_watched_no_more() {
         let (mut all, me) = (OtherMounts::default(), std::process::id());
-        let page = all.see((me, 7), found(1, TABLE_STEP_BYTES), b"").unwrap().page;
+        let page = all.see((me, Account::User(7)), found(1, TABLE_STEP_BYTES), b"").unwrap().page;
         all.watched[0].charged = 0;
         let Awaited::Table(table) = all.awaited().pop().unwrap() else { panic!("a table") };
         all.wake(&[Awaited::Table(table)]);
