@@ -378,7 +378,7 @@ fn what_a_guest_writes_makes_no_overlay_of_its_volume() {
     // Nor is one that is cut to its size, or copied without its sidecar, taken for a raw volume.
     sh(dir, "truncate -s 64M c");
     assert!(refused(dir, "info c", 1).contains("c: was cut, or replaced"));
-    fs::write(at("x"), &clone).expect("write");
+    fs::write(at("x"), &forged).expect("write");
     for words in ["info x", "clone x y", "import x y", "export x y", "set x --weight 7"] {
         let line = refused(dir, words, 1);
         assert!(line.contains("x: is a copy-on-write volume without its sidecar"), "{line}");

@@ -313,6 +313,134 @@ fn volumes_that_were_copied_by_others_keep_their_bases() {
     }
 }
 
+/// Copies that programs made of a copy-on-write volume's file, and files that were moved, are on
+/// the same base: with the sidecar and without, on another disk, the base left behind or taken
+/// along.
+#[test]
+fn volumes_are_found_wherever_they_were_copied_and_moved_to() {
+    let name = "volumes_are_found_wherever_they_were_copied_and_moved_to";
+    if unavailable(name) || lacks(name, &["cp", "mv", "e2fsck"]) {
+        return;
+    }
+    let Some(host) = HostFs::new(name, "ext4", 700 << 20) else { return };
+    let Some(other) = HostFs::new(name, "ext4", 300 << 20) else { return };
+    let place = Place { dir: tempfile::tempdir_in(host.path()).expect("tempdir") };
+    symlink(other.path(), place.at("disk")).expect("link");
+    let shell = |script: &str| {
+        let done = Command::new("sh").args(["-euc", script]).current_dir(place.dir.path()).output();
+        let done = done.expect("sh");
+        assert!(done.status.success(), "{script}: {done:?}");
+    };
+    for (number, (verb, to, what)) in ["cp -p", "mv"]
+        .into_iter()
+        .flat_map(|verb| ["a", "b", "disk/b"].map(|to| (verb, to)))
+        .flat_map(|(verb, to)| ["w", "w w.polylane", "*"].map(|what| (verb, to, what)))
+        .filter(|(_, to, what)| *to != "a" || *what == "w")
+        .enumerate()
+    {
+        let way = format!("{verb} {what} {to}");
+        shell("mkdir -p a b disk/b");
+        place.done("create a/v --size 32M");
+        place.run("a/v", "echo one > /lane/f").expect("run");
+        place.done("clone a/v a/w");
+        place.run("a/w", "echo two > /lane/f").expect("run");
+        // In the same directory it gets another name.
+        let there = if to == "a" { "a/x".to_string() } else { format!("{to}/w") };
+        let target = if to == "a" { "a/x" } else { to };
+        shell(&format!(
+            "for file in {what}; do files=\"${{files-}} a/$file\"; done; \
+            [ '{what}' != '*' ] || files='a/*'; {verb} $files {target}"
+        ));
+        assert_is_found(&place, &there, &way);
+        place.reads(&there, "two");
+        if what == "*" {
+            assert_eq!(place.run(&format!("{to}/v"), "cat /lane/f"), Ok("one\n".into()), "{way}");
+        } else {
+            // The base is there as long as something that is on it is.
+            place.done("rm a/v");
+            place.reads(&there, "two");
+            if verb == "mv" && number % 2 == 0 {
+                let _ = place.volume("rm --force a/w");
+                place.reads(&there, "two");
+            }
+        }
+        shell("rm -rf a b disk/b");
+    }
+}
+
+/// A copy-on-write volume's file is that to each command, and no ext4 to e2fsck.
+fn assert_is_found(place: &Place, volume: &str, way: &str) {
+    let info = place.volume(&format!("info --json {volume}"));
+    let said: serde_json::Value = serde_json::from_slice(&info.stdout).expect(way);
+    assert!(said["base"].is_string() && said["size_bytes"] == 32 << 20, "{way}: {said}");
+    place.done(&format!("check {volume}"));
+    place.done(&format!("export {volume} {volume}.raw"));
+    assert_eq!(fs::metadata(place.at(&format!("{volume}.raw"))).expect("raw").len(), 32 << 20);
+    fs::remove_file(place.at(&format!("{volume}.raw"))).expect("remove");
+    let checked = Command::new(polylane_tests::tool("e2fsck").expect("e2fsck"))
+        .arg("-fy")
+        .arg(place.at(volume))
+        .output();
+    assert_eq!(checked.expect("e2fsck").status.code(), Some(8), "{way}");
+}
+
+/// What took the name of another volume, or was cut, is refused by each command, and whole again
+/// when that is mended.
+#[test]
+fn overlays_under_strange_names_are_refused_and_never_taken_for_disks() {
+    let name = "overlays_under_strange_names_are_refused_and_never_taken_for_disks";
+    if unavailable(name) {
+        return;
+    }
+    let Some(host) = HostFs::new(name, "ext4", 700 << 20) else { return };
+    let place = Place { dir: tempfile::tempdir_in(host.path()).expect("tempdir") };
+    let all_refuse = |volume: &str, why: &str| {
+        for words in ["info V", "check V", "snapshot V V.s", "clone V V.c", "export V V.raw"] {
+            let line = place.refused(&words.replace('V', volume));
+            assert!(line.contains(why), "{words}: {line}");
+        }
+        let line = place.run(volume, "true").expect_err("refused");
+        assert!(line.contains(why), "run: {line}");
+    };
+    place.done("create v --size 32M");
+    place.run("v", "echo one > /lane/f").expect("run");
+    place.done("clone v w");
+    for moved in [false, true] {
+        place.done("create r --size 32M");
+        let taken = match moved {
+            false => fs::copy(place.at("w"), place.at("r")).map(drop),
+            true => fs::rename(place.at("w"), place.at("r")),
+        };
+        taken.expect("taken");
+        all_refuse("r", "took the name of another volume");
+        fs::remove_file(place.at("r.polylane")).expect("remove");
+        place.reads("r", "one");
+        match moved {
+            false => fs::remove_file(place.at("r")).expect("remove"),
+            true => place.rename("r", "w"),
+        }
+    }
+    fs::copy(place.at("w"), place.at("cut")).expect("copy");
+    let cut = fs::File::options().write(true).open(place.at("cut")).expect("open");
+    let end = cut.metadata().expect("stat").len();
+    for size in [end - 1, end - 4096, end / 2, 8192] {
+        cut.set_len(size).expect("cut");
+        all_refuse("cut", "was a copy-on-write volume, and its end is missing");
+    }
+    // A base that is elsewhere, and nowhere that is known.
+    fs::create_dir(place.at("far")).expect("mkdir");
+    let base = place.at("w.polylane");
+    let sidecar: serde_json::Value =
+        serde_json::from_slice(&fs::read(base).expect("sidecar")).expect("JSON");
+    let base = sidecar["overlays"][0]["base"].as_str().expect("a base").to_string();
+    for end in ["", ".polylane"] {
+        place.rename(&format!("{base}{end}"), &format!("far/{base}{end}"));
+    }
+    all_refuse("w", &base);
+    place.rename("w", "far/w");
+    place.reads("far/w", "one");
+}
+
 /// `e2fsck` on the file of a copy changes nothing: it is told that this is no ext4 of its kind.
 #[test]
 fn the_file_of_a_copy_is_no_ext4_to_other_programs() {

@@ -8,7 +8,8 @@ use polylane_block::image;
 
 use crate::failure::{Failure, Result, say};
 use crate::host::{absolute, failure};
-use crate::sidecar::trailer::{is_cut_short, reference, refuse_damage};
+use crate::sidecar::damage::refuse_damage;
+use crate::sidecar::trailer::{is_cut_short, reference};
 use crate::sidecar::{self, OverlayRef, Sidecar, beside, known, locate};
 use crate::stack::check_base;
 use crate::trust;

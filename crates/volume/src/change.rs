@@ -21,7 +21,7 @@ use crate::make::{SIZE_MIN, refuse_host_cache};
 use crate::options::SetOptions;
 use crate::places::resolve;
 use crate::progress::Progress;
-use crate::sidecar::trailer::refuse_damage;
+use crate::sidecar::damage::refuse_damage;
 use crate::sidecar::{Sidecar, known, refuse_snapshot};
 use crate::stack::Stack;
 use crate::tools;

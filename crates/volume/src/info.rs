@@ -19,7 +19,7 @@ use super::translation::Translation;
 use super::trust;
 use crate::failure::{Failure, Result, say};
 use crate::path_text;
-use crate::sidecar::trailer;
+use crate::sidecar::{damage, trailer};
 use crate::superblock::{START_BYTES, Superblock};
 
 /// The file system on a volume, by a glance at its superblock.
@@ -106,7 +106,7 @@ pub fn info(named: &Path) -> Result<Info> {
     let sidecar = Sidecar::load(path)?;
     let below = trailer::reference(&file, &sidecar);
     if below.is_none() {
-        trailer::refuse_damage(path, &file, &sidecar)?;
+        damage::refuse_damage(path, &file, &sidecar)?;
     }
     let space = match &bypass {
         Some(its) => bypass_space(its.size, extents.as_deref()),

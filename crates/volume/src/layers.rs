@@ -8,7 +8,7 @@ use polylane_sys::extents::{self, HostExtent};
 
 use super::host::SECTOR_BYTES;
 use super::places::resolve;
-use super::sidecar::{Sidecar, trailer};
+use super::sidecar::{Sidecar, damage, trailer};
 use super::stack::{self, DEPTH_MAX};
 use super::{bypass, info, trust};
 use crate::failure::{Failure, Result};
@@ -83,7 +83,7 @@ pub fn map(path: &Path) -> Result<Vec<Layer>> {
     while layers.len() <= DEPTH_MAX {
         let below = trailer::reference(&file, &sidecar);
         if below.is_none() {
-            trailer::refuse_damage(&path, &file, &sidecar)?;
+            damage::refuse_damage(&path, &file, &sidecar)?;
         }
         let extents = match &below {
             // All of a raw file is the tenant's.

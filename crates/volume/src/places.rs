@@ -5,24 +5,26 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 
 use crate::failure::{Failure, Result};
-use crate::trust;
+use crate::trust::{self, Author};
 
 /// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
 /// `~/.local/state/polylane` for others.
 ///
 /// # Errors
-/// Another user decides what is in it: its records say which programs are executed, which files are
+/// Other users decide what is in it: its records say which programs are executed, which files are
 /// removed, and who may read them.
 pub fn state_dir() -> Result<PathBuf> {
     let dir = named_state_dir()?;
-    match trust::stranger_on(&dir) {
-        None => Ok(dir),
-        Some(user) => Err(Failure::failed(format!(
-            "{}: user {user} decides what is in this state directory: set XDG_STATE_HOME to one of \
-             your own, or unset it",
-            Shown::new(&dir)
-        ))),
-    }
+    let who = match trust::strangers_on(&dir) {
+        Author::Caller => return Ok(dir),
+        Author::User(user) => format!("user {user} decides"),
+        Author::Anyone => "several users decide".to_string(),
+    };
+    Err(Failure::failed(format!(
+        "{}: {who} what is in this state directory, by owner, mode or links on the way: set \
+         XDG_STATE_HOME to one of your own, or unset it",
+        Shown::new(&dir)
+    )))
 }
 
 fn named_state_dir() -> Result<PathBuf> {

@@ -8,6 +8,8 @@
 //! It is the word of whoever could have written it (`trust`). Where that is another user, fields
 //! by which this user is bound are taken from this user's own record of the volume (`known`).
 
+mod copied;
+pub(crate) mod damage;
 pub(crate) mod known;
 pub(crate) mod trailer;
 
@@ -185,16 +187,17 @@ impl Sidecar {
     }
 
     /// The sidecar of a volume; the default for one without. Of one that was moved without it, the
-    /// one that it had. What another user may have written binds nobody: weight, cache, translation
-    /// and `formatted` are then what this user's own record has.
+    /// one that it had; of the copy of one, what is known of that one. What another user may have
+    /// written binds nobody: weight, cache, translation and `formatted` are then what this user's
+    /// own record has.
     ///
     /// # Errors
     /// It cannot be read, or is none.
     pub fn load(volume: &Path) -> Result<Sidecar> {
         let way = trust::way_to(volume).unwrap_or_default();
         let Some((text, writer)) = read(volume, way.author)? else {
-            let known = Sidecar::left_behind(volume).unwrap_or_default();
-            return Ok(Sidecar { author: way.author, ..known });
+            let known = Sidecar::left_behind(volume).or_else(|| copied::of(volume, way.author));
+            return Ok(Sidecar { author: way.author, ..known.unwrap_or_default() });
         };
         let parsed = serde_json::from_slice(&text).map_err(|error| error.to_string());
         let checked = parsed.and_then(|sidecar: Sidecar| match sidecar.nonsense() {
@@ -439,13 +442,26 @@ pub(crate) fn beside(volume: &Path, name: &Path) -> PathBuf {
     volume.parent().unwrap_or(Path::new("")).join(name)
 }
 
-/// Where the base of a volume is; where it was, of one that was moved away from it.
+/// Where the base of a volume is: where the volume says, where it was when the volume was put on
+/// it, or beside the volume, of those that were moved apart or to another directory together.
 pub(crate) fn locate(volume: &Path, overlay: &OverlayRef) -> PathBuf {
+    let place = |path: &Path| {
+        let stat = rustix::fs::lstat(path).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    };
     let base = beside(volume, &overlay.base);
-    let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
-    match &overlay.was_at {
-        Some(was_at) if !is_there(&base) && is_there(was_at) => was_at.clone(),
-        _ => base,
+    let along = overlay.base.file_name().map(|name| volume.with_file_name(name));
+    let there = place(&base);
+    let mut others: Vec<PathBuf> = overlay.was_at.clone().into_iter().chain(along).collect();
+    others.retain(|other| place(other).is_some_and(|found| Some(found) != there));
+    let is_right = |path: &Path| Sidecar::load(path).is_ok_and(|its| its.id == overlay.base_id);
+    if others.is_empty() || there.is_some() && is_right(&base) {
+        return base;
+    }
+    match others.iter().find(|other| is_right(other)) {
+        Some(other) => other.clone(),
+        None if there.is_some() => base,
+        None => others.swap_remove(0),
     }
 }
 

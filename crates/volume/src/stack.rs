@@ -29,8 +29,9 @@ use crate::cache::{CacheSpec, through_page_cache};
 use crate::failure::{Failure, Result, say};
 use crate::host::failure;
 use crate::pool_file::{self, Parts, Pinned};
-use crate::sidecar::trailer::{format_of, reference, refuse_damage};
-use crate::sidecar::{BypassRef, OverlayRef, Sidecar, known, locate};
+use crate::sidecar::damage::refuse_damage;
+use crate::sidecar::trailer::{format_of, reference};
+use crate::sidecar::{BypassRef, OverlayRef, Sidecar, known, locate, path_of};
 use crate::trust;
 
 /// Bases below bases, at most.
@@ -135,6 +136,10 @@ impl Stack {
             None => refuse_damage(path, &own.plain, &sidecar).map(|()| size)?,
         };
         let bases = Stack::bases(path, &own.plain, &sidecar)?;
+        if !bases.is_empty() && !path_of(path).exists() {
+            // One that was copied or moved without its sidecar: its base knows it by the record.
+            known::note(path, &sidecar);
+        }
         let files = std::iter::once(own).chain(bases).collect();
         Ok(Stack { size, files, sidecar, pinned: None })
     }
@@ -572,7 +577,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let (_, volume) = copy(dir.path());
         let refused = |path: &Path| Stack::open(path).map(drop).expect_err("not whole").line;
-        let alone = dir.path().join("alone");
+        // Beside the volume its nonce is known.
+        let second = dir.path().join("second");
+        std::fs::copy(&volume, &second).expect("copy");
+        assert_eq!(Stack::open(&second).expect("found").files.len(), 2);
+        Sidecar::new().and_then(|sidecar| sidecar.store(&second)).expect("store");
+        assert!(refused(&second).contains("took the name of another volume"));
+        std::fs::create_dir(dir.path().join("apart")).expect("mkdir");
+        let alone = dir.path().join("apart/alone");
         std::fs::copy(&volume, &alone).expect("copy");
         assert!(refused(&alone).contains("alone: is a copy-on-write volume without its sidecar"));
         // A guest may write what it likes to a volume of which it is known that it is raw.

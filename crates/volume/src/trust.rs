@@ -177,19 +177,44 @@ pub(crate) fn check_links(path: &Path) -> Result<()> {
     }
 }
 
-/// A user, other than the caller and root, who has a directory on the way to `dir`, or that
-/// directory; `None`: nobody.
+/// The users other than the caller and root that decide what is in `dir`, or will be there once it
+/// is made: who has it or a directory on the way, may write to one of them, or made a link on the
+/// way. [`Author::Caller`]: none.
 ///
 /// In a user namespace the number that stands for those without one is not told from root.
-pub(crate) fn stranger_on(dir: &Path) -> Option<u32> {
-    let above = dir.ancestors().find(|above| above.exists())?;
-    let whole = above.canonicalize().ok()?;
-    let unknown = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
-    let unknown = unknown.and_then(|text| text.trim().parse().ok()).filter(|_| !maps_all_users());
-    let own = rustix::process::geteuid().as_raw();
-    let owners = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
-    let mut owners = owners.map(|stat| stat.st_uid);
-    owners.find(|&uid| uid != 0 && uid != own && Some(uid) != unknown)
+pub(crate) fn strangers_on(dir: &Path) -> Author {
+    let Some(above) = dir.ancestors().find(|above| above.exists()) else { return Author::Caller };
+    let found = way_to(above).and_then(|way| {
+        let own = Author::of_directory(&statat(CWD, above, AtFlags::empty())?);
+        Ok(way.directories.and(way.links).and(own))
+    });
+    match found {
+        Ok(found) if found == Author::Caller || maps_all_users() => found,
+        Err(_) if maps_all_users() => Author::Anyone,
+        _ => strangers_in_namespace(above),
+    }
+}
+
+/// The same by the directories alone, where one of the number for users without one counts as
+/// root's.
+fn strangers_in_namespace(above: &Path) -> Author {
+    let unknown = |which: &str| -> Option<u32> {
+        let said = std::fs::read_to_string(format!("/proc/sys/kernel/overflow{which}"));
+        said.ok()?.trim().parse().ok()
+    };
+    let (user, group) = (unknown("uid"), unknown("gid"));
+    let Ok(whole) = above.canonicalize() else { return Author::Anyone };
+    let all = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
+    let authors = all.map(|mut stat| {
+        if Some(stat.st_uid) == user {
+            stat.st_uid = 0;
+        }
+        if Some(stat.st_gid) == group {
+            stat.st_gid = 0;
+        }
+        Author::of_directory(&stat)
+    });
+    authors.fold(Author::Caller, Author::and)
 }
 
 /// Whether every number of a user means somebody here: not so in most user namespaces.
@@ -357,6 +382,33 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_others_may_write_to_on_the_way_is_told() {
+        let dir = tempfile::tempdir().expect("dir");
+        let at = |name: &str| dir.path().join(name);
+        for (mode, strangers) in [
+            (0o700, Author::Caller),
+            (0o755, Author::Caller),
+            (0o1777, Author::Caller),
+            (0o777, Author::Anyone),
+            (0o702, Author::Anyone),
+        ] {
+            std::fs::create_dir_all(at("on/inner")).expect("mkdir");
+            std::fs::set_permissions(at("on"), PermissionsExt::from_mode(mode)).expect("chmod");
+            for path in ["on", "on/inner", "on/inner/not/made", "on/not/made"] {
+                assert_eq!(strangers_on(&at(path)), strangers, "{path} {mode:o}");
+            }
+        }
+        // A group of its owner's number is the owner's own.
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(at("on"), PermissionsExt::from_mode(0o775)).expect("chmod");
+            for (group, strangers) in [(0, Author::Caller), (1002, Author::Anyone)] {
+                std::os::unix::fs::chown(at("on"), None, Some(group)).expect("chown");
+                assert_eq!(strangers_on(&at("on/inner")), strangers, "{group}");
+            }
+        }
+    }
+
+    #[test]
     fn a_directory_of_another_user_on_the_way_is_told() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root makes directories of other users");
@@ -368,15 +420,24 @@ mod tests {
         std::fs::create_dir_all(at("theirs/inner")).expect("mkdir");
         std::os::unix::fs::chown(at("theirs"), Some(1001), Some(1001)).expect("chown");
         symlink("theirs", at("link")).expect("link");
-        for (path, stranger) in [
-            ("own", None),
-            ("own/inner/not/made", None),
-            ("theirs", Some(1001)),
-            ("theirs/inner", Some(1001)),
-            ("theirs/not/made", Some(1001)),
-            ("link/inner", Some(1001)),
+        // A link of another user's, in a directory where users have names of their own.
+        std::fs::create_dir(at("sticky")).expect("mkdir");
+        std::fs::set_permissions(at("sticky"), PermissionsExt::from_mode(0o1777)).expect("chmod");
+        symlink(at("own"), at("sticky/link")).expect("link");
+        std::os::unix::fs::lchown(at("sticky/link"), Some(1002), Some(1002)).expect("chown");
+        let (own, theirs) = (Author::Caller, Author::User(1001));
+        for (path, strangers) in [
+            ("own", own),
+            ("own/inner/not/made", own),
+            ("sticky/not/made", own),
+            ("theirs", theirs),
+            ("theirs/inner", theirs),
+            ("theirs/not/made", theirs),
+            ("link/inner", theirs),
+            ("sticky/link/inner", Author::User(1002)),
+            ("sticky/link/not/made", Author::User(1002)),
         ] {
-            assert_eq!(stranger_on(&at(path)), stranger, "{path}");
+            assert_eq!(strangers_on(&at(path)), strangers, "{path}");
         }
     }
 

@@ -138,17 +138,22 @@ pub(crate) fn is_base(volume: &Path, base: impl AsFd) -> bool {
     known.is_some() && known == identity(base)
 }
 
-/// Where the volumes were that were put on the base with this id, and whether each has the name
-/// still.
-pub(crate) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
+/// All that is known.
+pub(super) fn all() -> impl Iterator<Item = Record> {
     let entries = dir().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
     let records = entries.map(|entry| entry.path()).filter(|path| {
         path.extension().is_some_and(|extension| extension == "json")
             && fs::symlink_metadata(path).is_ok_and(|stat| stat.size() <= BYTES_MAX)
     });
+    records.filter_map(|path| read(&path))
+}
+
+/// Where the volumes were that were put on the base with this id, and whether each has the name
+/// still.
+pub(crate) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
     let on = |record: &Record| record.sidecar.overlays.iter().any(|its| its.base_id == base_id);
-    let records = records.filter_map(|path| read(&path)).filter(on);
-    records
+    all()
+        .filter(on)
         .map(|record| {
             let there = identity_at(&record.volume).as_ref() == Some(&record.identity);
             (record.volume, there)

@@ -13,7 +13,6 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use polylane_base::record;
 use polylane_block::device::Sector;
@@ -23,8 +22,7 @@ use rustix::fs::{SeekFrom, seek};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{OverlayRef, Sidecar, path_of};
-use crate::failure::{Failure, Result};
+use super::{OverlayRef, Sidecar};
 use crate::host::SECTOR_BYTES;
 
 const MAGIC: [u8; 16] = *b"polylane-overlay";
@@ -59,6 +57,9 @@ const LABEL_TEXT: &str = "A polylane copy-on-write volume: this file holds what 
                           a copy, and is no disk by itself.\n'polylane volume resize VOLUME SIZE' \
                           makes it one, 'polylane volume export' a file that is one.\n";
 
+/// As much of it as is the same for ever.
+const LABEL_START: &str = "A polylane copy-on-write volume:";
+
 /// The name of its superblock's file system.
 const LABEL_NAME: &[u8] = b"polylane-copy";
 
@@ -91,15 +92,21 @@ fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
     trailer.is_right().then_some((trailer.record.nonce, trailer.record.sectors.get()))
 }
 
+/// The nonce of a copy-on-write volume's file, which no two have but copies of each other.
+pub(super) fn nonce_of(file: impl AsFd) -> Option<String> {
+    let (nonce, _) = read_trailer(file)?;
+    String::from_utf8(nonce.to_vec()).ok()
+}
+
 /// What stands where a copy-on-write volume has its trailer.
-struct Trailer {
+pub(super) struct Trailer {
     record: TrailerRecord,
     /// Where the file ends.
     end: u64,
 }
 
 impl Trailer {
-    fn read(file: impl AsFd) -> Option<Trailer> {
+    pub(super) fn read(file: impl AsFd) -> Option<Trailer> {
         let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
         let end = file.metadata().ok()?.len();
         let mut record = TrailerRecord::new_zeroed();
@@ -124,12 +131,12 @@ impl Trailer {
         bytes.and_then(|bytes| bytes.checked_add(TRAILER_BYTES as u64)) == Some(self.end)
     }
 
-    fn is_right(&self) -> bool {
+    pub(super) fn is_right(&self) -> bool {
         self.record.magic == MAGIC && self.fits()
     }
 
     /// Whether two of its three parts are right: then it was one, and the file is no raw volume.
-    fn was_one(&self, sidecar: &Sidecar) -> bool {
+    pub(super) fn was_one(&self, sidecar: &Sidecar) -> bool {
         let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.record.nonce;
         let parts = [self.record.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
         parts.into_iter().filter(|right| *right).count() >= 2
@@ -142,57 +149,15 @@ pub(crate) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
     read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
 }
 
-/// Refuses a file that is a copy-on-write volume's without being whole: its trailer is damaged or
-/// cut off, its sidecar was left behind. Taken for a raw one, it would show its tenant holes in
-/// place of the base's blocks. So would a copy that was cut short.
-///
-/// Where the sidecar says that the volume is raw, its end is its guest's, who may write a trailer.
-pub(crate) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
-    if is_cut_short(&file, sidecar) {
-        let path = path.display();
-        return Err(Failure::failed(format!(
-            "{path}: its making was cut short: remove it with 'polylane volume rm {path}', and \
-             make it again"
-        )));
-    }
-    let trailer = Trailer::read(&file);
-    let Some(overlay) = sidecar.overlays.first() else {
-        return match sidecar.id.is_empty() {
-            true => refuse_lost(path, &file, trailer),
-            false => Ok(()),
-        };
-    };
-    let base = overlay.base.display();
-    if trailer.is_some_and(|trailer| trailer.was_one(sidecar)) {
-        return Err(Failure::failed(format!(
-            "{}: its trailer is damaged, or its sidecar: it was a copy on '{base}'",
-            path.display()
-        )));
-    }
-    match sidecar.raw {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "{}: was cut, or replaced: it was a copy on '{base}', and its trailer is missing: \
-             restore it; if the file is a whole disk by itself, remove {}",
-            path.display(),
-            path_of(path).display()
-        ))),
-    }
-}
-
-/// Refuses a file that is not whole without the sidecar that it has lost.
-fn refuse_lost(path: &Path, file: impl AsFd, trailer: Option<Trailer>) -> Result<()> {
-    let kind = match trailer {
-        Some(trailer) if trailer.is_right() => "copy-on-write",
-        _ if is_stub(&file) => "bypass",
-        _ => return Ok(()),
-    };
-    Err(Failure::failed(format!(
-        "{}: is a {kind} volume without its sidecar: put that beside it again, as {}; a copy is \
-         made with 'polylane volume clone', not with cp",
-        path.display(),
-        path_of(path).display()
-    )))
+/// Whether a file begins as that of a copy-on-write volume does, whatever has become of its end.
+pub(super) fn has_label(file: impl AsFd) -> bool {
+    let mut start = Label::new_zeroed();
+    let read = rustix::io::pread(&file, start.as_mut_bytes(), 0);
+    let (text, own) = (&start.text, label());
+    let says_so = text.starts_with(LABEL_START.as_bytes());
+    let same = start.superblock.feature_incompat == own.superblock.feature_incompat
+        && start.superblock.volume_name == own.superblock.volume_name;
+    read == Ok(size_of::<Label>()) && says_so && same
 }
 
 /// Whether a copy-on-write volume has its first block itself: the first byte of that in the file.
