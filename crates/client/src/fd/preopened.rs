@@ -23,7 +23,7 @@ use polylane_ipc::message::SLOT_DIR;
 use polylane_ipc::stream::STREAMED_PLACES;
 use zerocopy::FromZeros;
 
-use crate::kernel::config;
+use crate::kernel::config::{self, LaneNumber};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::reserved;
@@ -102,15 +102,15 @@ impl Price {
         Price { misses: AtomicU32::new(0), doublings: AtomicU32::new(0) }
     }
 
-    /// Counts a miss; whether a slot is to be made now.
-    fn is_paid(&self) -> bool {
+    /// Counts a miss; whether a slot of the lane is to be made now.
+    fn is_paid(&self, lane: LaneNumber) -> bool {
         let price = MISSES << self.doublings.load(Ordering::Relaxed);
         let paid = self.misses.fetch_add(1, Ordering::Relaxed) + 1 >= price;
         if paid {
             self.misses.store(0, Ordering::Relaxed);
         }
         // A request that is asked again must not be the kernel's, which would do it twice.
-        paid || config::patience() == 0 || boxes::is_asked_again()
+        paid || config::patience() == 0 || boxes::is_asked_again(lane)
     }
 
     /// A slot is gone after so many uses.
@@ -245,7 +245,7 @@ impl SlotPool {
     /// A new slot, where that is worth it. `Kernel`: it is not, or there are enough.
     #[cold]
     pub(crate) fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
-        if !self.prices[mode].is_paid() {
+        if !self.prices[mode].is_paid(session.lane) {
             return Err(Detour::Kernel);
         }
         self.make_now(session, mode)

@@ -18,6 +18,7 @@ use crate::fd::record::{FileBits, Record};
 use crate::fd::rings;
 use crate::fd::table::Pin;
 use crate::kernel::FDS_MAX;
+use crate::kernel::config::LaneNumber;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::rights::handles::{self, Evicted};
@@ -69,7 +70,7 @@ pub(crate) fn open(
     // What the stream binds to the slot needs it free.
     let evicted = evicted.filter(|_| flags & libc::O_CREAT == 0);
     let slot = file::slot(state, &file).ok_or(Detour::Kernel)?;
-    let fd = copy(state, slot.master(), flags & libc::O_CLOEXEC != 0)
+    let fd = copy(state, session.lane, slot.master(), flags & libc::O_CLOEXEC != 0)
         .map_err(|error| refused(&file, error))?;
     let umask = if flags & libc::O_CREAT != 0 { process::umask_now(state) } else { 0 };
     let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
@@ -216,7 +217,7 @@ fn give_dir(
     let hash = asked.map_or(0, |asked| asked.hash);
     let wanted = Wanted { session: session.number, ino: found.ino, flags, hash };
     let fd = match fields.lane(session.lane).directories.take(&wanted, &file) {
-        Some(master) => copy(state, master, flags & libc::O_CLOEXEC != 0)?,
+        Some(master) => copy(state, session.lane, master, flags & libc::O_CLOEXEC != 0)?,
         None => open_dir(state, &file, &wanted, by_kernel)?,
     };
     file::install(state, fd, file);
@@ -314,7 +315,8 @@ fn reopen(
     let lane = state.get().lane(session.lane);
     let file = lane.handles().again(session, asked, flags)?;
     lane.leases.meets(session);
-    let fd = copy(state, file::slot(state, &file)?.master(), flags & libc::O_CLOEXEC != 0).ok()?;
+    let master = file::slot(state, &file)?.master();
+    let fd = copy(state, session.lane, master, flags & libc::O_CLOEXEC != 0).ok()?;
     share::share_late(state, &file);
     file::install(state, fd, file);
     Some(fd)
@@ -322,11 +324,16 @@ fn reopen(
 
 /// The lowest free number as a copy of a master. `Kernel` while another thread makes a process,
 /// which may get it and does not say so. The master is a record's by now.
-fn copy(state: &'static State, master: RawFd, close_on_exec: bool) -> Outcome<RawFd> {
+fn copy(
+    state: &'static State,
+    lane: LaneNumber,
+    master: RawFd,
+    close_on_exec: bool,
+) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
     let is_sharing = || state.get().sharing.load(Ordering::Relaxed) > 0;
     // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
-    let mut looks = if boxes::is_asked_again() { LOOKS_MAX } else { 0 };
+    let mut looks = if boxes::is_asked_again(lane) { LOOKS_MAX } else { 0 };
     while is_sharing() && looks > 0 {
         std::thread::sleep(PAUSE);
         looks -= 1;

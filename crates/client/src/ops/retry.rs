@@ -32,9 +32,9 @@ fn again<T>(
         if !state.get().lane(lost.lane).await_next() {
             break;
         }
-        boxes::ask_again(lost.turn);
+        boxes::ask_again(lost.lane, lost.turn);
         let done = part();
-        let asked = boxes::take_again() == 0;
+        let asked = boxes::take_again(lost.lane) == 0;
         match done {
             Ok(done) => return Ok(done),
             Err(Detour::Errno(errno)) => return Err(Unanswered::Errno(errno)),

@@ -1,5 +1,5 @@
 //! The mailboxes of each thread, a pair for each lane, and the number of a request that it asks
-//! again.
+//! again there.
 //!
 //! Constant-initialised and without destructor, as `kernel::thread`. A call that interrupts another
 //! of its thread finds that one's mailbox busy and takes the other one; a third level goes through
@@ -27,6 +27,9 @@ pub(super) struct Boxes {
     pub(super) numbers: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
     pub(super) busy: [Cell<bool>; BOXES],
+    /// The number of a request that is asked again, for the next one that has a number; 0: none.
+    /// Services of other lanes know other requests by it.
+    again: Cell<u32>,
 }
 
 impl Boxes {
@@ -35,14 +38,13 @@ impl Boxes {
             session: Cell::new(0),
             numbers: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
+            again: Cell::new(0),
         }
     }
 }
 
 thread_local! {
     static OWN: [Boxes; LANES_MAX] = const { [const { Boxes::new() }; LANES_MAX] };
-    /// The number of a request that is asked again, for the next one that has a number; 0: none.
-    static AGAIN: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Calls `with` with the calling thread's part in a lane.
@@ -51,17 +53,36 @@ pub(super) fn with<R>(lane: LaneNumber, with: impl FnOnce(&Boxes) -> R) -> R {
     OWN.with(|own| with(&own[lane.index()]))
 }
 
-/// The calling thread is about to ask once more what it asked under this number; 0: what has none.
-pub(crate) fn ask_again(turn: u32) {
-    AGAIN.set(turn);
+/// The calling thread is about to ask a lane once more what it asked under this number; 0: what has
+/// none.
+pub(crate) fn ask_again(lane: LaneNumber, turn: u32) {
+    with(lane, |own| own.again.set(turn));
 }
 
-/// Whether the calling thread is to ask once more what had a number, and has not yet.
-pub(crate) fn is_asked_again() -> bool {
-    AGAIN.get() != 0
+/// Whether the calling thread is to ask a lane once more what had a number, and has not yet.
+pub(crate) fn is_asked_again(lane: LaneNumber) -> bool {
+    with(lane, |own| own.again.get() != 0)
 }
 
-/// The number given to [`ask_again`], once; 0: none, or it was taken.
-pub(crate) fn take_again() -> u32 {
-    AGAIN.replace(0)
+/// The number given to [`ask_again`] for that lane, once; 0: none, or it was taken.
+pub(crate) fn take_again(lane: LaneNumber) -> u32 {
+    with(lane, |own| own.again.replace(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_asked_again_of_its_own_lane_alone() {
+        let (one, other) = (LaneNumber::FIRST, LaneNumber::at(3));
+        ask_again(one, 7);
+        assert!(is_asked_again(one) && !is_asked_again(other));
+        // On the way to it another lane is asked.
+        assert_eq!(take_again(other), 0);
+        ask_again(other, 9);
+        assert_eq!((take_again(one), take_again(one)), (7, 0));
+        assert_eq!((take_again(other), take_again(other)), (9, 0));
+        assert!(!is_asked_again(one) && !is_asked_again(other));
+    }
 }

@@ -227,9 +227,9 @@ impl Sessions {
     }
 
     /// A number for a request that must be done once: a new one, or that of the request that this
-    /// thread asks again.
+    /// thread asks this lane again.
     pub(crate) fn turn(&self) -> u32 {
-        match boxes::take_again() {
+        match boxes::take_again(self.lane()) {
             0 => (self.turns.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1)) + 1,
             again => again,
         }
