@@ -6,8 +6,9 @@
 //! host for what all runs share) and `OTHER`: what it puts before some of its commands, nothing or
 //! what takes the preload library from them (an `LD_PRELOAD` of another value: one that is missing
 //! the library puts back). First each runs in a directory of the host: what fails there is not the
-//! lane's. After each run e2fsck looks at the volume. What a failed script did is in
-//! `apps-NAME.log` beside the binary.
+//! lane's. When a script has ended, all that it left is removed: the lane must have the free blocks
+//! and inodes that it began with. After each run e2fsck looks at the volume. What a failed script
+//! did is in `apps-NAME.log` beside the binary.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -97,6 +98,29 @@ const WAYS: [(Way, &str); 4] = [
     (Way::Fuse, "FUSE only"),
     (Way::Mixed, "mixed"),
 ];
+
+/// Runs `SCRIPT` in a fresh lane, and removes what it left; fails where blocks or inodes do not
+/// come back. A directory keeps its blocks, as in Linux, so those of the root count as free. What
+/// the kernel has not forgotten yet is waited for, 10 seconds at most.
+const COUNTED: &str = r#"
+free() {
+    set -- $(stat -f -c '%f %d %S' .) $(stat -c '%b %B' .)
+    echo "$(($1 + $4 * $5 / $3)) blocks, $2 inodes"
+}
+began=$(free)
+(
+SCRIPT
+)
+cd "$LANE"
+find . -mindepth 1 -maxdepth 1 ! -name lost+found -exec rm -rf {} +
+for _ in $(seq 100); do
+    ended=$(free)
+    [ "$ended" != "$began" ] || exit 0
+    sleep 0.1
+done
+echo "free at the begin: $began; when all was removed: $ended" >&2
+exit 1
+"#;
 
 /// Runs the named programs, or all, in every way and prints a table in Markdown.
 ///
@@ -188,6 +212,8 @@ impl App {
             command.arg(dir.join("volume.img")).args(place);
             command.args((way == Way::Fuse).then_some("--no-preload")).arg("--");
         }
+        let keeps = way == Way::Host || self.as_root_file_system.is_some();
+        let text = if keeps { text } else { COUNTED.replace("SCRIPT", &text) };
         let start = if place.contains(&"--root") { "/" } else { lane.as_str() };
         command.args(["sh", "-euxc", &format!("cd {start}\n{text}")]);
         let seconds = std::env::var("POLYLANE_APPS_SECONDS").unwrap_or_else(|_| "60".into());
