@@ -30,6 +30,22 @@ pub fn request(socket: &Path, method: &str, path: &str, body: &str) -> Answer {
         .unwrap_or_else(|| panic!("{method} {path}: no answer"))
 }
 
+/// The same of a server that may not be there, or end at any moment; `None`: no whole answer.
+pub fn try_request(socket: &Path, method: &str, path: &str, body: &str) -> Option<Answer> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: polylane\r\nConnection: close\r\n");
+    let text = format!("{head}Content-Length: {length}\r\n\r\n{body}");
+    stream.write_all(text.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    let body = if body.is_empty() { "null" } else { body };
+    Some(Answer { status, head: head.to_lowercase(), body: serde_json::from_str(body).ok()? })
+}
+
 /// Sends bytes and reads an answer; `None`: the connection was ended without one.
 pub fn raw(socket: &Path, bytes: &[u8]) -> Option<Answer> {
     let mut stream = connect(socket);

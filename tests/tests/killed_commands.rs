@@ -13,9 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
-use polylane_tests::host::{Host, polylane, succeeds, text, until};
+use polylane_tests::daemon::{self, Daemon};
+use polylane_tests::host::{Host, child, polylane, succeeds, text, until};
 use polylane_tests::pool::signal_to;
-use polylane_tests::{binary, skip, unavailable};
+use polylane_tests::{binary, http, skip, unavailable};
 
 /// Calls before which a command is killed.
 const STEPS: &str = "write,writev,pwrite64,rename,renameat,renameat2,unlink,unlinkat,mkdir,\
@@ -31,8 +32,13 @@ fn steps_of(host: &Host, arguments: &[&str]) -> Vec<(String, usize)> {
     command.arg(binary()).args(arguments).stdin(Stdio::null());
     let output = command.output().expect("strace");
     assert!(output.status.success(), "{arguments:?}: {output:?}");
+    steps_of_one(&log)
+}
+
+/// The steps in a log of strace's of one process.
+fn steps_of_one(log: &Path) -> Vec<(String, usize)> {
     let mut steps: Vec<(String, usize)> = Vec::new();
-    for line in fs::read_to_string(&log).expect("a log").lines() {
+    for line in fs::read_to_string(log).expect("a log").lines() {
         let Some((call, _)) = line.split_once('(').filter(|(call, _)| !call.contains(' ')) else {
             continue;
         };
@@ -451,6 +457,134 @@ fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
             assert!(ended, "seed {}: {verb:?}, {kill:?}: it hangs", tried.seed);
             tried.is_usable(&format!("{verb:?}, {kill:?}"));
         }
+    }
+    tried.end();
+}
+
+/// A daemon that a tracer watches, in a session that the commands which it starts are in as well.
+struct TracedDaemon {
+    tracer: Child,
+    socket: PathBuf,
+}
+
+impl TracedDaemon {
+    /// Starts it; `kill`: before which call it is killed.
+    fn start(tried: &Tried, kill: Option<&Kill>) -> TracedDaemon {
+        let socket = tried.host.path("daemon.sock");
+        let mut command = Command::new("setsid");
+        command.args(["strace", "-q", "-o", text(&tried.log()), "-e"]);
+        match kill {
+            Some(Kill { call, count }) => {
+                command.args([&format!("trace={call}"), "-e"]);
+                command.arg(format!("inject={call}:signal=KILL:when={count}"));
+            }
+            None => drop(command.arg(format!("trace={STEPS}"))),
+        }
+        command.arg(binary()).args(["daemon", "--config", text(&tried.host.path("absent"))]);
+        command.args(["--socket", text(&socket)]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        TracedDaemon { tracer: command.spawn().expect("strace"), socket }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.tracer.try_wait(), Ok(None))
+    }
+
+    /// The status of an answer, waited for until the change is made; `None`: it was killed.
+    fn done(&mut self, method: &str, path: &str, body: &str) -> Option<u16> {
+        let answer = loop {
+            match http::try_request(&self.socket, method, path, body) {
+                Some(answer) => break answer,
+                None if self.has_ended() => return None,
+                // It does not listen yet, or strace tells of its end a moment later.
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        if answer.status != 202 {
+            return Some(answer.status);
+        }
+        let task = format!("/v1/tasks/{}", answer.body["id"]);
+        loop {
+            let now = http::try_request(&self.socket, "GET", &task, "")?;
+            match now.body["state"].as_str() {
+                Some("running") => std::thread::sleep(Duration::from_millis(5)),
+                Some("done") => return Some(200),
+                _ => return Some(409),
+            }
+        }
+    }
+
+    /// Ends it, and waits until the commands have ended that it started.
+    fn end(mut self) {
+        if !self.has_ended() {
+            signal_to(child(self.tracer.id(), "polylane"), "KILL");
+        }
+        self.tracer.wait().expect("ended");
+        let session = self.tracer.id().to_string();
+        let of_session = |stat: String| {
+            // "PID (COMM) STATE PARENT GROUP SESSION …"
+            stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(3)) == Some(&*session)
+        };
+        until("its commands have ended", || {
+            let all = fs::read_dir("/proc").expect("/proc").flatten();
+            let mut stats = all.filter_map(|one| fs::read_to_string(one.path().join("stat")).ok());
+            !stats.any(of_session)
+        });
+    }
+}
+
+/// The changes of a pool and a lane's life by HTTP, each waited for; whether all were made.
+fn by_daemon(tried: &Tried, mut done: impl FnMut(&str, &str, &str) -> Option<u16>) -> bool {
+    let (pool, at) = (format!("/v1/pools/{}", tried.pool), daemon::mounts(&tried.at));
+    let mount = serde_json::json!({ "source": text(&tried.volume), "pool": tried.pool });
+    let changes = [
+        ("PUT", &pool, r#"{"weight":200}"#.to_string()),
+        ("PUT", &at, mount.to_string()),
+        ("PUT", &pool, r#"{"weight":300}"#.to_string()),
+        ("DELETE", &at, String::new()),
+        ("DELETE", &pool, String::new()),
+    ];
+    changes.iter().all(|(method, path, body)| match done(method, path, body) {
+        Some(status) => {
+            assert_eq!(status, 200, "{method} {path}");
+            true
+        }
+        None => false,
+    })
+}
+
+/// The daemon is killed before each of its calls while a pool is made, its lane mounted, its limits
+/// set, the lane unmounted and the pool removed: the next daemon makes the same changes, and so do
+/// commands without one.
+#[test]
+fn what_a_killed_daemon_leaves_the_next_one_uses() {
+    let name = "what_a_killed_daemon_leaves_the_next_one_uses";
+    if cannot_run(name) || polylane_tests::lacks(name, &["setsid"]) {
+        return;
+    }
+    let mut tried = Tried::new("daemon");
+    let traced = |tried: &Tried, kill: Option<&Kill>| {
+        let mut daemon = TracedDaemon::start(tried, kill);
+        let whole = by_daemon(tried, |method, path, body| daemon.done(method, path, body));
+        daemon.end();
+        whole
+    };
+    assert!(traced(&tried, None), "nothing kills it");
+    tried.is_usable("nothing");
+    let steps = steps_of_one(&tried.log()).into_iter().map(|(call, count)| Kill { call, count });
+    let steps: Vec<Kill> = steps.collect();
+    assert!(steps.len() >= 16, "{steps:?}");
+    let all = steps.len();
+    for kill in tried.chosen(steps, all) {
+        let whole = traced(&tried, Some(&kill));
+        let killed = killed_in(&tried.log()) > 0;
+        assert!(killed || whole, "seed {}: {kill:?}: no answer", tried.seed);
+        let next = Daemon::start(&tried.host, &tried.host.path("absent"));
+        let answer =
+            |method: &str, path: &str, body: &str| Some(next.done(method, path, body).status);
+        assert!(by_daemon(&tried, answer), "seed {}: {kill:?}", tried.seed);
+        drop(next);
+        tried.is_usable(&format!("daemon, {kill:?}"));
     }
     tried.end();
 }

@@ -275,6 +275,75 @@ fn a_stopped_service_holds_up_no_other_lane() {
     host.assert_nothing_is_left();
 }
 
+/// Which process of a lane is stopped, and how that ends.
+const STOPPED: [(&str, &str); 6] = [
+    ("supervisor", "CONT"),
+    ("polylane-svc", "CONT"),
+    ("polylane-hold", "CONT"),
+    ("supervisor", "KILL"),
+    ("polylane-svc", "KILL"),
+    ("polylane-hold", "KILL"),
+];
+
+/// A process of a lane is stopped while a program writes there: other lanes of the pool are served,
+/// mounted and unmounted, and in the end that lane goes as well.
+#[test]
+fn a_lane_that_is_stopped_amid_work_holds_up_no_other_of_its_pool() {
+    if unavailable("a_lane_that_is_stopped_amid_work_holds_up_no_other_of_its_pool") {
+        return;
+    }
+    let host = Host::new();
+    let (pool, stays) = (host.pool("amid"), host.dir("stays"));
+    let (shared, volume) = (host.dir("shared"), host.path("v.img"));
+    let (passing, going) = (host.dir("passing"), host.dir("going"));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:64M", text(&stays)]);
+    for (victim, signal) in STOPPED {
+        let shown = format!("{victim}, {signal}");
+        succeeds(&["mount", "--pool", &pool, "--size", "64M", text(&volume), text(&going)]);
+        succeeds(&["mount", "--pool", &pool, "--share", text(&volume), text(&shared)]);
+        let is_going = |mount: &serde_json::Value| mount["path"] == text(&going);
+        let lane = host.mounts().into_iter().find(is_going).expect("mounted");
+        let supervisor = lane["supervisor"].as_u64().expect("a number") as u32;
+        let victim = match victim {
+            "supervisor" => supervisor,
+            name => child(supervisor, name),
+        };
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "while echo x >>log; do :; done"]).current_dir(&going);
+        let mut writer = writer.stderr(Stdio::null()).spawn().expect("sh");
+        until("the program writes", || going.join("log").exists());
+        signal_to(victim, "STOP");
+        fs::write(stays.join("file"), &shown).expect("the other lane serves");
+        succeeds(&["mount", "--pool", &pool, "mem:16M", text(&passing)]);
+        fs::write(passing.join("file"), &shown).expect("a new lane serves");
+        succeeds(&["umount", text(&passing)]);
+        assert_eq!(host.mounts().len(), 3, "{shown}: {:?}", host.mounts());
+        signal_to(victim, signal);
+        writer.kill().expect("kill");
+        writer.wait().expect("wait");
+        // A lane whose process was killed may have gone by itself.
+        for path in [&shared, &going] {
+            succeeds(&["umount", "--all", text(path)]);
+        }
+        until("the lane is gone", || host.mounts().len() == 1);
+        assert_eq!(fs::read_to_string(stays.join("file")).expect("read"), shown);
+        for path in [&shared, &going] {
+            until("nothing is mounted there", || is_plain_directory(path));
+        }
+    }
+    succeeds(&["umount", text(&stays)]);
+    succeeds(&["pool", "rm", &pool]);
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
+/// Nothing is mounted at a path.
+fn is_plain_directory(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    !table.lines().any(|line| line.contains(&format!(" {} ", text(path))))
+}
+
 #[test]
 fn a_read_only_mount_is_so_by_both_doors() {
     if unavailable("a_read_only_mount_is_so_by_both_doors") {

@@ -123,14 +123,14 @@ pub fn upgrade(pool: &str) -> Result<String> {
     }
 }
 
-/// Ends the lane of that name, which waits until everything is durable. One that ends already, or
-/// has ended, is not asked.
+/// Ends the lane of that name and supervisor, which waits until everything is durable. One that
+/// ends already, or has ended, is not asked; nor is the next lane of its name.
 ///
 /// # Errors
 /// One line: it is in use, or not everything could be written back.
-pub(crate) fn unmount(lane: &str, lazy: bool) -> Result<()> {
-    match connect(lane) {
-        Ok(socket) => {
+pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> Result<()> {
+    match connect(lane).ok().filter(|socket| is_listener(socket, supervisor)) {
+        Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
             match ask(lane, &socket, order, &[])? {
                 Some(Answer { done: false, line }) => Err(Failure::failed(line)),
@@ -138,8 +138,14 @@ pub(crate) fn unmount(lane: &str, lazy: bool) -> Result<()> {
                 Some(Answer { done: true, .. }) | None => Ok(()),
             }
         }
-        Err(_) => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// Whether this process made the socket listen that `socket` is connected to. One in another pid
+/// namespace has no number here, and is believed.
+fn is_listener(socket: &OwnedFd, process: u32) -> bool {
+    scm::peer(socket).is_ok_and(|peer| peer.pid == process || peer.pid == 0)
 }
 
 fn connect(pool: &str) -> polylane_base::Result<OwnedFd> {
@@ -160,4 +166,22 @@ fn ask(
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let Ok(got) = scm::receive(socket, &mut bytes) else { return Ok(None) };
     Ok(bytes.get(..got.count).and_then(|bytes| serde_json::from_slice(bytes).ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lane may end, and the next one have its name, between the look into the mount table and
+    /// the connection.
+    #[test]
+    fn the_next_lane_of_a_name_is_not_taken_for_the_former() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("web@1.control");
+        let _control = Control::new(&path);
+        let socket = scm::connect(&path).expect("connected");
+        let own = std::process::id();
+        assert!(is_listener(&socket, own));
+        assert!(!is_listener(&socket, own + 1));
+    }
 }

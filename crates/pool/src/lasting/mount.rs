@@ -133,7 +133,7 @@ fn record_of(options: &MountOptions) -> Result<Option<PoolRecord>> {
 enum Reserved {
     /// It is there already, or is now.
     Served(Mounted),
-    /// This lane is to be; services of these dead ones may still be writing back.
+    /// This lane is to be; services of these dead ones may still be writing back to its source.
     New(Box<Reservation>, Vec<String>),
 }
 
@@ -153,15 +153,19 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
     let dir = names::runtime_dir();
     let start = Instant::now();
     let mut opened: Option<(Shared, OwnedFd)> = None;
+    let (source, mut cleared) = (options.source.text(), Vec::new());
     loop {
         // Before the lock: it may be in another lane, whose service may be stopped.
         let point = Point::open(&options.path);
         let tables = Tables::lock(&dir)?;
-        let mut cleared = tables.clear_dead()?;
+        let dead = tables.clear_dead()?;
+        // Services of other sources are none of this lane's to wait for.
+        let same = dead.iter().filter(|mount| mount.entry.source == source);
+        cleared.extend(same.map(Mount::lane));
         let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
             // A dead lane was there until a moment ago.
             let point = match point {
-                Err(_) if !cleared.is_empty() => Point::open(&options.path),
+                Err(_) if !dead.is_empty() => Point::open(&options.path),
                 point => point,
             }?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
@@ -192,13 +196,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         refuse_other(options, &there)?;
         let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
         if let Some(place) = now {
-            if place != there.entry.path {
-                return Err(Failure::failed(format!(
-                    "{}: the lane that was mounted there is at {} now: umount it first",
-                    Shown::new(&options.path),
-                    Shown::new(OsStr::from_bytes(&place))
-                )));
-            }
+            refuse_moved(options, &there.entry, &place)?;
             let count = there.entry.count + u32::from(!options.once);
             if !options.once {
                 tables.put(&there.pool, &Entry { count, ..there.entry })?;
@@ -233,6 +231,18 @@ fn refuse_subtree(options: &MountOptions, pool: &str) -> Result<()> {
             "{source}: a directory in a lane: write --share to mount it from the lane's service"
         )),
     })
+}
+
+/// Refuses a path whose lane is at another place now.
+fn refuse_moved(options: &MountOptions, entry: &Entry, place: &[u8]) -> Result<()> {
+    if place == entry.path {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "{}: the lane that was mounted there is at {} now: umount it first",
+        Shown::new(&options.path),
+        Shown::new(OsStr::from_bytes(place))
+    )))
 }
 
 /// Refuses a mount where something else is.

@@ -5,6 +5,7 @@
 //! one whose service hangs it does not end.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -44,10 +45,16 @@ pub(crate) fn seen() -> Vec<Seen> {
     seen_by("self")
 }
 
-/// What another process sees mounted.
+/// What another process sees mounted; nothing where it has ended.
 pub(crate) fn seen_by(process: &str) -> Vec<Seen> {
-    let table = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
-    table.split(|&byte| byte == b'\n').filter_map(seen_line).collect()
+    try_seen_by(process).unwrap_or_default()
+}
+
+/// What another process sees mounted; `None`: that cannot be told, as of a process that ends just
+/// now.
+fn try_seen_by(process: &str) -> Option<Vec<Seen>> {
+    let table = fs::read(format!("/proc/{process}/mountinfo")).ok()?;
+    Some(table.split(|&byte| byte == b'\n').filter_map(seen_line).collect())
 }
 
 /// "ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS [TAGS…] - KIND SOURCE OPTIONS"
@@ -103,7 +110,22 @@ pub(crate) fn seen_below(path: &[u8]) -> Vec<Seen> {
 /// Where the mount of an entry is, as its supervisor sees it: at its path, or where the directories
 /// above it were renamed to.
 pub(crate) fn now_at(entry: &Entry) -> Option<Vec<u8>> {
-    Views::default().now_at(entry)
+    match Views::default().now_at(entry) {
+        Sight::At(place) => Some(place),
+        Sight::Gone | Sight::Unknown => None,
+    }
+}
+
+/// Where a lane's supervisor sees a mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Sight {
+    /// There.
+    At(Vec<u8>),
+    /// Nowhere: it was unmounted.
+    Gone,
+    /// The supervisor cannot be looked at. Its lock says whether it lives: a process that is killed
+    /// loses its namespaces before the kernel closes its files.
+    Unknown,
 }
 
 /// Where entries' mounts are, as their supervisors see them: the mounts of each mount namespace are
@@ -113,16 +135,22 @@ pub(crate) struct Views(HashMap<[PathBuf; 2], Vec<Seen>>);
 
 impl Views {
     /// As [`now_at`], as of the first look at that namespace.
-    pub(crate) fn now_at(&mut self, entry: &Entry) -> Option<Vec<u8>> {
+    pub(crate) fn now_at(&mut self, entry: &Entry) -> Sight {
         let link = |name| fs::read_link(format!("/proc/{}/{name}", entry.supervisor)).ok();
-        let view = [link("ns/mnt")?, link("root")?];
-        let lanes = || {
-            let mut all = seen_by(&entry.supervisor.to_string());
-            all.retain(|seen| seen.kind.starts_with("fuse"));
-            all
+        let (Some(namespace), Some(root)) = (link("ns/mnt"), link("root")) else {
+            return Sight::Unknown;
         };
-        let all = self.0.entry(view).or_insert_with(lanes);
-        own_of(entry, all).map(|seen| seen.place.clone())
+        let all = match self.0.entry([namespace, root]) {
+            Occupied(known) => known.into_mut(),
+            Vacant(new) => {
+                let Some(mut all) = try_seen_by(&entry.supervisor.to_string()) else {
+                    return Sight::Unknown;
+                };
+                all.retain(|seen| seen.kind.starts_with("fuse"));
+                new.insert(all)
+            }
+        };
+        own_of(entry, all).map_or(Sight::Gone, |seen| Sight::At(seen.place.clone()))
     }
 }
 

@@ -14,7 +14,7 @@ use polylane_block::image::{self, Holder, ImageError};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::places::{self, Views};
+use super::places::{self, Sight, Views};
 use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
@@ -31,9 +31,6 @@ const LOCK_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
 /// as long.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// How long a child of a dead supervisor may take to close the volume that it inherited.
-const ORPHAN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long the mount of a dead lane may take to be taken away.
 const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
@@ -160,18 +157,18 @@ impl Tables {
         Ok(mounts)
     }
 
-    /// Removes what dead supervisors left: mounts, entries, files. Their lanes' names; their
-    /// services may still be writing back ([`wait_for_service`]).
+    /// Removes what dead supervisors left: mounts, entries, files. The mounts that are gone so; the
+    /// services of their lanes may still be writing back ([`wait_for_service`]).
     ///
     /// # Errors
     /// As [`all`](Tables::all).
-    pub(crate) fn clear_dead(&self) -> Result<Vec<String>> {
+    pub(crate) fn clear_dead(&self) -> Result<Vec<Mount>> {
         let (mut dead, mut views, mut limit) = (Vec::new(), Views::default(), DETACH_TIME_MAX);
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
-                if mount.entry.instance > 0 && views.now_at(&mount.entry).is_none() {
+                if mount.entry.instance > 0 && views.now_at(&mount.entry) == Sight::Gone {
                     self.remove(&mount.pool, &mount.entry.path)?;
                 }
                 continue;
@@ -185,7 +182,7 @@ impl Tables {
             if let Some(name) = left {
                 name.remove_files();
             }
-            dead.push(mount.lane());
+            dead.push(mount);
         }
         Ok(dead)
     }
@@ -306,22 +303,25 @@ pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
 /// Waits until no service of this lane runs any more: it writes back what its supervisor's death
 /// found unwritten, and holds its volume as long.
 pub(crate) fn wait_for_service(lane: &str) {
-    let start = Instant::now();
-    while start.elapsed() < FLUSH_TIME_MAX && service_runs(lane) {
+    let (start, dir) = (Instant::now(), names::runtime_dir());
+    while start.elapsed() < FLUSH_TIME_MAX && service_runs(&dir, lane) {
         thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Whether a process calls itself this lane's service, or is a process of this program that is not
 /// called anything yet: one that executes it just now, which holds the lane's name no more. Others
-/// may call their processes so: only a user that services run as is believed, and no tenant.
-fn service_runs(lane: &str) -> bool {
+/// may call their processes so: only a user that services run as is believed, and no tenant. A
+/// service whose supervisor lives is of the next lane of that name, and may run for long.
+fn service_runs(dir: &Path, lane: &str) -> bool {
     let name = format!("polylane-service[{lane}]\0");
     let own = fs::read_link("/proc/self/exe").ok();
     process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
         let line = fs::read(proc(pid, "cmdline"));
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
-        line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins())
+        let is_it =
+            line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins());
+        is_it && !parent_of(pid).is_some_and(|parent| holds_name(dir, parent))
     })
 }
 
@@ -354,7 +354,7 @@ fn proc(pid: u32, file: &str) -> PathBuf {
 /// or a child that was forked a moment before. Another holder is not waited for.
 pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
     let start = Instant::now();
-    while start.elapsed() < ORPHAN_TIME_MAX {
+    while start.elapsed() < FLUSH_TIME_MAX {
         match image::open(path) {
             Err(ImageError::InUse(Some(holder))) if is_orphan(dir, &holder) => {}
             _ => return,
@@ -372,17 +372,24 @@ fn is_orphan(dir: &Path, holder: &Holder) -> bool {
     if !is_ours || holder.name.starts_with("polylane-engine") {
         return false;
     }
+    let parent = parent_of(holder.pid);
+    !holds_name(dir, holder.pid) && parent.is_some_and(|parent| !holds_name(dir, parent))
+}
+
+/// Whether a process has the lock of a lane's or pool's name open, as supervisors do.
+fn holds_name(dir: &Path, pid: u32) -> bool {
     let is_name = |link: PathBuf| {
         link.parent() == Some(dir) && link.extension().is_some_and(|extension| extension == "lock")
     };
-    let has_name = |pid: u32| {
-        let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
-        files.any(|file| fs::read_link(file.path()).is_ok_and(is_name))
-    };
-    let stat = fs::read_to_string(proc(holder.pid, "stat")).unwrap_or_default();
+    let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
+    files.any(|file| fs::read_link(file.path()).is_ok_and(is_name))
+}
+
+/// The parent of a process.
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(proc(pid, "stat")).ok()?;
     // "PID (COMM) STATE PARENT …", and a name may have brackets and blanks in it.
-    let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
-    !has_name(holder.pid) && parent.is_some_and(|parent| !has_name(parent))
+    stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -409,7 +416,8 @@ mod tests {
         };
         let expected: [&[u8]; 3] = [b"/m/killed", b"/m/alive", b"/m/dead"];
         assert_eq!(paths(tables.all().expect("all")), expected);
-        assert_eq!(tables.clear_dead().expect("clear"), ["db@1", "web@2"]);
+        let cleared = tables.clear_dead().expect("clear");
+        assert_eq!(cleared.iter().map(Mount::lane).collect::<Vec<_>>(), ["db@1", "web@2"]);
         assert_eq!(paths(tables.all().expect("all")), [b"/m/alive"], "the others are removed");
         assert!(!dir.join("db@1.lock").exists() && !dir.join("db.table").exists());
         assert_eq!(tables.find(b"/m/alive").expect("find").map(|m| m.lane()), Some("web@1".into()));
@@ -417,6 +425,25 @@ mod tests {
         drop(tables);
         alive.remove_files();
         assert!(!dir.exists(), "the directory goes with its last file");
+    }
+
+    /// A supervisor that is killed loses its namespaces before its lock: what its lane shares would
+    /// stay mounted for good without its entry.
+    #[test]
+    fn an_instance_is_removed_where_it_is_seen_to_be_gone_and_not_where_nothing_is_seen() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let alive = PoolName::take_lane(&dir, "web").expect("a lane");
+        let tables = Tables::lock(&dir).expect("lock");
+        let own = std::process::id();
+        for (path, supervisor) in [("/m/gone", own), ("/m/unknown", u32::MAX)] {
+            let entry = Entry { instance: 1, supervisor, ..entry(path, 1) };
+            tables.put("web", &entry).expect("put");
+        }
+        assert_eq!(tables.clear_dead(), Ok(Vec::new()), "the lane lives");
+        let left: Vec<_> = tables.all().expect("all").into_iter().map(|m| m.entry.path).collect();
+        assert_eq!(left, [b"/m/unknown"]);
+        drop((tables, alive));
     }
 
     #[test]
@@ -479,6 +506,28 @@ mod tests {
         assert_eq!(real_user("Name:\tx\n"), None);
         assert!(may_be_service(std::process::id()));
         assert!(!may_be_service(u32::MAX), "no process at all");
+    }
+
+    #[test]
+    fn a_service_whose_supervisor_lives_is_none_that_a_dead_lane_left() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let lane = format!("test-{}@1", std::process::id());
+        let mut service = std::process::Command::new("sleep");
+        let service = std::os::unix::process::CommandExt::arg0(
+            service.arg("60"),
+            format!("polylane-service[{lane}]"),
+        );
+        let mut service = service.spawn().expect("sleep");
+        let orphan = service_runs(dir.path(), &lane);
+        // This process is its parent, and so its supervisor from here on.
+        let name = PoolName::take_lane(dir.path(), "web").expect("a lane");
+        let supervised = service_runs(dir.path(), &lane);
+        drop(name);
+        let again = service_runs(dir.path(), &lane);
+        service.kill().expect("kill");
+        service.wait().expect("wait");
+        assert_eq!((orphan, supervised, again), (true, false, true));
+        assert!(!service_runs(dir.path(), &lane), "it has ended");
     }
 
     #[test]

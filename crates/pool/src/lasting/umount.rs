@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::shown::Shown;
+use polylane_base::sync::thread;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::places;
@@ -17,6 +18,9 @@ use crate::failure::{Failure, Result};
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::wait::wait_for;
 use crate::{cgroup, names, upgrade};
+
+/// How long a lane may take to start.
+const START_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// How long a supervisor may take to end once everything is durable.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
@@ -29,11 +33,9 @@ const END_TIME_MAX: Duration = Duration::from_secs(60);
 pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     let path = places::find(path)?;
     let dir = names::runtime_dir();
-    let mut tables = Tables::lock(&dir)?;
-    let dead = tables.clear_dead()?;
-    let Some(mut mount) = find(&tables, &path)? else {
-        drop(tables);
-        return no_lane(&path, &dead);
+    let (mut tables, mut mount) = match started(&dir, &path)? {
+        Found::Lane(tables, mount) => (tables, mount),
+        Found::None(dead) => return no_lane(&path, &dead),
     };
     if mount.entry.instance > 0 && mount.entry.count == 1 {
         // Without the lock, which others must not wait for as long as for this service.
@@ -65,6 +67,35 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     drop(tables);
     end(&mount, lazy)?;
     Ok(0)
+}
+
+/// What is at a path.
+enum Found {
+    /// A lane; the tables are locked.
+    Lane(Tables, Mount),
+    /// None; these were of dead supervisors, and are cleared.
+    None(Vec<Mount>),
+}
+
+/// The lane at `path`. One that starts is waited for: it would come up after an unmount that asked
+/// it too early.
+fn started(dir: &Path, path: &Path) -> Result<Found> {
+    let (begin, mut dead) = (Instant::now(), Vec::new());
+    while begin.elapsed() < START_TIME_MAX {
+        let tables = Tables::lock(dir)?;
+        dead.extend(tables.clear_dead()?);
+        match find(&tables, path)? {
+            None => return Ok(Found::None(dead)),
+            Some(mount) if !mount.entry.starting => return Ok(Found::Lane(tables, mount)),
+            Some(_) => drop(tables),
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Err(Failure::failed(format!(
+        "{}: its lane has been starting for {} s",
+        Shown::new(path),
+        START_TIME_MAX.as_secs()
+    )))
 }
 
 /// Takes all mounts of PATH away, however often they were counted. None is no error.
@@ -122,12 +153,15 @@ fn sync(mount: &Mount, path: &Path, lazy: bool) -> Result<()> {
     }
 }
 
-/// The answer for a path that no living lane has: one whose supervisor was killed is gone now.
-fn no_lane(path: &Path, dead: &[String]) -> Result<u32> {
-    dead.iter().for_each(|lane| wait_for_service(lane));
-    match dead.is_empty() {
-        false => Ok(0),
-        true => Err(Failure::failed(format!("{}: no lane is mounted there", Shown::new(path)))),
+/// The answer for a path that no living lane has: that of a lane whose supervisor was killed is
+/// free now. Other dead lanes, which were cleared as well, say nothing of this path.
+fn no_lane(path: &Path, dead: &[Mount]) -> Result<u32> {
+    match dead.iter().find(|mount| mount.entry.path == path.as_os_str().as_bytes()) {
+        Some(mount) => {
+            wait_for_service(&mount.lane());
+            Ok(0)
+        }
+        None => Err(Failure::failed(format!("{}: no lane is mounted there", Shown::new(path)))),
     }
 }
 
@@ -136,7 +170,7 @@ pub(crate) fn end(mount: &Mount, lazy: bool) -> Result<()> {
     let lane = mount.lane();
     let supervisor = Pid::from_raw(mount.entry.supervisor.cast_signed())
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    upgrade::unmount(&lane, lazy)
+    upgrade::unmount(&lane, mount.entry.supervisor, lazy)
         .map_err(|failure| places::not_unmounted(&mount.entry, &failure))?;
     if let Some(supervisor) = supervisor
         && !wait_for(supervisor.as_fd(), END_TIME_MAX)
