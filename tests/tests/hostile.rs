@@ -79,6 +79,7 @@ impl Lane {
         let mut command = Command::new("python3");
         command.args(["-c", &format!("{KIT}{script}")]);
         command.env("L", &self.at).env("RUN", &self.run).env("HELLO", hello);
+        command.env("BIN", polylane_tests::binary());
         command
     }
 
@@ -129,6 +130,49 @@ impl Lane {
 const ADMITTED: &str = "0";
 /// `EACCES`
 const REFUSED: &str = "13";
+
+/// A user opens an own file, which root gives to root through the library, and names what it has
+/// open: by its link in /proc and by the descriptor, where it may make files and where not.
+const NAMES: &str = r#"
+import subprocess
+own, asked, done = AT + "/d/own", os.pipe(), os.pipe()
+os.mkdir(AT + "/d"); os.mkdir(AT + "/fixed"); os.chmod(AT + "/d", 0o777)
+open(own, "w").close(); os.chown(own, 4321, 4321)
+if os.fork() == 0:
+    os.setgroups([]); os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321)
+    fd = os.open(own, os.O_RDWR)
+    os.fstat(fd)
+    os.write(asked[1], b"x"); os.read(done[0], 1)
+    said = []
+    for where in ("d", "fixed"):
+        for name, at, flags in ((b"/proc/self/fd/%d" % fd, -100, 0x400), (b"", fd, 0x1000)):
+            new = (AT + "/" + where + "/new").encode()
+            said.append(ctypes.get_errno() if libc.linkat(at, name, -100, new, flags) else 0)
+    print(*said, flush=True)
+    os._exit(0)
+os.read(asked[0], 1)
+changes = "eval \"$($BIN env $L)\"; chown 0:0 $L/d/own; chmod 600 $L/d/own"
+subprocess.run(["sh", "-ec", changes], check=True)
+os.write(done[1], b"x"); os.wait()
+"#;
+
+#[test]
+fn an_open_file_of_somebody_else_gets_no_name() {
+    let name = "an_open_file_of_somebody_else_gets_no_name";
+    let guard = "/proc/sys/fs/protected_hardlinks";
+    if unavailable(name) || lacks(name, &["python3", "chown", "chmod"]) {
+        return;
+    }
+    if fs::read_to_string(guard).is_ok_and(|text| text.trim() == "0") {
+        return polylane_tests::skip(name, "fs.protected_hardlinks is off");
+    }
+    let lane = Lane::open_to_all();
+    let said = lane.said(NAMES);
+    let said: Vec<&str> = said.split(' ').collect();
+    // By the descriptor alone ENOENT, but to who opened it from Linux 6.10 on.
+    assert!(["1 2 1 2", "1 1 1 1"].contains(&said.join(" ").as_str()), "{said:?}");
+    lane.end();
+}
 
 #[test]
 fn a_session_is_of_who_connected_and_of_who_says_hello() {

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::histogram::{Histogram, Summary};
 
 mod filebench;
+pub(crate) mod limits;
 mod stream;
 mod tree;
 
@@ -192,6 +193,9 @@ pub fn loads() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// # Errors
 /// There is no such load, or one of its calls failed.
 pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
+    if name == limits::LOAD {
+        return limits::work(dir, length);
+    }
     let load = LOADS.iter().find(|load| load.name == name);
     let load = load.ok_or_else(|| anyhow::anyhow!("load '{name}' does not exist"))?;
     if dir.exists() {

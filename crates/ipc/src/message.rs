@@ -103,7 +103,8 @@ ops! {
     Mknod = 9,
     /// `symlinkat`: first path: target; second path: the new name.
     Symlink = 10,
-    /// `linkat`: first path below `dir`, second below `dir2`; `flags`: `AT_SYMLINK_FOLLOW`.
+    /// `linkat`: first path below `dir`, second below `dir2`; `flags`: `AT_SYMLINK_FOLLOW`. With
+    /// `AT_EMPTY_PATH` as well and no first path: `handle`, an open file by its link in `/proc`.
     Link = 11,
     /// `unlinkat`; `flags`: `AT_REMOVEDIR`. Reply: `value[0]`: [`NameEffects`].
     Unlink = 12,

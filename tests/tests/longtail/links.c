@@ -62,6 +62,13 @@ static void by_descriptor(mode_t mode, int mapped)
 		int direct = linkat(fd, "", AT_FDCWD, "link", AT_EMPTY_PATH);
 		printf("direct: %d %s\n", direct, direct ? strerror(errno) : "");
 		unlink("link");
+		/* Where nothing may be made: which of the two refusals comes first. */
+		followed = linkat(AT_FDCWD, from, AT_FDCWD, "fixed/link", AT_SYMLINK_FOLLOW);
+		printf("followed into fixed: %d %s\n", followed, followed ? strerror(errno) : "");
+		direct = linkat(fd, "", AT_FDCWD, "fixed/link", AT_EMPTY_PATH);
+		printf("direct into fixed: %d %s\n", direct, direct ? strerror(errno) : "");
+		followed = linkat(AT_FDCWD, from, AT_FDCWD, "open", AT_SYMLINK_FOLLOW);
+		printf("followed to open: %d %s\n", followed, followed ? strerror(errno) : "");
 		fflush(stdout);
 		_exit(0);
 	}
@@ -90,6 +97,7 @@ int main(void)
 	MUST(chown("theirs", OTHER, OTHER) == 0);
 	MUST(mkfifo("fifo", 0666) == 0 && symlink("open", "symlink") == 0);
 	MUST(mkdir("dir", 0777) == 0 && mkdir("closed", 0700) == 0);
+	MUST(mkdir("fixed", 0755) == 0);
 	try_all();
 	CHILD {
 		MUST(setgid(OTHER) == 0 && setuid(OTHER) == 0);

@@ -17,6 +17,7 @@ mod group_commit;
 mod guest;
 mod ipc;
 mod layers;
+mod limits;
 mod locks;
 mod mariadb;
 mod multilanes;
@@ -290,6 +291,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "round trip of an empty request: channel, FUSE, futex, eventfd, UNIX socket",
         run: ipc::run,
+    },
+    Figure {
+        name: "limits",
+        mounts: true,
+        about: "empty requests of a user beside one that is at all limits of a user at once",
+        run: limits::run,
     },
     Figure {
         name: "queue",

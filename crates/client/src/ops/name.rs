@@ -2,11 +2,14 @@
 
 use std::os::fd::RawFd;
 
+use polylane_base::Errno;
 use polylane_ipc::message::{Message, NameEffects, Op, Reply};
+use rustix::fs::AtFlags;
 
-use super::path;
 use super::process::umask_now;
 use super::state::State;
+use super::{file, path};
+use crate::fd::record::FileBits;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::session::call;
@@ -121,10 +124,67 @@ pub(crate) fn link(
     to: Place<'_>,
     flags: i32,
 ) -> Outcome<()> {
+    if let Some(fd) = open_file(from, flags) {
+        return link_open(state, (fd, from, flags), to);
+    }
     if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
         return Err(Detour::Kernel);
     }
     two(state, from, to, Message { flags: flags as u32, ..Message::new(Op::Link) })
+}
+
+/// The open file that `linkat` gives a name: by itself, or by its link in `/proc`.
+fn open_file((dir, path): Place<'_>, flags: i32) -> Option<RawFd> {
+    const LINKS: [&[u8]; 3] = [b"/proc/self/fd/", b"/proc/thread-self/fd/", b"/dev/fd/"];
+    match flags {
+        libc::AT_EMPTY_PATH if path.is_empty() => Some(dir),
+        libc::AT_SYMLINK_FOLLOW => {
+            let number = LINKS.iter().find_map(|start| path.strip_prefix(*start))?;
+            str::from_utf8(number).ok()?.parse().ok()
+        }
+        _ => None,
+    }
+}
+
+/// The kernel does it, and finds out whether this process may name the file by a link or by its
+/// descriptor. What it says last is whether the directory may be written to; of a slot it knows
+/// neither owner nor mode, for which it refuses others before that (`fs.protected_hardlinks`), so
+/// the service says which of the two it is.
+fn link_open(
+    state: &'static State,
+    (fd, from, flags): (RawFd, Place<'_>, i32),
+    to: Place<'_>,
+) -> Outcome<()> {
+    /// Paths as long as that are copied without memory of the program's.
+    const TEXT_MAX: usize = 250;
+    let file = file::find(state, fd)?;
+    if file.is(FileBits::DIRECTORY) || from.1.len().max(to.1.len()) > TEXT_MAX {
+        return Err(Detour::Kernel);
+    }
+    let how = AtFlags::from_bits_retain(flags.cast_unsigned());
+    let dir = |fd| if fd == libc::AT_FDCWD { rustix::fs::CWD } else { real::borrow(fd) };
+    let (from_dir, to_dir) = (dir(from.0), dir(to.0));
+    let refused = match rustix::fs::linkat(from_dir, from.1, to_dir, to.1, how) {
+        Ok(()) => return Ok(()),
+        Err(refused) => Errno(refused.raw_os_error()),
+    };
+    if refused != Errno::EACCES {
+        return Err(refused.into());
+    }
+    let asked = || -> Outcome<()> {
+        let (session, handle) = file::usable(state, &file, fd)?;
+        let (others, at) = path::at(state, to.0, to.1)?;
+        if session.number != others.number {
+            return Err(Detour::Kernel);
+        }
+        let flags = (libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) as u32;
+        let message = Message { handle, flags, ..Message::new(Op::Link) };
+        call::paths(session, message, (at.dir, b""), (at.dir, at.path)).map(drop)
+    };
+    match asked() {
+        Err(Detour::Kernel) => Err(refused.into()),
+        said => said,
+    }
 }
 
 /// `symlinkat`. The target is any text and may lead anywhere.

@@ -376,10 +376,11 @@ impl<'a> Checker<'a> {
         if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
             return Err(Errno::EINVAL);
         }
-        let from = if self.first.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-            Object::Start(Start::from_wire(self.message.dir))
-        } else {
-            Object::Path { at: self.at()?, follow: flags & libc::AT_SYMLINK_FOLLOW != 0 }
+        let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
+        let from = match (self.first.is_empty() && flags & libc::AT_EMPTY_PATH != 0, follow) {
+            (true, true) => Object::Handle(Handle::from_wire(self.message.handle)),
+            (true, false) => Object::Start(Start::from_wire(self.message.dir)),
+            (false, follow) => Object::Path { at: self.at()?, follow },
         };
         Ok(FileRequest::Link { from, to: self.at2()? })
     }
