@@ -3,7 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Insists that e2fsck finds nothing to mend on a volume.
 ///
@@ -69,7 +70,20 @@ impl HostFs {
 
 impl Drop for HostFs {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).status();
+        // A child that another test is about to execute has its descriptors for a moment.
+        const TRIES: u32 = 200;
+        let unmounted = |lazily: bool| {
+            let mut umount = Command::new("umount");
+            umount.args(lazily.then_some("-l")).arg(self.path()).stderr(Stdio::null());
+            umount.status().is_ok_and(|status| status.success())
+        };
+        for _ in 0..TRIES {
+            if unmounted(false) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        unmounted(true);
     }
 }
 
