@@ -14,6 +14,7 @@ mod figures;
 pub use figures::AddressRange;
 pub mod histogram;
 mod in_process;
+mod journaled;
 mod place;
 mod plot;
 mod report;
@@ -93,7 +94,7 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
 pub fn run(names: &[String], options: &Options) -> Result<()> {
     let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
-    let choose = [figures::SWEEPS, figures::PDC_GUESTS].concat();
+    let choose = [figures::SWEEPS, figures::PDC_GUESTS, figures::BY_ROW].concat();
     for (option, given, take_it) in [
         ("--trace", !options.traces.is_empty(), figures::TAKE_TRACES),
         ("--disk", options.disk.is_some(), figures::TAKE_A_DISK),

@@ -179,8 +179,16 @@ impl Ground {
     /// # Errors
     /// A directory cannot be made or the tmpfs not be mounted.
     pub fn with_tenants(tenants: usize) -> Result<Self> {
+        Ground::on(Path::new("."), tenants)
+    }
+
+    /// The same with the directory on the disk below `dir`.
+    ///
+    /// # Errors
+    /// As [`Ground::with_tenants`].
+    pub fn on(dir: &Path, tenants: usize) -> Result<Self> {
         let root = rustix::process::geteuid().is_root();
-        let disk = tempfile::tempdir_in(".").context("directory in the current one")?;
+        let disk = tempfile::tempdir_in(dir).context("directory on the disk")?;
         let memory = match root {
             true => tempfile::tempdir(),
             false => tempfile::tempdir_in("/dev/shm"),
@@ -296,7 +304,11 @@ impl Ground {
     }
 }
 
-fn format(kind: &str, device: &str) -> Result<()> {
+/// Makes a file system of that kind.
+///
+/// # Errors
+/// Its program is missing or failed.
+pub fn format(kind: &str, device: &str) -> Result<()> {
     // What mke2fs leaves for later, the kernel would do during the measurement.
     let options: &[&str] = match kind.starts_with("ext") {
         true => &["-Fq", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
@@ -485,6 +497,11 @@ impl Tenant {
         (self.understand)(line.trim()).with_context(|| format!("a tenant said '{}'", line.trim()))
     }
 
+    /// CPU time of its processes, its lane's included, since each began.
+    fn cpu_seconds(&self) -> f64 {
+        crate::tools::cpu_seconds(self.child.id())
+    }
+
     /// Lets it clean up and go.
     fn end(mut self) -> Result<()> {
         drop(self.go);
@@ -497,8 +514,14 @@ impl Tenant {
 /// # Errors
 /// Any tenant failed.
 pub fn together(mut tenants: Vec<Tenant>) -> Result<Vec<Outcome>> {
+    let before: Vec<f64> = tenants.iter().map(Tenant::cpu_seconds).collect();
     tenants.iter_mut().try_for_each(Tenant::release)?;
-    let outcomes = tenants.iter_mut().map(Tenant::outcome).collect();
+    let outcome = |(tenant, before): (&mut Tenant, &f64)| {
+        let mut outcome = tenant.outcome()?;
+        outcome.cpu_seconds = tenant.cpu_seconds() - before;
+        Ok(outcome)
+    };
+    let outcomes = tenants.iter_mut().zip(&before).map(outcome).collect();
     tenants.into_iter().try_for_each(Tenant::end)?;
     outcomes
 }

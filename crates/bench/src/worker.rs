@@ -7,7 +7,7 @@
 //! makes raw system calls would slip past the library and measure the wrong thing.
 //!
 //! The loads of single calls are here; `stream` has IOzone's, `filebench` Filebench's
-//! personalities, `tree` many small files.
+//! personalities, `tree` many small files, `synced` small syncs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -24,6 +24,7 @@ use crate::histogram::{Histogram, Summary};
 mod filebench;
 pub(crate) mod limits;
 mod stream;
+mod synced;
 mod tree;
 
 /// What a worker reports.
@@ -40,6 +41,9 @@ pub struct Outcome {
     /// Latency by kind of operation (`get`, `put` …), for loads that tell kinds apart.
     #[serde(default)]
     pub kinds: BTreeMap<String, Summary>,
+    /// CPU time of the tenant, its lane's included: booked by the bench.
+    #[serde(default)]
+    pub cpu_seconds: f64,
 }
 
 impl Outcome {
@@ -89,7 +93,7 @@ impl std::fmt::Display for Length {
 }
 
 /// One operation, repeated.
-type Step = Box<dyn FnMut(u64) -> io::Result<()>>;
+type Step = Box<dyn FnMut(u64) -> io::Result<()> + Send>;
 
 /// A load: how to prepare it and how many operations share one look at the clock.
 struct Load {
@@ -183,9 +187,54 @@ const LOADS: &[Load] = &[
     },
 ];
 
+/// Loads of small syncs.
+const SYNCED: &[Synced] = &[
+    Synced::fresh("sync-lap", "overwrite 60 KiB, fsync", synced::lap),
+    Synced::fresh("sync-append-fresh", "append 1 KiB, fdatasync", synced::append),
+    Synced::past_lap("sync-append", "the same, past the journal's first lap", synced::append, 1),
+    Synced::past_lap("sync-append-2", "the same by 2 threads", synced::append, 2),
+    Synced::past_lap("sync-append-8", "the same by 8 threads", synced::append, 8),
+    Synced::past_lap("sync-append-64", "the same by 64 threads", synced::append, 64),
+    Synced::fresh("sync-overwrite-fresh", "overwrite 8 KiB, fdatasync", synced::overwrite),
+    Synced::past_lap("sync-overwrite", "the same past the lap", synced::overwrite, 1),
+    Synced::fresh("sync-publish-fresh", "write, sync, rename, sync the name", synced::publish),
+    Synced::past_lap("sync-publish", "the same past the lap", synced::publish, 1),
+];
+
+/// Syncs of 60 KiB that take a journal of 64 MiB past its first lap.
+const LAP_SYNCS: u64 = 1200;
+
+/// A load of small syncs.
+struct Synced {
+    load: Load,
+    /// Threads that do it; where there are several each has a directory of its own.
+    threads: usize,
+    /// Whether the file system's journal is taken past its first lap before.
+    past_lap: bool,
+}
+
+impl Synced {
+    const fn fresh(
+        name: &'static str,
+        about: &'static str,
+        prepare: fn(&Path, u64) -> io::Result<Step>,
+    ) -> Synced {
+        Synced { load: Load { name, about, batch: 1, prepare }, threads: 1, past_lap: false }
+    }
+
+    const fn past_lap(
+        name: &'static str,
+        about: &'static str,
+        prepare: fn(&Path, u64) -> io::Result<Step>,
+        threads: usize,
+    ) -> Synced {
+        Synced { load: Load { name, about, batch: 1, prepare }, threads, past_lap: true }
+    }
+}
+
 /// Names and one-line descriptions of all loads.
 pub fn loads() -> impl Iterator<Item = (&'static str, &'static str)> {
-    LOADS.iter().map(|load| (load.name, load.about))
+    LOADS.iter().chain(SYNCED.iter().map(|it| &it.load)).map(|load| (load.name, load.about))
 }
 
 /// Runs load `name` in `dir`, speaking with the bench over standard input and output.
@@ -196,8 +245,10 @@ pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
     if name == limits::LOAD {
         return limits::work(dir, length);
     }
-    let load = LOADS.iter().find(|load| load.name == name);
+    let synced = SYNCED.iter().find(|it| it.load.name == name);
+    let load = synced.map(|it| &it.load).or_else(|| LOADS.iter().find(|load| load.name == name));
     let load = load.ok_or_else(|| anyhow::anyhow!("load '{name}' does not exist"))?;
+    let threads = synced.map_or(1, |it| it.threads);
     if dir.exists() {
         fs::remove_dir_all(dir)?;
     }
@@ -206,15 +257,20 @@ pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
         Length::Seconds(_) => u64::MAX,
         Length::Ops(ops) => ops,
     };
-    let mut step = (load.prepare)(dir, ops)?;
+    if synced.is_some_and(|it| it.past_lap) {
+        let dir = dir.join("lap");
+        fs::create_dir(&dir)?;
+        run(&mut synced::lap(&dir, LAP_SYNCS)?, 1, Length::Ops(LAP_SYNCS))?;
+    }
+    let mut steps = prepare(load, dir, ops, threads)?;
     if let Length::Seconds(_) = length {
-        run(&mut step, load.batch, Length::Seconds(0.05))?;
+        run_together(&mut steps, load.batch, Length::Seconds(0.05))?;
     }
     println!("ready");
     io::stdout().flush()?;
     io::stdin().lock().read_line(&mut String::new())?;
-    let mut outcome = run(&mut step, load.batch, length)?;
-    drop(step);
+    let mut outcome = run_together(&mut steps, load.batch, length)?;
+    drop(steps);
     let begin = Instant::now();
     if let (Length::Ops(_), Ok(data)) = (length, File::open(dir.join(DATA))) {
         data.sync_all()?;
@@ -226,7 +282,45 @@ pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
     Ok(fs::remove_dir_all(dir)?)
 }
 
-fn run(step: &mut Step, batch: u64, length: Length) -> io::Result<Outcome> {
+/// A load's steps, one for each thread.
+fn prepare(load: &Load, dir: &Path, ops: u64, threads: usize) -> io::Result<Vec<Step>> {
+    if threads == 1 {
+        return Ok(vec![(load.prepare)(dir, ops)?]);
+    }
+    let own = |number: usize| {
+        let dir = dir.join(number.to_string());
+        fs::create_dir(&dir)?;
+        (load.prepare)(&dir, ops)
+    };
+    (0..threads).map(own).collect()
+}
+
+/// Runs each step by a thread of its own; the first one's by this thread if there is one.
+fn run_together(steps: &mut [Step], batch: u64, length: Length) -> io::Result<Outcome> {
+    let ran = match steps {
+        [step] => vec![run(step, batch, length)?],
+        steps => std::thread::scope(|scope| {
+            let start = |step| scope.spawn(move || run(step, batch, length));
+            let threads: Vec<_> = steps.iter_mut().map(start).collect();
+            let ran = threads.into_iter().map(|it| it.join().expect("a thread does not panic"));
+            ran.collect::<io::Result<Vec<_>>>()
+        })?,
+    };
+    let mut all = Histogram::default();
+    ran.iter().for_each(|ran| all.merge(&ran.histogram));
+    let ops = ran.iter().map(|ran| ran.ops).sum();
+    let seconds = ran.iter().map(|ran| ran.seconds).fold(0.0, f64::max);
+    Ok(Outcome { ops, seconds, latency: all.summary(), ..Outcome::default() })
+}
+
+/// What a thread did.
+struct Ran {
+    ops: u64,
+    seconds: f64,
+    histogram: Histogram,
+}
+
+fn run(step: &mut Step, batch: u64, length: Length) -> io::Result<Ran> {
     let (time, most) = match length {
         Length::Seconds(seconds) => (Duration::from_secs_f64(seconds), u64::MAX),
         Length::Ops(ops) => (Duration::MAX, ops),
@@ -245,7 +339,7 @@ fn run(step: &mut Step, batch: u64, length: Length) -> io::Result<Outcome> {
         before = after;
     }
     let seconds = (before - start).as_secs_f64();
-    Ok(Outcome { ops, seconds, latency: histogram.summary(), ..Outcome::default() })
+    Ok(Ran { ops, seconds, histogram })
 }
 
 /// MultiLanes' metadata benchmark: one transaction creates, renames and unlinks one file.

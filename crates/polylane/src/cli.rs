@@ -398,15 +398,15 @@ pub(crate) struct BenchRunArgs {
     #[arg(long, value_name = "LO-HI", requires = "trace")]
     pub(crate) journal: Option<AddressRange>,
     /// Directory on the disk to measure on, not a simulated device (wdt-fig8,
-    /// wdt-fig9, joins, bully, shares-mixed, group-commit)
+    /// wdt-fig9, joins, bully, shares-mixed, group-commit, synced)
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// Numbers of tenants to measure, such as 1,4,16 (figures that go over several)
     #[arg(long, value_name = "N,N…", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) tenants: Vec<u16>,
-    /// What to measure, by its name in the figure's table (the same figures, pdc-fig6 and
-    /// pdc-fig7; repeatable)
+    /// What to measure, by its name in the figure's table (the same figures, pdc-fig6,
+    /// pdc-fig7, and rows of synced; repeatable)
     #[arg(long, value_name = "NAME")]
     pub(crate) system: Vec<String>,
 }

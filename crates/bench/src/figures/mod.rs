@@ -42,6 +42,8 @@ mod shares_mixed;
 mod sqlite;
 mod stream;
 mod sweep;
+mod synced;
+mod synced_programs;
 mod translate;
 mod vhost;
 mod wdt_cores;
@@ -88,9 +90,12 @@ pub const SWEEPS: &[&str] = &[
 /// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
 pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
 
+/// Figures of rows, which can be chosen as the systems of the former.
+pub const BY_ROW: &[&str] = &["synced"];
+
 /// Figures that a real disk can be given to.
 pub const TAKE_A_DISK: &[&str] =
-    &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed", "group-commit"];
+    &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed", "group-commit", "synced"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -243,6 +248,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "SQLite: a fixed load like speedtest1, by every way in",
         run: sqlite::run,
+    },
+    Figure {
+        name: "synced",
+        mounts: true,
+        about: "small syncs, threads, databases beside the host's ext4 with a journal (disk)",
+        run: synced::run,
     },
     Figure {
         name: "forks",

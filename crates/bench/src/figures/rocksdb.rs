@@ -107,7 +107,7 @@ pub fn is_there() -> Result<()> {
 ///
 /// # Errors
 /// There is no summary or no histogram in it: `db_bench` failed.
-fn outcome(said: &str) -> Result<Outcome> {
+pub(super) fn outcome(said: &str) -> Result<Outcome> {
     let summary = said.split('\t').find_map(summary).context("no summary of db_bench")?;
     let kinds = histograms(said)?;
     if kinds.is_empty() {
