@@ -194,7 +194,8 @@ fn unlimited(limits: &Limits) -> Vec<Unlimited> {
 /// Moves this process out of the groups by which a service manager ends its caller's session, as
 /// systemd does at logout, into one that outlives it. Where that cannot be, it stays.
 pub(crate) fn leave_session() {
-    let (own, top) = (Host::own(), Host::own().at_top());
+    let own = Host::own();
+    let top = own.clone().at_top();
     for dir in own.session_dirs(&top) {
         if make(&dir).is_ok() {
             let _ = enter(&dir, std::process::id());
@@ -204,8 +205,9 @@ pub(crate) fn leave_session() {
 
 /// Removes the groups of [`leave_session`] when nothing is in them any more.
 pub(crate) fn remove_session_groups() {
-    let top = Host::own().at_top();
-    for dir in Host::own().session_dirs(&top) {
+    let own = Host::own();
+    let top = own.clone().at_top();
+    for dir in own.session_dirs(&top) {
         let _ = fs::remove_dir(dir);
     }
 }
@@ -260,7 +262,8 @@ impl Host {
 
     fn parse(mountinfo: &str, own: &str) -> Host {
         let mut host = Host::default();
-        for line in mountinfo.lines() {
+        // Of the many lines of a host with many lanes a few are of groups.
+        for line in mountinfo.lines().filter(|line| line.contains(" - cgroup")) {
             // "ID PARENT DEV ROOT MOUNT-POINT OPTIONS [TAGS…] - TYPE SOURCE SUPER-OPTIONS"
             let Some((left, right)) = line.split_once(" - ") else { continue };
             let left: Vec<&str> = left.split(' ').collect();

@@ -343,7 +343,12 @@ pub(crate) fn furnish(
     let failed = |error| Failure::because("lane", "mount its run directory", error);
     let within = path.join(RESERVED_DIR);
     let first = outside.unwrap_or(&within);
-    mounts::attach_at(run_dir, first).map_err(failed)?;
+    // Each mount that is made or goes wakes the holders of all other lanes. From Linux 6.15 on,
+    // which copies a mount that has no place, its tree is put together before it has one.
+    let has_place = mounts::copy_of(run_dir, Path::new(".")).is_err();
+    if has_place {
+        mounts::attach_at(run_dir, first).map_err(failed)?;
+    }
     let mut watched = None;
     if !libraries.is_empty() {
         preload::make_folders(run_dir).map_err(failed)?;
@@ -359,8 +364,10 @@ pub(crate) fn furnish(
     let shown: Vec<OwnedFd> =
         outside.iter().map(|_| read_only(run_dir)).collect::<Result<_, _>>().map_err(failed)?;
     let shown_within = read_only(run_dir).map_err(failed)?;
-    // This process goes on writing through the former mount.
-    rustix::mount::unmount(first, UnmountFlags::DETACH).map_err(failed)?;
+    if has_place {
+        // This process goes on writing through the former mount.
+        rustix::mount::unmount(first, UnmountFlags::DETACH).map_err(failed)?;
+    }
     for (mount, place) in shown.iter().zip(outside) {
         mounts::attach_at(mount, place).map_err(failed)?;
     }

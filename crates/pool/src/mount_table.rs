@@ -56,10 +56,15 @@ impl MountTable {
         }
     }
 
-    /// Tells whether they still are.
-    pub(crate) fn look(&mut self) {
+    /// Tells the library whether they still are. Whether the lane's mount is there, as far as the
+    /// look has shown it.
+    pub(crate) fn look(&mut self) -> Option<bool> {
         let now = self.now();
         self.notice.tell(now != self.first);
+        match now {
+            Mounts::Told(mounts) => Some(mounts.first().map(|(id, _)| *id) == self.mount),
+            Mounts::Read(_) | Mounts::Unknown => None,
+        }
     }
 
     fn now(&mut self) -> Mounts {

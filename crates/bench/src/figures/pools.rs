@@ -19,10 +19,13 @@ use crate::{Options, progress};
 
 /// Lanes that are started one after the other, for the time of a start.
 const STARTS: usize = 20;
+/// Lanes of each pool that have services of their own, in the end.
+const LANES: usize = 4;
 /// A lane's SOURCE.
 const SOURCE: &str = "mem:16M";
 
-/// Measures by numbers of pools: with one lane each, then with one more in the same service.
+/// Measures by numbers of pools: with one lane each, with one more in the same service, and with
+/// three more that have services of their own.
 ///
 /// # Errors
 /// Not root, or a pool or a lane could not be made.
@@ -41,7 +44,9 @@ pub fn run(options: &Options) -> Result<Report> {
         "MiB: proportional set size of all processes, divided by the number of pools".to_string(),
         format!("cpu: percent of one CPU that a pool's processes took in {} s", rest.as_secs()),
         format!("start_ms: p50 of {STARTS} lanes mounted one after the other beside all others"),
-        "all_s: creation of all pools and the mounts of their lanes".to_string(),
+        "all_s: creation of all pools and mounts of their lanes; with four lanes: mounts of \
+         the other three"
+            .to_string(),
     ]);
     Ok(report)
 }
@@ -63,7 +68,7 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
     sleep(rest);
     // A tick is 10 ms.
     let spent = (cpu_ticks(&ours()?) - ticks) as f64 / 100.0;
-    let starts = starts(&pools)?;
+    let starts = starts_of(&pools)?;
     pools.each(|pools, number| pools.mount(number, &pools.path(number, "b"), &["--share"]))?;
     sleep(Duration::from_secs(2));
     let two = memory(&ours()?)?;
@@ -75,14 +80,25 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
     ];
     report.add("a pool with one lane", &point, each(one), &extra);
     report.add("one more lane in its service", &point, each(two - one), &[]);
+    let begun = Instant::now();
+    pools.each(|pools, number| {
+        (1..LANES).try_for_each(|lane| pools.mount(number, &pools.lane(number, lane), &[]))
+    })?;
+    let all = begun.elapsed();
+    sleep(Duration::from_secs(2));
+    let extra = [("start_ms", median(&starts_of(&pools)?)), ("all_s", all.as_secs_f64())];
+    report.add("a pool with four lanes", &point, each(memory(&ours()?)?), &extra);
     Ok(())
 }
 
 /// Milliseconds of starts of lanes, one after the other; they are unmounted again.
-fn starts(pools: &Pools) -> Result<Vec<f64>> {
+fn starts_of(pools: &Pools) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for number in 0..STARTS {
         let path = pools.path(0, &format!("start{number}"));
+        if path.exists() {
+            std::fs::remove_dir(&path).context("remove the directory of a lane")?;
+        }
         let begun = Instant::now();
         pools.mount(0, &path, &[])?;
         times.push(begun.elapsed().as_secs_f64() * 1000.0);
@@ -110,6 +126,11 @@ impl Pools {
 
     fn path(&self, number: usize, lane: &str) -> PathBuf {
         self.dir.path().join(format!("{number}-{lane}"))
+    }
+
+    /// A lane besides the first that has a service of its own.
+    fn lane(&self, number: usize, lane: usize) -> PathBuf {
+        self.path(number, &format!("own{lane}"))
     }
 
     fn mount(&self, number: usize, path: &Path, words: &[&str]) -> Result<()> {
@@ -152,7 +173,8 @@ impl Drop for Pools {
     fn drop(&mut self) {
         let gone = self.each(|pools, number| {
             // A service's first lane goes last.
-            for lane in ["b", "a"].map(|lane| pools.path(number, lane)) {
+            let own = (1..LANES).map(|lane| pools.lane(number, lane));
+            for lane in own.chain(["b", "a"].map(|lane| pools.path(number, lane))) {
                 if lane.exists() {
                     pools.command(&[OsStr::new("umount"), lane.as_os_str()])?;
                 }

@@ -143,7 +143,11 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     let changes = File::open("/proc/self/mountinfo")
         .map_err(|error| Failure::because("mounts", "watch them", error))?;
     let gone = || Failure::failed(format!("{}: was unmounted at once", Shown::new(&path)));
-    let id = places::mount_of(&entry).ok_or_else(gone)?.id;
+    let id = match unique.map(MountId::state) {
+        // Asked alone: a host with many lanes has a long table.
+        Some(Ok(Some(_))) if entry.mount != 0 => entry.mount.into(),
+        _ => places::mount_of(&entry).ok_or_else(gone)?.id,
+    };
     entry.starting = false;
     let tables = Tables::lock(&dir)?;
     expect_own(&tables, &pool, &entry)?;
@@ -198,10 +202,10 @@ fn hold(mut held: Held, link: &Link) -> u8 {
             }
         }
         if changed {
-            if let Some(notice) = &mut held.notice {
-                notice.look();
-            }
-            if !held.is_there() {
+            // What the library is told says whether the mount is there, where the kernel tells of
+            // it alone.
+            let there = held.notice.as_mut().and_then(MountTable::look);
+            if !there.unwrap_or_else(|| held.is_there()) {
                 return 0;
             }
         }
@@ -258,6 +262,12 @@ impl Held {
 
     /// The mount, wherever it is in this namespace.
     fn own(&self) -> Option<places::Seen> {
+        // The table of all mounts is long where many lanes are.
+        if let Some(Ok(state)) = self.unique.map(MountId::state) {
+            let (id, device, kind) = (self.id, self.entry.device, places::LANE_KIND.to_string());
+            let seen = |place| places::Seen { id, device, place, kind, options: String::new() };
+            return state.map(|state| seen(state.place));
+        }
         let is_own = |seen: &places::Seen| seen.id == self.id && seen.device == self.entry.device;
         places::seen().into_iter().find(is_own)
     }

@@ -33,10 +33,13 @@ pub(crate) struct Seen {
     pub(crate) options: String,
 }
 
+/// The kind of a lane's mounts.
+pub(crate) const LANE_KIND: &str = "fuse.polylane";
+
 impl Seen {
     /// Whether it is a lane's.
     pub(crate) fn is_lane(&self) -> bool {
-        self.kind == "fuse.polylane"
+        self.kind == LANE_KIND
     }
 }
 

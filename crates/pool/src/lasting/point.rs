@@ -10,7 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags,
+};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
@@ -55,12 +57,7 @@ impl Point {
             FileType::Directory => {}
             _ => return refuse("not a directory: a lane is mounted on an empty one"),
         }
-        let own = mount_id(&dir);
-        let at = |seen: &Seen| seen.place == path.as_os_str().as_bytes();
-        if let Some(mount) =
-            places::seen().into_iter().rfind(|seen| Some(seen.id) == own && at(seen))
-        {
-            let kind = mount.kind;
+        if let Some(kind) = mount_at(&dir, path) {
             return refuse(&format!(
                 "a mount point already ({kind}): unmount that, or choose another"
             ));
@@ -99,6 +96,22 @@ impl AsFd for Point {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.dir.as_fd()
     }
+}
+
+/// The kind of the mount whose root the directory at `path` is; `None`: it is none's. Where the
+/// kernel tells that at once, the table of all mounts is not read.
+fn mount_at(dir: &OwnedFd, path: &Path) -> Option<String> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(dir, "", flags, StatxFlags::empty());
+    let is_root = StatxAttributes::MOUNT_ROOT;
+    if stat.is_ok_and(|stat| {
+        stat.stx_attributes_mask.contains(is_root) && !stat.stx_attributes.contains(is_root)
+    }) {
+        return None;
+    }
+    let own = mount_id(dir);
+    let is_it = |seen: &Seen| Some(seen.id) == own && seen.place == path.as_os_str().as_bytes();
+    places::seen().into_iter().rfind(is_it).map(|mount| mount.kind)
 }
 
 /// The number of the mount that a descriptor leads through.
