@@ -8,8 +8,16 @@ if ! ls /usr/lib/*/libcephfs.so.2 >/dev/null 2>&1 || ! command -v ceph-osd >/dev
     exit 0
 fi
 cluster=$(mktemp -d /var/tmp/polylane-ceph.XXXXXX)
+# A network on which tests have other hosts, where this one may make one.
+bridge=plceph$$
+if ip link add "$bridge" type bridge 2>/dev/null; then
+    export ADDRESS="10.97.$(($$ % 250)).1"
+    ip addr add "$ADDRESS/24" dev "$bridge"
+    ip link set "$bridge" up
+fi
 stop() {
     tests/ceph/cluster.sh stop "$cluster"
+    ip link del "$bridge" 2>/dev/null || true
     rm -rf "$cluster"
 }
 trap stop EXIT
@@ -17,4 +25,6 @@ trap 'exit 130' INT TERM
 tests/ceph/cluster.sh start "$cluster" >&2
 export CEPH_CLUSTER="$cluster"
 cargo test --quiet --release --package polylane-ceph
-cargo test --quiet --release --package polylane-tests --test ceph --test rbd -- --test-threads 2
+cargo test --quiet --release --package polylane-tests --test ceph --test ceph_hosts --test rbd -- --test-threads 2
+# Each of these changes the cluster.
+cargo test --quiet --release --package polylane-tests --test ceph_loss -- --test-threads 1

@@ -2,14 +2,15 @@
 # A small Ceph cluster on this host, for tests: a monitor, a manager, two OSDs on BlueStore files,
 # two MDS (one of them a standby), with cephx keys.
 #
-# usage: cluster.sh start DIR | stop DIR
+# usage: cluster.sh start DIR | stop DIR | kill DIR DAEMON | begin DIR DAEMON
+#   DAEMON   mon.a, osd.0 or osd.1, to be killed as by a crash, and to begin again
 #   ADDRESS  the monitor's and the daemons' address [127.0.0.1]; one that network namespaces reach
 #   PORT     the monitor's port [6790]
 #   SIZE     bytes of each OSD's file, sparse [4294967296]
 # Afterwards DIR/ceph.conf and DIR/keyring (client.admin, client.lane) are a client's files.
 # Needs Debian's ceph-mon ceph-mgr ceph-osd ceph-mds ceph-common.
 set -euo pipefail
-action=${1:?start or stop} dir=${2:?a folder for the cluster}
+action=${1:?start, stop, kill or begin} dir=${2:?a folder for the cluster} daemon=${3:-}
 
 stop() {
     local file pid
@@ -22,10 +23,26 @@ stop() {
     done
 }
 
-if [ "$action" = stop ]; then
+case $action in
+stop)
     stop
     exit 0
-fi
+    ;;
+kill)
+    pid=$(cat "$dir/run/$daemon.pid")
+    kill -KILL "$pid"
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    exit 0
+    ;;
+begin)
+    case $daemon in
+    mon.*) keyring=$dir/keyring ;;
+    osd.*) keyring=$dir/osd${daemon#*.}/keyring ;;
+    esac
+    exec "ceph-${daemon%.*}" -c "$dir/ceph.conf" -i "${daemon#*.}" --keyring "$keyring" \
+        >>"$dir/log/start.log" 2>&1
+    ;;
+esac
 
 address=${ADDRESS:-127.0.0.1} port=${PORT:-6790} size=${SIZE:-4294967296}
 mkdir -p "$dir"/{mon,mgr,osd0,osd1,mdsa,mdsb,run,log}

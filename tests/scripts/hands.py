@@ -82,6 +82,15 @@ class Hand:
     def msync(self, name):
         self.maps[name].flush()
 
+    def lock_range(self, name, kind, start, length):
+        """Tries a POSIX lock of a range; an error is returned by its number."""
+        try:
+            wait = 0 if kind == fcntl.LOCK_UN else fcntl.LOCK_NB
+            fcntl.lockf(self.files[name], kind | wait, length, start)
+            return 0
+        except OSError as error:
+            return -error.errno
+
     def lock(self, name, kind):
         """Tries a POSIX lock of the whole file; says whether it was got."""
         try:
@@ -107,13 +116,13 @@ class Hand:
 
 
 class Far:
-    """The same, done by a process that was started without LD_PRELOAD."""
+    """The same, done by another process, in a directory; without LD_PRELOAD unless `env` has it."""
 
-    def __init__(self):
+    def __init__(self, directory=None, env=None):
         plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        command = [sys.executable, os.path.abspath(__file__)]
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=plain)
+        command = [sys.executable, "-B", os.path.abspath(__file__)]
+        pipe, env = subprocess.PIPE, plain | (env or {})
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, cwd=directory)
 
     def __getattr__(self, function):
         def call(*arguments):

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub mod attached;
+pub mod ceph;
 pub mod cut;
 pub mod daemon;
 pub mod guest;

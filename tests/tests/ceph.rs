@@ -8,20 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use polylane_tests::binary;
+use polylane_tests::ceph::Cluster;
 use polylane_tests::host::{self, Host, succeeds, until};
 use polylane_tests::pool::{Run, signal_to};
-use polylane_tests::{binary, skip, unavailable};
 
 /// The cluster's folder, unless the test cannot run here.
 fn cluster(test: &str) -> Option<PathBuf> {
-    if unavailable(test) {
-        return None;
-    }
-    let dir = std::env::var_os("CEPH_CLUSTER").map(PathBuf::from);
-    if dir.is_none() {
-        skip(test, "CEPH_CLUSTER names no cluster: 'make test-ceph' starts one");
-    }
-    dir
+    Cluster::for_test(test).map(|cluster| cluster.dir().to_path_buf())
 }
 
 fn options(cluster: &Path, place: &str) -> String {
@@ -48,13 +42,7 @@ fn text(output: &Output) -> String {
 
 /// How many sessions the MDS has of clients that have this directory mounted.
 fn sessions(cluster: &Path, root: &str) -> usize {
-    let mut command = Command::new("timeout");
-    command.args(["20", "ceph", "-c"]).arg(cluster.join("ceph.conf"));
-    command.args(["tell", "mds.cephfs:0", "session", "ls", "-f", "json"]);
-    let output = command.output().expect("ceph");
-    let list: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let of_root = |session: &&serde_json::Value| session["client_metadata"]["root"] == root;
-    list.as_array().expect("a list").iter().filter(of_root).count()
+    Cluster::at(cluster).sessions(root).len()
 }
 
 const WAYS: [(&str, &[&str]); 2] = [("library", &[]), ("fuse", &["--no-preload"])];
@@ -83,6 +71,85 @@ rm -r /lane/* && ls -A /lane | wc -l
     }
 }
 
+/// Settings of the cluster by programs: layouts, quotas, statistics, as by its other clients.
+#[test]
+fn layouts_and_quotas_are_attributes() {
+    let Some(cluster) = cluster("layouts_and_quotas_are_attributes") else { return };
+    let script = r#"
+cd /lane; rm -rf d; mkdir d; chmod 755 d
+get() { getfattr --only-values -n "$@" 2>/dev/null || printf none; echo; }
+setfattr -n ceph.dir.layout.object_size -v 8388608 d; get ceph.dir.layout.object_size d
+echo x > d/f; get ceph.file.layout.object_size d/f; get ceph.file.layout.pool d/f
+get ceph.quota.max_bytes d; setfattr -n ceph.quota.max_bytes -v 8388608 d
+get ceph.quota.max_bytes d; getfattr -d -m - d | wc -l
+setfattr -n ceph.file.layout.object_size -v 4194304 d/f 2>&1 | sed 's/.*: //'
+setfattr -n ceph.dir.rbytes -v 1 d 2>&1 | sed 's/.*: //'
+setfattr -n ceph.nothing -v 1 d 2>&1 | sed 's/.*: //'
+setfattr -x ceph.dir.layout d; get ceph.dir.layout d
+setpriv --reuid 1000 --clear-groups setfattr -n ceph.quota.max_bytes -v 1 d 2>&1 | sed 's/.*: //'
+chmod 700 d
+setpriv --reuid 1000 --clear-groups getfattr -n ceph.quota.max_bytes d 2>&1 | sed 's/.*: //'
+"#;
+    let wanted = "8388608\n8388608\ncephfs_data\nnone\n8388608\n0\nDirectory not empty\n\
+                  Operation not supported\nInvalid argument\nnone\nPermission denied\n\
+                  Permission denied\n";
+    for (way, more) in WAYS {
+        let output = in_lane(&cluster, &format!("layouts-{way}"), more, script);
+        assert_eq!(text(&output), wanted, "{way}");
+    }
+}
+
+/// A quota that a program set holds at once for those of its own lane: `df` shows it, and a write
+/// past it fails. libcephfs learns of used bytes from the MDS, after some seconds.
+#[test]
+fn a_quota_is_a_limit() {
+    let Some(cluster) = cluster("a_quota_is_a_limit") else { return };
+    let script = r#"
+cd /lane; rm -rf d; mkdir d
+setfattr -n ceph.quota.max_files -v 3 d; for i in 1 2 3 4 5 6 7 8; do
+    touch d/$i 2>err || { sed 's/.*: //' err; break; }; sync; sleep 1; done
+setfattr -n ceph.quota.max_files -v 0 d; setfattr -n ceph.quota.max_bytes -v 8388608 d
+for i in 1 2 3 4 5 6 7 8 9; do
+    dd if=/dev/zero of=d/f bs=1M count=2 seek=$((2 * i)) conv=fsync,notrunc status=none 2>err ||
+        { sed 's/.*: //' err; break; }; sleep 1; done
+"#;
+    for (way, more) in WAYS {
+        let name = format!("quota-{way}");
+        let output = in_lane(&cluster, &name, more, script);
+        let wanted = "Disk quota exceeded\nDisk quota exceeded\n";
+        assert_eq!(text(&output), wanted, "{way}");
+        let df =
+            run(&cluster, &format!("lane@cephfs:/{name}/d"), more, "df -B1M --output=size /lane");
+        assert_eq!(text(&df).split_whitespace().last(), Some("8"), "{way}: {}", text(&df));
+    }
+}
+
+/// Snapshots are directories of `.snap`: made, read, which cannot be changed, and removed.
+#[test]
+fn snapshots_are_made_and_read_as_directories() {
+    let Some(cluster) = cluster("snapshots_are_made_and_read_as_directories") else { return };
+    let script = r#"
+cd /lane; mkdir d; chmod 750 d; echo old > d/f; echo gone > d/g; ls d/.snap | wc -l
+mkdir d/.snap/one; ls d/.snap; echo new > d/f; rm d/g; mkdir d/e
+cat d/.snap/one/f d/.snap/one/g; ls d/.snap/one; cat d/f
+stat -c %a d/.snap/one; stat -c %a d/.snap
+(echo x > d/.snap/one/f) 2>&1 | sed 's/.*: //'
+(echo x > d/.snap/one/h) 2>&1 | sed 's/.*: //'
+rm d/.snap/one/f 2>&1 | sed 's/.*: //'
+(echo x > d/.snap/h) 2>&1 | sed 's/.*: //'
+mkdir d/.snap/one 2>&1 | sed 's/.*: //'
+mkdir d/.snap/two; ls -A d; mv d/.snap/two d/.snap/three; ls d/.snap
+rmdir d/.snap/three; rmdir d/.snap/one; ls d/.snap | wc -l; rm -r d; ls -A
+"#;
+    let wanted = "0\none\nold\ngone\nf\ng\nnew\n750\n750\nRead-only file system\n\
+                  Read-only file system\nRead-only file system\n\
+                  Read-only file system\nFile exists\ne\nf\none\nthree\n0\n";
+    for (way, more) in WAYS {
+        let output = in_lane(&cluster, &format!("snap-{way}"), more, script);
+        assert_eq!(text(&output), wanted, "{way}");
+    }
+}
+
 #[test]
 fn two_lanes_on_one_directory_see_each_other() {
     let Some(cluster) = cluster("two_lanes_on_one_directory_see_each_other") else { return };
@@ -93,7 +160,7 @@ fn two_lanes_on_one_directory_see_each_other() {
             .script(
                 "cd /lane; echo first > f; ls; echo up; \
                  while ! grep -qs second f; do sleep 0.05; done; cat f; rm f; \
-                 while [ ! -e g ]; do sleep 0.05; done; cat g; rm g; echo end",
+                 while [ ! -s g ]; do sleep 0.05; done; cat g; rm g; echo end",
             )
             .start();
         assert_eq!((run_one.line(), run_one.line()), ("f".to_string(), "up".to_string()));
@@ -131,6 +198,33 @@ fn what_was_fsynced_is_there_after_the_service_was_killed() {
     let lines: Vec<_> = (0..6).map(|_| run.line()).collect();
     assert_eq!(lines, ["1", "2", "3", "4", "5", "new"]);
     assert_eq!(run.end().code(), Some(0));
+}
+
+/// An open file that had bytes in the service is not taken for whole afterwards; one that was
+/// synced is.
+#[test]
+fn an_open_file_that_lost_bytes_with_its_service_says_so() {
+    let Some(cluster) = cluster("an_open_file_that_lost_bytes_with_its_service_says_so") else {
+        return;
+    };
+    for (way, more) in WAYS {
+        let name = format!("unsynced-{way}");
+        assert!(in_lane(&cluster, &name, &[], "true").status.success());
+        let options = options(&cluster, &format!("lane@cephfs:/{name}"));
+        let (mut run, mut input) = Run::new(&format!("{options} {}", more.join(" ")))
+            .script(
+                "exec 5>/lane/lost 6>/lane/kept; echo kept >&6; sync /lane/kept; echo lost >&5; \
+                 echo up; read x; (echo more >&5) 2>/dev/null || echo refused; \
+                 echo more >&6; cat /lane/kept; echo new > /lane/lost; cat /lane/lost",
+            )
+            .start_with_input();
+        assert_eq!(run.line(), "up");
+        signal_to(run.service(), "KILL");
+        writeln!(input, "go").expect("a line");
+        let lines: Vec<_> = (0..4).map(|_| run.line()).collect();
+        assert_eq!(lines, ["refused", "kept", "more", "new"], "{way}");
+        assert_eq!(run.end().code(), Some(0));
+    }
 }
 
 #[test]
@@ -189,6 +283,43 @@ fn what_cannot_be_mounted_is_one_line_and_leaves_nothing() {
     let began = Instant::now();
     refused(&format!("--ceph cephfs --timeout 2s --ceph-conf {}", conf.display()), "in time");
     assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+}
+
+/// A library that cannot be loaded, and one without a call that is needed, in their places.
+#[test]
+fn libraries_that_cannot_be_used_are_named() {
+    let Some(cluster) = cluster("libraries_that_cannot_be_used_are_named") else { return };
+    let host = Host::new();
+    let (broken, old, at) = (host.path("broken"), host.path("old"), host.dir("m"));
+    std::fs::write(&broken, "no library").expect("a file");
+    let cc = "echo 'int ceph;' | cc -shared -nostdlib -x c - -o \"$0\"";
+    let built = Command::new("sh").args(["-c", cc, host::text(&old)]).status().expect("cc");
+    assert!(built.success());
+    let conf = cluster.join("ceph.conf");
+    let conf = conf.display();
+    let mount = format!("mount --ceph-conf {conf} ceph:admin@cephfs {}", at.display());
+    let cephfs = ("libcephfs.so.2", "apt install libcephfs2", "has no ceph_create");
+    let rbd = ("librbd.so.1", "apt install librbd1", "has no rbd_image_options_create");
+    for (words, (library, absent, lacks)) in [
+        (format!("run --ceph admin@cephfs --ceph-conf {conf} -- true"), cephfs),
+        (mount, cephfs),
+        (format!("run --volume rbd:admin@rbd/none --size 64M --ceph-conf {conf} -- true"), rbd),
+        (format!("volume info rbd:admin@rbd/none --ceph-conf {conf}"), rbd),
+    ] {
+        for (file, part) in [(&broken, absent), (&old, lacks)] {
+            let script = format!(
+                "mount --bind \"$0\" $(realpath /usr/lib/*/{library}); exec \"$1\" {words}"
+            );
+            let mut command = Command::new("unshare");
+            command.args(["-m", "sh", "-ec", &script]).arg(file).arg(binary());
+            let output = command.output().expect("unshare");
+            let said = text(&output);
+            assert_eq!(output.status.code(), Some(1), "{words}: {said}");
+            assert!(said.lines().count() == 1 && said.contains(part), "{words}: {said}");
+            assert!(said.contains(library), "{words}: {said}");
+        }
+    }
+    host.assert_nothing_is_left();
 }
 
 #[test]

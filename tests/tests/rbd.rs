@@ -9,9 +9,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use polylane_tests::ceph::{Cluster, OtherHost};
 use polylane_tests::host::{self, Host, until};
 use polylane_tests::pool::{Run, signal_to};
-use polylane_tests::{binary, skip, unavailable};
+use polylane_tests::{binary, skip};
 
 static IMAGES: AtomicU32 = AtomicU32::new(0);
 
@@ -24,16 +25,10 @@ struct Image {
 impl Image {
     /// `None`: the test cannot run here.
     fn new(test: &str) -> Option<Image> {
-        if unavailable(test) {
-            return None;
-        }
-        let Some(dir) = std::env::var_os("CEPH_CLUSTER").map(PathBuf::from) else {
-            skip(test, "CEPH_CLUSTER names no cluster: 'make test-ceph' starts one");
-            return None;
-        };
+        let cluster = Cluster::for_test(test)?;
         let number = IMAGES.fetch_add(1, Ordering::Relaxed);
         let name = format!("rbd:lane@rbd/lane-{}-{number}", std::process::id());
-        Some(Image { conf: dir.join("ceph.conf"), name })
+        Some(Image { conf: cluster.conf(), name })
     }
 
     fn conf(&self) -> String {
@@ -175,6 +170,42 @@ fn a_lane_that_died_goes_on_elsewhere_when_its_lock_breaks() {
     lane.wait().expect("killed");
     let next = image.run("--timeout 60s", "ls /lane | grep -c f.; cat /lane/f.50");
     assert_eq!(text(&next), "50\n50\n");
+}
+
+/// A host loses its network and lives on: another takes its image over with what was synced, and
+/// what the first one writes when it is back reaches nothing.
+#[test]
+fn a_host_that_is_cut_off_is_barred_when_another_takes_its_image_over() {
+    let test = "a_host_that_is_cut_off_is_barred_when_another_takes_its_image_over";
+    let Some(image) = Image::new(test) else { return };
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    let Some(one) = OtherHost::new(test, &cluster) else { return };
+    let other = OtherHost::new(test, &cluster).expect("as above");
+    image.succeeds("volume create {} --size 64M");
+    let options = format!("--volume {} {}", image.name, image.conf());
+    let mut lane = Run::new(&options)
+        .by(&one.starter())
+        .script(
+            "cd /lane; for i in $(seq 50); do echo $i > f.$i; done; sync; echo up; \
+             while echo late > late && sync late; do sleep 0.1; done 2>/dev/null; echo barred; \
+             cat f.50 2>/dev/null || true",
+        )
+        .start();
+    assert_eq!(lane.line(), "up");
+    assert!(image.succeeds("volume info {}").contains(&format!("of host {}", one.name)));
+    one.cut();
+    let take_over = |script: &str| {
+        let mut command = other.command(binary());
+        command.args(["run", "--volume", &image.name, "--timeout", "90s"]);
+        command.args(image.conf().split(' ')).args(["--", "sh", "-ec", script]);
+        text(&command.output().expect("polylane run"))
+    };
+    let script = "cd /lane; ls | grep -c '^f[.]'; cat f.50; echo new > f.50; rm -f late; sync";
+    assert_eq!(take_over(script), "50\n50\n");
+    one.mend();
+    assert_eq!(lane.line(), "barred");
+    lane.end();
+    assert_eq!(take_over("cd /lane; cat f.50; ls late 2>/dev/null | wc -l"), "new\n0\n");
 }
 
 #[test]

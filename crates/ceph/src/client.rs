@@ -3,13 +3,13 @@
 //! Layers of a union and the branch above them are on one client: they share its session, its
 //! cache and its threads.
 
-use polylane_base::sync::{Arc, Mutex, Weak, thread};
+use polylane_base::sync::{Arc, Weak, thread};
 use polylane_base::{Errno, Result};
 
 use crate::failure::Failure;
 use crate::ffi::{Inode, Mount};
 use crate::fs::CephFs;
-use crate::inodes::{IDLE_TIME_MAX, Inodes};
+use crate::inodes::{IDLE_TIME_MAX, Tables};
 
 /// A mounted client. Thread-safe. Its session at the MDS ends when it and all its file systems are
 /// dropped.
@@ -20,8 +20,6 @@ pub struct Client {
     /// The inodes of its file systems, whose idle handles one thread closes.
     all: Arc<Tables>,
 }
-
-type Tables = Mutex<Vec<Weak<Inodes>>>;
 
 impl Client {
     /// Takes a mounted client over; `mounted` is its root.
@@ -42,7 +40,7 @@ impl Client {
         let shown = || String::from_utf8_lossy(path).into_owned();
         let opened = self
             .open(path)
-            .and_then(|(root, is_mounted)| CephFs::new(&self.mount, root, is_mounted));
+            .and_then(|(root, is_mounted)| CephFs::new(&self.mount, root, is_mounted, &self.all));
         let fs = opened.map_err(|errno| Failure::Directory(shown(), errno))?;
         self.all.lock().push(Arc::downgrade(fs.inodes()));
         Ok(fs)

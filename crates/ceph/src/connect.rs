@@ -48,9 +48,14 @@ pub struct Prepared {
     settings: Settings,
 }
 
-/// Rights were checked above, which libcephfs calls "by FUSE" for its calls by inode.
-const OPTIONS: [(&str, &str); 2] =
-    [("client_permissions", "false"), ("fuse_default_permissions", "true")];
+/// Rights were checked above, which libcephfs calls "by FUSE" for its calls by inode. The size of a
+/// directory is a number of names: that of the bytes below it, which the library would give, comes
+/// late, and tar takes a directory that grows for one that changes.
+const OPTIONS: [(&str, &str); 3] = [
+    ("client_permissions", "false"),
+    ("fuse_default_permissions", "true"),
+    ("client_dirsize_rbytes", "false"),
+];
 
 impl Settings {
     /// Loads the library and reads the configuration. Starts no thread.

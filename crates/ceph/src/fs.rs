@@ -19,7 +19,7 @@ use polylane_vfs::fs::{
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
 use crate::ffi::{Inode, Mount, New, Stat, change};
-use crate::inodes::{Inodes, Node};
+use crate::inodes::{Inodes, Node, Tables};
 use crate::listing::Listing;
 
 /// Bytes of one read or write: larger ones would hold the client's lock for long.
@@ -38,15 +38,28 @@ pub struct CephFs {
     root: Arc<Node>,
     /// The root is the directory that is mounted, whose quota the client library knows.
     is_mounted: bool,
+    /// As long as it is there, idle handles are closed, also when the client it came from is gone.
+    _tables: Arc<Tables>,
 }
 
 impl CephFs {
     /// The directory `root` of a client.
-    pub(crate) fn new(mount: &Arc<Mount>, root: Inode, is_mounted: bool) -> Result<CephFs> {
+    pub(crate) fn new(
+        mount: &Arc<Mount>,
+        root: Inode,
+        is_mounted: bool,
+        tables: &Arc<Tables>,
+    ) -> Result<CephFs> {
         let stat = root.stat()?;
         let inodes = Arc::new(Inodes::default());
         let root = inodes.hold(root, &stat);
-        Ok(CephFs { mount: mount.clone(), inodes, root, is_mounted })
+        let (mount, _tables) = (mount.clone(), tables.clone());
+        Ok(CephFs { mount, inodes, root, is_mounted, _tables })
+    }
+
+    /// How many files have an open handle, which keeps other hosts from caching what they write.
+    pub fn open_handles(&self) -> usize {
+        self.inodes.open_handles()
     }
 
     /// The inodes that the VFS holds.
@@ -199,6 +212,15 @@ impl FileSystem for CephFs {
         Some(self)
     }
 
+    fn keeps_writes(&self) -> bool {
+        // libcephfs writes back when it likes to.
+        true
+    }
+
+    fn own_xattrs(&self) -> &'static [u8] {
+        b"ceph."
+    }
+
     fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         Self::state(&*self.inodes.get(ino)?)
     }
@@ -233,8 +255,10 @@ impl FileSystem for CephFs {
             }
         };
         let mut attr = attr(node.ino, &stat)?;
-        // The MDS takes some bits and the group from the directory; what was decided above counts.
-        if attr.kind != Kind::Symlink && (attr.perm, attr.gid) != (new.perm, new.gid) {
+        // The MDS takes some bits and the group from the directory; what was decided above counts,
+        // but for a snapshot (a directory of `.snap`), which is as what it is of.
+        let is_settled = attr.kind == Kind::Symlink || node.is_in_snapshot();
+        if !is_settled && (attr.perm, attr.gid) != (new.perm, new.gid) {
             let (mut stat, mask) = (Stat::empty(), change::MODE | change::GID);
             (stat.mode, stat.gid) = (new.perm as u16 & 0o7777, new.gid.0);
             node.inode.change(stat, mask)?;

@@ -8,10 +8,19 @@
 //! A handle is opened when data is asked for and closed when it was not used for
 //! [`IDLE_TIME_MAX`]: as long as one that writes is open, the MDS lets no other host cache the
 //! file. A file whose last name goes keeps one, by which its data lives on.
+//!
+//! # Calls that do not end
+//!
+//! libcephfs 16.2 can leave a read or a write waiting for a capability that it was granted long
+//! ago, until the MDS has something else to say about the file. So a file of which no call has
+//! ended for a second or two, although some are under way, is asked for its state, which has the
+//! MDS say something.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Ino, Result};
 
@@ -54,6 +63,37 @@ pub(crate) struct Node {
     locks: Mutex<Option<Arc<OpenFile>>>,
     /// Where the last listing of this directory stopped.
     pub(crate) listing: Mutex<Option<Listing>>,
+    calls: Calls,
+}
+
+/// Reads and writes by a handle.
+#[derive(Default)]
+struct Calls {
+    under_way: AtomicU64,
+    ended: AtomicU64,
+    /// How many had ended when that was looked at last.
+    seen: AtomicU64,
+}
+
+/// A handle, for one call; counted.
+pub(crate) struct Call {
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+}
+
+impl Deref for Call {
+    type Target = OpenFile;
+
+    fn deref(&self) -> &OpenFile {
+        &self.file
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.node.calls.ended.fetch_add(1, Ordering::Relaxed);
+        self.node.calls.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Handle {
@@ -68,6 +108,11 @@ impl Node {
     /// Whether it is a directory.
     pub(crate) fn is_dir(&self) -> bool {
         self.is_dir
+    }
+
+    /// Whether it is of a snapshot: it cannot be changed.
+    pub(crate) fn is_in_snapshot(&self) -> bool {
+        !self.key.is_living()
     }
 
     /// Blocks of a file system, all and free ones, as far as the quota of this directory lets it
@@ -130,11 +175,23 @@ impl Node {
         Ok(())
     }
 
+    /// Asks for the state if calls are under way and none has ended since this was called last.
+    fn wake_calls(&self) {
+        let Calls { under_way, ended, seen } = &self.calls;
+        let ended = ended.load(Ordering::Relaxed);
+        if seen.swap(ended, Ordering::Relaxed) == ended && under_way.load(Ordering::Relaxed) > 0 {
+            // Only that it is asked for counts.
+            let _ = self.inode.stat();
+        }
+    }
+
     /// Closes its handle if that was not used lately; whether it is to be looked at again.
     fn close_idle(&self, now: Instant) -> bool {
+        self.wake_calls();
         let mut place = self.handle.lock();
-        let Some(handle) = place.as_ref().filter(|handle| !handle.pinned) else { return false };
-        if now.saturating_duration_since(handle.used) <= IDLE_TIME_MAX {
+        let Some(handle) = place.as_ref() else { return false };
+        let is_used = now.saturating_duration_since(handle.used) <= IDLE_TIME_MAX;
+        if is_used || handle.pinned || self.calls.under_way.load(Ordering::Relaxed) > 0 {
             return true;
         }
         let closed = place.take();
@@ -144,6 +201,9 @@ impl Node {
         false
     }
 }
+
+/// The inodes of a client's file systems, each of which keeps the list.
+pub(crate) type Tables = Mutex<Vec<Weak<Inodes>>>;
 
 /// See the module header. Thread-safe.
 #[derive(Default)]
@@ -179,8 +239,8 @@ impl Inodes {
             return node;
         }
         let is_dir = stat.is_dir();
-        let (handle, locks, listing) = Default::default();
-        let node = Arc::new(Node { ino, key, is_dir, inode, handle, locks, listing });
+        let (handle, locks, listing, calls) = Default::default();
+        let node = Arc::new(Node { ino, key, is_dir, inode, handle, locks, listing, calls });
         inner.nodes.insert(ino, node.clone());
         node
     }
@@ -203,25 +263,26 @@ impl Inodes {
     }
 
     /// A handle to read with.
-    pub(crate) fn reader(&self, ino: Ino) -> Result<Arc<OpenFile>> {
-        self.handle(&self.get(ino)?, false)
+    pub(crate) fn reader(&self, ino: Ino) -> Result<Call> {
+        self.handle(self.get(ino)?, false)
     }
 
     /// A handle to write with. `EROFS` in a snapshot.
-    pub(crate) fn writer(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+    pub(crate) fn writer(&self, ino: Ino) -> Result<Call> {
         let node = self.get(ino)?;
         match node.key.is_living() {
-            true => self.handle(&node, true),
+            true => self.handle(node, true),
             false => Err(Errno::EROFS),
         }
     }
 
-    fn handle(&self, node: &Arc<Node>, writes: bool) -> Result<Arc<OpenFile>> {
+    fn handle(&self, node: Arc<Node>, writes: bool) -> Result<Call> {
         let (file, is_new) = node.handle(writes)?;
         if is_new {
-            self.open.lock().push(Arc::downgrade(node));
+            self.open.lock().push(Arc::downgrade(&node));
         }
-        Ok(file)
+        node.calls.under_way.fetch_add(1, Ordering::Relaxed);
+        Ok(Call { node, file })
     }
 
     /// Keeps a handle that was opened with the inode.
@@ -229,6 +290,12 @@ impl Inodes {
         let (file, used) = (Arc::new(file), Instant::now());
         *node.handle.lock() = Some(Handle { file, writes: true, used, pinned: false });
         self.open.lock().push(Arc::downgrade(node));
+    }
+
+    /// How many have an open handle.
+    pub(crate) fn open_handles(&self) -> usize {
+        let nodes: Vec<_> = self.inner.lock().nodes.values().cloned().collect();
+        nodes.iter().filter(|node| node.open_handle().is_some()).count()
     }
 
     /// Closes the handles that were not used lately.

@@ -44,4 +44,5 @@ pub mod rbd;
 pub use client::Client;
 pub use connect::{Prepared, Settings, look};
 pub use failure::Failure;
+pub use ffi::on_barred;
 pub use fs::CephFs;

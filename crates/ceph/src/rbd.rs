@@ -35,8 +35,13 @@ pub struct Prepared {
     settings: Settings,
 }
 
-/// Writes that complete are durable; discards are whole.
-const OPTIONS: [(&str, &str); 2] = [("rbd_cache", "false"), ("rbd_skip_partial_discard", "false")];
+/// Writes that complete are durable; discards are whole; a client whose lock is broken is barred
+/// from the cluster, whatever the configuration says: a late write of it would be another's damage.
+const OPTIONS: [(&str, &str); 3] = [
+    ("rbd_cache", "false"),
+    ("rbd_skip_partial_discard", "false"),
+    ("rbd_blocklist_on_break_lock", "true"),
+];
 
 /// Whether the libraries are there, new enough.
 ///
@@ -130,14 +135,18 @@ impl Prepared {
         unlocked(pool, &settings)?.snapshot(&name).map_err(made("make the snapshot"))
     }
 
-    /// Gives the image another size. A client that has it goes on, and may take the new size over.
+    /// Gives the image a larger size, or the one that it has. A client that has it goes on, and may
+    /// take the new size over.
     ///
     /// # Errors
-    /// See [`Failure`].
-    pub fn resize(self, size: u64) -> Result<(), Failure> {
+    /// See [`Failure`]; [`Failure::Smaller`], also where the image grew meanwhile.
+    pub fn grow(self, size: u64) -> Result<(), Failure> {
         let (pool, settings) = self.pool()?;
-        let resized = unlocked(pool, &settings)?.resize(size);
-        resized.map_err(|errno| Failure::Call("resize the image", errno))
+        let image = unlocked(pool, &settings)?;
+        image.grow(size).map_err(|errno| match (errno, image.size()) {
+            (Errno::EINVAL, Ok(has)) if has > size => Failure::Smaller(has),
+            (errno, _) => Failure::Call("resize the image", errno),
+        })
     }
 
     /// Makes an image, in a pool, of the snapshot that the settings name.

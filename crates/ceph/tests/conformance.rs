@@ -139,6 +139,23 @@ fn a_directory_of_many_names_is_listed_in_pieces_of_any_length() {
     }
 }
 
+/// Also of a file system whose client was dropped, as a service does: other hosts may cache a file
+/// again.
+#[test]
+fn a_handle_that_is_not_used_is_closed() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let dir = fs.root().unwrap().ino;
+    let made = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap();
+    assert_eq!(fs.open_handles(), 1);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while fs.open_handles() > 0 {
+        assert!(std::time::Instant::now() < end, "it stays open");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs.getattr(&CTX, made.node.ino).unwrap().size, 0);
+}
+
 #[test]
 fn what_is_not_there_is_named() {
     let Some(cluster) = cluster() else { return };

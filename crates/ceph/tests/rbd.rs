@@ -73,7 +73,7 @@ fn an_image_has_one_writer_and_its_snapshots_are_read() {
     assert!(old.read_only());
     let read = Waiter::new(old).read(Sector(8), 4096).unwrap();
     assert!(read.iter().all(|byte| *byte == 7));
-    settings.clone().prepare().unwrap().resize(8 << 20).unwrap();
+    settings.clone().prepare().unwrap().grow(8 << 20).unwrap();
     device.grow().unwrap();
     assert_eq!(device.sector_count(), (8 << 20) / 512);
     drop((waiter, device));
@@ -120,4 +120,35 @@ fn the_next_process_of_a_session_takes_the_image_over_at_once() {
     let barred = former.write(Sector(0), Buffer::copy_of(&[2; 4096]), true);
     assert!(barred.is_err(), "the former one writes no more");
     assert!(next.read(Sector(0), 4096).unwrap().iter().all(|byte| *byte == 1));
+}
+
+/// Whatever order the cluster takes them in, and whether or not a client has the image: none of
+/// them makes it smaller.
+#[test]
+fn an_image_that_many_resize_at_once_only_grows() {
+    let Some(cluster) = cluster() else { return };
+    let settings = settings(&cluster);
+    drop(create(&settings));
+    let grow = |size: u64| settings.clone().prepare().unwrap().grow(size);
+    for (round, is_open) in [false, true].into_iter().enumerate() {
+        let device = is_open.then(|| open(&settings).unwrap());
+        let base = (round as u64 + 1) * (64 << 20);
+        let sizes: Vec<u64> = [3, 1, 4, 2].map(|part| base + (part << 22)).to_vec();
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let each: Vec<_> = sizes.iter().map(|&size| scope.spawn(move || grow(size))).collect();
+            each.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        for (size, result) in sizes.iter().zip(results) {
+            match result {
+                Ok(()) => {}
+                Err(Failure::Smaller(has)) => assert!(has > *size, "{has} {size}"),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let size = settings.clone().prepare().unwrap().look(8).unwrap().size;
+        assert_eq!(size, base + (4 << 22), "the largest");
+        assert_eq!(grow(base), Err(Failure::Smaller(size)));
+        drop(device);
+    }
+    settings.clone().prepare().unwrap().remove().unwrap();
 }

@@ -15,12 +15,13 @@ use polylane_ceph::{Client, Prepared, rbd};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
+use polylane_sys::uring;
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Attr, FileSystem, OpCtx, Options, SetAttr, Vfs};
+use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
 use polylane_volume::disk::{self, Disk};
 use polylane_volume::held::{Answer, Ask};
 use polylane_volume::pool_file::{self, Parts, Pinned};
@@ -28,11 +29,11 @@ use polylane_volume::stack::Stack;
 use polylane_volume::translation::Translation;
 
 use crate::ceph::CephFiles;
-use crate::ceph::CephPlace;
+use crate::cluster::{check_upper, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
-use crate::lower::{self, Lower};
+use crate::lower::Lower;
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
@@ -157,6 +158,8 @@ pub(crate) struct Running {
     /// The files, or some of their layers, are on a cluster: its session ends with the last
     /// reference to them.
     on_cluster: bool,
+    /// Calls wait for a cluster, which may take as long as it is away.
+    waits_for_cluster: bool,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
     fuse: ServedFuse,
@@ -225,7 +228,20 @@ pub(crate) fn start(
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
     let on_cluster = spec.cluster.is_some();
-    Ok(Running { confined, vfs, lane, server, disk, union, on_cluster, share_link: None, fuse })
+    let waits_for_cluster = on_cluster || matches!(spec.backing, Backing::Image { .. });
+    let share_link = None;
+    Ok(Running {
+        confined,
+        vfs,
+        lane,
+        server,
+        disk,
+        union,
+        on_cluster,
+        waits_for_cluster,
+        share_link,
+        fuse,
+    })
 }
 
 /// Files that are the lane's own.
@@ -282,31 +298,6 @@ fn of_volume(spec: &PoolSpec, goes_on: bool) -> polylane_ext4::Options {
         discard: spec.write_back.discard,
         ..polylane_ext4::Options::default()
     }
-}
-
-/// Refuses an upper in a cluster in which other users could have written marks.
-fn check_upper(place: &CephPlace, owner: u32, root: &Attr) -> Result<()> {
-    if root.uid.0 != owner {
-        let other = root.uid.0;
-        return Err(Failure::failed(format!(
-            "ceph:{place}: user {other} owns it and could show himself any file of the lowers: not \
-             used over --lower; use one of your own"
-        )));
-    }
-    match root.perm & lower::REACHERS {
-        0 => Ok(()),
-        bits => Err(Failure::failed(format!(
-            "ceph:{place}: other users could show themselves any file of the lowers (mode bits \
-             {bits:03o}): not used over --lower before 'chmod go-rwx' of that directory"
-        ))),
-    }
-}
-
-/// Connects the service's client of a cluster.
-fn mount_cluster(spec: &PoolSpec, prepared: Prepared) -> Result<Client> {
-    let place = spec.cluster.as_ref().map(|cluster| cluster.place.to_string());
-    let place = place.unwrap_or_default();
-    prepared.mount().map_err(|why| Failure::failed(format!("ceph:{place}: {why}")))
 }
 
 /// A directory of the service's cluster.
@@ -491,6 +482,11 @@ impl Running {
             vfs.sync(&OpCtx::service())
                 .map_err(|error| Failure::because("lane", "write everything back", error))
         })
+    }
+
+    /// Whether calls may wait for as long as a device, or a cluster, is away.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.waits_for_cluster || uring::waiters() > 0
     }
 
     /// Makes the files of the upper whole; says so on `control` when they are.

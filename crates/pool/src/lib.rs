@@ -10,6 +10,7 @@ mod bound;
 mod build;
 pub mod ceph;
 mod cgroup;
+mod cluster;
 mod confine;
 mod copying;
 pub mod doctor;

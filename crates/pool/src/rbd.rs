@@ -405,12 +405,9 @@ pub(crate) fn grow(
             )));
         }
         if size < size_bytes {
-            return Err(Failure::failed(format!(
-                "{place}: has {}, and an image only grows: make a smaller one and copy the files",
-                ByteSize(size_bytes)
-            )));
+            return Err(place.failed(&Why::Smaller(size_bytes)));
         }
-        client(place, options)?.resize(size).map_err(|why| place.failed(&why))?;
+        client(place, options)?.grow(size).map_err(|why| place.failed(&why))?;
         Ok(content != Content::None)
     })
 }

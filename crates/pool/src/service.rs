@@ -15,7 +15,7 @@ use polylane_block::file::{Files, reserve_rings};
 use polylane_ceph::{Prepared, rbd};
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
-use polylane_sys::{balloon, frames, heap, ns, sched, uring};
+use polylane_sys::{balloon, frames, heap, ns, sched};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use polylane_volume::held::files_of;
@@ -337,7 +337,7 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
         if !wait_for(control.as_fd(), left.unwrap_or(BEAT_PERIOD).min(BEAT_PERIOD)) {
             // While the volume stands still, so may everybody who works on it.
             match left {
-                None if uring::waiters() == 0 => beat.busy(),
+                None if !running.may_wait() => beat.busy(),
                 _ => beat.excused(),
             }
             if left.is_some_and(|left| left <= BEAT_PERIOD) {

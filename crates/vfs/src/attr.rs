@@ -126,3 +126,24 @@ pub struct SetAttr {
     /// New project, where [`FileSystem::project`](crate::fs::FileSystem::project) tells one.
     pub project: Option<u32>,
 }
+
+/// Totals, as in statvfs(3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StatFs {
+    /// Block size in bytes.
+    pub bsize: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Free blocks.
+    pub bfree: u64,
+    /// Free blocks for ordinary users.
+    pub bavail: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Free inodes.
+    pub ffree: u64,
+    /// Longest name in bytes.
+    pub namelen: u32,
+    /// `f_type`, for example `TMPFS_MAGIC`.
+    pub magic: u32,
+}

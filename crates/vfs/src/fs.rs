@@ -32,7 +32,7 @@ use rustix::fs::FallocateFlags;
 use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
-pub use crate::attr::{Attr, Kind, SetAttr, SetTime};
+pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
 pub use crate::bytes::{Late, Piece, Sink, Source, Syncing};
 pub use crate::lock_request::SharedLocks;
 
@@ -205,27 +205,6 @@ pub enum XattrMode {
     Replace,
 }
 
-/// Totals, as in statvfs(3).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StatFs {
-    /// Block size in bytes.
-    pub bsize: u32,
-    /// Blocks in all.
-    pub blocks: u64,
-    /// Free blocks.
-    pub bfree: u64,
-    /// Free blocks for ordinary users.
-    pub bavail: u64,
-    /// Inodes in all.
-    pub files: u64,
-    /// Free inodes.
-    pub ffree: u64,
-    /// Longest name in bytes.
-    pub namelen: u32,
-    /// `f_type`, for example `TMPFS_MAGIC`.
-    pub magic: u32,
-}
-
 /// How the VFS is to treat a libservice's data and names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Character {
@@ -287,6 +266,19 @@ pub trait FileSystem: Send + Sync {
     /// The locks of its files, where other hosts see them; `None`: the VFS keeps them alone.
     fn shared_locks(&self) -> Option<&dyn SharedLocks> {
         None
+    }
+
+    /// Whether what was written may lie in this process, below the VFS, until it is synced: then it
+    /// is lost with the process, which the next one has to know.
+    fn keeps_writes(&self) -> bool {
+        false
+    }
+
+    /// What names of extended attributes begin with that are settings of this file system, such as
+    /// `ceph.`; empty: there are none. They are read and written by the rights of a file's data, as
+    /// the kernel's clients have it, and are not among those that are listed.
+    fn own_xattrs(&self) -> &'static [u8] {
+        b""
     }
 
     /// The state of an inode.

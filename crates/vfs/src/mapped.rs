@@ -154,6 +154,14 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
         self.inner.shared_locks()
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.inner.keeps_writes()
+    }
+
+    fn own_xattrs(&self) -> &'static [u8] {
+        self.inner.own_xattrs()
+    }
+
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
         self.inner.getattr(ctx, ino).map(|attr| self.attr(attr))
     }

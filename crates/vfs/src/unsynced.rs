@@ -4,7 +4,8 @@
 //! The next service must not go on with an open file that lost its middle, nor say that names are
 //! durable which are gone. So a file or directory that begins to change has a record in the
 //! handover (`Kind::Unsynced`: its number and generation, and 1 for a directory), which goes when
-//! everything of it is durable. Only where data is cached; elsewhere nothing is lost.
+//! everything of it is durable. Only where data is cached, here or by the libservice
+//! (`FileSystem::keeps_writes`: files alone); elsewhere nothing is lost.
 //!
 //! A lost directory is as it was when it was last durable, and can be used; the fsync that was to
 //! make its names last fails, as the kernel has a failed write-back told: once to each that had it
@@ -75,7 +76,7 @@ impl Vfs {
 
     /// From now on the next service is told which files and directories are not durable.
     pub fn tell_unsynced(&self, store: Arc<Store>) {
-        if self.core.character.cache_data {
+        if self.core.loses_writes() {
             // A second call would be a bug and changes nothing.
             let _ = self.core.unsynced.store.set(store);
         }
@@ -118,8 +119,17 @@ impl Core {
         }
     }
 
+    /// Whether what was written since the last sync goes with this process.
+    pub(crate) fn loses_writes(&self) -> bool {
+        self.character.cache_data || self.fs.keeps_writes()
+    }
+
     #[cold]
     fn note_change(&self, node: &Node, store: &Store) {
+        // Names that are kept below the VFS are another process', which lives on.
+        if node.is_dir() && !self.character.cache_data {
+            return;
+        }
         let mut files = self.unsynced.files.lock();
         let changed = files.entry(node.id).or_insert_with(|| {
             let words = [node.ino().0, node.generation(), node.is_dir().into(), 0, 0, 0, 0];

@@ -98,7 +98,7 @@ impl Vfs {
             return Err(Errno::ENOTDIR);
         }
         let root = core.adopt_root(attr);
-        let flusher = core.character.cache_data.then(|| start_flusher(&core)).transpose()?;
+        let flusher = core.loses_writes().then(|| start_flusher(&core)).transpose()?;
         Ok(Arc::new(Vfs { core, root, flusher }))
     }
 

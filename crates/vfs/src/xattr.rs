@@ -24,15 +24,21 @@ enum Space {
     User,
     Trusted,
     Security,
+    /// The file system's own ([`own_xattrs`](crate::FileSystem::own_xattrs)).
+    Own,
     /// One that Linux does not know, either: it asks for permission as for those of users.
     Unknown,
 }
 
 /// The name space of an attribute. `EOPNOTSUPP` for what else the system keeps; access control
 /// lists are in none (see [`acls`](crate::acls)).
-fn space(name: &[u8]) -> Result<Space> {
+fn space(node: &Inode, name: &[u8]) -> Result<Space> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);
+    }
+    let own = node.core.fs.own_xattrs();
+    if !own.is_empty() && name.starts_with(own) {
+        return Ok(Space::Own);
     }
     let spaces: [(&[u8], Space); 3] =
         [(b"user.", Space::User), (b"trusted.", Space::Trusted), (b"security.", Space::Security)];
@@ -57,9 +63,9 @@ fn check_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
 }
 
 fn may_get(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
-    match space(name)? {
+    match space(node, name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::ENODATA),
-        Space::User => access::check(ctx, node, READ),
+        Space::User | Space::Own => access::check(ctx, node, READ),
         Space::Unknown => access::check(ctx, node, READ).and(Err(Errno::EOPNOTSUPP)),
         Space::Trusted if !ctx.is_root() => Err(Errno::ENODATA),
         Space::Trusted | Space::Security => Ok(()),
@@ -80,7 +86,7 @@ fn check_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
 }
 
 fn may_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
-    match space(name)? {
+    match space(node, name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::EPERM),
         Space::User => {
             // In a sticky directory everybody could otherwise write attributes of the directory.
@@ -89,6 +95,7 @@ fn may_change(ctx: &OpCtx<'_>, node: &Inode, name: &[u8]) -> Result<()> {
             }
             access::check(ctx, node, WRITE)
         }
+        Space::Own => access::check(ctx, node, WRITE),
         Space::Unknown => access::check(ctx, node, WRITE).and(Err(Errno::EOPNOTSUPP)),
         Space::Trusted if !ctx.is_root() => Err(Errno::EPERM),
         Space::Security if !ctx.is_root() && !ctx.kernel_checked => Err(Errno::EPERM),

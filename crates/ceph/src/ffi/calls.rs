@@ -4,6 +4,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use libc::{dev_t, dirent64, flock64, gid_t, mode_t, off_t, size_t, statvfs64, timespec, uid_t};
 use polylane_base::{Errno, Result};
@@ -315,8 +316,26 @@ pub(crate) fn check() -> Result<(), Missing> {
     Calls::load().map(drop)
 }
 
+/// What a client is told that the cluster has barred from itself (its blocklist).
+pub(crate) const BARRED: Errno = Errno(libc::ESHUTDOWN);
+
+/// What this process does when libcephfs says that.
+static ON_BARRED: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
+/// From now on this is called when the cluster has barred this process' client: nothing of it can
+/// succeed any more. A second call changes nothing.
+pub fn on_barred(act: impl Fn() + Send + Sync + 'static) {
+    let _ = ON_BARRED.set(Box::new(act));
+}
+
 pub(super) fn said(result: c_int) -> Result<usize> {
-    usize::try_from(result).map_err(|_| Errno(result.wrapping_neg()))
+    let said = usize::try_from(result).map_err(|_| Errno(result.wrapping_neg()));
+    if said == Err(BARRED)
+        && let Some(act) = ON_BARRED.get()
+    {
+        act();
+    }
+    said
 }
 
 pub(super) fn c_string(bytes: &[u8]) -> Result<CString> {

@@ -58,6 +58,9 @@ pub(super) struct RawSnapshot {
 /// Told of an extent: its offset, its bytes, whether it holds data.
 pub(super) type Extent = extern "C" fn(u64, size_t, c_int, *mut c_void) -> c_int;
 
+/// Told how far a call is: so much of so much.
+pub(super) type Progress = extern "C" fn(u64, u64, *mut c_void) -> c_int;
+
 pub(super) type Callback = unsafe extern "C" fn(*mut RawCompletion, *mut c_void);
 
 library! {
@@ -98,7 +101,13 @@ library! {
     fn rbd_image_spec_list_cleanup(images: *mut RawSpec, count: size_t);
     fn rbd_get_size(image: *mut RawImage, size: *mut u64) -> c_int;
     fn rbd_get_features(image: *mut RawImage, features: *mut u64) -> c_int;
-    fn rbd_resize(image: *mut RawImage, size: u64) -> c_int;
+    fn rbd_resize2(
+        image: *mut RawImage,
+        size: u64,
+        may_shrink: bool,
+        progress: Progress,
+        argument: *mut c_void,
+    ) -> c_int;
     fn rbd_snap_create(image: *mut RawImage, name: *const c_char) -> c_int;
     fn rbd_snap_remove(image: *mut RawImage, name: *const c_char) -> c_int;
     fn rbd_snap_list(image: *mut RawImage, list: *mut RawSnapshot, count: *mut c_int) -> c_int;
@@ -355,10 +364,16 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Gives it another size.
-    pub(crate) fn resize(&self, size: u64) -> Result<()> {
-        // SAFETY: a live image.
-        said(unsafe { (self.calls.rbd_resize)(self.raw.as_ptr(), size) }).map(drop)
+    /// Gives it another size, which is no smaller one: `EINVAL`. The lock's owner decides, at the
+    /// time when it executes the call.
+    pub(crate) fn grow(&self, size: u64) -> Result<()> {
+        extern "C" fn ignore(_: u64, _: u64, _: *mut c_void) -> c_int {
+            0
+        }
+        let image = self.raw.as_ptr();
+        // SAFETY: a live image; the function that is told of progress uses no argument.
+        said(unsafe { (self.calls.rbd_resize2)(image, size, false, ignore, ptr::null_mut()) })
+            .map(drop)
     }
 
     /// Makes a snapshot. `EEXIST`.

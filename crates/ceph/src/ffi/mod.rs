@@ -19,7 +19,8 @@ mod library;
 mod mount;
 mod rados;
 
-pub(crate) use calls::{Stat, change, check};
+pub use calls::on_barred;
+pub(crate) use calls::{BARRED, Stat, change, check};
 pub(crate) use file::{DirStream, Listed, OpenFile};
 pub(crate) use image::{Image, Mode, Work};
 pub(crate) use inode::{Inode, New};

@@ -16,13 +16,10 @@ use polylane_sys::event;
 use rustix::event::{PollFd, PollFlags};
 
 use super::settings::Failure;
-use crate::ffi::{Image, Work};
+use crate::ffi::{BARRED, Image, Work};
 
 /// Requests that a channel has under way at most.
 const IN_FLIGHT_MAX: usize = 256;
-
-/// What a client is told that was barred from the cluster (blocklisted).
-const BARRED: Errno = Errno(libc::ESHUTDOWN);
 
 /// An open image. Thread-safe.
 pub struct RbdDevice {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use polylane_base::Errno;
+use polylane_base::size::ByteSize;
 
 use crate::failure::Failure as Loading;
 use crate::ffi::Missing;
@@ -51,6 +52,8 @@ pub enum Failure {
     Exists,
     /// The image cannot be removed, or not this snapshot of it, since others are on it.
     HasOthers(&'static str),
+    /// The image has so many bytes, and would shrink.
+    Smaller(u64),
     /// The image has no exclusive lock.
     NoLock,
     /// Another client has it; who that is.
@@ -94,6 +97,11 @@ impl fmt::Display for Failure {
             Failure::Open(errno) => write!(f, "open the image: {errno}"),
             Failure::Exists => write!(f, "it exists: choose another name"),
             Failure::HasOthers(what) => write!(f, "{what}: remove those first"),
+            Failure::Smaller(has) => write!(
+                f,
+                "has {}, and an image only grows: make a smaller one and copy the files",
+                ByteSize(*has)
+            ),
             Failure::NoLock => write!(
                 f,
                 "the image has no exclusive lock, which keeps two lanes from writing to it: see \

@@ -220,7 +220,7 @@ impl Flusher {
     }
 }
 
-/// The flusher: one thread per VFS, for libservices whose data is cached.
+/// The flusher: one thread per VFS, for libservices whose data is cached, here or by themselves.
 pub(crate) fn run_flusher(core: &Core) {
     let pause = core.options.flush_interval.max(PAUSE_MIN);
     while let Some(urgent) = core.cache.flusher.wait(pause) {
