@@ -173,7 +173,7 @@ fn measure(
             let found = one(row, place, shared, (&seconds, template.as_deref()))
                 .with_context(|| format!("{}, {name}", row.name))?;
             ground.tidy(place, shared)?;
-            report.add(name, row.name, found.outcome.rate(), &extra(&found));
+            report.add(name, row.name, found.outcome.rate(), &extra(row, &found));
             pair[which] = Some(found);
         }
         if let [Some(host), Some(lane)] = &pair {
@@ -224,9 +224,12 @@ fn one(
 }
 
 /// What is told beside the rate.
-fn extra(found: &Found) -> Vec<(&'static str, f64)> {
-    let outcome = &found.outcome;
-    let mut extra = vec![("cpu_us", outcome.cpu_seconds * 1e6 / outcome.ops.max(1) as f64)];
+fn extra(row: &Row, found: &Found) -> Vec<(&'static str, f64)> {
+    let (outcome, mut extra) = (&found.outcome, Vec::new());
+    // On the host PostgreSQL's server is no descendant of the tenant's.
+    if !row.name.starts_with("pgbench") {
+        extra.push(("cpu_us", outcome.cpu_seconds * 1e6 / outcome.ops.max(1) as f64));
+    }
     let latency = match outcome.kinds.get("put") {
         Some(puts) => *puts,
         None => outcome.latency,
