@@ -13,7 +13,7 @@ BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
 
-.PHONY: demo test test-apps test-suites test-union test-ceph test-guest bench campaign build check tools install clean
+.PHONY: demo test test-apps test-suites test-union test-containers test-ceph test-guest bench campaign build check tools install clean
 
 # Real programs in a lane, then two tenants side by side: about a minute after the build.
 demo:
@@ -47,6 +47,13 @@ test-union:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory build
 	@scripts/test-union.sh
+
+# Programs in containers on lanes: a Debian, a root of busybox and one of musl: a table, after five
+# minutes. CONTAINERS="debian musl": only those; DEBIAN=FILE: a root file system that is there.
+test-containers:
+	@scripts/setup.sh build containers
+	@$(MAKE) --no-print-directory build
+	@scripts/test-containers.sh
 
 # Lanes on a Ceph file system: a cluster of two OSDs and two MDS is started here, for minutes.
 test-ceph:

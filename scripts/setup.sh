@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|suites|ceph|guest …
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|suites|containers|ceph|guest …
 # Asks for what is missing only; a tool that is already there, from wherever, is left alone.
 set -eu
 
@@ -62,6 +62,13 @@ need_suites() {
     need cmake tool cmake
     need dpkg-dev tool dpkg-source
     need zlib1g-dev test -e /usr/include/zlib.h
+}
+
+need_containers() {
+    need busybox-static tool busybox
+    need mmdebstrap tool mmdebstrap
+    need musl-tools tool musl-gcc
+    need runc tool runc
 }
 
 # A cluster, the library that lanes use, and the client that they are compared with.
@@ -130,9 +137,9 @@ install_rust() {
 [ $# -gt 0 ] || set -- build
 for what in "$@"; do
     case $what in
-    build | demo | test | apps | suites | ceph | guest) "need_$what" ;;
+    build | demo | test | apps | suites | containers | ceph | guest) "need_$what" ;;
     *)
-        echo "usage: scripts/setup.sh build|demo|test|apps|suites|ceph|guest …" >&2
+        echo "usage: scripts/setup.sh build|demo|test|apps|suites|containers|ceph|guest …" >&2
         exit 2
         ;;
     esac

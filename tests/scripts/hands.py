@@ -106,10 +106,47 @@ class Hand:
         except OSError:
             return False
 
-    def os(self, function, *arguments):
-        """Any function of `os`; an error is returned by its number."""
+    def put(self, path, count):
+        """Writes a file anew."""
+        with open(path, "wb") as file:
+            file.write(b"p" * count)
+
+    def add(self, path, count):
+        """Appends to a file that is there."""
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
-            found = getattr(os, function)(*arguments)
+            os.write(file, b"a" * count)
+        finally:
+            os.close(file)
+
+    def state(self, path):
+        """All that is known of what a path leads to but its access time; an error by its number."""
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            return -error.errno
+        fields = ["mode", "ino", "nlink", "uid", "gid", "size", "mtime_ns", "ctime_ns"]
+        state = [getattr(found, f"st_{field}") for field in fields]
+        for name in ["user.x", "system.posix_acl_access"]:
+            try:
+                state.append(os.getxattr(path, name, follow_symlinks=False))
+            except OSError as error:
+                state.append(-error.errno)
+        return state
+
+    def states(self, paths):
+        return [self.state(path) for path in paths]
+
+    def names(self, paths):
+        """What is in directories, in order. To be listed may move their times."""
+        found = [self.os("listdir", path) for path in paths]
+        return [sorted(names) if isinstance(names, list) else names for names in found]
+
+    def os(self, function, *arguments):
+        """Any function of `os`, or of this; an error is returned by its number."""
+        try:
+            call = getattr(os, function, None) or getattr(self, function)
+            found = call(*arguments)
             return tuple(found) if isinstance(found, os.stat_result) else found
         except OSError as error:
             return -error.errno

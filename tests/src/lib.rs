@@ -45,6 +45,10 @@ pub enum Lane {
     FuseVolume,
     /// A lane on a volume's ext4, through the preload library.
     PreloadVolume,
+    /// The same over a lower, through FUSE alone.
+    FuseUnion,
+    /// The same over a lower, through the preload library.
+    PreloadUnion,
 }
 
 /// Both ways into a lane in memory.
@@ -59,6 +63,9 @@ pub const LANES: [Lane; 6] = [
     Lane::FuseVolume,
     Lane::PreloadVolume,
 ];
+
+/// Both ways into a lane over a lower.
+pub const UNIONS: [Lane; 2] = [Lane::FuseUnion, Lane::PreloadUnion];
 
 /// Size of the volumes that scripts run on.
 const VOLUME_SIZE: &str = "4G";
@@ -159,10 +166,17 @@ impl Script {
             Lane::FuseVolume | Lane::PreloadVolume => {
                 command.arg(binary()).args(["run", "--size", VOLUME_SIZE, "--volume"]).arg(&volume);
             }
+            Lane::FuseUnion | Lane::PreloadUnion => {
+                let lower = dir.path().join("lower");
+                std::fs::create_dir(&lower).expect("directory for a lower");
+                command.arg(binary()).args(["run", "--size", VOLUME_SIZE, "--volume"]).arg(&volume);
+                command.arg("--lower").arg(lower);
+            }
         }
         if lane != Lane::Tmpfs {
             command.args(["--at", MOUNT]).args(&self.options);
-            let fuse_only = matches!(lane, Lane::Fuse | Lane::FuseDir | Lane::FuseVolume);
+            let fuse_only =
+                matches!(lane, Lane::Fuse | Lane::FuseDir | Lane::FuseVolume | Lane::FuseUnion);
             command.args(fuse_only.then_some("--no-preload")).arg("--");
         }
         // A host directory shares its room with others.
@@ -175,7 +189,7 @@ impl Script {
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let output = command.stdin(Stdio::null()).output().expect("run timeout(1)");
         let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
-        if matches!(lane, Lane::FuseVolume | Lane::PreloadVolume) {
+        if volume.exists() {
             volume::assert_clean(&volume);
         }
         Outcome {

@@ -817,7 +817,10 @@ fn podman(engine: &Engine, words: &[&str]) -> Command {
     for (option, dir) in [("--root", "podman"), ("--runroot", "podman-run")] {
         command.arg(option).arg(engine.host.path(dir));
     }
-    command.args(["--cgroup-manager", "cgroupfs"]).args(words).stdin(Stdio::null());
+    command
+        .args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"])
+        .args(words)
+        .stdin(Stdio::null());
     command
 }
 
@@ -877,6 +880,47 @@ fn what_a_running_container_changed_becomes_an_image() {
     }
     assert!(fs::read(&one).expect("read") == fs::read(&other).expect("read"), "other bytes");
     engine.succeeds(&["container", "rm", "live"]);
+    engine.assert_nothing_is_left(&[]);
+}
+
+/// A runtime that takes its time to pause a container, and notes when it has paused or resumed one.
+const SLOW: &str = r#"#!/bin/sh
+case " $* " in
+*" pause "*) word=pause; echo begins >>"$0.log"; until [ -e "$0.goes" ]; do sleep 0.05; done ;;
+*" resume "*) word=resume ;;
+*) exec runc "$@" ;;
+esac
+runc "$@"
+status=$?
+echo "$word" >>"$0.log"
+exit $status
+"#;
+
+/// A diff that is killed while the runtime pauses the container leaves none paused.
+#[test]
+fn a_diff_that_is_killed_as_it_pauses_a_container_leaves_none_paused() {
+    let name = "a_diff_that_is_killed_as_it_pauses_a_container_leaves_none_paused";
+    let Some(engine) = Engine::new(name) else { return };
+    let program = engine.host.path("slow");
+    fs::write(&program, SLOW).expect("write");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let noted = |word: &str| {
+        let log = fs::read_to_string(engine.host.path("slow.log")).unwrap_or_default();
+        log.lines().any(|line| line == word)
+    };
+    let words = ["container", "run", "-d", "--name", "live", "--runtime", text(&program)];
+    engine.succeeds(&[&words[..], &["busybox", "sh", "-c", COUNTS]].concat());
+    until("it is through", || engine.counted("live") > 0);
+    let layer = engine.host.path("layer");
+    let mut diff = engine.command(&["image", "diff", "live", "-o", text(&layer)]);
+    let mut diff = diff.spawn().expect("polylane");
+    until("the runtime begins to pause it", || noted("begins"));
+    diff.kill().expect("kill");
+    diff.wait().expect("wait");
+    fs::write(engine.host.path("slow.goes"), "").expect("write");
+    until("it was paused and resumed", || noted("pause") && noted("resume"));
+    engine.counts_on("live");
+    engine.succeeds(&["container", "rm", "-f", "live"]);
     engine.assert_nothing_is_left(&[]);
 }
 

@@ -352,3 +352,67 @@ fn a_lane_whose_syncs_do_not_wait_is_refused_until_it_ended_in_order() {
     let alone = Run::new("").arg("--mem").arg("--volatile").script("true").output();
     assert_eq!(alone.status.code(), Some(2), "without lowers there is nothing to be wrong");
 }
+
+/// A tree of two lowers for `remembered.py`, with every name that it uses.
+fn many_lowers(dir: &Path) {
+    for (at, place) in ["", "a", "b", "a/in", "c"].into_iter().enumerate() {
+        for name in 0..4 {
+            let layer = if (at + name) % 2 == 0 { "high" } else { "low" };
+            let below = dir.join(layer).join(place);
+            fs::create_dir_all(&below).expect("mkdir");
+            fs::write(below.join(name.to_string()), "lower").expect("write");
+        }
+        let link = dir.join("low").join(place).join("link");
+        std::os::unix::fs::symlink("0", link).expect("link");
+    }
+}
+
+/// What the kernel remembers of a union is what the union is, whoever changes it by whichever way;
+/// also after kills of the service (`kills`).
+fn what_is_remembered_holds(test: &str, kills: bool) {
+    if unavailable(test) || polylane_tests::pool::no_library(test) {
+        return;
+    }
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = seed.expect("after 1970").as_millis();
+    for (upper, seed) in [("--volume", seed), ("--dir", seed + 1)] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        many_lowers(dir.path());
+        let rounds = if kills { 400 } else { 1500 };
+        let script = polylane_tests::scripts().join("remembered.py");
+        let script = format!(
+            "cd /lane && exec /usr/bin/python3 -B {} {seed} {rounds} {}",
+            script.display(),
+            u32::from(kills)
+        );
+        let run = run(dir.path(), upper).script(&script);
+        let (mut running, mut input) = run.start_with_input();
+        loop {
+            match running.line().as_str() {
+                "kill" => {
+                    let former = running.service();
+                    polylane_tests::pool::signal_to(former, "KILL");
+                    polylane_tests::host::until("there is another service", || {
+                        running.service_now().is_some_and(|service| service != former)
+                    });
+                    std::io::Write::write_all(&mut input, b"go\n").expect("written");
+                }
+                said => {
+                    assert_eq!(said, "holds", "{upper}, seed {seed}");
+                    break;
+                }
+            }
+        }
+        assert!(running.end().success());
+    }
+}
+
+#[test]
+fn what_the_kernel_remembers_of_a_union_is_what_it_is() {
+    what_is_remembered_holds("what_the_kernel_remembers_of_a_union_is_what_it_is", false);
+}
+
+#[test]
+fn what_the_kernel_remembers_holds_when_a_service_is_killed() {
+    what_is_remembered_holds("what_the_kernel_remembers_holds_when_a_service_is_killed", true);
+}

@@ -36,8 +36,8 @@ use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long another command may hold a container.
-const WAIT_MAX: Duration = Duration::from_secs(90);
+/// How long a command waits for another one that holds a container.
+const WAIT_MAX: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(90) };
 
 /// The directory of mount points besides the root's.
 const MOUNTS: &str = "mounts";
@@ -118,7 +118,7 @@ pub(crate) fn clear_new(dir: &Path) -> Result<()> {
 
 /// Takes the lock of names.
 pub(crate) fn lock_names(dir: &Path) -> Result<Lock> {
-    lock(&dir.join("lock"), "containers")
+    lock(&dir.join("lock"), "containers", Some(WAIT_MAX))
 }
 
 impl Place {
@@ -168,12 +168,22 @@ impl Place {
 
     /// Takes the right to start, end or remove the container.
     pub(crate) fn lock(&self) -> Result<Lock> {
-        lock(&self.file("lock"), "container")
+        lock(&self.file("lock"), "container", Some(WAIT_MAX))
     }
 
     /// The same; `None`: the container was removed meanwhile.
     pub(crate) fn lock_if_there(&self) -> Result<Option<Lock>> {
-        match self.lock() {
+        self.if_there(self.lock())
+    }
+
+    /// The same for the process that records the container's end, which nothing else knows: it
+    /// waits for as long as another command has the container, as one that reads its files does.
+    pub(crate) fn lock_for_end(&self) -> Result<Option<Lock>> {
+        self.if_there(lock(&self.file("lock"), "container", None))
+    }
+
+    fn if_there(&self, locked: Result<Lock>) -> Result<Option<Lock>> {
+        match locked {
             // A lock that was waited for may be one of a file that is gone.
             Ok(lock) if self.file("record.json").exists() => Ok(Some(lock)),
             Err(failure) if self.dir.exists() => Err(failure),
@@ -302,17 +312,18 @@ fn try_lock(path: &Path) -> Result<Option<Lock>> {
     }
 }
 
-fn lock(path: &Path, what: &str) -> Result<Lock> {
-    let end = Instant::now() + WAIT_MAX;
+/// Takes a lock; where another command has it for longer than `limit`, that is an error.
+fn lock(path: &Path, what: &str, limit: Option<Duration>) -> Result<Lock> {
+    let begun = Instant::now();
     loop {
         if let Some(lock) = try_lock(path)? {
             return Ok(lock);
         }
-        if Instant::now() > end {
+        if let Some(limit) = limit.filter(|limit| begun.elapsed() > *limit) {
             return Err(Failure::failed(format!(
                 "{}: another command has held this {what} for {} s",
                 path.display(),
-                WAIT_MAX.as_secs()
+                limit.as_secs()
             )));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -324,6 +335,29 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    /// A command that reads a container's files, or starts it, may take longer than others wait.
+    #[test]
+    fn the_end_of_a_container_waits_for_as_long_as_another_command_has_it() {
+        let all = tempfile::tempdir().expect("tempdir");
+        let place = Place::of(all.path(), "one");
+        place.make_dir("root").expect("mkdir");
+        place.write("record.json", &1).expect("written");
+        let held = place.lock().expect("free");
+        place.lock_if_there().expect_err("another command has it");
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| place.lock_for_end().map(|lock| lock.is_some()));
+            // Other commands give up meanwhile.
+            for _ in 0..3 {
+                place.lock().expect_err("another command has it");
+            }
+            assert!(!end.is_finished());
+            drop(held);
+            assert!(end.join().expect("no panic").expect("locked"));
+        });
+        place.remove().expect("removed");
+        assert!(place.lock_for_end().expect("nothing").is_none());
+    }
 
     /// A root that could not be unmounted, with what a tenant may have made in it.
     #[test]

@@ -1,11 +1,12 @@
 //! A container whose files are read: none of its processes runs meanwhile, and no command starts or
 //! removes it.
 //!
-//! One that runs is paused by its runtime. A process of its own lets it go on when the reader says
-//! so or ends, however that ends.
+//! One that runs is paused by a process of its own, the *resumer*, which has the runtime let it go
+//! on when the reader says so or ends, however that ends. The resumer does both, so a reader that
+//! is killed while the runtime pauses the container leaves none paused.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -17,10 +18,6 @@ use rustix::process::{Pid, WaitOptions, setsid, waitpid};
 use crate::container::{Container, State};
 use crate::lane;
 use crate::place::Lock;
-
-/// What the process that has a container go on is told; its end without a word is the first.
-const RESUME: u8 = b'r';
-const NOTHING: u8 = b'n';
 
 /// Where the files of a container are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,7 +69,7 @@ impl Container {
 
 /// A container that is paused. Dropped, it has gone on.
 struct Paused {
-    /// Its end, by whatever, has the container go on.
+    /// Its end, by whatever, has the resumer let the container go on.
     held: Option<OwnedFd>,
     resumer: Option<Pid>,
 }
@@ -80,29 +77,36 @@ struct Paused {
 impl Paused {
     fn new(container: &Container) -> Result<Paused> {
         let failed = |error: io::Error| Failure::because(&container.record.name, "pause it", error);
-        let (told, held) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
+        let ((told, held), (answer, tell)) = (pipe()?, pipe()?);
         let child = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
-                drop(held);
-                resume_when_told(container, told)
+                drop((held, answer));
+                resume_when_told(container, told, tell)
             }
             Fork::Parent(child) => child,
         };
+        drop((told, tell));
         let resumer = i32::try_from(child.pid).ok().and_then(Pid::from_raw);
-        let mut paused = Paused { held: Some(held), resumer };
-        match container.runtime().pause() {
-            Ok(()) => Ok(paused),
-            Err(failure) => {
-                paused.end(NOTHING);
-                Err(failure)
+        // Dropped where it is not paused, it waits for the resumer's end.
+        let paused = Paused { held: Some(held), resumer };
+        let mut said = Vec::new();
+        File::from(answer).read_to_end(&mut said).map_err(failed)?;
+        match said.split_first() {
+            Some((0, _)) => Ok(paused),
+            Some((&status, line)) => {
+                Err(Failure { status, line: String::from_utf8_lossy(line).into_owned() })
             }
+            None => Err(failed(io::ErrorKind::UnexpectedEof.into())),
         }
     }
+}
 
-    fn end(&mut self, word: u8) {
+impl Drop for Paused {
+    fn drop(&mut self) {
         // A byte, since processes that this one has started may have the pipe as well.
         if let Some(held) = self.held.take() {
-            let _ = rustix::io::write(&held, &[word]);
+            let _ = rustix::io::write(&held, &[0]);
         }
         if let Some(resumer) = self.resumer.take() {
             let _ = waitpid(Some(resumer), WaitOptions::empty());
@@ -110,24 +114,27 @@ impl Paused {
     }
 }
 
-impl Drop for Paused {
-    fn drop(&mut self) {
-        self.end(RESUME);
-    }
-}
-
-/// The life of the process that has a paused container go on.
-fn resume_when_told(container: &Container, told: OwnedFd) -> ! {
-    // What ends the reader by its terminal or group does not end this one.
+/// The resumer's life: it pauses the container, tells how that went, and waits for a word or for
+/// the reader's end. It has the container's lock as well, so no command comes in between.
+fn resume_when_told(container: &Container, told: OwnedFd, tell: OwnedFd) -> ! {
+    // What ends the reader by its terminal or group does not end this one, nor the runtime.
     let _ = setsid();
     let _ = rustix::process::chdir(Path::new("/"));
-    let mut word = [RESUME];
-    let _ = File::from(told).read(&mut word);
-    let resumed = match word {
-        [NOTHING] => Ok(()),
-        _ => container.runtime().resume(),
+    let runtime = container.runtime();
+    let paused = runtime.pause();
+    let answer = match &paused {
+        Ok(()) => vec![0],
+        Err(failure) => [&[failure.status.max(FAILED)], failure.line.as_bytes()].concat(),
     };
-    let status = resumed.map_or_else(
+    // The reader may be gone, and the signal that says so ends no process (`std` ignores it).
+    let _ = File::from(tell).write_all(&answer);
+    if paused.is_err() {
+        // Some of its processes may stand still.
+        let _ = runtime.resume();
+        ns::exit_now(FAILED.into())
+    }
+    let _ = File::from(told).read(&mut [0]);
+    let status = runtime.resume().map_or_else(
         |failure| {
             say(failure);
             FAILED.into()

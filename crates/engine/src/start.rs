@@ -298,7 +298,7 @@ impl<'a> Watcher<'a> {
         // What is left of the lanes' supervisors is not for this process to reap.
         let _ = rustix::process::set_child_subreaper(None);
         let container = self.container;
-        let Some(_lock) = container.place.lock_if_there()? else { return Ok(()) };
+        let Some(_lock) = container.place.lock_for_end()? else { return Ok(()) };
         container.place.write("exit.json", &Exit { status, ended: now() })?;
         // The number may be another process's from now on.
         container.place.remove_file("pid")?;

@@ -91,6 +91,7 @@ impl FileSystem for Ext4 {
             whole_seconds: usize::from(self.volume.geometry.inode_bytes) == CLASSIC_BYTES,
             acls: true,
             flags: flags::SETTABLE | flags::PROJECT_INHERIT,
+            remembered: false,
             attributes: flags::ATTRIBUTES | flags::COMPRESSED | flags::ENCRYPTED | flags::VERITY,
         }
     }

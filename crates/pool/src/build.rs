@@ -558,6 +558,7 @@ impl Running {
                 "deferred": fuse.deferred,
                 "page_notices": fuse.page_notices,
                 "name_notices": fuse.name_notices,
+                "state_notices": fuse.state_notices,
             },
             "vfs": {
                 "operations": vfs.ops,

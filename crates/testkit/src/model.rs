@@ -266,9 +266,7 @@ impl FileSystem for Model {
             max_links: 1000,
             max_dir_links: 1000,
             whole_seconds: false,
-            acls: false,
-            flags: 0,
-            attributes: 0,
+            ..Character::VOLATILE
         }
     }
 

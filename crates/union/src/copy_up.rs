@@ -30,8 +30,9 @@ impl Act<'_> {
         }
     }
 
-    /// The same with `changing` held alone. `cut`: data from there on is not wanted.
-    pub(crate) fn copy_up(&self, node: &Arc<Node>, cut: Option<u64>) -> Result<Held> {
+    /// The same with `changing` held alone. `cut`: data from that size on is not wanted, and where
+    /// the file is not shorter, all of it is set before the inode gets its name.
+    pub(crate) fn copy_up(&self, node: &Arc<Node>, cut: Option<&SetAttr>) -> Result<Held> {
         if let Some(held) = node.upper() {
             return Ok(held);
         }
@@ -70,11 +71,12 @@ impl Act<'_> {
         node: &Node,
         lower: &Lower,
         (held, attr): (&Held, &Attr),
-        cut: Option<u64>,
+        cut: Option<&SetAttr>,
     ) -> Result<Option<Below>> {
         let upper = self.upper()?;
         copy_attributes(self.ctx, &lower.held, held)?;
-        let bound = attr.size.min(cut.unwrap_or(u64::MAX));
+        let size = cut.and_then(|set| set.size).unwrap_or(u64::MAX);
+        let bound = attr.size.min(size);
         let has_data = node.kind == Kind::File && bound > 0;
         if has_data && cut.is_some() && bound <= SMALL {
             let data = node.data().unwrap_or(&lower.held);
@@ -104,6 +106,9 @@ impl Act<'_> {
             set.flags = Some(attr.flags & settable);
         }
         upper.fs().setattr(self.ctx, held.ino(), &set)?;
+        if let Some(set) = cut.filter(|_| size <= attr.size) {
+            upper.fs().setattr(self.ctx, held.ino(), set)?;
+        }
         Ok(below)
     }
 
@@ -177,7 +182,8 @@ impl Act<'_> {
             }
             return Err(errno);
         }
-        upper.restore_times(self.ctx, dir, &before)?;
+        // It is there, whatever becomes of the directory's times.
+        let _ = upper.restore_times(self.ctx, dir, &before);
         Ok(uncovered)
     }
 
@@ -210,7 +216,9 @@ impl Act<'_> {
         self.make_impure(dir, &dir_held)?;
         self.set_uncovered(node, &held, uncovered - 1)?;
         upper.fs().link(self.ctx, held.ino(), dir_held.ino(), name)?;
-        upper.restore_times(self.ctx, &dir_held, &before)
+        // The name is there, whatever becomes of the directory's times.
+        let _ = upper.restore_times(self.ctx, &dir_held, &before);
+        Ok(())
     }
 
     /// Counts the names that a file has in the lowers alone.

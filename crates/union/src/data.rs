@@ -335,7 +335,13 @@ impl Act<'_> {
             Some(upper) => upper,
             None => {
                 let _alone = self.alone();
-                self.copy_up(node, Some(size))?
+                let is_first = node.upper().is_none();
+                let upper = self.copy_up(node, Some(set))?;
+                if is_first && upper.attr(self.ctx)?.size == size {
+                    // All was set before it got its name.
+                    return Ok(());
+                }
+                upper
             }
         };
         let _filling = node.filling_if_partial();
@@ -351,7 +357,8 @@ impl Act<'_> {
             if !self.upper()?.tells_holes {
                 upper.fs().fsync(self.ctx, upper.ino(), true)?;
             }
-            return self.set_below(node, &upper, None).map(|_| ());
+            self.cut_off(node, &upper, None, size);
+            return Ok(());
         }
         let Some(below) = self.begin(node, &upper)? else {
             return upper.fs().setattr(self.ctx, upper.ino(), set).map(|_| ());
@@ -359,9 +366,19 @@ impl Act<'_> {
         let below = self.before_growth(node, &upper, below, size > now)?;
         upper.fs().setattr(self.ctx, upper.ino(), set)?;
         if size < below.bound {
-            self.set_below(node, &upper, Some(Below { bound: size, ..below }))?;
+            self.cut_off(node, &upper, Some(Below { bound: size, ..below }), size);
         }
         Ok(())
+    }
+
+    /// After a file was cut: what the lower has of it now. Where that cannot be marked, for want of
+    /// room, the mark is wide: it is never used past the file's size, and is written before the
+    /// file grows, or the growth fails.
+    fn cut_off(&self, node: &Node, upper: &Held, below: Option<Below>, size: u64) {
+        if self.set_below(node, upper, below).is_err() {
+            let wide = Below { bound: size, mark_is_wide: true, whole: false };
+            node.state().below = Some(wide);
+        }
     }
 
     /// `FileSystem::fallocate`.

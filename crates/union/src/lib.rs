@@ -295,6 +295,8 @@ fn character(
         cache_data: lowers.iter().chain(data_only).any(cache_data)
             || above.is_some_and(|above| above.cache_data),
         volatile: false,
+        // Nobody has a lease of its directories, and its layers are its own.
+        remembered: true,
         read_only: above.is_none_or(|above| above.read_only),
         ..above.unwrap_or(lower)
     }
@@ -316,6 +318,10 @@ impl FileSystem for Union {
         let _shared = self.changing.read();
         let found = act.find(&dir, name)?.ok_or(Errno::ENOENT)?;
         act.attr(&*act.node(&dir, name, found)?)
+    }
+
+    fn is_original(&self, ino: Ino) -> bool {
+        self.table.get(ino).is_ok_and(|node| node.state().upper.is_none())
     }
 
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {

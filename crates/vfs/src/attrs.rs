@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Attr, Kind, SET_GID, SetAttr, SetTime};
-use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::inode::{ATIME_DUE, ATIME_STAYS, Inode, Node};
 use crate::mapped::NOBODY;
 use crate::vfs::Vfs;
 
@@ -20,13 +20,18 @@ impl Vfs {
         self.begin();
         self.core.settle(node);
         self.core.end_loan_on(node);
-        let mut attr = *node.fresh_attr(ctx)?;
+        let attr = *node.fresh_attr(ctx)?;
+        Ok(Vfs::with_blocks_to_come(node, attr))
+    }
+
+    /// A state with the space that delayed writes are going to take.
+    pub(crate) fn with_blocks_to_come(node: &Node, mut attr: Attr) -> Attr {
         if let Some(pages) = node.pages_used() {
             // Space of delayed writes is not allocated yet, but programs take a file with fewer
             // blocks than bytes for a sparse one.
             attr.blocks += pages.blocks_to_come(&attr);
         }
-        Ok(attr)
+        attr
     }
 
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
@@ -223,8 +228,12 @@ impl Core {
         node.lower(ATIME_DUE);
         let atime = Some(SetTime::At(time));
         let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };
-        if let Ok(new) = self.fs.setattr(ctx, node.ino(), &set) {
-            node.keep(&mut held, new);
+        match self.fs.setattr(ctx, node.ino(), &set) {
+            // As a union leaves that of what lies in a lower: nothing changed, also for those who
+            // were told the state, and the next read is not to ask again.
+            Ok(new) if new.atime == held.atime && time != held.atime => node.raise(ATIME_STAYS),
+            Ok(new) => node.keep(&mut held, new),
+            Err(_) => {}
         }
     }
 

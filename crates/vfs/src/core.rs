@@ -17,7 +17,7 @@ use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::loans::Loans;
 use crate::lock::{LockTable, Shared};
-use crate::marks::Marks;
+use crate::marks::{Marks, Told};
 use crate::nameless::Nameless;
 use crate::stats::{Count, Counters};
 use crate::unsynced::Unsynced;
@@ -37,6 +37,7 @@ pub(crate) struct Core {
     pub(crate) cache: PageCache,
     pub(crate) leases: Leases,
     pub(crate) marks: Marks,
+    pub(crate) told: Told,
     pub(crate) unsynced: Unsynced,
     pub(crate) loans: Loans,
     pub(crate) nameless: Nameless,
@@ -58,6 +59,7 @@ impl Core {
             cache: PageCache::new(&options),
             leases: Leases::default(),
             marks: Marks::default(),
+            told: Told::default(),
             unsynced: Unsynced::default(),
             loans: Loans::default(),
             nameless: Nameless::default(),

@@ -70,6 +70,12 @@ pub(crate) const FREED: u32 = 32768;
 /// that nobody takes the bits that come with a list for those of an inode without one.
 pub(crate) const LISTED: u32 = 1 << 31;
 
+/// The kernel was told its state, and may remember it; see [`marks`](crate::marks).
+pub(crate) const TOLD: u32 = 65536;
+/// The libservice has left its access time as it was: reads move it no more until its state
+/// changes.
+pub(crate) const ATIME_STAYS: u32 = 131_072;
+
 /// A live inode. Thread-safe.
 pub struct Inode {
     pub(crate) core: Arc<Core>,
@@ -267,6 +273,7 @@ impl Inode {
         self.nlink.store(attr.nlink, Release);
         self.size.store(attr.size, Release);
         self.mirror_flags(attr.flags);
+        self.lower(ATIME_STAYS);
         if attr.atime <= attr.mtime || attr.atime <= attr.ctime {
             self.atime_is_due();
         }
@@ -285,7 +292,7 @@ impl Inode {
 
     /// The next read moves the access time, if any read does.
     pub(crate) fn atime_is_due(&self) {
-        if !self.has(NO_ATIME) {
+        if !self.has(NO_ATIME | ATIME_STAYS) {
             self.raise(ATIME_DUE);
         }
     }

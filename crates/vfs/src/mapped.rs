@@ -138,6 +138,10 @@ impl<F: FileSystem + ?Sized> Mapped<F> {
 }
 
 impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
+    fn is_original(&self, ino: Ino) -> bool {
+        self.inner.is_original(ino)
+    }
+
     fn character(&self) -> Character {
         self.inner.character()
     }

@@ -18,6 +18,16 @@
 //!   begins, and none is handed out of a leased directory. A loan ends when its state is asked for.
 //! - Marks of an inode that nobody has marked need not be raised ([`MARKED`], [`NAMED`]: these are
 //!   lost with the inode, so its marks are raised then).
+//!
+//! # States that the kernel was told
+//!
+//! A front end that tells the kernel a state for good ([`Vfs::tell_attr`]) has the flag [`TOLD`]
+//! put up with the attributes locked. Whatever changes them takes it down, with them locked, and
+//! has the front end's [`Teller`] know; the front end answers no change before the kernel has
+//! heard of it. So each state that the kernel remembers costs one word to it at most. What is asked
+//! again later has its flag up again. A loan's begin takes the flag down as well, and nothing is
+//! told for good while it lasts: flag and loan lie in one word, so one of the two who come at once
+//! sees the other.
 
 use std::hash::Hasher;
 use std::sync::OnceLock;
@@ -30,7 +40,8 @@ use polylane_base::{Errno, Result};
 
 use crate::core::Core;
 use crate::ctx::OpCtx;
-use crate::inode::{Inode, LEASED, MARKED, NAMED, Node};
+use crate::fs::{Attr, Kind};
+use crate::inode::{Inode, LEASED, LENT, MARKED, NAMED, Node, TOLD};
 use crate::vfs::{PathError, Vfs};
 use crate::walk::{Goal, Walk};
 
@@ -236,5 +247,85 @@ impl Core {
             _ => false,
         };
         same.then_some(count)
+    }
+}
+
+/// A front end that tells states for good.
+pub trait Teller: Send + Sync {
+    /// The state of an inode is another one from now on. Called with locks of the VFS held: it must
+    /// take none, and wait for nobody.
+    fn state_changed(&self, inode: &Inode);
+}
+
+/// Whom to tell.
+#[derive(Default)]
+pub(crate) struct Told(OnceLock<Arc<dyn Teller>>);
+
+impl Told {
+    /// The state of an inode changes: call with the attributes locked, or as a loan of it begins.
+    #[inline]
+    pub(crate) fn state_changed(&self, inode: &Inode) {
+        if inode.has(TOLD) {
+            self.tell(inode);
+        }
+    }
+
+    #[cold]
+    fn tell(&self, inode: &Inode) {
+        if let (true, Some(teller)) = (inode.lower(TOLD), self.0.get()) {
+            teller.state_changed(inode);
+        }
+    }
+}
+
+impl Vfs {
+    /// Who is told of changes from now on. False: somebody is already, or names and states may
+    /// change without a word to this VFS.
+    pub fn tell_with(&self, teller: Arc<dyn Teller>) -> bool {
+        let character = self.core.character;
+        character.remembered && !character.volatile && self.core.told.0.set(teller).is_ok()
+    }
+
+    /// The state of an inode, and whether it may be told for good: the teller hears of its next
+    /// change then.
+    pub fn tell_attr(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<(Attr, bool)> {
+        self.begin();
+        self.core.settle(node);
+        self.core.end_loan_on(node);
+        let held = node.fresh_attr(ctx)?;
+        let lasts = self.core.may_last(node);
+        if lasts {
+            node.raise(TOLD);
+        }
+        let attr = *held;
+        drop(held);
+        Ok((Vfs::with_blocks_to_come(node, attr), lasts && !node.has(LENT)))
+    }
+
+    /// Something of an inode's state was told for good, or is about to be: the teller hears of the
+    /// next change.
+    pub fn is_told(&self, node: &Node) {
+        node.raise(TOLD);
+    }
+
+    /// Whether the kernel may remember the state of an inode, and its name, if it knows it.
+    pub fn is_remembered(&self, node: &Node) -> bool {
+        node.has(TOLD) && self.is_original(node)
+    }
+
+    /// Whether what a name leads to is as it will be found again after any loss.
+    pub fn is_original(&self, node: &Node) -> bool {
+        self.core.fs.is_original(node.ino())
+    }
+}
+
+impl Core {
+    /// Whether a state may be told for good: that of a directory, and of what nothing has changed.
+    /// Of other files it would be told anew after each write.
+    fn may_last(&self, node: &Node) -> bool {
+        match node.kind() {
+            Kind::Dir => !node.has(LEASED),
+            _ => self.fs.is_original(node.ino()),
+        }
     }
 }

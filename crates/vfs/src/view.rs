@@ -324,6 +324,7 @@ impl Inode {
     #[inline]
     pub(crate) fn attr_changed(&self) {
         self.core.marks.state_changed(self);
+        self.core.told.state_changed(self);
         if self.has(VIEWED) {
             self.tell(|viewer, view| viewer.attr_changed(view));
         }
@@ -416,6 +417,7 @@ impl Core {
     fn begin_loan(&self, node: &Node, begin: &mut dyn FnMut() -> bool) -> bool {
         self.loans.begin(node);
         self.marks.state_changed(node);
+        self.told.state_changed(node);
         let begun = begin();
         if !begun {
             self.loans.end(node);

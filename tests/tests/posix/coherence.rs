@@ -5,7 +5,8 @@
 
 use polylane_tests::{Lane, Script, chosen, scripts, unavailable};
 
-const PLACES: [Lane; 4] = [Lane::Tmpfs, Lane::Preload, Lane::PreloadDir, Lane::Fuse];
+const PLACES: [Lane; 5] =
+    [Lane::Tmpfs, Lane::Preload, Lane::PreloadDir, Lane::PreloadUnion, Lane::Fuse];
 
 fn holds(test: &str, case: &str) {
     if unavailable(test) {

@@ -49,6 +49,16 @@ fn fsx_on_a_volume_through_fuse() {
 }
 
 #[test]
+fn fsx_over_a_lower_through_fuse() {
+    exercise("fsx_over_a_lower_through_fuse", Lane::FuseUnion, 50_000, 7);
+}
+
+#[test]
+fn fsx_over_a_lower_through_preload() {
+    exercise("fsx_over_a_lower_through_preload", Lane::PreloadUnion, 50_000, 8);
+}
+
+#[test]
 fn fsx_on_a_volume_through_preload() {
     exercise("fsx_on_a_volume_through_preload", Lane::PreloadVolume, 50_000, 6);
 }

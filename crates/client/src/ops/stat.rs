@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
+use polylane_ipc::message::{KERNEL_KNOWS, MARK, Message, Op, Reply, WireAttr};
 
 use super::state::{Lane, State};
 use super::{file, path};
@@ -69,8 +69,16 @@ pub(crate) fn stat(state: &'static State, dir: RawFd, path: &[u8], flags: i32) -
         Some(Known::Absent) => Err(Errno::ENOENT.into()),
         _ if lane.leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
         _ => {
+            let again = asked.as_ref().filter(|asked| lane.paths.came_before(asked));
+            if again.is_none() && lane.kernel.takes_one() {
+                return Err(Detour::Kernel);
+            }
             let message = Message { flags, ..Message::new(Op::Stat) };
-            Stat::new(lane, question(state, session, &at, message, asked.as_ref())?.attr)
+            let reply = question(state, session, &at, message, again)?;
+            if again.is_none() {
+                lane.kernel.heard(reply.value[0] & KERNEL_KNOWS != 0);
+            }
+            Stat::new(lane, reply.attr)
         }
     }
 }
@@ -106,21 +114,20 @@ fn known(
     state.get().lane(session.lane).paths.find(session, asked?)
 }
 
-/// Asks, and keeps the answer where the question has come before.
+/// Asks, and keeps the answer of a question that has come before: `again`.
 fn question(
     state: &'static State,
     session: &'static Session,
     at: &At<'_>,
     message: Message,
-    asked: Option<&Asked<'_>>,
+    again: Option<&Asked<'_>>,
 ) -> Outcome<Reply> {
-    let paths = &state.get().lane(session.lane).paths;
-    let Some(asked) = asked.filter(|asked| paths.came_before(asked)) else {
+    let Some(asked) = again else {
         return call::paths(session, message, (at.dir, at.path), (at.dir, b""));
     };
     let message = Message { flags: message.flags | MARK, ..message };
     let reply = call::question(session, message, (at.dir, at.path))?;
-    paths.learn(session, asked, &reply);
+    state.get().lane(session.lane).paths.learn(session, asked, &reply);
     call::accept(reply)
 }
 
@@ -201,5 +208,6 @@ pub(crate) fn access(
     }
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
     let message = Message { mode: mode as u32, flags, ..Message::new(Op::Access) };
-    question(state, session, &at, message, asked.as_ref()).map(|_| ())
+    let again = asked.as_ref().filter(|asked| lane.paths.came_before(asked));
+    question(state, session, &at, message, again).map(|_| ())
 }

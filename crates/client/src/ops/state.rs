@@ -33,7 +33,7 @@ use crate::kernel::{real, reserved, thread};
 use crate::rights::closing;
 use crate::rights::handles::{CachedHandles, HandleCache};
 use crate::rights::lease::Leases;
-use crate::rights::lookup::Paths;
+use crate::rights::lookup::{KernelMemory, Paths};
 use crate::session::namespace::{self, Mount};
 use crate::session::{NoSession, Session, Sessions};
 
@@ -86,6 +86,8 @@ pub(crate) struct Lane {
     pub(crate) leases: Leases,
     /// What is known of paths.
     pub(crate) paths: Paths,
+    /// How often the kernel knows what is asked of paths.
+    pub(crate) kernel: KernelMemory,
     /// Files that were closed and may be opened again without a request.
     handles: CachedHandles,
 }
@@ -270,6 +272,7 @@ impl Lane {
             directories: Directories::new(),
             leases: Leases::new(),
             paths: Paths::new(),
+            kernel: KernelMemory::new(),
             handles: CachedHandles::new(),
         }
     }

@@ -94,6 +94,43 @@ pub(crate) struct Paths {
     missed: AtomicU32,
 }
 
+/// Answers in a row that the kernel would have given as well, after which it is asked.
+const KNOWN_MIN: u32 = 4;
+/// Questions that it is asked then, before the service is asked again whether it knows.
+const KNOWN_TIMES: u32 = 28;
+
+/// How often the kernel knows what is asked of paths for the first time: of a lane over lowers it
+/// remembers what it was told, and an answer that it knows costs a tenth of a request. Zero is
+/// "not". Threads may count past each other: either way the answer is the same.
+#[derive(FromZeros)]
+pub(crate) struct KernelMemory(AtomicU32);
+
+impl KernelMemory {
+    pub(crate) const fn new() -> Self {
+        KernelMemory(AtomicU32::new(0))
+    }
+
+    /// Whether the kernel is to be asked this time.
+    pub(crate) fn takes_one(&self) -> bool {
+        let count = self.0.load(Ordering::Relaxed);
+        let takes = count > KNOWN_MIN;
+        if takes {
+            self.0.store(count - 1, Ordering::Relaxed);
+        }
+        takes
+    }
+
+    /// The service said whether it knows.
+    pub(crate) fn heard(&self, knows: bool) {
+        let count = match (knows, self.0.load(Ordering::Relaxed)) {
+            (false, _) => 0,
+            (true, count) if count + 1 < KNOWN_MIN => count + 1,
+            (true, _) => KNOWN_MIN + KNOWN_TIMES,
+        };
+        self.0.store(count, Ordering::Relaxed);
+    }
+}
+
 /// A question about a path that is short enough to be kept, ready to be looked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
@@ -295,6 +332,25 @@ mod tests {
             // Of 200 in 1024 at random 181 are expected.
             assert!(places.len() > 165, "{dir}: {}", places.len());
         }
+    }
+
+    #[test]
+    fn the_kernel_is_asked_after_it_knew_some_answers_and_no_longer() {
+        let kernel = KernelMemory::new();
+        assert!(!kernel.takes_one());
+        for _ in 0..KNOWN_MIN {
+            assert!(!kernel.takes_one());
+            kernel.heard(true);
+        }
+        for _ in 0..2 {
+            let taken = (0..100).take_while(|_| kernel.takes_one()).count();
+            assert_eq!(taken as u32, KNOWN_TIMES);
+            kernel.heard(true);
+        }
+        while kernel.takes_one() {}
+        kernel.heard(false);
+        kernel.heard(true);
+        assert!(!kernel.takes_one());
     }
 
     #[test]

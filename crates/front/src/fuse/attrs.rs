@@ -8,6 +8,7 @@ use super::call::{Call, End, Exit, Outcome};
 use super::flags::{SetattrFields, SetxattrFlags};
 use super::records::{AccessIn, GetxattrIn, SetxattrExt, SetxattrIn};
 use super::request::SetattrIn;
+use crate::lane::memory::FOR_GOOD;
 use crate::lane::nodes::Target;
 use crate::lane::notifier::Range;
 
@@ -46,9 +47,15 @@ impl<'a> Call<'a> {
 }
 
 pub(super) fn getattr(call: &mut Call<'_>) -> End {
-    let attr = call.attr()?;
-    call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
-    call.out.attr_out(&attr, 0);
+    let lane = &call.session.lane;
+    let (attr, lasts) = match call.target()? {
+        Target::Node(node) if lane.remembers() => {
+            lane.vfs.tell_attr(&call.ctx(&call.caller()), &node)?
+        }
+        _ => (call.attr()?, false),
+    };
+    lane.nodes.tell_size(call.header.node_id, attr.size);
+    call.out.attr_out(&attr, if lasts { FOR_GOOD } else { 0 });
     Ok(Outcome::Reply)
 }
 
@@ -213,6 +220,12 @@ pub(super) fn getxattr(call: &mut Call<'_>) -> End {
         Target::Virtual(_) => return Err(Errno::ENODATA.into()),
         // Nobody's file yet: the kernel asks before it lets a program at it.
         Target::Slot(slot) if slot.file().is_err() => return Err(Errno::ENODATA.into()),
+        // The kernel remembers a list until it drops the state.
+        Target::Node(node)
+            if call.session.lane.remembers() && AclKind::from_name(name).is_some() =>
+        {
+            call.session.lane.vfs.is_told(&node);
+        }
         _ => {}
     }
     let value =

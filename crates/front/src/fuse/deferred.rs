@@ -25,6 +25,8 @@ pub(super) enum Job {
     Reply { reply: Reply, node: Node, range: Range, except: Option<u64> },
     /// A reply, after the pages of what was written are dropped.
     ReplyWritten { reply: Reply, again: Again, range: Range },
+    /// A reply, once the kernel has heard which states are others now.
+    Settled { reply: Reply },
     /// Pages to drop under other nodes than `except`; the reply was sent.
     Drop { node: Node, range: Range, except: Option<u64> },
     /// A file's size to be told, if it is more than this.

@@ -5,7 +5,7 @@
 //! | readers   | read a request, do it, reply             | the file door (a page read)      |
 //! | deferred  | requests that must wait for the kernel   | the notifiers, the file door     |
 //! | filler    | fills of slots' pages that must wait     | the notifier of own nodes        |
-//! | notifiers | tell the kernel to drop pages, and names | through the kernel: see below    |
+//! | notifiers | have the kernel drop pages, names, states | through the kernel: see below   |
 //!
 //! Waiting never makes a ring. Readers wait for none of the others. The kernel makes the notifier
 //! of own nodes wait for pages that readers fill or write; the notifier of slots for those and for
@@ -33,13 +33,14 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::call::{Call, Exit, Outcome};
 use super::deferred::{Deferred, Job, Reply};
 use super::init::{MESSAGE_BYTES_MAX, Params};
-use super::protocol::UNIQUE_RESEND;
+use super::protocol::{UNIQUE_RESEND, opcode};
 use super::reply::{Body, Device};
 use super::request::{Header, Request, changes, wants_reply};
 use super::session::Session;
 use super::stats::Stats;
 use super::{ops, restore, unanswered};
 use crate::lane::Lane;
+use crate::lane::nodes::Target;
 use crate::lane::notifier::{Action, Kernel, Level};
 use crate::lane::progress::{Mark, Marks};
 
@@ -174,6 +175,7 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
             scope.spawn(|| serving.drop_pages(Level::Slots)),
             scope.spawn(|| serving.drop_pages(Level::Own)),
             scope.spawn(|| serving.drop_names()),
+            scope.spawn(|| serving.drop_states()),
         ];
         let deferred = [&serving.deferred, &serving.fills]
             .map(|queue| scope.spawn(|| serving.run_deferred(queue)));
@@ -319,11 +321,14 @@ impl Serving {
             self.stats.request(header.opcode);
         }
         match end {
+            Ok(Outcome::Reply) if self.must_settle(header) => {
+                let reply = reply_later(header, body, turn);
+                self.run_or_defer(Job::Settled { reply }, deferred);
+            }
             Ok(Outcome::Reply) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.session.device.reply(header.unique, &body.0);
             }
-            Ok(Outcome::Silent) => {}
             Ok(Outcome::ReplyAfter(node, range, except)) => {
                 let reply = reply_later(header, body, turn);
                 self.run_or_defer(Job::Reply { reply, node, range, except }, deferred);
@@ -357,8 +362,18 @@ impl Serving {
             }
             Err(Exit::Late(errno)) => self.fail(header, errno),
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => self.fail(header, errno),
-            Err(Exit::Failed(_)) => {}
+            Ok(Outcome::Silent) | Err(Exit::Failed(_)) => {}
         }
+    }
+
+    /// Whether states of inodes changed of which the kernel does not know that it changed them
+    /// itself: by a slot, which stands for another node, by an ioctl, by the access time of a
+    /// directory, with which a host's directory moves its change time.
+    fn must_settle(&self, header: Header) -> bool {
+        let is_slot = || matches!(self.session.lane.nodes.get(header.node_id), Ok(Target::Slot(_)));
+        self.session.lane.notifier.owes()
+            && (matches!(header.opcode, opcode::IOCTL | opcode::READDIR)
+                || changes(header.opcode) && is_slot())
     }
 
     fn fail(&self, header: Header, errno: Errno) {
@@ -407,13 +422,20 @@ impl Serving {
             Job::Reply { reply, node, range, except } => {
                 self.session.lane.invalidate(&node, except, range);
                 self.session.lane.tell_growth(&node);
+                self.session.lane.notifier.settle_states();
                 self.session.device.reply(reply.unique, &reply.body);
             }
             Job::ReplyWritten { reply, again, range } => {
-                match again.keep(&self.session.lane, range) {
+                let kept = again.keep(&self.session.lane, range);
+                self.session.lane.notifier.settle_states();
+                match kept {
                     Ok(()) => self.session.device.reply(reply.unique, &reply.body),
                     Err(errno) => self.session.device.fail(reply.unique, errno),
                 }
+            }
+            Job::Settled { reply } => {
+                self.session.lane.notifier.settle_states();
+                self.session.device.reply(reply.unique, &reply.body);
             }
             Job::Drop { node, range, except } => {
                 self.session.lane.invalidate(&node, except, range);
@@ -433,12 +455,20 @@ impl Serving {
         }
     }
 
+    fn drop_states(&self) {
+        be_notifier();
+        while let Some(job) = self.session.lane.notifier.next_state() {
+            self.stats.state_notice();
+            self.session.device.forget_state(job.node_id);
+        }
+    }
+
     fn drop_names(&self) {
         be_notifier();
         while let Some(gone) = self.session.lane.notifier.next_name() {
-            if !self.session.lane.is_known_anew(gone.dir_id, &gone.name) {
+            if gone.expires || !self.session.lane.is_known_anew(gone.dir_id, &gone.name) {
                 self.stats.name_notice();
-                self.session.device.forget_name(gone.dir_id, &gone.name);
+                self.session.device.forget_name(gone.dir_id, &gone.name, gone.expires);
             }
             self.session.lane.notifier.name_dropped();
         }

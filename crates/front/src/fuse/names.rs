@@ -53,9 +53,13 @@ impl Call<'_> {
     /// take the name from it while the kernel does not know the inode yet, and so without a word to
     /// the kernel: it hears of that here.
     pub(super) fn entry_of(&mut self, (dir, name): (&Node, &[u8]), node: &Node) -> Result<u64> {
-        let dir_id = self.header.node_id;
-        let id = self.entry(node, Place::of(dir_id, name))?;
-        self.session.lane.name_told((dir, dir_id), name, node);
+        let (dir_id, lane) = (self.header.node_id, &self.session.lane);
+        let attr = lane.vfs.getattr(&self.ctx(&self.caller()), node)?;
+        let (id, seconds) = lane.tell_name(node, dir_id, name);
+        lane.nodes.tell_size(id, attr.size);
+        let is_over = lane.name_told((dir, dir_id), name, node);
+        let seconds = if is_over { 0 } else { seconds };
+        self.out.named(id, node.generation(), &attr, seconds);
         Ok(id)
     }
 
@@ -245,6 +249,11 @@ fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
     for (dir, id, name) in [(&to_dir, to_id, to), (&from_dir, call.header.node_id, from)] {
         if let Some(node) = lane.vfs.known_child(dir, name) {
             lane.nodes.moved(&node, Place::of(id, name));
+        }
+        // How long the kernel may remember a name goes with what it moves. This comes once it has
+        // let go of the directories, after the reply.
+        if lane.remembers() {
+            lane.notifier.owe_name(id, name, true);
         }
     }
     Ok(Outcome::Reply)

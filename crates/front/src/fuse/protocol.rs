@@ -55,10 +55,12 @@ pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// `enum fuse_notify_code`.
 pub mod notify {
-    /// Drop attributes and pages of an inode.
+    /// Drop attributes and access lists of an inode, and pages unless the offset is below 0.
     pub const INVAL_INODE: i32 = 2;
     /// Drop a name.
     pub const INVAL_ENTRY: i32 = 3;
+    /// Flag of it (7.38): look it up before it is believed again, instead.
+    pub const EXPIRE_ONLY: u32 = 1;
     /// Put bytes into a file's pages.
     pub const STORE: i32 = 4;
     /// Send requests in flight again.

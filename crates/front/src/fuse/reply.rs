@@ -58,6 +58,19 @@ impl Body {
         })
     }
 
+    /// `struct fuse_entry_out` of a name that is good for `seconds`, with a state that is not.
+    pub fn named(&mut self, node_id: u64, generation: u64, attr: &Attr, seconds: u64) -> &mut Self {
+        self.record(&EntryOut {
+            nodeid: node_id.into(),
+            generation: generation.into(),
+            entry_valid: seconds.into(),
+            attr_valid: 0.into(),
+            entry_valid_nsec: 0.into(),
+            attr_valid_nsec: 0.into(),
+            attr: attr_record(attr),
+        })
+    }
+
     /// An entry of READDIRPLUS that makes the kernel know no inode.
     pub fn no_entry(&mut self) -> &mut Self {
         self.zeros(ENTRY_BYTES)
@@ -233,11 +246,19 @@ impl Device {
         let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[body.as_bytes()]);
     }
 
-    /// Tells the kernel to drop a name. Blocks while somebody holds the directory.
-    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
+    /// Tells the kernel to drop what it remembers of an inode's state.
+    pub(crate) fn forget_state(&self, node_id: u64) {
+        let body = InvalInode { ino: node_id.into(), off: u64::MAX.into(), len: 0.into() };
+        let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[body.as_bytes()]);
+    }
+
+    /// Tells the kernel to drop a name, or to look it up before it believes it again (`expires`).
+    /// Blocks while somebody holds the directory.
+    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8], expires: bool) {
         let mut body = Body::default();
         let namelen = (name.len() as u32).into();
-        body.record(&InvalEntry { parent: dir_id.into(), namelen, flags: 0.into() });
+        let flags = if expires { notify::EXPIRE_ONLY } else { 0 };
+        body.record(&InvalEntry { parent: dir_id.into(), namelen, flags: flags.into() });
         body.0.extend_from_slice(name);
         body.0.push(0);
         let _unknown_to_kernel = self.send(notify::INVAL_ENTRY, 0, &[&body.0]);

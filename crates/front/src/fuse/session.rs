@@ -39,6 +39,7 @@ impl Session {
         (incarnation, params): (u16, Option<Params>),
         in_flight: Option<Arc<InFlight>>,
     ) -> Arc<Session> {
+        params.into_iter().for_each(|params| lane.agreed_on(params.minor));
         Arc::new(Session {
             handles: HandleTable::new(incarnation, store(&lane)),
             lane,
@@ -109,6 +110,7 @@ impl Session {
     /// What the kernel and this service agreed on.
     pub(super) fn agree(&self, params: Params) {
         self.flags.store(params.flags.bits(), Ordering::Relaxed);
+        self.lane.agreed_on(params.minor);
     }
 
     pub(super) fn has_setxattr_ext(&self) -> bool {

@@ -15,6 +15,7 @@ pub struct Stats {
     deferred: AtomicU64,
     page_notices: AtomicU64,
     name_notices: AtomicU64,
+    state_notices: AtomicU64,
 }
 
 impl Default for Stats {
@@ -25,6 +26,7 @@ impl Default for Stats {
             deferred: AtomicU64::new(0),
             page_notices: AtomicU64::new(0),
             name_notices: AtomicU64::new(0),
+            state_notices: AtomicU64::new(0),
         }
     }
 }
@@ -42,6 +44,8 @@ pub struct Totals {
     pub page_notices: u64,
     /// Times that the kernel was told to drop a name.
     pub name_notices: u64,
+    /// Times that the kernel was told to drop a state.
+    pub state_notices: u64,
 }
 
 impl Totals {
@@ -65,6 +69,7 @@ impl Stats {
             deferred: self.deferred.load(Relaxed),
             page_notices: self.page_notices.load(Relaxed),
             name_notices: self.name_notices.load(Relaxed),
+            state_notices: self.state_notices.load(Relaxed),
         }
     }
 
@@ -88,5 +93,9 @@ impl Stats {
 
     pub(super) fn name_notice(&self) {
         self.name_notices.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn state_notice(&self) {
+        self.state_notices.fetch_add(1, Relaxed);
     }
 }

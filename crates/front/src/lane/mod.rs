@@ -11,15 +11,17 @@
 //! | `slots` | kernel descriptors that clients opened ahead |
 //! | `tickets` | open files on their way from a kernel descriptor to a channel |
 //! | `locks` | locks that the next service must know |
+//! | `memory` | lanes of which the kernel remembers names and states |
 //! | `notifier`, `progress` | what the kernel is to be told; what it sent and is not served yet |
 //! | `handover`, `record`, `restore` | what passes from one service to the next |
 //!
 //! # Coherence
 //!
-//! The kernel caches no names and no attributes of a lane (timeouts 0), and writes bypass its page
-//! cache (before Linux 6.6 they do not). What is left are pages of files that were opened to be
-//! read while nobody wrote to them, which it keeps from one open to the next, and those of mapped
-//! files. [`mod@tag`] says whether there can be any, and whether programs may change them.
+//! The kernel caches no names and no attributes of a lane (timeouts 0; but see `memory`), and
+//! writes bypass its page cache (before Linux 6.6 they do not). What is left are pages of files
+//! that were opened to be read while nobody wrote to them, which it keeps from one open to the
+//! next, and those of mapped files. [`mod@tag`] says whether there can be any, and whether programs
+//! may change them.
 //!
 //! `shm` calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
 //! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
@@ -38,6 +40,7 @@
 
 pub(crate) mod handover;
 pub(crate) mod locks;
+pub(crate) mod memory;
 pub mod nodes;
 pub mod notifier;
 pub(crate) mod progress;
@@ -98,7 +101,9 @@ pub struct Lane {
     /// Open files on their way from a kernel descriptor to a channel.
     pub tickets: TicketTable,
     /// What the kernel is to be told.
-    pub notifier: Notifier,
+    pub notifier: Arc<Notifier>,
+    /// The kernel remembers names and states; see `memory.rs`.
+    remembers: AtomicBool,
     /// How far its front end has come with what the kernel sent.
     pub progress: Progress,
     /// How long an fsync takes here.
@@ -162,7 +167,8 @@ impl Lane {
             vfs,
             slots,
             tickets: TicketTable::default(),
-            notifier: Notifier::default(),
+            notifier: Arc::default(),
+            remembers: AtomicBool::new(false),
             progress: Progress::default(),
             syncs: Syncs::default(),
             handover,
@@ -252,6 +258,7 @@ impl Lane {
     /// Has the kernel drop what it read of files from a former service: they may be as they were
     /// before, in this one. To be called once by a thread that serves nothing.
     pub(crate) fn drop_stale(&self) {
+        self.drop_former();
         for id in self.nodes.stale() {
             self.notifier.invalidate(&[(Level::Own, id)], Range::ALL);
             self.nodes.is_fresh(id);
@@ -356,31 +363,42 @@ impl Lane {
         if self.nodes.id_of(node).is_some()
             && let Some(dir_id) = self.nodes.id_of(dir)
         {
+            if self.remembers() {
+                return self.notifier.owe_name(dir_id, name, false);
+            }
             self.notifier.forget_name(dir_id, name, || self.nodes.len());
         }
     }
 
     /// As [`Lane::name_gone`], after the inode got another name instead, or another inode the name.
     /// A directory's is left to the kernel: a process may work there, and would lose the path. The
-    /// kernel changes it when somebody looks at the new name, as the client does.
+    /// kernel changes it when somebody looks at the new name, as the client does. Where it
+    /// remembers names, it looks a directory's up again.
     pub fn name_moved(&self, dir: &Node, name: &[u8], node: &Node) {
         if node.kind() != Kind::Dir {
             self.name_gone(dir, name, node);
+        } else if self.remembers()
+            && self.nodes.id_of(node).is_some()
+            && let Some(dir_id) = self.nodes.id_of(dir)
+        {
+            self.notifier.owe_name(dir_id, name, true);
         }
     }
 
     /// To be called after the kernel was told that `name` in `dir` is `node`: if that is over, it
     /// lets go of the name. So whoever takes the name from an inode either finds that the kernel
-    /// knows it, or is found here.
-    pub(crate) fn name_told(&self, (dir, dir_id): (&Node, u64), name: &[u8], node: &Node) {
+    /// knows it, or is found here. Whether it is over.
+    pub(crate) fn name_told(&self, (dir, dir_id): (&Node, u64), name: &[u8], node: &Node) -> bool {
         let is_other = match self.vfs.known_child(dir, name) {
             Some(other) => !Arc::ptr_eq(&other, node),
             // Not even that: a process that works in a directory keeps its path.
             None => self.vfs.keeps_names() && node.kind() != Kind::Dir,
         };
-        if is_other || self.vfs.is_unlinked(node) {
+        let is_over = is_other || self.vfs.is_unlinked(node);
+        if is_over {
             self.notifier.forget_name(dir_id, name, || self.nodes.len());
         }
+        is_over
     }
 
     /// Whether a name that was gone names something else by now, and the kernel has heard so: then

@@ -15,6 +15,7 @@
 //! | 3 | lookups |
 //! | 4 | 1: a slot |
 //! | 5 | 1: made without a name, and may be given its first (`O_TMPFILE`) |
+//! | bytes | a name that was told for good (`memory`): the directory's id, little-endian, and it |
 //!
 //! # Invariants
 //!
@@ -36,6 +37,7 @@ use std::hash::Hasher;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHasher;
+use zerocopy::little_endian::U64;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
@@ -53,7 +55,7 @@ const RESERVED_DIR_ID: u64 = 2;
 const SLOT_DIR_ID: u64 = 3;
 /// Counters below are for fixed ids.
 const FIRST_COUNTER: u64 = 16;
-const COUNTER_BITS: u32 = 48;
+pub(crate) const COUNTER_BITS: u32 = 48;
 /// Counters from here on are numbers of inodes.
 const INO_COUNTER: u64 = 1 << (COUNTER_BITS - 1);
 /// Enough that session threads rarely meet.
@@ -226,6 +228,8 @@ pub struct NodeTable {
     incarnation: u64,
     root: Node,
     store: Option<Arc<Store>>,
+    /// Names that a former service told for good: the directory's id, and the name.
+    former_names: Mutex<Vec<(u64, Vec<u8>)>>,
 }
 
 impl NodeTable {
@@ -237,6 +241,7 @@ impl NodeTable {
             incarnation: u64::from(incarnation) << COUNTER_BITS,
             root,
             store: None,
+            former_names: Mutex::default(),
         }
     }
 
@@ -278,14 +283,15 @@ impl NodeTable {
         shard.get(&id).is_none_or(is_it).then_some(counter)
     }
 
-    fn record(&self, id: u64, target: &Target) -> Option<Record> {
+    fn record(&self, id: u64, target: &Target, told: &[u8]) -> Option<Record> {
         let (ino, generation, slot, linkable) = match target {
             Target::Node(node) => (node.ino().0, node.generation(), 0, node.is_linkable()),
             Target::Slot(_) => (0, 0, 1, false),
             Target::Virtual(_) => return None,
         };
         let words = [id, ino, generation, 1, slot, u64::from(linkable), 0];
-        Record::put(self.store.as_ref()?, Kind::Node, words, b"")
+        let store = self.store.as_ref()?;
+        Record::put(store, Kind::Node, words, told)
     }
 
     /// A counter that was never given out.
@@ -320,12 +326,19 @@ impl NodeTable {
 
     /// The kernel is about to be told of an inode once more, by the name at `place` if any: its id.
     pub fn remember(&self, node: &Node, place: Place) -> u64 {
+        self.remember_told(node, place, b"").0
+    }
+
+    /// The same of a name that the kernel may be told for good, as its record is to have it; and
+    /// whether it may: it is the first that the kernel hears of the inode, and the next service is
+    /// to know.
+    pub(crate) fn remember_told(&self, node: &Node, place: Place, told: &[u8]) -> (u64, bool) {
         loop {
             let id = match self.id_of(node) {
-                Some(ROOT_ID) => return ROOT_ID,
+                Some(ROOT_ID) => return (ROOT_ID, false),
                 Some(id) => id,
-                None => match self.insert(node, place) {
-                    Some(id) => return id,
+                None => match self.insert(node, place, told) {
+                    Some(inserted) => return inserted,
                     None => continue,
                 },
             };
@@ -333,7 +346,7 @@ impl NodeTable {
             if let Some(entry) = shard.get_mut(&id) {
                 entry.counted(entry.lookups + 1);
                 entry.heard(place);
-                return id;
+                return (id, false);
             }
             // `forget` clears the tag before it frees the shard: a counter that still stands there
             // without an entry is a leftover of a table that is gone.
@@ -347,7 +360,7 @@ impl NodeTable {
     pub fn remember_slot(&self, slot: Arc<Slot>) -> u64 {
         let id = self.incarnation | self.next();
         let target = Target::Slot(slot);
-        let record = self.record(id, &target);
+        let record = self.record(id, &target, b"");
         let entry = Entry::new(target, Place::NONE, record);
         self.shard(id).lock().insert(id, entry);
         id
@@ -507,6 +520,31 @@ impl NodeTable {
         }
     }
 
+    /// A former service told a name for good, as its record has it.
+    pub(crate) fn was_told(&self, told: &[u8]) {
+        if let Some((id, name)) = told.split_first_chunk() {
+            self.former_names.lock().push((U64::from_bytes(*id).get(), name.to_vec()));
+        }
+    }
+
+    /// Those names, once.
+    pub(crate) fn take_former_names(&self) -> Vec<(u64, Vec<u8>)> {
+        std::mem::take(&mut *self.former_names.lock())
+    }
+
+    /// The ids of all entries.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
+        let of = |shard: &Mutex<HashMap<u64, Entry>>| -> Vec<u64> {
+            shard.lock().keys().copied().collect()
+        };
+        self.shards.iter().flat_map(of)
+    }
+
+    /// The number of this service among those without a handover.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation >> COUNTER_BITS
+    }
+
     /// Entries that the kernel holds lookups on.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -518,7 +556,7 @@ impl NodeTable {
     }
 
     /// Gives a node its id. `None`: another thread was faster.
-    fn insert(&self, node: &Node, place: Place) -> Option<u64> {
+    fn insert(&self, node: &Node, place: Place, told: &[u8]) -> Option<(u64, bool)> {
         let counter = self.counter_of(node).unwrap_or_else(|| self.next());
         let id = self.incarnation | counter;
         let mut shard = self.shard(id).lock();
@@ -528,9 +566,10 @@ impl NodeTable {
         let claim = |tag| (tag >> TAG_ID_SHIFT == 0).then_some(tag | counter << TAG_ID_SHIFT);
         node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
         let target = Target::Node(node.clone());
-        let record = self.record(id, &target);
+        let record = self.record(id, &target, told);
+        let is_recorded = record.is_some() && !told.is_empty();
         shard.insert(id, Entry::new(target, place, record));
-        Some(id)
+        Some((id, is_recorded))
     }
 
     fn shard(&self, id: u64) -> &Mutex<HashMap<u64, Entry>> {

@@ -1,4 +1,4 @@
-//! The notifier: three threads that tell the kernel what to drop.
+//! The notifier: four threads that tell the kernel what to drop.
 //!
 //! *Pages*: `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were
 //! written back, that is, until *we* have served those WRITE requests. So it is sent by a thread
@@ -10,6 +10,13 @@
 //! the directory for somebody else. Nobody waits for it: a name that is gone is never believed
 //! (timeouts are 0), but until the kernel drops it, it keeps the inode, and
 //! with it the space of a removed file.
+//!
+//! Of a lane whose names and states the kernel remembers (`memory.rs`) each name is *owed*: who
+//! changed it waits until the kernel has dropped it, or will ask again before it believes it.
+//!
+//! *States* are attributes and access lists, of such a lane alone, and owed as well.
+//! `FUSE_NOTIFY_INVAL_INODE` without pages waits for nothing but an inode that the kernel is about
+//! to give up.
 //!
 //! *Slots* are notified by a thread of their own. A page that the kernel is filling is locked, and
 //! the notification waits for it; the fill of a slot's page waits for the file's own node. So there
@@ -92,6 +99,55 @@ struct Latch {
 pub(crate) struct Name {
     pub(crate) dir_id: u64,
     pub(crate) name: Vec<u8>,
+    /// The kernel keeps it, and looks it up before it believes it again: somebody may work there.
+    pub(crate) expires: bool,
+    _owed: Option<Owed>,
+}
+
+/// A state to drop.
+pub(crate) struct Stated {
+    pub(crate) node_id: u64,
+    _owed: Owed,
+}
+
+/// What one thread has to tell the kernel before anybody is answered, in order.
+#[derive(Default)]
+struct Debt {
+    owed: AtomicU64,
+    paid: AtomicU64,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Debt {
+    fn owe(self: &Arc<Self>) -> Owed {
+        self.owed.fetch_add(1, Ordering::Relaxed);
+        Owed(self.clone())
+    }
+
+    fn is_paid(&self, owed: u64) -> bool {
+        self.paid.load(Ordering::Acquire) >= owed
+    }
+
+    fn settle(&self) {
+        let owed = self.owed.load(Ordering::Acquire);
+        let mut lock = self.lock.lock();
+        while !self.is_paid(owed) {
+            lock = self.changed.wait(lock);
+        }
+    }
+}
+
+/// One of it. Dropped, it is told, refused or thrown away.
+struct Owed(Arc<Debt>);
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let lock = self.0.lock.lock();
+        self.0.paid.fetch_add(1, Ordering::Release);
+        drop(lock);
+        self.0.changed.notify_all();
+    }
 }
 
 /// Between two looks at how far the names' thread has come.
@@ -160,6 +216,9 @@ pub(crate) enum Level {
 pub struct Notifier {
     pages: [Queue<Job>; 2],
     names: Queue<Name>,
+    states: Queue<Stated>,
+    names_debt: Arc<Debt>,
+    states_debt: Arc<Debt>,
     /// For what is told without a thread in between.
     kernel: Mutex<Option<Arc<dyn Kernel>>>,
     /// Names that were handed over, and those that were dropped.
@@ -210,10 +269,45 @@ impl Notifier {
     /// least.
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8], known: impl Fn() -> usize) {
         self.names_given.fetch_add(1, Ordering::Relaxed);
-        let name = Name { dir_id, name: name.to_vec() };
+        let name = Name { dir_id, name: name.to_vec(), expires: false, _owed: None };
         if !self.names.push(std::iter::once(name), known) {
             self.name_dropped();
         }
+    }
+
+    /// Makes the kernel drop a name (`expires`: or ask before it believes it again) before anybody
+    /// is answered who [settles](Notifier::settle).
+    pub(crate) fn owe_name(&self, dir_id: u64, name: &[u8], expires: bool) {
+        self.names_given.fetch_add(1, Ordering::Relaxed);
+        let _owed = Some(self.names_debt.owe());
+        let name = Name { dir_id, name: name.to_vec(), expires, _owed };
+        if !self.names.push(std::iter::once(name), || usize::MAX) {
+            self.name_dropped();
+        }
+    }
+
+    /// Makes the kernel drop the state of an inode before anybody is answered who settles. Takes no
+    /// lock but leaves.
+    pub(crate) fn owe_state(&self, node_id: u64) {
+        let job = Stated { node_id, _owed: self.states_debt.owe() };
+        self.states.push(std::iter::once(job), || usize::MAX);
+    }
+
+    /// Whether the kernel has not heard of everything yet that it is to hear before an answer.
+    pub(crate) fn owes(&self) -> bool {
+        let owes = |debt: &Debt| !debt.is_paid(debt.owed.load(Ordering::Acquire));
+        owes(&self.states_debt) || owes(&self.names_debt)
+    }
+
+    /// Waits until the kernel has heard of it. Not for threads that serve what the kernel asks.
+    pub(crate) fn settle(&self) {
+        self.states_debt.settle();
+        self.names_debt.settle();
+    }
+
+    /// The same of states alone: no directory that the kernel has locked is waited for.
+    pub(crate) fn settle_states(&self) {
+        self.states_debt.settle();
     }
 
     /// A name was dropped.
@@ -234,6 +328,7 @@ impl Notifier {
         *self.kernel.lock() = Some(kernel);
         self.pages.iter().for_each(|queue| queue.set_running(true));
         self.names.set_running(true);
+        self.states.set_running(true);
     }
 
     /// Lets the threads end and every waiter go.
@@ -241,11 +336,17 @@ impl Notifier {
         *self.kernel.lock() = None;
         self.pages.iter().for_each(|queue| queue.set_running(false));
         self.names.set_running(false);
+        self.states.set_running(false);
     }
 
     /// The next job of a pages thread; `None` once stopped.
     pub(crate) fn next_pages(&self, level: Level) -> Option<Job> {
         self.pages[level as usize].next()
+    }
+
+    /// The next state to drop; `None` once stopped.
+    pub(crate) fn next_state(&self) -> Option<Stated> {
+        self.states.next()
     }
 
     /// The next job of the names thread; `None` once stopped.

@@ -36,6 +36,7 @@ pub(crate) fn open(
 pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
     let store = &handover.store;
     let nodes = NodeTable::handed_over(vfs.root(), store.clone());
+    vfs.is_told(&vfs.root());
     let slots = SlotTable::handed_over(store.clone());
     let mut by_id: HashMap<u64, handover::Record> = HashMap::new();
     for record in handover.take(Kind::Slot) {
@@ -47,6 +48,7 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
             0 => node(vfs, (ino, generation), linkable == 1).map(Target::Node),
             _ => by_id.remove(&id).and_then(|of| slot(vfs, handover, &of)).map(Target::Slot),
         };
+        nodes.was_told(&record.bytes);
         let record = Record::adopt(store, &record);
         if target.is_some() || nodes.ino_of(id).is_some() {
             nodes.restore(id, target, lookups, record);
@@ -61,6 +63,8 @@ fn node(vfs: &Vfs, (ino, generation): (u64, u64), linkable: bool) -> Option<Node
     if linkable {
         node.make_linkable();
     }
+    // The kernel may remember what the former service told of it.
+    vfs.is_told(&node);
     Some(node)
 }
 

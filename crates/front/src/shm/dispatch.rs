@@ -24,8 +24,8 @@ pub(super) type Scratch = Box<[u8; PATHS_BYTES_MAX]>;
 enum Next {
     /// Reply.
     Reply,
-    /// Tell the kernel what changed, then reply.
-    TellKernel(Changed),
+    /// Tell the kernel what changed, data among it if so, then reply.
+    TellKernel(Option<Changed>),
     /// Serve on a thread that may wait.
     HandOff,
     /// The same, on this thread if another serves others meanwhile.
@@ -83,7 +83,7 @@ pub(super) fn on_worker(
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
             let job = move || {
-                let reply = told_kernel(&pending, &changed, reply);
+                let reply = told_kernel(&pending, changed.as_ref(), reply);
                 Answer { pending, reply, _until_sent: until_sent }.send();
             };
             helpers.post(session.connection.cred.uid, session.connection.id, Box::new(job));
@@ -140,7 +140,7 @@ impl Waiting {
         let (next, until_sent) = attempt(call, (&message, &paths), &mut reply);
         let reply = match next {
             Next::Reply => reply,
-            Next::TellKernel(changed) => told_kernel(&pending, &changed, reply),
+            Next::TellKernel(changed) => told_kernel(&pending, changed.as_ref(), reply),
             Next::Parked => {
                 pending.release();
                 return None;
@@ -165,9 +165,12 @@ impl Answer {
     }
 }
 
-/// The kernel gives up its pages of what changed: what the client hears then.
-fn told_kernel(pending: &Pending, changed: &Changed, reply: Reply) -> Reply {
-    match changed.tell_kernel(pending.session(), pending.mailbox()) {
+/// The kernel gives up its pages of what changed, and what it remembers: the reply after that.
+fn told_kernel(pending: &Pending, changed: Option<&Changed>, reply: Reply) -> Reply {
+    let tell = |changed: &Changed| changed.tell_kernel(pending.session(), pending.mailbox());
+    let told = changed.map_or(Ok(()), tell);
+    pending.session().connection.lane.notifier.settle();
+    match told {
         Ok(()) => reply,
         Err(errno) => failed(errno),
     }
@@ -256,7 +259,10 @@ fn check_and_serve(
         call.session.abandon(call.mailbox);
     }
     match (served, call.changed) {
-        (Ok(Next::Reply) | Err(_), Some(changed)) => Next::TellKernel(changed),
+        (Ok(Next::Reply) | Err(_), Some(changed)) => Next::TellKernel(Some(changed)),
+        (Ok(Next::Reply) | Err(_), None) if call.session.connection.lane.notifier.owes() => {
+            Next::TellKernel(None)
+        }
         (Ok(next), _) => next,
         (Err(_), None) => Next::Reply,
     }

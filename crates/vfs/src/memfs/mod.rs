@@ -180,6 +180,7 @@ impl FileSystem for MemFs {
             whole_seconds: false,
             acls: true,
             flags: flags::SETTABLE,
+            remembered: false,
             attributes: flags::ATTRIBUTES,
         }
     }

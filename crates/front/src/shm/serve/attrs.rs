@@ -1,7 +1,7 @@
 //! The state of inodes and of the lane.
 
 use polylane_base::{Errno, Result};
-use polylane_ipc::message::{Reply, Status};
+use polylane_ipc::message::{KERNEL_KNOWS, Reply, Status};
 use polylane_vfs::{Kind, Node, PathError, SetAttr};
 
 use super::{Answer, Call, Failure, done, with_attr};
@@ -17,7 +17,11 @@ impl Call<'_> {
             return self.marked(at, follow, |node| Ok(with_attr(&vfs.getattr(&self.ctx(), node)?)));
         }
         let node = self.node(object)?;
-        Ok(with_attr(&self.vfs().getattr(&self.ctx(), &node)?))
+        let mut reply = with_attr(&self.vfs().getattr(&self.ctx(), &node)?);
+        if self.session.connection.lane.kernel_knows(&node) {
+            reply.value[0] = KERNEL_KNOWS;
+        }
+        Ok(reply)
     }
 
     /// What `ask` says about the inode of a path, with a mark where there is one. That there is no

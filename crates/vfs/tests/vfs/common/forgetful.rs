@@ -54,6 +54,7 @@ impl FileSystem for Forgetful {
             whole_seconds: false,
             acls: false,
             flags: 0,
+            remembered: false,
             attributes: 0,
         }
     }

@@ -1,0 +1,116 @@
+//! Lanes of which the kernel remembers names and states until it is told otherwise: those whose
+//! file system says so (`Character::remembered`), as unions do.
+//!
+//! Elsewhere every step of a path asks (timeouts of 0). Here
+//!
+//! - a *name* is told for good by the lookup at which the kernel first hears of an inode that is as
+//!   its layer has it (`is_original`). Then the kernel holds the directory until it has the answer,
+//!   so whoever takes the name away and waits for the notification comes after it. A later lookup
+//!   may be one that overtakes the notification, and its answer counts once;
+//! - a *state* is told for good by GETATTR alone, for which the kernel sees by itself whether a
+//!   notification came in between; of a lookup it does not, where the inode is new to it.
+//!
+//! Whoever answers a change waits until the kernel has heard of it ([`Notifier::settle`]): the
+//! shared-memory door always, and that of the kernel where the kernel does not know which inode it
+//! changed (a slot stands for it), or that it did (an ioctl, a listing). What the kernel itself
+//! changes otherwise it forgets by itself.
+//!
+//! # A service that is killed
+//!
+//! may take changes with it of which the kernel has heard, or leave some of which it has not. Each
+//! name that is told for good is in its node's record. The next service has the kernel drop all
+//! states and look all such names up again ([`Lane::drop_former`]), and counts all states as told
+//! before. Names of originals come back as they were. A name that the kernel moved is looked up
+//! again, too: the lifetime that it was told goes with it.
+
+use polylane_base::Ino;
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
+use polylane_vfs::{Inode, Node, Teller};
+use zerocopy::little_endian::U64;
+
+use super::Lane;
+use super::nodes::{COUNTER_BITS, Place, ROOT_ID};
+use super::notifier::Notifier;
+use super::tag::TAG_ID_SHIFT;
+
+/// How long the kernel may remember what is told for good, in seconds: some decades, which no
+/// kernel's clock overflows by.
+pub(crate) const FOR_GOOD: u64 = 1 << 30;
+
+/// The minor version of the protocol (Linux 6.2) from which on names can be made to expire: of a
+/// directory that moved the name must not be dropped, since somebody may work there, or mount.
+const MINOR_MIN: u32 = 38;
+
+/// Longest name that is told for good: it has room in the node's record.
+const NAME_BYTES_MAX: usize = 240;
+
+/// Who is told of changes.
+struct Memory {
+    notifier: Arc<Notifier>,
+    root: Ino,
+    incarnation: u64,
+}
+
+impl Teller for Memory {
+    fn state_changed(&self, inode: &Inode) {
+        let counter = inode.tag().load(Ordering::SeqCst) >> TAG_ID_SHIFT;
+        match counter {
+            _ if inode.ino() == self.root => self.notifier.owe_state(ROOT_ID),
+            // The kernel has let go of it.
+            0 => {}
+            counter => self.notifier.owe_state(self.incarnation << COUNTER_BITS | counter),
+        }
+    }
+}
+
+impl Lane {
+    /// The kernel and this service agreed on that minor version of the protocol: from now on the
+    /// kernel remembers what it is told, if that may be. A service without a handover would not
+    /// know what the former one told.
+    pub(crate) fn agreed_on(&self, minor: u32) {
+        if minor < MINOR_MIN || self.handover.is_none() {
+            return;
+        }
+        let (notifier, root) = (self.notifier.clone(), self.vfs.root().ino());
+        let memory = Memory { notifier, root, incarnation: self.nodes.incarnation() };
+        if self.vfs.tell_with(Arc::new(memory)) {
+            self.remembers.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether the kernel remembers what it is told.
+    pub(crate) fn remembers(&self) -> bool {
+        self.remembers.load(Ordering::Acquire)
+    }
+
+    /// Whether the kernel most likely has the name and the state of an inode in its memory: it need
+    /// not, since it may have dropped them by itself.
+    pub(crate) fn kernel_knows(&self, node: &Node) -> bool {
+        self.remembers() && self.nodes.id_of(node).is_some() && self.vfs.is_remembered(node)
+    }
+
+    /// The kernel is about to be told that `name` in the directory `dir_id` is `node`: the node's
+    /// id, and for how many seconds.
+    pub(crate) fn tell_name(&self, node: &Node, dir_id: u64, name: &[u8]) -> (u64, u64) {
+        let place = Place::of(dir_id, name);
+        let is_new = self.remembers() && self.nodes.id_of(node).is_none();
+        if !is_new || name.len() > NAME_BYTES_MAX || !self.vfs.is_original(node) {
+            return (self.nodes.remember(node, place), 0);
+        }
+        let told = [&U64::from(dir_id).to_bytes(), name].concat();
+        let (id, lasts) = self.nodes.remember_told(node, place, &told);
+        (id, if lasts { FOR_GOOD } else { 0 })
+    }
+
+    /// Has the kernel drop the states that a former service told it, and look names up again. To be
+    /// called once.
+    pub(crate) fn drop_former(&self) {
+        if self.remembers() {
+            for (dir_id, name) in self.nodes.take_former_names() {
+                self.notifier.owe_name(dir_id, &name, true);
+            }
+            self.nodes.ids().chain([ROOT_ID]).for_each(|id| self.notifier.owe_state(id));
+        }
+    }
+}
