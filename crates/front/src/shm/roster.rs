@@ -7,11 +7,14 @@
 //!
 //! # Invariants
 //!
-//! - `sessions[..hot]` are hot, the rest dormant.
-//! - While sessions of several users are hot, each user has one request in a round, however many
-//!   sessions it has; which session of a user is looked at first changes from round to round.
+//! - Each user that has hot sessions is in `users` once, with all of them; the others are dormant.
+//! - While sessions of several users are hot, users share the worker's time: a request is taken of
+//!   one that had the least, and a pass looks at [`LOOKS_MAX`] sessions of a user at most, so that
+//!   neither long requests nor many sessions of one user are waited for by another more than once.
 //! - A session becomes dormant only after its queue was seen empty while its channel said "asleep":
 //!   a request posted later rings.
+
+use std::time::{Duration, Instant};
 
 use polylane_base::Uid;
 use polylane_base::sync::Arc;
@@ -23,6 +26,14 @@ use super::session::Session;
 /// that whoever comes back now and then still finds the worker awake.
 const IDLE_ROUNDS: u32 = 8192;
 
+/// Sessions of a user that a pass looks at while others are hot: some 20 ns each where their
+/// queues are empty.
+const LOOKS_MAX: usize = 8;
+
+/// How long the worker waits for a user who had less time than others: a client that asks again at
+/// once does so within this.
+const PATIENCE: Duration = Duration::from_micros(1);
+
 /// A session and how long it has asked for nothing.
 struct Served {
     session: Arc<Session>,
@@ -32,64 +43,67 @@ struct Served {
 /// See the head of this file.
 pub(super) struct Roster {
     group: usize,
-    sessions: Vec<Served>,
-    hot: usize,
-    /// The users of the hot sessions: how many each has, and how many requests in this round.
-    users: Vec<Turns>,
-    /// The hot session that a round begins with while there are several users.
-    first: usize,
+    users: Vec<User>,
+    dormant: Vec<Arc<Session>>,
+    time: Laps,
+    /// The time in which nothing was served.
+    idle: Duration,
 }
 
-/// A user's part of a round.
-struct Turns {
-    user: Uid,
-    hot: usize,
-    taken: usize,
+/// A user that has hot sessions.
+struct User {
+    uid: Uid,
+    sessions: Vec<Served>,
+    /// Where the next pass begins.
+    next: usize,
+    /// The time that its requests took and that it was waited for.
+    had: Duration,
+    /// The roster's idle time when it was answered or passed over last.
+    since: Option<Duration>,
+    /// It asked in time when it was waited for last.
+    prompt: bool,
 }
 
 impl Roster {
     /// Nobody yet, for the worker of a core group.
     pub(super) fn new(group: usize) -> Roster {
-        Roster { group, sessions: Vec::new(), hot: 0, users: Vec::new(), first: 0 }
+        let (users, dormant) = (Vec::new(), Vec::new());
+        Roster { group, users, dormant, time: Laps::new(Instant::now), idle: Duration::ZERO }
     }
 
     /// Sessions looked at in every round.
     pub(super) fn hot_count(&self) -> usize {
-        self.hot
+        self.users.iter().map(|user| user.sessions.len()).sum()
     }
 
     /// Whether some must be listened for.
     pub(super) fn any_dormant(&self) -> bool {
-        self.hot < self.sessions.len()
+        !self.dormant.is_empty()
     }
 
     /// A new session, hot.
     pub(super) fn add(&mut self, session: Arc<Session>, cpu: u32) {
         session.connection.channel.set_cpu(self.group, cpu);
-        self.sessions.push(Served { session, idle_rounds: 0 });
-        self.heat(self.sessions.len() - 1);
+        self.heat(session);
     }
 
     /// A session that ended.
     pub(super) fn remove(&mut self, id: u64) {
-        let Some(mut index) = self.position(id) else { return };
-        if index < self.hot {
-            self.cool(index);
-            index = self.hot;
+        self.dormant.retain(|session| session.connection.id != id);
+        for user in &mut self.users {
+            user.sessions.retain(|served| served.session.connection.id != id);
         }
-        self.sessions.swap_remove(index);
+        self.users.retain(|user| !user.sessions.is_empty());
     }
 
     /// The doorbell of a session rang.
     pub(super) fn rang(&mut self, id: u64, cpu: u32) {
-        match self.position(id) {
-            Some(index) if index >= self.hot => {
-                let channel = &self.sessions[index].session.connection.channel;
-                channel.set_cpu(self.group, cpu);
-                channel.set_asleep(self.group, false);
-                self.heat(index);
-            }
-            _ => {}
+        let found = self.dormant.iter().position(|session| session.connection.id == id);
+        if let Some(index) = found {
+            let session = self.dormant.swap_remove(index);
+            session.connection.channel.set_cpu(self.group, cpu);
+            session.connection.channel.set_asleep(self.group, false);
+            self.heat(session);
         }
     }
 
@@ -104,7 +118,7 @@ impl Roster {
             return self.round_by_user(serve);
         }
         let mut count = 0;
-        for served in &mut self.sessions[..self.hot] {
+        for served in self.users.iter_mut().flat_map(|user| &mut user.sessions) {
             let before = count;
             while count - before < batch
                 && let Some(mailbox) = served.session.connection.channel.take(self.group)
@@ -117,96 +131,152 @@ impl Roster {
         count
     }
 
-    /// A round in which each user has one request.
+    /// Passes over the users until one of them has had a request, or none has any. A user who had
+    /// more time than one that asks is passed over.
     fn round_by_user(&mut self, mut serve: impl FnMut(&Arc<Session>, MailboxIndex)) -> usize {
-        self.users.iter_mut().for_each(|turns| turns.taken = 0);
-        self.first = (self.first + 1) % self.hot.max(1);
-        let (behind, before) = self.sessions[..self.hot].split_at_mut(self.first);
-        let mut count = 0;
-        for served in before.iter_mut().chain(behind) {
-            let user = served.session.connection.cred.uid;
-            let turns = self.users.iter_mut().find(|turns| turns.user == user);
-            let Some(turns) = turns.filter(|turns| turns.taken == 0) else { continue };
-            let taken = served.session.connection.channel.take(self.group);
-            served.noticed(taken.is_some());
-            if let Some(mailbox) = taken {
-                serve(&served.session, mailbox);
-                (turns.taken, count) = (1, count + 1);
+        let most = self.users.iter().map(|user| user.sessions.len()).max().unwrap_or(0);
+        let (mut looked, mut count) = (0, 0);
+        while looked < most && count == 0 {
+            self.idle += self.time.lap();
+            let least = self.least();
+            let mut passed_over = false;
+            for user in &mut self.users {
+                if least.is_some_and(|least| user.had > least) {
+                    (user.since, passed_over) = (Some(self.idle), true);
+                } else if let Some((session, mailbox)) = user.take(self.group) {
+                    user.asks(self.idle, least);
+                    serve(&session, mailbox);
+                    count += 1;
+                    user.had += self.time.lap();
+                    user.since = Some(self.idle);
+                }
             }
+            // Who is waited for has its moment to ask.
+            looked += if passed_over { 0 } else { LOOKS_MAX };
         }
         count
     }
 
+    /// The least time that a user had of those that are waited for.
+    fn least(&self) -> Option<Duration> {
+        let awaited = self.users.iter().filter(|user| user.is_awaited(self.idle));
+        awaited.map(|user| user.had).min()
+    }
+
     /// Lets those that asked for nothing of late become dormant.
     pub(super) fn rest(&mut self) {
-        for index in (0..self.hot).rev() {
-            let Served { session, idle_rounds } = &mut self.sessions[index];
-            if *idle_rounds < IDLE_ROUNDS {
-                continue;
-            }
-            session.connection.channel.set_asleep(self.group, true);
-            if session.connection.channel.has_requests(self.group) {
-                session.connection.channel.set_asleep(self.group, false);
-                *idle_rounds = 0;
-            } else {
-                self.cool(index);
-            }
+        let (group, dormant) = (self.group, &mut self.dormant);
+        for user in &mut self.users {
+            user.sessions.retain_mut(|served| {
+                let quiet = served.idle_rounds >= IDLE_ROUNDS && served.falls_asleep(group);
+                if quiet {
+                    dormant.push(served.session.clone());
+                }
+                !quiet
+            });
         }
+        self.users.retain(|user| !user.sessions.is_empty());
     }
 
     /// Makes every session hot, for the last rounds.
     pub(super) fn heat_all(&mut self) {
-        while self.hot < self.sessions.len() {
-            self.heat(self.hot);
+        while let Some(session) = self.dormant.pop() {
+            self.heat(session);
         }
     }
 
     /// Tells the hot sessions that the worker is about to sleep, or is back.
     pub(super) fn set_asleep(&self, asleep: bool) {
-        for served in &self.sessions[..self.hot] {
-            served.session.connection.channel.set_asleep(self.group, asleep);
+        for session in self.hot() {
+            session.connection.channel.set_asleep(self.group, asleep);
         }
     }
 
     /// Tells the hot sessions where the worker runs.
     pub(super) fn set_cpu(&self, cpu: u32) {
-        for served in &self.sessions[..self.hot] {
-            served.session.connection.channel.set_cpu(self.group, cpu);
+        for session in self.hot() {
+            session.connection.channel.set_cpu(self.group, cpu);
         }
     }
 
     /// Whether a hot session has something to take. A hint.
     pub(super) fn has_requests(&self) -> bool {
-        self.sessions[..self.hot]
-            .iter()
-            .any(|served| served.session.connection.channel.has_requests(self.group))
+        self.hot().any(|session| session.connection.channel.has_requests(self.group))
     }
 
-    fn position(&self, id: u64) -> Option<usize> {
-        self.sessions.iter().position(|served| served.session.connection.id == id)
+    fn hot(&self) -> impl Iterator<Item = &Arc<Session>> {
+        self.users.iter().flat_map(|user| &user.sessions).map(|served| &served.session)
     }
 
-    /// Moves a dormant session to the hot ones.
-    fn heat(&mut self, index: usize) {
-        self.sessions[index].idle_rounds = 0;
-        let user = self.sessions[index].session.connection.cred.uid;
-        match self.users.iter_mut().find(|turns| turns.user == user) {
-            Some(turns) => turns.hot += 1,
-            None => self.users.push(Turns { user, hot: 1, taken: 0 }),
+    /// Puts a session to its user's hot ones.
+    fn heat(&mut self, session: Arc<Session>) {
+        let uid = session.connection.cred.uid;
+        let served = Served { session, idle_rounds: 0 };
+        match self.users.iter_mut().find(|user| user.uid == uid) {
+            Some(user) => user.sessions.push(served),
+            None => self.users.push(User {
+                uid,
+                sessions: vec![served],
+                next: 0,
+                had: Duration::ZERO,
+                since: None,
+                prompt: false,
+            }),
         }
-        self.sessions.swap(index, self.hot);
-        self.hot += 1;
+    }
+}
+
+impl User {
+    /// The next request of its sessions, if one of those has any whose turn to be looked at it is.
+    fn take(&mut self, group: usize) -> Option<(Arc<Session>, MailboxIndex)> {
+        for _ in 0..self.sessions.len().min(LOOKS_MAX) {
+            self.next = (self.next + 1) % self.sessions.len();
+            let served = &mut self.sessions[self.next];
+            let taken = served.session.connection.channel.take(group);
+            served.noticed(taken.is_some());
+            if let Some(mailbox) = taken {
+                return Some((served.session.clone(), mailbox));
+            }
+        }
+        None
     }
 
-    /// Moves a hot session to the dormant ones, where it is the first.
-    fn cool(&mut self, index: usize) {
-        self.hot -= 1;
-        let user = self.sessions[index].session.connection.cred.uid;
-        self.users.retain_mut(|turns| {
-            turns.hot -= usize::from(turns.user == user);
-            turns.hot > 0
-        });
-        self.sessions.swap(index, self.hot);
+    /// Whether it asked for nothing for no longer than a moment in which the worker was free.
+    fn is_prompt(&self, idle: Duration) -> bool {
+        self.since.is_some_and(|since| idle.saturating_sub(since) <= PATIENCE)
+    }
+
+    /// Whether it is to have the next request, if it asks in time as it did before.
+    fn is_awaited(&self, idle: Duration) -> bool {
+        self.prompt && self.is_prompt(idle)
+    }
+
+    /// It asks. For how long it was waited for is its time. What it did not ask for while others
+    /// had theirs is not kept for it.
+    fn asks(&mut self, idle: Duration, least: Option<Duration>) {
+        self.prompt = self.is_prompt(idle);
+        if self.prompt {
+            self.had += idle.saturating_sub(self.since.unwrap_or(idle));
+        }
+        self.had = self.had.max(least.unwrap_or_default());
+    }
+}
+
+/// Time from one look at a clock to the next.
+struct Laps {
+    clock: fn() -> Instant,
+    last: Instant,
+}
+
+impl Laps {
+    fn new(clock: fn() -> Instant) -> Laps {
+        Laps { clock, last: clock() }
+    }
+
+    /// The time since the last lap.
+    fn lap(&mut self) -> Duration {
+        let now = (self.clock)();
+        now.saturating_duration_since(std::mem::replace(&mut self.last, now))
     }
 }
 
@@ -214,6 +284,18 @@ impl Served {
     /// A round looked at it, and found a request or none.
     fn noticed(&mut self, any: bool) {
         self.idle_rounds = if any { 0 } else { self.idle_rounds.saturating_add(1) };
+    }
+
+    /// Tells it that it has to ring, unless it has asked meanwhile.
+    fn falls_asleep(&mut self, group: usize) -> bool {
+        let channel = &self.session.connection.channel;
+        channel.set_asleep(group, true);
+        if channel.has_requests(group) {
+            channel.set_asleep(group, false);
+            self.idle_rounds = 0;
+            return false;
+        }
+        true
     }
 }
 
@@ -315,31 +397,98 @@ mod tests {
         assert_eq!(round(&mut roster), 1);
     }
 
-    /// One user floods by many sessions; another's request waits for one of its, in any order of
-    /// sessions, and each of the many has its turn.
-    #[test]
-    fn users_take_turns_whatever_sessions_they_have() {
-        let (lane, mut roster) = (lane(), Roster::new(0));
-        let flood: Vec<_> = (0..6).map(|id| session_of(&lane, id, Uid(1))).collect();
-        let (quiet, quiet_client) = session_of(&lane, 9, Uid(2));
-        flood[..3].iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+    thread_local! {
+        /// Of the clock that a test moves.
+        static PASSED: std::cell::Cell<Duration> = const { std::cell::Cell::new(Duration::ZERO) };
+        static BEGIN: Instant = Instant::now();
+    }
+
+    fn moved_clock() -> Instant {
+        BEGIN.with(|begin| *begin + PASSED.get())
+    }
+
+    fn pass(nanoseconds: u64) {
+        PASSED.set(PASSED.get() + Duration::from_nanos(nanoseconds));
+    }
+
+    /// A clock on which each look at it takes 10 ns, and nothing else but what a test says.
+    fn timed_roster() -> Roster {
+        let clock = || {
+            pass(10);
+            moved_clock()
+        };
+        Roster { time: Laps::new(clock), ..Roster::new(0) }
+    }
+
+    /// Whose requests were served in which order, while user 1 always asks by many sessions, each
+    /// request for `cost`, and user 2 asks by one session for 100 ns, `thinks` after each answer.
+    fn order(cost: u64, thinks: u64, rounds: usize) -> Vec<u64> {
+        let (lane, mut roster) = (lane(), timed_roster());
+        let flood: Vec<_> = (0..20).map(|id| session_of(&lane, id, Uid(1))).collect();
+        let (quiet, quiet_client) = session_of(&lane, 99, Uid(2));
+        flood.iter().for_each(|(session, _)| roster.add(session.clone(), 0));
         roster.add(quiet, 0);
-        flood[3..].iter().for_each(|(session, _)| roster.add(session.clone(), 0));
-        (0..4).for_each(|_| flood.iter().for_each(|(_, client)| post(client)));
-        let mut served = [0; 10];
-        for _ in 0..12 {
-            post(&quiet_client);
-            let count = roster.round(8, |session, mailbox| {
-                served[session.connection.id as usize] += 1;
+        flood.iter().for_each(|(_, client)| post(client));
+        post(&quiet_client);
+        let (mut order, mut answered) = (Vec::new(), None::<Duration>);
+        for _ in 0..rounds {
+            roster.round(8, |session, mailbox| {
+                let id = session.connection.id;
                 session.connection.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+                pass(if id == 99 { 100 } else { cost });
+                order.push(if id == 99 { 2 } else { 1 });
+                match flood.iter().find(|(flooding, _)| flooding.connection.id == id) {
+                    Some((_, client)) => {
+                        client.release(mailbox);
+                        post(client);
+                    }
+                    None => answered = Some(PASSED.get()),
+                }
             });
-            assert_eq!(count, 2, "one of each user");
-            quiet_client.release(MailboxIndex(0));
+            if answered.is_some_and(|at| PASSED.get() >= at + Duration::from_nanos(thinks)) {
+                answered = None;
+                quiet_client.release(MailboxIndex(0));
+                post(&quiet_client);
+            }
         }
-        assert_eq!(served[9], 12);
-        assert!(served[..6].iter().all(|&count| count > 0), "{served:?}");
-        roster.remove(9);
-        assert!(round(&mut roster) > 1, "one user: one of each session");
+        order
+    }
+
+    #[test]
+    fn users_share_the_time_whatever_sessions_they_have() {
+        let count = |order: &[u64], user| order.iter().filter(|&&id| id == user).count();
+        // Both always ask: 2000 ns for one are 20 requests of the other's, less its looks.
+        let both = order(2000, 0, 2000);
+        let part = count(&both, 2) as f64 / count(&both, 1) as f64;
+        assert!((12.0..=20.5).contains(&part), "{part}");
+        // As long as the other: by turns.
+        let equal = order(100, 0, 2000);
+        let part = count(&equal, 2) as f64 / count(&equal, 1) as f64;
+        assert!((0.8..=1.25).contains(&part), "{part}");
+        // Who thinks for longer waits for one request, and has none in store.
+        let seldom = order(2000, 5000, 2000);
+        assert!(seldom.windows(2).all(|pair| pair != [2, 2]), "one at a time");
+        assert!(count(&seldom, 1) > 2 * count(&seldom, 2), "the other goes on");
+    }
+
+    /// Each of a user's many sessions is looked at while another user is hot.
+    #[test]
+    fn sessions_of_a_user_take_turns() {
+        let (lane, mut roster) = (lane(), timed_roster());
+        let many: Vec<_> =
+            (0..3 * LOOKS_MAX as u64 + 1).map(|id| session_of(&lane, id, Uid(1))).collect();
+        let (other, _client) = session_of(&lane, 99, Uid(2));
+        many.iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+        roster.add(other, 0);
+        for (session, client) in &many {
+            post(client);
+            let mut served = None;
+            let count = roster.round(8, |session, mailbox| {
+                session.connection.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+                served = Some(session.connection.id);
+            });
+            assert_eq!((count, served), (1, Some(session.connection.id)), "in one round");
+        }
     }
 
     #[test]
