@@ -20,8 +20,8 @@ pub struct Character {
     pub max_dir_links: u32,
     /// Times have no fraction of a second.
     pub whole_seconds: bool,
-    /// It keeps access control lists, as the extended attributes that [`AclKind::name`] names. They
-    /// count where rights are decided.
+    /// It keeps access control lists, as the extended attributes that
+    /// [`AclKind::name`](crate::acl::AclKind::name) names. They count where rights are decided.
     pub acls: bool,
     /// The inode flags that can be set, bits of [`flags`](crate::flags); 0: none are kept.
     pub flags: u32,

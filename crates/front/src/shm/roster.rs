@@ -34,6 +34,10 @@ const LOOKS_MAX: usize = 8;
 /// once does so within this.
 const PATIENCE: Duration = Duration::from_micros(1);
 
+/// A user is passed over for no more than this, also when one request of its took longer: the
+/// worker's thread may have had no CPU meanwhile.
+const AHEAD_MAX: Duration = Duration::from_millis(1);
+
 /// A session and how long it has asked for nothing.
 struct Served {
     session: Arc<Session>,
@@ -48,6 +52,8 @@ pub(super) struct Roster {
     time: Laps,
     /// The time in which nothing was served.
     idle: Duration,
+    /// The most that a user had had when a request of its began.
+    level: Duration,
 }
 
 /// A user that has hot sessions.
@@ -68,7 +74,8 @@ impl Roster {
     /// Nobody yet, for the worker of a core group.
     pub(super) fn new(group: usize) -> Roster {
         let (users, dormant) = (Vec::new(), Vec::new());
-        Roster { group, users, dormant, time: Laps::new(Instant::now), idle: Duration::ZERO }
+        let (idle, level) = (Duration::ZERO, Duration::ZERO);
+        Roster { group, users, dormant, time: Laps::new(Instant::now), idle, level }
     }
 
     /// Sessions looked at in every round.
@@ -141,10 +148,12 @@ impl Roster {
             let least = self.least();
             let mut passed_over = false;
             for user in &mut self.users {
-                if least.is_some_and(|least| user.had > least) {
+                if let Some(least) = least.filter(|least| user.had > *least) {
                     (user.since, passed_over) = (Some(self.idle), true);
+                    user.had = user.had.min(least + AHEAD_MAX);
                 } else if let Some((session, mailbox)) = user.take(self.group) {
-                    user.asks(self.idle, least);
+                    user.asks(self.idle, least, self.level);
+                    self.level = self.level.max(user.had);
                     serve(&session, mailbox);
                     count += 1;
                     user.had += self.time.lap();
@@ -252,11 +261,12 @@ impl User {
     }
 
     /// It asks. For how long it was waited for is its time. What it did not ask for while others
-    /// had theirs is not kept for it.
-    fn asks(&mut self, idle: Duration, least: Option<Duration>) {
+    /// had theirs is not kept for it: it begins where they are.
+    fn asks(&mut self, idle: Duration, least: Option<Duration>, level: Duration) {
         self.prompt = self.is_prompt(idle);
-        if self.prompt {
-            self.had += idle.saturating_sub(self.since.unwrap_or(idle));
+        match self.prompt {
+            true => self.had += idle.saturating_sub(self.since.unwrap_or(idle)),
+            false => self.had = self.had.max(level),
         }
         self.had = self.had.max(least.unwrap_or_default());
     }
@@ -469,6 +479,52 @@ mod tests {
         let seldom = order(2000, 5000, 2000);
         assert!(seldom.windows(2).all(|pair| pair != [2, 2]), "one at a time");
         assert!(count(&seldom, 1) > 2 * count(&seldom, 2), "the other goes on");
+    }
+
+    /// What a user had while another was hot and asked for nothing, or seldom, is not held against
+    /// it once that one floods: at random costs and pauses, neither waits for long.
+    #[test]
+    fn what_a_user_had_before_is_not_held_against_it() {
+        for seed in 0..8 {
+            let waits = longest_waits(seed);
+            assert!(waits < Duration::from_micros(60), "seed {seed}: {waits:?}");
+        }
+    }
+
+    /// Two users of one session each: one is busy for 100 ms while the other asks every 5 ms, then
+    /// both ask after pauses of up to 3 µs. The longest time from a request to its begin.
+    fn longest_waits(seed: u64) -> Duration {
+        let (lane, mut roster) = (lane(), timed_roster());
+        let users: Vec<_> = (0..2).map(|id| session_of(&lane, id, Uid(id as u32 + 1))).collect();
+        users.iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+        let mut state = seed + 1;
+        let mut below = move |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % most
+        };
+        let begin = PASSED.get();
+        let (mut asks_at, mut asked) = ([begin; 2], [None::<Duration>; 2]);
+        let mut longest = Duration::ZERO;
+        while PASSED.get() < begin + Duration::from_millis(200) {
+            for user in 0..2 {
+                if asked[user].is_none() && PASSED.get() >= asks_at[user] {
+                    post(&users[user].1);
+                    asked[user] = Some(PASSED.get());
+                }
+            }
+            let seldom = PASSED.get() < begin + Duration::from_millis(100);
+            roster.round(8, |session, mailbox| {
+                let user = session.connection.id as usize;
+                let waited = PASSED.get() - asked[user].take().expect("it asked");
+                longest = longest.max(waited);
+                pass(100 + below(3000));
+                session.connection.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+                users[user].1.release(mailbox);
+                let pause = if seldom && user == 1 { 5_000_000 } else { below(3000) };
+                asks_at[user] = PASSED.get() + Duration::from_nanos(pause);
+            });
+        }
+        longest
     }
 
     /// Each of a user's many sessions is looked at while another user is hot.
