@@ -11,10 +11,13 @@
 //!
 //! # Locking
 //!
-//! `turn of a file → state`, `turn → table`. A file's turn is held while the file system is asked
-//! about its locks, which takes as long as the cluster does; it keeps the table's order of changes
-//! the same as the cluster's. `state` and the table are never held then: a file whose answer does
-//! not come holds up requests for that file alone, and none that parks, cancels or interrupts.
+//! `turn of a file → state → table`. A file's turn is held while the file system is asked about its
+//! locks, which takes as long as the cluster does; it keeps the table's order of changes the same
+//! as the cluster's. `state` and the table are never held then: a file whose answer does not come
+//! holds up requests for that file alone, and none that parks, cancels or interrupts.
+//!
+//! A request that was granted stops to wait and is written down under one lock of `state`: an owner
+//! that ends finds either the request or the lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -344,17 +347,18 @@ impl Shared {
             if answer == Err(Errno::EAGAIN) {
                 continue;
             }
-            let waiting = self.state.lock().take(*ticket);
-            let answer = match &waiting {
-                // It was cancelled meanwhile.
-                None => answer.inspect(|()| undo(core, below, node, request)),
-                Some(_) => {
-                    core.locks.end_wait(request.user);
-                    let record = |()| core.locks.record(node.id, request);
-                    let undo = |_: &Errno| undo(core, below, node, request);
-                    answer.and_then(|()| record(()).inspect_err(undo))
-                }
-            };
+            let mut state = self.state.lock();
+            let waiting = state.take(*ticket);
+            let recorded = waiting.as_ref().map(|_| {
+                core.locks.end_wait(request.user);
+                answer.and_then(|()| core.locks.record(node.id, request))
+            });
+            drop(state);
+            // It was cancelled meanwhile, or its user has too many.
+            if answer.is_ok() && recorded != Some(Ok(())) {
+                undo(core, below, node, request);
+            }
+            let answer = recorded.unwrap_or(answer);
             drop(turn);
             if let Some(waiting) = waiting {
                 is_any_answered = true;

@@ -1,5 +1,6 @@
 //! Locks that two hosts have of one file: the file system decides, each VFS asks it.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_base::{Errno, Ino, Result, Uid};
 use polylane_vfs::fs::SharedLocks;
-use polylane_vfs::lock::{LOCKS_PER_USER_MAX, Ticket};
+use polylane_vfs::lock::{LOCKS_PER_USER_MAX, LockLender, Ticket};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, Vfs};
 
 use crate::common::forgetful::Forgetful;
@@ -114,6 +115,7 @@ impl SharedLocks for Server {
 }
 
 struct Host {
+    fs: Arc<Forgetful>,
     vfs: Arc<Vfs>,
     file: Node,
 }
@@ -123,9 +125,10 @@ fn hosts() -> (Arc<Server>, [Host; 2]) {
     let host = |_| {
         let mut fs = Forgetful::default();
         fs.shared = Some(server.clone());
-        let vfs = Vfs::new(Arc::new(fs), options()).unwrap();
+        let fs = Arc::new(fs);
+        let vfs = Vfs::new(fs.clone(), options()).unwrap();
         let file = vfs.revive(Ino(2), 0).unwrap();
-        Host { vfs, file }
+        Host { fs, vfs, file }
     };
     let hosts = [0, 1].map(host);
     (server, hosts)
@@ -266,6 +269,70 @@ fn a_file_whose_answer_does_not_come_holds_up_no_other() {
     // A request of the same file comes after what is done with the answer: it is given back.
     other.set(lock(4, LockKind::Read, 12, 12)).unwrap();
     one.set(lock(1, LockKind::Write, 0, 3)).unwrap();
+}
+
+/// Never asked: nothing is lent for longer than the closure runs that says so.
+struct NoLender;
+
+impl LockLender for NoLender {
+    fn end_lock_loan(&self, _: u32) {}
+}
+
+impl Host {
+    /// Keeps the table of locks locked until `work` has run.
+    fn with_table_held(&self, work: impl FnOnce()) {
+        let held = self.vfs.revive(Ino(3), 0).unwrap();
+        let LockOutcome::Done(Ok(())) =
+            self.vfs.set_lock(&held, lock(7, LockKind::Read, 15, 15), None)
+        else {
+            panic!("it is free");
+        };
+        let (lender, mut work) = (Arc::downgrade(&Arc::new(NoLender)), Some(work));
+        self.fs.alone.store(true, SeqCst);
+        self.vfs.lend_locks(&held, LockOwner(7), (lender, 0), &mut |_, _| {
+            self.fs.alone.store(false, SeqCst);
+            work.take().expect("once")();
+            false
+        });
+        assert!(work.is_none(), "it has run");
+    }
+}
+
+/// A waiting request is granted while its owner ends, and the table is in use just then: nothing is
+/// left of the owner, here or on the server.
+#[test]
+fn nothing_is_left_of_an_owner_that_ends_as_its_request_is_granted() {
+    let (server, [one, other]) = hosts();
+    let of = |owner| server.0.lock().iter().any(|held| held.0 == LockOwner(owner));
+    for round in 0..if cfg!(miri) { 4 } else { 16 } {
+        one.set(lock(1, LockKind::Write, 0, 9)).unwrap();
+        let (family, start) = (LockFamily::Ofd, round % 3);
+        let request = LockRequest { family, ..lock(2, LockKind::Write, start, 9) };
+        let (_, told) = other.wait_on(&other.file, request);
+        server.1.close(2);
+        server.1.until_inside();
+        one.set(lock(1, LockKind::Unlock, 0, 9)).unwrap();
+        std::thread::scope(|scope| {
+            other.with_table_held(|| {
+                server.1.open();
+                while !of(2) {
+                    std::thread::yield_now();
+                }
+                // What is done with the grant comes to the table, or not yet.
+                (0..round * 20).for_each(|_| std::thread::yield_now());
+                scope.spawn(|| match round % 2 {
+                    0 => other.vfs.drop_owner(LockOwner(2)),
+                    _ => other.vfs.drop_locks(&other.file, LockOwner(2)),
+                });
+                (0..round * 20).for_each(|_| std::thread::yield_now());
+            });
+        });
+        // That it was granted, or that its owner ended.
+        let _ = told.recv_timeout(LIMIT).expect("it was told");
+        // A request of the same file comes after what is done with the answer.
+        other.set(lock(4, LockKind::Unlock, 12, 12)).unwrap();
+        assert!(!of(2), "round {round}");
+    }
 }
 
 /// A request that was cancelled while the server had it is granted: its owner has what it had.

@@ -16,6 +16,8 @@ pub struct Forgetful {
     known: AtomicBool,
     /// Who decides about locks, if not the VFS.
     pub shared: Option<std::sync::Arc<crate::shared_locks::Server>>,
+    /// It says that nobody does but the VFS.
+    pub alone: AtomicBool,
     pub forgotten: AtomicU64,
 }
 
@@ -70,7 +72,8 @@ impl FileSystem for Forgetful {
         Ok(attr(FILE))
     }
     fn shared_locks(&self) -> Option<&dyn SharedLocks> {
-        self.shared.as_deref().map(|server| server as _)
+        let shared = self.shared.as_deref().filter(|_| !self.alone.load(SeqCst));
+        shared.map(|server| server as _)
     }
     fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
         self.known.store(true, SeqCst);
