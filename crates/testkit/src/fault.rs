@@ -61,6 +61,8 @@ pub struct Faulty {
     has_room: bool,
     /// Names are changed one at a time, and holes are not told, as on a Ceph file system.
     is_plain: bool,
+    /// It says that it keeps writes to itself until a sync.
+    keeps_writes: bool,
 }
 
 impl Faulty {
@@ -88,11 +90,18 @@ impl Faulty {
         Arc::new(Faulty { is_plain: true, ..Faulty::of(inner, character, false) })
     }
 
+    /// As [`new`](Self::new), and says that writes lie in it until they are synced.
+    pub fn keeping(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        let character = inner.character();
+        Arc::new(Faulty { keeps_writes: true, ..Faulty::of(inner, character, false) })
+    }
+
     fn of(inner: Arc<dyn FileSystem>, character: Character, has_room: bool) -> Faulty {
         Faulty {
             character,
             has_room,
             is_plain: false,
+            keeps_writes: false,
             inner,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -187,6 +196,10 @@ impl Source for Part<'_> {
 impl FileSystem for Faulty {
     fn character(&self) -> Character {
         self.character
+    }
+
+    fn keeps_writes(&self) -> bool {
+        self.keeps_writes
     }
 
     fn root(&self) -> Result<Attr> {

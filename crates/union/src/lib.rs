@@ -307,6 +307,10 @@ impl FileSystem for Union {
         self.character
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.upper.as_ref().is_some_and(|upper| upper.fs().keeps_writes())
+    }
+
     fn root(&self) -> Result<Attr> {
         let ctx = &OpCtx::service();
         self.act(ctx).attr(&self.root)

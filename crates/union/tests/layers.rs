@@ -4,8 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Tree, memfs, union};
+use common::{Fs, Tree, memfs, union};
 use polylane_base::Errno;
+use polylane_testkit::fault::Faulty;
 use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr, XattrMode};
@@ -33,6 +34,15 @@ fn the_uppermost_layer_counts() {
     assert_eq!(u.find("kind").map(|attr| attr.kind), Ok(Kind::Dir));
     assert_eq!(u.names(""), ["d", "kind"]);
     assert_eq!(u.find("hidden"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn a_union_keeps_writes_where_its_upper_does() {
+    let (memfs, keeping): (_, Fs) = (memfs(), Faulty::keeping(memfs()));
+    for (upper, keeps) in [(Some(&keeping), true), (Some(&memfs), false), (None, false)] {
+        let lower = if keeps { &memfs } else { &keeping };
+        assert_eq!(union(&[lower], upper).keeps_writes(), keeps);
+    }
 }
 
 #[test]
