@@ -71,6 +71,8 @@ pub struct OpenFile {
     /// Write-back failures of the file that this opening knows of; for a directory, whether it
     /// knows, or need not, of names that a former service took along.
     failures_seen: AtomicU64,
+    /// Failed syncs of the file that this opening knows of.
+    syncs_seen: AtomicU64,
     tag: AtomicU64,
     attached: OnceLock<Attached>,
     lost: AtomicBool,
@@ -94,6 +96,7 @@ impl OpenFile {
             false => node.pages_used().map_or(0, FilePages::failures),
         };
         let failures_seen = AtomicU64::new(failures_seen);
+        let syncs_seen = AtomicU64::new(node.core.known_failures(&node));
         let (by, ahead) = (By::default(), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
         let (counts, guard) = (AtomicBool::new(true), Guard::default());
@@ -106,6 +109,7 @@ impl OpenFile {
             by,
             ahead,
             failures_seen,
+            syncs_seen,
             tag,
             attached,
             lost,
@@ -373,7 +377,7 @@ impl OpenFile {
         core.end_loan_on(&self.node);
         let begun = core.begin_sync(&self.node);
         let Some(pages) = self.node.pages_used() else {
-            core.fs.fsync(ctx, self.node.ino(), data_only)?;
+            self.synced(core.fs.fsync(ctx, self.node.ino(), data_only))?;
             core.end_sync(begun);
             return match self.node.is_dir() && self.failures_seen.swap(1, Relaxed) == 0 {
                 true => core.tell_of_lost_names(&self.node),
@@ -381,12 +385,20 @@ impl OpenFile {
             };
         };
         let written = core.write_synced(&self.node, pages, data_only);
-        let synced = core.fs.fsync(ctx, self.node.ino(), data_only);
+        let synced = self.synced(core.fs.fsync(ctx, self.node.ino(), data_only));
         if written.is_ok() && synced.is_ok() {
             core.end_sync(begun);
         }
         // A failure of this very write-back is among those reported.
         pages.report(&self.failures_seen).and(written).and(synced)
+    }
+
+    /// What the file system said of a sync, and of those that it was not asked for by programs.
+    fn synced(&self, synced: Result<()>) -> Result<()> {
+        match self.node.is_dir() {
+            true => synced,
+            false => self.node.core.tell_failures(&self.node, synced, &self.syncs_seen),
+        }
     }
 
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,

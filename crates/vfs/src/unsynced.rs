@@ -11,6 +11,11 @@
 //! make its names last fails, as the kernel has a failed write-back told: once to each that had it
 //! open, and else to the first who comes.
 //!
+//! A libservice that keeps writes itself may lose them and yet say that a sync of everything has
+//! succeeded (libcephfs does once the cluster has barred it): there each file that changed is asked
+//! for after such a sync. A failure that a program has not asked for is told to each opening of the
+//! file once, and until one was told the file keeps its record.
+//!
 //! # Invariants
 //!
 //! - A file whose data changed since it was made durable, and a directory whose names did, has a
@@ -21,12 +26,14 @@
 //!
 //! # Locking
 //!
-//! A file's data or a directory's entries, then `files` or `lost`, leaves.
+//! A file's data or a directory's entries, then `files`, `failed` or `lost`, leaves. `asking` is
+//! taken without any of them, and held while the file system is asked for a file.
 
 use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
 
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result};
 
@@ -50,8 +57,26 @@ struct Changed {
 pub(crate) struct Unsynced {
     store: OnceLock<Arc<Store>>,
     files: Mutex<FxHashMap<u64, Changed>>,
+    /// Files that syncs failed for, by `Inode::id`.
+    failed: Mutex<FxHashMap<u64, Failed>>,
+    /// There was one.
+    has_failed: AtomicBool,
+    /// Held by who asks for a file after a sync of everything.
+    asking: Mutex<()>,
+    /// Which file that is; 0: none.
+    asked: AtomicU64,
     /// Directories that lost names with a former service, by number and generation.
     lost: OnceLock<Mutex<FxHashMap<(u64, u64), Told>>>,
+}
+
+/// A file that syncs failed for.
+struct Failed {
+    inode: Weak<Inode>,
+    errno: Errno,
+    /// How often.
+    times: u64,
+    /// A program knows.
+    is_told: bool,
 }
 
 /// Whether anybody was told that a directory lost names.
@@ -156,6 +181,52 @@ impl Core {
         Some(Begun { id: inode.id, times: changed.times, inode: changed.inode.clone() })
     }
 
+    /// The failures of a file's syncs that an opening need not be told: those that a program knows.
+    pub(crate) fn known_failures(&self, inode: &Inode) -> u64 {
+        if !self.unsynced.has_failed.load(SeqCst) {
+            return 0;
+        }
+        let failed = self.unsynced.failed.lock();
+        failed.get(&inode.id).filter(|failed| failed.is_told).map_or(0, |failed| failed.times)
+    }
+
+    /// A program's own sync of a file ended: what is to be told of it, and of those before that the
+    /// program did not ask for, unless `seen` says that it was told.
+    pub(crate) fn tell_failures(
+        &self,
+        node: &Node,
+        synced: Result<()>,
+        seen: &AtomicU64,
+    ) -> Result<()> {
+        if !self.fs.keeps_writes() {
+            return synced;
+        }
+        if let Err(errno) = synced {
+            self.sync_failed(node, errno);
+        } else if self.unsynced.asked.load(SeqCst) == node.id {
+            // What was to be said of the file may just have been said there.
+            drop(self.unsynced.asking.lock());
+        }
+        if !self.unsynced.has_failed.load(SeqCst) {
+            return synced;
+        }
+        let mut failed = self.unsynced.failed.lock();
+        let Some(failed) = failed.get_mut(&node.id) else { return synced };
+        if seen.swap(failed.times, SeqCst) == failed.times {
+            return synced;
+        }
+        failed.is_told = true;
+        Err(failed.errno)
+    }
+
+    fn sync_failed(&self, node: &Node, errno: Errno) {
+        let mut failed = self.unsynced.failed.lock();
+        let new = || Failed { inode: Arc::downgrade(node), errno, times: 0, is_told: false };
+        let place = failed.entry(node.id).or_insert_with(new);
+        (place.errno, place.times, place.is_told) = (errno, place.times + 1, false);
+        self.unsynced.has_failed.store(true, SeqCst);
+    }
+
     /// The same for every file that changed; those that nobody uses any more cannot change.
     pub(crate) fn begin_sync_all(&self) -> Vec<Begun> {
         let all: Vec<(u64, u64, Weak<Inode>)> = {
@@ -176,6 +247,13 @@ impl Core {
         for Begun { id, times, inode } in begun {
             let node = inode.upgrade();
             let pages = node.as_ref().and_then(|node| node.pages_used());
+            let is_untold = || {
+                let failed = self.unsynced.failed.lock();
+                failed.get(&id).is_some_and(|failed| !failed.is_told)
+            };
+            if node.is_some() && self.unsynced.has_failed.load(SeqCst) && is_untold() {
+                continue;
+            }
             if pages.is_some_and(|pages| !pages.is_clean()) {
                 // Changed again, or without a name: those are not always written. The
                 // flag that is down has the next change counted.
@@ -196,7 +274,45 @@ impl Core {
             return Ok(());
         }
         self.fs.sync(ctx)?;
+        self.end_sync_all(ctx, begun)
+    }
+
+    /// The file system has made everything durable: ends the sync of the files that this is true
+    /// for. Call without locks.
+    ///
+    /// # Errors
+    /// Of one of the others, which the openings of its file are told, too.
+    pub(crate) fn end_sync_all(&self, ctx: &OpCtx<'_>, mut begun: Vec<Begun>) -> Result<()> {
+        let mut result = Ok(());
+        if self.fs.keeps_writes() {
+            begun.retain(|begun| {
+                let asked = begun.inode.upgrade().map_or(Ok(()), |node| self.ask_for(ctx, &node));
+                result = result.and(asked);
+                asked.is_ok()
+            });
+            let mut failed = self.unsynced.failed.lock();
+            failed.retain(|_, failed| failed.inode.strong_count() > 0);
+        }
         self.end_sync(begun);
-        Ok(())
+        result
+    }
+
+    /// Asks for one file whether all that was written to it is durable.
+    fn ask_for(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<()> {
+        if node.is_dir() {
+            return Ok(());
+        }
+        let _asking = self.unsynced.asking.lock();
+        self.unsynced.asked.store(node.id, SeqCst);
+        let synced = match self.fs.fsync(ctx, node.ino(), true) {
+            // Its last name has gone meanwhile, and it with it.
+            Err(Errno::ESTALE) => Ok(()),
+            synced => synced,
+        };
+        if let Err(errno) = synced {
+            self.sync_failed(node, errno);
+        }
+        self.unsynced.asked.store(0, SeqCst);
+        synced
     }
 }

@@ -177,10 +177,10 @@ impl Vfs {
         let begun = self.core.begin_sync_all();
         let written = self.core.write_back_files(nameless);
         let synced = self.core.fs.sync(ctx);
-        if written.is_ok() && synced.is_ok() {
-            self.core.end_sync(begun);
+        match written.and(synced) {
+            Ok(()) => self.core.end_sync_all(ctx, begun),
+            failed => failed,
         }
-        written.and(synced)
     }
 
     /// Counters, for `polylane stats` and for tests.

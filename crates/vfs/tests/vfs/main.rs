@@ -6,6 +6,7 @@ mod cache;
 mod common;
 mod hostdir;
 mod isolation;
+mod kept_writes;
 mod leases;
 mod locks;
 mod mapped;
