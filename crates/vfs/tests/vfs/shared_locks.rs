@@ -319,12 +319,12 @@ fn nothing_is_left_of_an_owner_that_ends_as_its_request_is_granted() {
                     std::thread::yield_now();
                 }
                 // What is done with the grant comes to the table, or not yet.
-                (0..round * 20).for_each(|_| std::thread::yield_now());
+                (0..round).for_each(|_| std::thread::yield_now());
                 scope.spawn(|| match round % 2 {
                     0 => other.vfs.drop_owner(LockOwner(2)),
                     _ => other.vfs.drop_locks(&other.file, LockOwner(2)),
                 });
-                (0..round * 20).for_each(|_| std::thread::yield_now());
+                (0..round).for_each(|_| std::thread::yield_now());
             });
         });
         // That it was granted, or that its owner ended.
