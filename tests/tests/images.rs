@@ -403,7 +403,7 @@ fn an_ordinary_user_has_images_of_his_own() {
     let Some(place) = Place::new(test) else { return };
     let layers = layers_of_several_users();
     let layout = place.layout("layout", &layers);
-    fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+    fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o1777)).expect("chmod");
     let copied = Command::new("cp").arg(binary()).arg(place.path("polylane")).status();
     assert!(copied.expect("cp").success());
     let as_nobody = |script: &str| {

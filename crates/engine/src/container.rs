@@ -278,9 +278,13 @@ impl Container {
             process => process.map_err(failed)?,
         };
         // Looked at again: the number may have become another's before it was opened.
-        match self.has_process(pid) {
-            true => pidfd_send_signal(&process, Signal::KILL).map_err(failed),
-            false => Ok(()),
+        if !self.has_process(pid) {
+            return Ok(());
+        }
+        match pidfd_send_signal(&process, Signal::KILL) {
+            // It ended by itself meanwhile.
+            Err(Errno::SRCH) => Ok(()),
+            sent => sent.map_err(failed),
         }
     }
 
