@@ -171,6 +171,10 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
     session.lane.progress.begin(session.device.descriptor(), marks.clone());
     let result = thread::scope(|scope| {
         session.lane.notifier.start(Arc::new(session.device.clone()));
+        if options.incarnation > 0 {
+            // Before anything is served: it only queues.
+            session.lane.drop_former();
+        }
         let notifiers = [
             scope.spawn(|| serving.drop_pages(Level::Slots)),
             scope.spawn(|| serving.drop_pages(Level::Own)),

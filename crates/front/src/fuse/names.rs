@@ -3,7 +3,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::Attr;
-use polylane_vfs::{Create, Kind, Node, OpCtx, OpenFile};
+use polylane_vfs::{Create, Kind, Node, OpCtx, OpenFile, RENAME_EXCHANGE};
 
 use super::call::{Call, End, Exit, Outcome};
 use super::flags::OpenedFlags;
@@ -15,7 +15,7 @@ use super::reply::decode_device;
 use crate::lane::nodes::{Place, ROOT_ID, Target, VirtualDir};
 use crate::lane::notifier::Range;
 use crate::lane::slots::{self, Access, Slot, Token};
-use crate::lane::{is_reserved, runs_as_another};
+use crate::lane::{Lane, is_reserved, runs_as_another};
 
 /// How long the kernel may remember the virtual directories, in seconds: they never change.
 const VIRTUAL_SECONDS: u64 = 3600;
@@ -58,7 +58,9 @@ impl Call<'_> {
         let (id, seconds) = lane.tell_name(node, dir_id, name);
         lane.nodes.tell_size(id, attr.size);
         let is_over = lane.name_told((dir, dir_id), name, node);
-        let seconds = if is_over { 0 } else { seconds };
+        // The fast lane may have moved a directory before the kernel knew the inode.
+        let is_there = || lane.vfs.known_child(dir, name).is_some_and(|it| Arc::ptr_eq(&it, node));
+        let seconds = if seconds > 0 && !is_over && is_there() { seconds } else { 0 };
         self.out.named(id, node.generation(), &attr, seconds);
         Ok(id)
     }
@@ -244,19 +246,38 @@ fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
     call.not_reserved(call.header.node_id, from, Errno::EBUSY)?;
     call.not_reserved(to_id, to, Errno::EBUSY)?;
     let lane = &call.session.lane;
-    lane.vfs.rename(&call.ctx(&call.cred()?), &from_dir, from, &to_dir, to, flags)?;
+    let from_id = call.header.node_id;
+    let told = match lane.remembers() {
+        true => names_to_move(lane, (&from_dir, from_id, from), (&to_dir, to_id, to), flags),
+        false => Vec::new(),
+    };
+    let renamed = lane.vfs.rename(&call.ctx(&call.cred()?), &from_dir, from, &to_dir, to, flags);
+    told.iter().for_each(|(node, to)| lane.nodes.has_moved(node, renamed.is_ok().then_some(*to)));
+    renamed?;
     // Both, where they were exchanged.
-    for (dir, id, name) in [(&to_dir, to_id, to), (&from_dir, call.header.node_id, from)] {
+    for (dir, id, name) in [(&to_dir, to_id, to), (&from_dir, from_id, from)] {
         if let Some(node) = lane.vfs.known_child(dir, name) {
             lane.nodes.moved(&node, Place::of(id, name));
         }
-        // How long the kernel may remember a name goes with what it moves. This comes once it has
-        // let go of the directories, after the reply.
-        if lane.remembers() {
-            lane.notifier.owe_name(id, name, true);
-        }
     }
     Ok(Outcome::Reply)
+}
+
+/// A directory, its id, and a name in it.
+type Named<'a> = (&'a Node, u64, &'a [u8]);
+
+/// What a rename moves of which the kernel was told the name for good, and where to: the lane knows
+/// that it will.
+fn names_to_move(lane: &Lane, from: Named<'_>, to: Named<'_>, flags: u32) -> Vec<(Node, Place)> {
+    let back = (flags & RENAME_EXCHANGE != 0).then_some((to, from));
+    let moves = [(from, to)].into_iter().chain(back);
+    let told = |((dir, dir_id, name), (_, to_id, to)): (Named<'_>, Named<'_>)| {
+        // Also where it is not in memory any more; that there is none the rename says.
+        let node = lane.vfs.lookup(&OpCtx::service(), dir, name).ok()?;
+        let is_told = lane.will_move(&node, Place::of(dir_id, name), (to_id, to));
+        is_told.then(|| (node, Place::of(to_id, to)))
+    };
+    moves.filter_map(told).collect()
 }
 
 pub(super) fn link(call: &mut Call<'_>) -> End {

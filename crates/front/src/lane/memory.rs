@@ -75,6 +75,7 @@ impl Lane {
         let (notifier, root) = (self.notifier.clone(), self.vfs.root().ino());
         let memory = Memory { notifier, root, incarnation: self.nodes.incarnation() };
         if self.vfs.tell_with(Arc::new(memory)) {
+            self.notifier.will_owe(self.nodes.has_former_names());
             self.remembers.store(true, Ordering::Release);
         }
     }
@@ -94,13 +95,30 @@ impl Lane {
     /// id, and for how many seconds.
     pub(crate) fn tell_name(&self, node: &Node, dir_id: u64, name: &[u8]) -> (u64, u64) {
         let place = Place::of(dir_id, name);
-        let is_new = self.remembers() && self.nodes.id_of(node).is_none();
+        let may_be = self.remembers() && !self.notifier.owes_names();
+        let is_new = may_be && self.nodes.id_of(node).is_none();
         if !is_new || name.len() > NAME_BYTES_MAX || !self.vfs.is_original(node) {
             return (self.nodes.remember(node, place), 0);
         }
-        let told = [&U64::from(dir_id).to_bytes(), name].concat();
-        let (id, lasts) = self.nodes.remember_told(node, place, &told);
+        let (id, lasts) = self.nodes.remember_told(node, place, &as_recorded(dir_id, name));
         (id, if lasts { FOR_GOOD } else { 0 })
+    }
+
+    /// Whether a name of an inode was told for good: then the kernel alone changes its names.
+    pub(crate) fn is_name_told(&self, node: &Node) -> bool {
+        self.remembers() && self.nodes.is_told(node)
+    }
+
+    /// To be called before the name at `from`, that of `node`, is moved by the kernel. Where it was
+    /// told for good, so is the new one: the lifetime goes along. A kill may undo the rename, so
+    /// the new name must be in a record by now. Without room for that, the kernel looks it up
+    /// again. Whether `NodeTable::has_moved` is to be called then.
+    pub(crate) fn will_move(&self, node: &Node, from: Place, (dir_id, name): (u64, &[u8])) -> bool {
+        let recorded = self.nodes.will_move(node, from, &as_recorded(dir_id, name));
+        if recorded == Some(false) {
+            self.notifier.expire_name(dir_id, name, || self.nodes.len());
+        }
+        recorded == Some(true)
     }
 
     /// Has the kernel drop the states that a former service told it, and look names up again. To be
@@ -112,5 +130,11 @@ impl Lane {
             }
             self.nodes.ids().chain([ROOT_ID]).for_each(|id| self.notifier.owe_state(id));
         }
+        self.notifier.will_owe(false);
     }
+}
+
+/// A name that is told for good, as its record has it.
+fn as_recorded(dir_id: u64, name: &[u8]) -> Vec<u8> {
+    [&U64::from(dir_id).to_bytes(), name].concat()
 }

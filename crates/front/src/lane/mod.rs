@@ -51,7 +51,6 @@ pub mod tag;
 pub mod tickets;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
@@ -62,7 +61,7 @@ use polylane_vfs::{Attachment, Kind, Node, OpCtx, OpenFile, Vfs, Written};
 
 use self::locks::Kept;
 use self::nodes::{NodeTable, Place, Target};
-use self::notifier::{Level, Notifier, Range};
+use self::notifier::{Level, NAMES_PATIENCE, Notifier, Range};
 use self::progress::Progress;
 use self::slots::SlotTable;
 use self::tag::{
@@ -77,9 +76,6 @@ pub use self::handover::Handover;
 /// Times that a write is done again, at most: a program that stores all the time has to win each of
 /// as many races.
 const WRITES_MAX: u32 = 100;
-
-/// Longest wait for names that the kernel is to drop.
-const NAMES_PATIENCE: Duration = Duration::from_millis(20);
 
 /// What a session sees of the lane, where that is not all of it as its tenant does.
 #[derive(Debug)]
@@ -258,7 +254,6 @@ impl Lane {
     /// Has the kernel drop what it read of files from a former service: they may be as they were
     /// before, in this one. To be called once by a thread that serves nothing.
     pub(crate) fn drop_stale(&self) {
-        self.drop_former();
         for id in self.nodes.stale() {
             self.notifier.invalidate(&[(Level::Own, id)], Range::ALL);
             self.nodes.is_fresh(id);
@@ -363,7 +358,8 @@ impl Lane {
         if self.nodes.id_of(node).is_some()
             && let Some(dir_id) = self.nodes.id_of(dir)
         {
-            if self.remembers() {
+            // Told just now, beside the change: else the kernel would have made it.
+            if self.is_name_told(node) {
                 return self.notifier.owe_name(dir_id, name, false);
             }
             self.notifier.forget_name(dir_id, name, || self.nodes.len());
@@ -377,8 +373,7 @@ impl Lane {
     pub fn name_moved(&self, dir: &Node, name: &[u8], node: &Node) {
         if node.kind() != Kind::Dir {
             self.name_gone(dir, name, node);
-        } else if self.remembers()
-            && self.nodes.id_of(node).is_some()
+        } else if self.is_name_told(node)
             && let Some(dir_id) = self.nodes.id_of(dir)
         {
             self.notifier.owe_name(dir_id, name, true);
@@ -502,6 +497,8 @@ pub(crate) fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
 /// What tests of tables and threads stand on: an empty lane in memory.
 #[cfg(test)]
 pub(crate) mod empty {
+    use std::time::Duration;
+
     use polylane_base::SystemClock;
     use polylane_vfs::Options;
     use polylane_vfs::memfs::MemFs;

@@ -11,8 +11,11 @@
 //! (timeouts are 0), but until the kernel drops it, it keeps the inode, and
 //! with it the space of a removed file.
 //!
-//! Of a lane whose names and states the kernel remembers (`memory.rs`) each name is *owed*: who
-//! changed it waits until the kernel has dropped it, or will ask again before it believes it.
+//! Of a lane whose names and states the kernel remembers (`memory.rs`) some names are *owed*: those
+//! of a former service, and what the fast lane changed just as the kernel was told of it. Requests
+//! wait until the kernel has dropped them, or will ask again before it believes them, but no
+//! longer than [`NAMES_PATIENCE`]: `getdents64` into a page whose fault does not end, or an fsync
+//! of a directory, holds it in the kernel for as long as a program likes.
 //!
 //! *States* are attributes and access lists, of such a lane alone, and owed as well.
 //! `FUSE_NOTIFY_INVAL_INODE` without pages waits for nothing but an inode that the kernel is about
@@ -28,8 +31,8 @@
 //! - A waiter returns after every notification it asked for was taken by the kernel or refused by
 //!   it, or after the notifier stopped.
 //! - Without a FUSE session there is nobody to notify: waiting returns at once.
-//! - At most `NAMES_MAX` names wait, or as many as the kernel knows inodes; what is more is left to
-//!   the kernel's own memory pressure.
+//! - At most `NAMES_MAX` names wait, or as many as the kernel knows inodes, and those that are
+//!   owed; what is more is left to the kernel's own memory pressure.
 //!
 //! # Locking
 //!
@@ -39,7 +42,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 
 /// The way to the kernel that the notifier goes itself. The front end that speaks with the kernel
@@ -129,6 +132,19 @@ impl Debt {
         self.paid.load(Ordering::Acquire) >= owed
     }
 
+    /// How much is owed altogether, unless all of it is paid.
+    fn unpaid(&self) -> Option<u64> {
+        let owed = self.owed.load(Ordering::Acquire);
+        (!self.is_paid(owed)).then_some(owed)
+    }
+
+    /// Waits until so much is paid, or for `patience`. Whether it is.
+    fn settle_within(&self, owed: u64, patience: Duration) -> bool {
+        let lock = self.lock.lock();
+        let (_lock, _) = self.changed.wait_timeout_while(lock, patience, |_| !self.is_paid(owed));
+        self.is_paid(owed)
+    }
+
     fn settle(&self) {
         let owed = self.owed.load(Ordering::Acquire);
         let mut lock = self.lock.lock();
@@ -149,6 +165,9 @@ impl Drop for Owed {
         self.0.changed.notify_all();
     }
 }
+
+/// How long a name that is gone may keep a request waiting.
+pub(super) const NAMES_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Between two looks at how far the names' thread has come.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -219,6 +238,10 @@ pub struct Notifier {
     states: Queue<Stated>,
     names_debt: Arc<Debt>,
     states_debt: Arc<Debt>,
+    /// Of the names owed, so many are waited for no more.
+    names_late: AtomicU64,
+    /// There are names of a former service that are not owed yet.
+    will_owe: AtomicBool,
     /// For what is told without a thread in between.
     kernel: Mutex<Option<Arc<dyn Kernel>>>,
     /// Names that were handed over, and those that were dropped.
@@ -275,8 +298,18 @@ impl Notifier {
         }
     }
 
+    /// Makes the kernel look a name up before it believes it again, some time, as
+    /// [`Notifier::forget_name`] does.
+    pub(crate) fn expire_name(&self, dir_id: u64, name: &[u8], known: impl Fn() -> usize) {
+        self.names_given.fetch_add(1, Ordering::Relaxed);
+        let name = Name { dir_id, name: name.to_vec(), expires: true, _owed: None };
+        if !self.names.push(std::iter::once(name), known) {
+            self.name_dropped();
+        }
+    }
+
     /// Makes the kernel drop a name (`expires`: or ask before it believes it again) before anybody
-    /// is answered who [settles](Notifier::settle).
+    /// is answered who [settles](Notifier::settle), or for [`NAMES_PATIENCE`].
     pub(crate) fn owe_name(&self, dir_id: u64, name: &[u8], expires: bool) {
         self.names_given.fetch_add(1, Ordering::Relaxed);
         let _owed = Some(self.names_debt.owe());
@@ -295,14 +328,40 @@ impl Notifier {
 
     /// Whether the kernel has not heard of everything yet that it is to hear before an answer.
     pub(crate) fn owes(&self) -> bool {
-        let owes = |debt: &Debt| !debt.is_paid(debt.owed.load(Ordering::Acquire));
-        owes(&self.states_debt) || owes(&self.names_debt)
+        let is_waited_for = |owed| owed > self.names_late.load(Ordering::Acquire);
+        self.will_owe.load(Ordering::Acquire)
+            || self.states_debt.unpaid().is_some()
+            || self.names_debt.unpaid().is_some_and(is_waited_for)
     }
 
-    /// Waits until the kernel has heard of it. Not for threads that serve what the kernel asks.
+    /// Whether the kernel has not heard of all names yet that it is to hear of.
+    pub(crate) fn owes_names(&self) -> bool {
+        self.will_owe.load(Ordering::Acquire) || self.names_debt.unpaid().is_some()
+    }
+
+    /// Waits until the kernel has heard of it; for names no longer than [`NAMES_PATIENCE`], since a
+    /// program can have the kernel hold a directory for as long as it likes. What comes late holds
+    /// up no other request. Not for threads that serve what the kernel asks.
     pub(crate) fn settle(&self) {
+        let start = Instant::now();
+        while self.will_owe.load(Ordering::Acquire) {
+            if start.elapsed() > NAMES_PATIENCE {
+                self.will_owe(false);
+            }
+            thread::sleep(PAUSE);
+        }
         self.states_debt.settle();
-        self.names_debt.settle();
+        if let Some(owed) = self.names_debt.unpaid()
+            && owed > self.names_late.load(Ordering::Acquire)
+            && !self.names_debt.settle_within(owed, NAMES_PATIENCE)
+        {
+            self.names_late.fetch_max(owed, Ordering::AcqRel);
+        }
+    }
+
+    /// Names will be owed as soon as there is a session, or are by now.
+    pub(crate) fn will_owe(&self, will: bool) {
+        self.will_owe.store(will, Ordering::Release);
     }
 
     /// The same of states alone: no directory that the kernel has locked is waited for.
@@ -352,5 +411,40 @@ impl Notifier {
     /// The next job of the names thread; `None` once stopped.
     pub(crate) fn next_name(&self) -> Option<Name> {
         self.names.next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing takes what is queued for it, as while a program holds a directory.
+    struct Blocked;
+
+    impl Kernel for Blocked {
+        fn grow(&self, _node_id: u64, _size: u64) {}
+    }
+
+    #[test]
+    fn names_that_come_late_hold_up_no_request() {
+        let notifier = Notifier::default();
+        notifier.start(Arc::new(Blocked));
+        notifier.owe_name(1, b"a", true);
+        assert!(notifier.owes() && notifier.owes_names());
+        notifier.settle();
+        assert!(!notifier.owes(), "waited for once");
+        assert!(notifier.owes_names(), "nothing is told for good meanwhile");
+        notifier.settle();
+        notifier.owe_name(1, b"b", true);
+        assert!(notifier.owes(), "the next one may come in time");
+        for _ in 0..2 {
+            assert!(notifier.next_name().is_some());
+        }
+        assert!(!notifier.owes() && !notifier.owes_names());
+        notifier.settle();
+        notifier.will_owe(true);
+        assert!(notifier.owes() && notifier.owes_names());
+        notifier.settle();
+        assert!(!notifier.owes() && !notifier.owes_names(), "there is no session");
     }
 }

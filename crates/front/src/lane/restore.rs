@@ -12,7 +12,7 @@ use polylane_vfs::handover::{self, Kind};
 use polylane_vfs::{Node, OpenFile, Vfs};
 
 use super::handover::Handover;
-use super::nodes::{NodeTable, Target};
+use super::nodes::{MOVED_NAME, NodeTable, Target};
 use super::record::{LOST, Record};
 use super::slots::{Slot, SlotTable};
 
@@ -42,17 +42,25 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
     for record in handover.take(Kind::Slot) {
         by_id.insert(record.words[0], record);
     }
-    for record in handover.take(Kind::Node) {
+    let (moved, known): (Vec<_>, Vec<_>) =
+        handover.take(Kind::Node).into_iter().partition(|record| record.words[4] == MOVED_NAME);
+    for record in known {
         let [id, ino, generation, lookups, is_slot, linkable, _] = record.words;
         let target = match is_slot {
             0 => node(vfs, (ino, generation), linkable == 1).map(Target::Node),
             _ => by_id.remove(&id).and_then(|of| slot(vfs, handover, &of)).map(Target::Slot),
         };
-        nodes.was_told(&record.bytes);
+        let told = &record.bytes;
         let record = Record::adopt(store, &record);
         if target.is_some() || nodes.ino_of(id).is_some() {
             nodes.restore(id, target, lookups, record);
         }
+        nodes.was_told(id, told);
+    }
+    for record in moved {
+        let id = record.words[6];
+        nodes.was_told(id, &record.bytes);
+        nodes.keep_moved(id, Record::adopt(store, &record));
     }
     by_id.values().for_each(|record| store.free(record.slot));
     (nodes, slots)

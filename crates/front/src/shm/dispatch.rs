@@ -202,7 +202,9 @@ fn attempt(
         Ok(turn) => turn,
         Err((answer, until_sent)) => {
             *reply = from_answer(&answer);
-            return (Next::Reply, Some(until_sent));
+            let owes = call.session.connection.lane.notifier.owes();
+            let next = if owes { Next::TellKernel(None) } else { Next::Reply };
+            return (next, Some(until_sent));
         }
     };
     let call = Call { turn: turn.as_ref(), ..call };

@@ -20,6 +20,19 @@ impl Call<'_> {
         }
     }
 
+    /// Leaves a name that the kernel was told for good to the kernel, which changes it with the
+    /// directory locked and so needs no word of it.
+    fn untold(&self, last: &Last) -> Result<(), Failure> {
+        let lane = &self.session.connection.lane;
+        if !lane.remembers() {
+            return Ok(());
+        }
+        // That there is none, the change itself says.
+        let node = self.vfs().lookup(&self.ctx(), &last.dir, &last.name);
+        let is_told = node.is_ok_and(|node| lane.is_name_told(&node));
+        if is_told { Err(Failure::UseKernel) } else { Ok(()) }
+    }
+
     /// The same for something new that is no directory: `name/` names nothing that could be made.
     fn last_file(&self, at: At<'_>) -> Result<Last, Failure> {
         let last = self.last(at)?;
@@ -74,6 +87,7 @@ impl Call<'_> {
 
     pub(super) fn unlink(&mut self, at: At<'_>, dir: bool, leased: bool) -> Answer {
         let last = self.last(at)?;
+        self.untold(&last)?;
         if dir {
             let known = self.vfs().known_child(&last.dir, &last.name);
             let is_known = known.is_some_and(|dir| self.is_known_dir(&dir));
@@ -116,6 +130,8 @@ impl Call<'_> {
     ) -> Answer {
         let from = self.last(from)?;
         let to = self.last(to)?;
+        self.untold(&from)?;
+        self.untold(&to)?;
         if from.must_be_dir || to.must_be_dir {
             self.check_slashes(&from, &to, flags)?;
         }

@@ -13,7 +13,7 @@
 //! | 0 | the id |
 //! | 1, 2 | number and generation of the inode; 0 for a slot |
 //! | 3 | lookups |
-//! | 4 | 1: a slot |
+//! | 4 | 1: a slot; 2: the name that the kernel gave the inode of word 6, and nothing else |
 //! | 5 | 1: made without a name, and may be given its first (`O_TMPFILE`) |
 //! | bytes | a name that was told for good (`memory`): the directory's id, little-endian, and it |
 //!
@@ -32,19 +32,20 @@
 //!
 //! One lock per shard; a leaf. Inodes are dropped after it is free.
 
+mod told;
+
 use std::collections::HashMap;
 use std::hash::Hasher;
 use std::time::{Duration, Instant};
-
-use rustc_hash::FxHasher;
-use zerocopy::little_endian::U64;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::handover::{Kind, Store};
 use polylane_vfs::{Kind as FileKind, Node};
+use rustc_hash::FxHasher;
 
+pub(crate) use self::told::MOVED_NAME;
 use super::record::Record;
 use super::slots::Slot;
 use super::tag::{TAG_ID_SHIFT, TAG_KEPT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
@@ -186,13 +187,21 @@ struct Entry {
     place: Place,
     /// What the next service is to know.
     record: Option<Record>,
+    /// The name that the kernel was told for good, or where it has moved that to;
+    /// [`Place::NONE`]: a former service told it.
+    told_at: Option<Place>,
+    /// Where the kernel moved it to, the last two times: it has one of these, or the one in
+    /// `record`, when the service is killed.
+    moved: Vec<Record>,
 }
 
 impl Entry {
     fn new(target: Target, place: Place, record: Option<Record>) -> Entry {
         let target = Some(target);
         let opens = Opens::default();
-        Entry { target, lookups: 1, opens, stale: false, size: 0, told: None, place, record }
+        let (told, told_at, moved) = (None, None, Vec::new());
+        let (lookups, stale, size) = (1, false, 0);
+        Entry { target, lookups, opens, stale, size, told, place, record, told_at, moved }
     }
 
     fn node(&self) -> Option<&Node> {
@@ -256,8 +265,9 @@ impl NodeTable {
     /// is nobody else's until the kernel lets go of it.
     pub(crate) fn restore(&self, id: u64, target: Option<Target>, lookups: u64, record: Record) {
         let (opens, size, told, place) = (Opens::default(), 0, None, Place::NONE);
-        let record = Some(record);
-        let mut entry = Entry { target, lookups, opens, stale: false, size, told, place, record };
+        let (record, stale, told_at, moved) = (Some(record), false, None, Vec::new());
+        let mut entry =
+            Entry { target, lookups, opens, stale, size, told, place, record, told_at, moved };
         if let Some(node) = entry.node().cloned() {
             set_counter(&node, id);
             entry.stale = node.kind() == FileKind::File;
@@ -520,18 +530,6 @@ impl NodeTable {
         }
     }
 
-    /// A former service told a name for good, as its record has it.
-    pub(crate) fn was_told(&self, told: &[u8]) {
-        if let Some((id, name)) = told.split_first_chunk() {
-            self.former_names.lock().push((U64::from_bytes(*id).get(), name.to_vec()));
-        }
-    }
-
-    /// Those names, once.
-    pub(crate) fn take_former_names(&self) -> Vec<(u64, Vec<u8>)> {
-        std::mem::take(&mut *self.former_names.lock())
-    }
-
     /// The ids of all entries.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
         let of = |shard: &Mutex<HashMap<u64, Entry>>| -> Vec<u64> {
@@ -568,7 +566,8 @@ impl NodeTable {
         let target = Target::Node(node.clone());
         let record = self.record(id, &target, told);
         let is_recorded = record.is_some() && !told.is_empty();
-        shard.insert(id, Entry::new(target, place, record));
+        let entry = Entry::new(target, place, record);
+        shard.insert(id, Entry { told_at: is_recorded.then_some(place), ..entry });
         Some((id, is_recorded))
     }
 
@@ -604,6 +603,7 @@ mod tests {
     use polylane_base::SystemClock;
     use polylane_vfs::memfs::MemFs;
     use polylane_vfs::{Create, OpCtx, Options, Vfs};
+    use zerocopy::little_endian::U64;
 
     use super::*;
 
@@ -655,6 +655,42 @@ mod tests {
         table.has_pages(id);
         table.forget(id, 1);
         assert_eq!(bits(), 0, "the kernel has forgotten it");
+    }
+
+    #[test]
+    fn a_moved_name_is_in_a_record() {
+        let vfs = vfs();
+        let new = Create { kind: FileKind::File, perm: 0o600, umask: 0, rdev: 0, target: b"" };
+        let node = vfs.create(&OpCtx::service(), &vfs.root(), b"a", &new).expect("made");
+        let (store, _) = Store::attach(Store::create().expect("memfd")).expect("attached");
+        let store = Arc::new(store);
+        let table = NodeTable::handed_over(vfs.root(), store.clone());
+        let [a, b, c, d] = [b"a", b"b", b"c", b"d"].map(|name| Place::of(ROOT_ID, name));
+        let told = |name: &[u8]| [&U64::from(ROOT_ID).to_bytes(), name].concat();
+        assert_eq!(table.will_move(&node, a, &told(b"b")), None, "the kernel knows none");
+        let (id, lasts) = table.remember_told(&node, a, &told(b"a"));
+        assert!(lasts && table.is_told(&node));
+        assert_eq!(table.will_move(&node, b, &told(b"c")), None, "another name of it");
+        assert_eq!(store.len(), 1);
+        assert_eq!(table.will_move(&node, a, &told(b"b")), Some(true));
+        assert_eq!(store.len(), 2, "before it is moved");
+        table.has_moved(&node, Some(b));
+        for _ in 0..3 {
+            assert_eq!(table.will_move(&node, b, &told(b"c")), Some(true));
+            table.has_moved(&node, None);
+        }
+        assert_eq!(store.len(), 2, "where it was not moved to");
+        for (from, name, to) in [(b, b"c", c), (c, b"d", d), (d, b"a", a), (a, b"b", b)] {
+            assert_eq!(table.will_move(&node, from, &told(name)), Some(true));
+            table.has_moved(&node, Some(to));
+        }
+        assert_eq!(store.len(), 3, "the first, and the last two");
+        table.was_told(id, &told(b"b"));
+        assert!(table.has_former_names() && table.is_told(&node));
+        assert_eq!(table.take_former_names(), [(ROOT_ID, b"b".to_vec())]);
+        assert_eq!(table.will_move(&node, c, &told(b"d")), Some(true), "where it is, it knows not");
+        table.forget(id, 1);
+        assert!(store.is_empty() && !table.is_told(&node));
     }
 
     #[test]
