@@ -187,7 +187,7 @@ pub(crate) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
     }
     chain::refuse_half_gone(path)?;
-    sidecar.store(path)?;
+    sidecar.store_as(path, rustix::fs::fstat(draft.file()).ok())?;
     let published = draft.publish().map_err(|error| {
         let _ = Sidecar::remove(path);
         failure(path, error)

@@ -23,7 +23,7 @@ use polylane_block::bypass::Id;
 use polylane_block::image;
 use polylane_block::qos::board::WEIGHTS;
 use polylane_sys::lock::lock_range;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, linkat};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::CacheSpec;
@@ -195,9 +195,19 @@ impl Sidecar {
     /// It cannot be read, or is none.
     pub fn load(volume: &Path) -> Result<Sidecar> {
         let way = trust::way_to(volume).unwrap_or_default();
-        let Some((text, writer)) = read(volume, way.author)? else {
-            let known = Sidecar::left_behind(volume).or_else(|| copied::of(volume, way.author));
-            return Ok(Sidecar { author: way.author, ..known.unwrap_or_default() });
+        if let Some(own) = Sidecar::load_own(volume, way.author)? {
+            return Ok(own);
+        }
+        let known = copied::of(volume, way.author).unwrap_or_default();
+        Ok(Sidecar { author: way.author, ..known })
+    }
+
+    /// The same without what is known of the volume that it may be a copy of; `None`: it has none
+    /// of its own. `names`: who decides about names in its directory.
+    fn load_own(volume: &Path, names: Author) -> Result<Option<Sidecar>> {
+        let Some((text, writer)) = read(volume, names)? else {
+            let left = Sidecar::left_behind(volume);
+            return Ok(left.map(|left| Sidecar { author: names, ..left }));
         };
         let parsed = serde_json::from_slice(&text).map_err(|error| error.to_string());
         let checked = parsed.and_then(|sidecar: Sidecar| match sidecar.nonsense() {
@@ -211,9 +221,9 @@ impl Sidecar {
                 path_of(volume).display()
             ))
         })?;
-        sidecar.author = way.author.and(writer);
+        sidecar.author = names.and(writer);
         sidecar.bind(volume);
-        Ok(sidecar)
+        Ok(Some(sidecar))
     }
 
     /// The sidecar of a volume that has none beside it, but had one under another name.
@@ -275,11 +285,26 @@ impl Sidecar {
         Some(format!("'journals' has a range without bytes: {journal:?}"))
     }
 
-    /// Replaces the sidecar of a volume, durably. It belongs to whom the volume belongs.
+    /// Replaces the sidecar of a volume, durably. It belongs to whom the volume belongs, and those
+    /// who may read the volume read it.
     ///
     /// # Errors
     /// The host's.
     pub fn store(&self, volume: &Path) -> Result<()> {
+        let mut named = rustix::fs::lstat(volume).ok();
+        if let Some(named) = &mut named {
+            // The mode of a link says nothing.
+            named.st_mode = rustix::fs::stat(volume).map(|stat| stat.st_mode).unwrap_or_default();
+        }
+        self.store_as(volume, named)
+    }
+
+    /// The same of a volume whose name is still to be given to a file of this owner and mode;
+    /// `None`: to one of the caller's alone.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn store_as(&self, volume: &Path, like: Option<Stat>) -> Result<()> {
         let path = path_of(volume);
         let failed = |error: std::io::Error| Failure::path(&path, "write it", error);
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
@@ -287,8 +312,8 @@ impl Sidecar {
         let (file, name) = draft(volume).map_err(|error| failed(error.into()))?;
         let stored = (|| {
             let mut file = fs::File::from(file);
-            if let Some(owner) = owner(volume).filter(|_| rustix::process::geteuid().is_root()) {
-                std::os::unix::fs::fchown(&file, Some(owner), None)?;
+            if let Some(like) = &like {
+                belong_to_readers(&file, like)?;
             }
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
@@ -333,7 +358,7 @@ impl Sidecar {
 /// A file that is going to be a sidecar: without a name, or, where the host cannot make such, with
 /// one that cannot be guessed.
 fn draft(volume: &Path) -> rustix::io::Result<(OwnedFd, Option<PathBuf>)> {
-    let mode = Mode::from_raw_mode(0o644);
+    let mode = Mode::RUSR | Mode::WUSR;
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let directory = image::directory_of(volume);
     match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
@@ -344,6 +369,20 @@ fn draft(volume: &Path) -> rustix::io::Result<(OwnedFd, Option<PathBuf>)> {
             Ok((rustix::fs::open(&*name, flags, mode)?, Some(name.into())))
         }
         opened => Ok((opened?, None)),
+    }
+}
+
+/// Gives a draft the volume's owner, and lets those read it who may read the volume: a user who may
+/// not read the volume is not told its nonce.
+fn belong_to_readers(draft: &fs::File, volume: &Stat) -> std::io::Result<()> {
+    // A caller who is not of the volume's group keeps that group out.
+    let _ = std::os::unix::fs::fchown(draft, None, Some(volume.st_gid));
+    let same_group = rustix::fs::fstat(draft)?.st_gid == volume.st_gid;
+    let readers = volume.st_mode & if same_group { 0o044 } else { 0o004 };
+    rustix::fs::fchmod(draft, Mode::from_raw_mode(0o600 | readers))?;
+    match rustix::process::geteuid().is_root() {
+        true => std::os::unix::fs::fchown(draft, Some(volume.st_uid), None),
+        false => Ok(()),
     }
 }
 
@@ -454,7 +493,12 @@ pub(crate) fn locate(volume: &Path, overlay: &OverlayRef) -> PathBuf {
     let there = place(&base);
     let mut others: Vec<PathBuf> = overlay.was_at.clone().into_iter().chain(along).collect();
     others.retain(|other| place(other).is_some_and(|found| Some(found) != there));
-    let is_right = |path: &Path| Sidecar::load(path).is_ok_and(|its| its.id == overlay.base_id);
+    // Not what is known of a volume that it may be a copy of: that asks for bases again.
+    let is_right = |path: &Path| {
+        let names = trust::way_to(path).unwrap_or_default().author;
+        let own = Sidecar::load_own(path, names).ok().flatten();
+        own.is_some_and(|own| own.id == overlay.base_id)
+    };
     if others.is_empty() || there.is_some() && is_right(&base) {
         return base;
     }
@@ -510,6 +554,25 @@ mod tests {
         }
         fs::write(path_of(&volume), vec![b' '; 1 << 17]).expect("write");
         assert!(Sidecar::load(&volume).is_err());
+    }
+
+    #[test]
+    fn those_read_a_sidecar_who_may_read_the_volume() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("dir");
+        let volume = dir.path().join("v");
+        let mode_of = |path: &Path| fs::metadata(path).expect("stat").permissions().mode() & 0o777;
+        let sidecar = Sidecar::new().expect("id");
+        sidecar.store(&volume).expect("store");
+        assert_eq!(mode_of(&path_of(&volume)), 0o600, "its volume has no name yet");
+        // As earlier versions stored them.
+        fs::set_permissions(path_of(&volume), PermissionsExt::from_mode(0o644)).expect("chmod");
+        fs::write(&volume, "").expect("write");
+        for (mode, expected) in [(0o600, 0o600), (0o664, 0o644), (0o440, 0o640), (0o604, 0o604)] {
+            fs::set_permissions(&volume, PermissionsExt::from_mode(mode)).expect("chmod");
+            sidecar.store(&volume).expect("store");
+            assert_eq!(mode_of(&path_of(&volume)), expected, "{mode:o}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_block::image;
 
-use super::trailer::nonce_of;
+use super::trailer::{has_label, nonce_of};
 use super::{OverlayRef, Sidecar, known, locate, path_of};
 use crate::host::absolute;
 use crate::trust::{self, Author};
@@ -19,12 +19,16 @@ use crate::trust::{self, Author};
 /// sidecar what holds of both.
 ///
 /// Not where other users may have put the file there: a copy of a file of somebody else's would
-/// have its base, too.
+/// have its base, too. Nor of a file without a label, of the first format: the guest of a raw disk
+/// with a file system may write the same at its end.
 pub(super) fn of(volume: &Path, author: Author) -> Option<Sidecar> {
     if author != Author::Caller || !trust::is_caller_s(volume) {
         return None;
     }
     let (file, _) = trust::open_beside(volume).ok()??;
+    if !has_label(&file) {
+        return None;
+    }
     let (original, sidecar, mut overlay) = origin(volume, &nonce_of(&file)?)?;
     // Seen from the original; the copy finds it there, unless it was moved along.
     overlay.was_at = absolute(&locate(&original, &overlay)).ok().or(overlay.was_at);
@@ -74,4 +78,69 @@ fn others_beside(volume: &Path) -> impl Iterator<Item = PathBuf> {
         let other = own.with_file_name(name.file_stem()?);
         (is_sidecar && path_of(&other) != own).then_some(other)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use polylane_block::overlay::{Format, Layout};
+
+    use super::*;
+    use crate::sidecar::damage::refuse_damage;
+    use crate::sidecar::trailer::{TRAILER_BYTES, make_top};
+
+    const BYTES: u64 = 1 << 20;
+
+    /// An overlay at `volume`, with its sidecar, on a base of this name.
+    fn overlay(volume: &Path, base: &str, was_at: Option<PathBuf>) -> Sidecar {
+        let (nonce, base_id) = (Sidecar::fresh_id().unwrap(), Sidecar::fresh_id().unwrap());
+        make_top(&fs::File::create_new(volume).unwrap().into(), BYTES, &nonce).unwrap();
+        let overlays = vec![OverlayRef { nonce, base: base.into(), base_id, was_at }];
+        let sidecar = Sidecar { overlays, ..Sidecar::new().unwrap() };
+        sidecar.store(volume).unwrap();
+        sidecar
+    }
+
+    /// A guest that learned a nonce writes a trailer of the first format at the end of its disk,
+    /// whose first blocks its file system has.
+    #[test]
+    fn a_disk_that_ends_as_a_copy_of_the_first_format_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let its = overlay(&at("other"), "base", None);
+        let other = fs::File::open(at("other")).unwrap();
+        let mut trailer = [0; TRAILER_BYTES];
+        let end = other.metadata().unwrap().len();
+        other.read_exact_at(&mut trailer, end - TRAILER_BYTES as u64).unwrap();
+        trailer[0x38] = 0;
+        let disk = fs::File::create_new(at("disk")).unwrap();
+        let total = Layout::new(Format::V1, BYTES / 512).unwrap().total() * 512;
+        disk.write_all_at(&trailer, total).unwrap();
+        let disk = fs::File::open(at("disk")).unwrap();
+        assert_eq!(nonce_of(&disk).as_ref(), Some(&its.overlays[0].nonce));
+        let found = Sidecar::load(&at("disk")).unwrap();
+        assert_eq!(found.overlays, []);
+        let line = refuse_damage(&at("disk"), &disk, &found).expect_err("refused").line;
+        assert!(line.contains("without its sidecar"), "{line}");
+        // A copy of the file is one still.
+        fs::copy(at("other"), at("copy")).unwrap();
+        let copy = Sidecar::load(&at("copy")).unwrap();
+        assert_eq!(copy.overlays[0].nonce, its.overlays[0].nonce);
+    }
+
+    #[test]
+    fn a_base_without_sidecar_that_a_copy_of_its_own_overlay_took_the_name_of_is_looked_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        known::keep_in(Some(dir.path().join("known")));
+        let at = |name: &str| dir.path().join(name);
+        ["a", "b"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+        // One that the base may be as well, so that ids are looked at.
+        fs::write(at("a/base"), "other").unwrap();
+        let its = overlay(&at("a/top"), "../b/base", None);
+        fs::copy(at("a/top"), at("b/base")).unwrap();
+        assert_eq!(Sidecar::load(&at("b/base")).unwrap().id, its.id);
+        assert_eq!(locate(&at("a/top"), &its.overlays[0]), at("a/../b/base"));
+        known::keep_in(None);
+    }
 }

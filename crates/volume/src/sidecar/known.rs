@@ -69,6 +69,12 @@ fn dir() -> Option<PathBuf> {
     tests::DIR.with_borrow(Option::clone)
 }
 
+/// Has this thread's test keep records there.
+#[cfg(test)]
+pub(super) fn keep_in(dir: Option<PathBuf>) {
+    tests::DIR.set(dir);
+}
+
 fn path_of(identity: &str) -> Option<PathBuf> {
     Some(dir()?.join(format!("{identity}.json")))
 }
