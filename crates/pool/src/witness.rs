@@ -330,7 +330,10 @@ fn hire(place: &Place) -> Option<Hired> {
     match ns::fork(Namespaces::default()).ok()? {
         Fork::Child => {
             let _ = rustix::thread::set_name(c"polylane-close");
-            let _ = ns::keep_only(&[other.as_fd()]);
+            // With descriptors of the witness's no close here would be the last (see above).
+            if ns::keep_only(&[other.as_fd()]).is_err() {
+                ns::exit_now(1);
+            }
             // What can wait for ever keeps no directory of the caller's, nor its terminal.
             let _ = rustix::process::chdir("/");
             if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use polylane_sys::ns;
@@ -41,14 +42,37 @@ pub(super) struct Accounts {
     /// Inode number of the user namespace of this process.
     own: Option<u64>,
     ranges: Vec<Range>,
+    /// Of what files the ranges are: those of ranges and of names.
+    files: [PathBuf; 2],
+    /// As these were when they were read.
+    read: [Option<Stamp>; 2],
 }
+
+/// A file's inode number and the time of its last change: seconds and nanoseconds.
+type Stamp = (u64, i64, i64);
 
 impl Accounts {
     /// As this process sees users.
     pub(super) fn here() -> Accounts {
         let own = namespace_of(std::process::id()).as_ref().and_then(inode);
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
-        Accounts { own, ranges: ranges(&read("/etc/subuid"), &read("/etc/passwd")) }
+        let files = ["/etc/subuid", "/etc/passwd"].map(PathBuf::from);
+        let mut accounts = Accounts { own, files, ..Accounts::default() };
+        accounts.refresh();
+        accounts
+    }
+
+    /// Reads the files again that say whose the numbers are, where they have changed.
+    pub(super) fn refresh(&mut self) {
+        // Before they are read: what changes meanwhile is read at the next time.
+        let now = self.files.each_ref().map(|file| {
+            let stat = fs::metadata(file).ok()?;
+            Some((stat.ino(), stat.mtime(), stat.mtime_nsec()))
+        });
+        if now != self.read {
+            let [ranges_of, names_of] =
+                self.files.each_ref().map(|file| fs::read_to_string(file).unwrap_or_default());
+            (self.ranges, self.read) = (ranges(&ranges_of, &names_of), now);
+        }
     }
 
     /// Of the process that connected, as which user it ever did.
@@ -134,7 +158,8 @@ mod tests {
         let users = "root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:/bin/sh\n";
         let subordinate = "root:900000:65536\nann:100000:65536\n1001:165536:10\n\
             unknown:1:10\nann:x:1\nann\n";
-        let accounts = Accounts { own: None, ranges: ranges(subordinate, users) };
+        let ranges = ranges(subordinate, users);
+        let accounts = Accounts { ranges, ..Accounts::default() };
         assert_eq!(accounts.ranges.len(), 3);
         for (user, owner) in [
             (0, 0),
@@ -149,6 +174,26 @@ mod tests {
         ] {
             assert_eq!(accounts.owner_of(user), owner, "{user}");
         }
+    }
+
+    #[test]
+    fn numbers_that_a_user_gets_later_are_the_users_from_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["subuid", "passwd"].map(|name| dir.path().join(name));
+        let mut accounts = Accounts { files: files.clone(), ..Accounts::default() };
+        accounts.refresh();
+        assert_eq!(accounts.owner_of(100_000), 100_000);
+        fs::write(&files[1], "ann:x:1000:1000::/:/bin/sh\n").unwrap();
+        fs::write(&files[0], "ann:100000:65536\n").unwrap();
+        assert_eq!(accounts.owner_of(100_000), 100_000);
+        accounts.refresh();
+        assert_eq!(accounts.owner_of(100_000), 1000);
+        // As usermod does it: another file takes the name.
+        let new = dir.path().join("new");
+        fs::write(&new, "ann:200000:65536\n").unwrap();
+        fs::rename(&new, &files[0]).unwrap();
+        accounts.refresh();
+        assert_eq!((accounts.owner_of(100_000), accounts.owner_of(200_000)), (100_000, 1000));
     }
 
     #[test]

@@ -73,6 +73,7 @@ impl Attendant {
                     false => self.hear_closer(closer),
                 }
             }
+            self.crew.try_again();
             if !ready.line {
                 continue;
             }
@@ -120,6 +121,7 @@ impl Attendant {
     /// Answers at once what takes no time that a client has a say in; the rest a closer does.
     fn hear(&mut self, question: Question, mut fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let (number, connection) = (question.number, fds.pop());
+        self.accounts.refresh();
         if let Some(closing) = question.closing {
             self.close(closing, number, connection);
             return Ok(());

@@ -93,6 +93,8 @@ pub(super) struct Crew {
     closers: BTreeMap<u64, Closer>,
     last: u64,
     waiting: Vec<Waiting>,
+    /// A closer could not be started, for want of memory or descriptors.
+    short: bool,
     /// Most connections that a closer holds.
     held_max: usize,
 }
@@ -103,7 +105,7 @@ impl Crew {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let held_max = files.map_or(usize::MAX, |most| most.saturating_sub(OTHER_FILES) as usize);
         let (closers, waiting) = (BTreeMap::new(), Vec::new());
-        Crew { hire: Box::new(hire), closers, last: 0, waiting, held_max }
+        Crew { hire: Box::new(hire), closers, last: 0, waiting, short: false, held_max }
     }
 
     /// Has a process looked at, whose connection is closed then. `false`: its account has as many
@@ -212,7 +214,9 @@ impl Crew {
         if let Some((id, _)) = self.closers.iter().find(|(_, closer)| is_idle(closer)) {
             return Some(*id);
         }
-        let Hired { line, process } = (self.hire)()?;
+        let hired = (self.hire)();
+        self.short = hired.is_none();
+        let Hired { line, process } = hired?;
         self.last += 1;
         let closer = Closer { line: Some(line), process, doing: Doing::Nothing };
         self.closers.insert(self.last, closer);
@@ -268,16 +272,7 @@ impl Crew {
         if let Some(account) = account {
             self.close(account);
         }
-        for waiting in std::mem::take(&mut self.waiting) {
-            let Waiting { account, number, connection, alone } = waiting;
-            let other = (!alone).then_some(number);
-            if !self.try_hold(account, other, &connection) {
-                self.waiting.push(Waiting { account, number, connection, alone });
-            } else if alone {
-                drop(connection);
-                self.close(account);
-            }
-        }
+        self.hold_waiting();
         let is_idle =
             |closer: &&Closer| closer.line.is_some() && matches!(closer.doing, Doing::Nothing);
         let idle = self.closers.values().filter(is_idle).count();
@@ -289,14 +284,45 @@ impl Crew {
         }
     }
 
+    /// Tries again to have held what no closer could be started for.
+    pub(super) fn try_again(&mut self) {
+        if self.short && !self.waiting.is_empty() {
+            self.hold_waiting();
+        }
+    }
+
+    /// Has held what waits, as far as closers can be had.
+    fn hold_waiting(&mut self) {
+        self.short = false;
+        for waiting in std::mem::take(&mut self.waiting) {
+            let Waiting { account, number, connection, alone } = waiting;
+            let other = (!alone).then_some(number);
+            // Each start that fails takes time.
+            if self.short || !self.try_hold(account, other, &connection) {
+                self.waiting.push(Waiting { account, number, connection, alone });
+            } else if alone {
+                drop(connection);
+                self.close(account);
+            }
+        }
+    }
+
     /// Lets all of them close what they have, and end.
     pub(super) fn end(mut self) {
-        for Waiting { connection, .. } in std::mem::take(&mut self.waiting) {
+        for Waiting { account, connection, .. } in std::mem::take(&mut self.waiting) {
             // Whose it is does not count any more: what holds something closes it and ends.
             let mut all = self.closers.values();
-            all.any(|one| {
+            let is_held = all.any(|one| {
                 matches!(one.doing, Doing::Holds(..)) && one.tell(&Task::Hold, Some(&connection))
             });
+            // The first one beyond all limits holds the rest as well.
+            if !is_held
+                && let Some(id) = self.idle()
+                && let Some(closer) = self.closers.get_mut(&id)
+            {
+                closer.doing = Doing::Holds(account, 1, HashSet::new());
+                closer.tell(&Task::Hold, Some(&connection));
+            }
         }
         for process in self.closers.into_values().filter_map(|closer| closer.process) {
             process.release();
@@ -456,5 +482,37 @@ mod tests {
         assert!(!looks(&mut crew, 3000));
         crew.end();
         assert!(others.0.borrow()[ALL_MAX + 1].receive::<Task>().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_no_closer_could_be_started_for_is_held_when_one_can() {
+        let others = Others::default();
+        let fails = Rc::new(RefCell::new(true));
+        let mut crew = others.crew();
+        let (mut hire, failing) = (crew.hire, fails.clone());
+        crew.hire = Box::new(move || if *failing.borrow() { None } else { hire() });
+        close(&mut crew, 7, 1);
+        crew.hold(Account::User(8), 2, connection());
+        crew.try_again();
+        assert_eq!((crew.waiting.len(), others.count()), (2, 0));
+        *fails.borrow_mut() = false;
+        crew.try_again();
+        assert_eq!((crew.waiting.len(), others.count()), (0, 2));
+        assert_eq!((others.told(0), others.told(0)), ((Task::Hold, 1), (Task::Close, 0)));
+        assert_eq!(others.told(1), (Task::Hold, 1));
+    }
+
+    #[test]
+    fn what_waits_at_the_end_is_held_by_one_beyond_the_limit_where_none_holds() {
+        let others = Others::default();
+        let mut crew = others.crew();
+        let all = (0..1000).filter(|account| looks(&mut crew, *account)).count();
+        assert_eq!(all, ALL_MAX);
+        (0..3).for_each(|number| crew.hold(Account::User(2000), number, connection()));
+        assert_eq!(crew.waiting.len(), 3);
+        crew.end();
+        assert_eq!(others.count(), ALL_MAX + 1);
+        (0..3).for_each(|_| assert_eq!(others.told(ALL_MAX), (Task::Hold, 1)));
+        assert!(others.0.borrow()[ALL_MAX].receive::<Task>().unwrap().is_none());
     }
 }
