@@ -4,6 +4,7 @@
 //! of a file in the run-time directory, held for the length of a few file operations. Others cannot
 //! open the file, and so not lock it; the directory may have been open to them once.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -303,8 +304,8 @@ pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
 /// Waits until no service of this lane runs any more: it writes back what its supervisor's death
 /// found unwritten, and holds its volume as long.
 pub(crate) fn wait_for_service(lane: &str) {
-    let (start, dir) = (Instant::now(), names::runtime_dir());
-    while start.elapsed() < FLUSH_TIME_MAX && service_runs(&dir, lane) {
+    let start = Instant::now();
+    while start.elapsed() < FLUSH_TIME_MAX && service_runs(lane) {
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -313,16 +314,21 @@ pub(crate) fn wait_for_service(lane: &str) {
 /// called anything yet: one that executes it just now, which holds the lane's name no more. Others
 /// may call their processes so: only a user that services run as is believed, and no tenant. A
 /// service whose supervisor lives is of the next lane of that name, and may run for long.
-fn service_runs(dir: &Path, lane: &str) -> bool {
-    let name = format!("polylane-service[{lane}]\0");
+fn service_runs(lane: &str) -> bool {
     let own = fs::read_link("/proc/self/exe").ok();
     process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
         let line = fs::read(proc(pid, "cmdline"));
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
         let is_it =
-            line.is_ok_and(|line| line.starts_with(name.as_bytes()) || line.is_empty() && begins());
-        is_it && !parent_of(pid).is_some_and(|parent| holds_name(dir, parent))
+            line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
+        is_it && !parent_of(pid).is_some_and(|parent| supervises(parent, lane))
     })
+}
+
+/// The lane whose service a process calls itself, by its command line.
+fn lane_of(line: &[u8]) -> Option<&str> {
+    let title = str::from_utf8(line.split(|&byte| byte == 0).next()?).ok()?;
+    title.strip_prefix("polylane-service[")?.strip_suffix(']')
 }
 
 /// Whether a process is of a user that services run as, in this process's pid namespace, which no
@@ -363,7 +369,8 @@ pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
     }
 }
 
-/// Whether a process is of a lane, and no supervisor lives that started it: one holds a name.
+/// Whether a process is of a lane, and no supervisor lives that started it: one holds the lane's
+/// name.
 fn is_orphan(dir: &Path, holder: &Holder) -> bool {
     let comm = fs::read_to_string(proc(holder.pid, "comm")).unwrap_or_default();
     // A service is called as its program's link is, and nothing at all before, while it begins.
@@ -372,17 +379,34 @@ fn is_orphan(dir: &Path, holder: &Holder) -> bool {
     if !is_ours || holder.name.starts_with("polylane-engine") {
         return false;
     }
+    let lane = lane_of(holder.name.as_bytes());
+    let is_supervisor = |parent| match lane {
+        Some(lane) => supervises(parent, lane),
+        None => holds_any_name(dir, parent),
+    };
     let parent = parent_of(holder.pid);
-    !holds_name(dir, holder.pid) && parent.is_some_and(|parent| !holds_name(dir, parent))
+    !holds_any_name(dir, holder.pid) && parent.is_some_and(|parent| !is_supervisor(parent))
 }
 
 /// Whether a process has the lock of a lane's or pool's name open, as supervisors do.
-fn holds_name(dir: &Path, pid: u32) -> bool {
-    let is_name = |link: PathBuf| {
+fn holds_any_name(dir: &Path, pid: u32) -> bool {
+    let is_name = |link: &Path| {
         link.parent() == Some(dir) && link.extension().is_some_and(|extension| extension == "lock")
     };
+    has_open(pid, is_name)
+}
+
+/// Whether a process is the supervisor of this lane. The parent of an orphan may be another lane's:
+/// the first process of a container, or a subreaper. The lock's directory may have another path
+/// here.
+fn supervises(pid: u32, lane: &str) -> bool {
+    let lock = OsString::from(format!("{lane}.lock"));
+    has_open(pid, |link| link.file_name() == Some(&lock))
+}
+
+fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
     let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
-    files.any(|file| fs::read_link(file.path()).is_ok_and(is_name))
+    files.any(|file| fs::read_link(file.path()).is_ok_and(|link| is(&link)))
 }
 
 /// The parent of a process.
@@ -518,16 +542,19 @@ mod tests {
             format!("polylane-service[{lane}]"),
         );
         let mut service = service.spawn().expect("sleep");
-        let orphan = service_runs(dir.path(), &lane);
-        // This process is its parent, and so its supervisor from here on.
-        let name = PoolName::take_lane(dir.path(), "web").expect("a lane");
-        let supervised = service_runs(dir.path(), &lane);
-        drop(name);
-        let again = service_runs(dir.path(), &lane);
+        let orphan = || service_runs(&lane);
+        let alone = orphan();
+        // This process is its parent, and so a supervisor from here on: first another lane's.
+        let other = PoolName::take_lane(dir.path(), "web").expect("a lane");
+        let beside = orphan();
+        let own = PoolName::take_lane(dir.path(), &lane[..lane.len() - 2]).expect("a lane");
+        let supervised = orphan();
+        drop((own, other));
+        let again = orphan();
         service.kill().expect("kill");
         service.wait().expect("wait");
-        assert_eq!((orphan, supervised, again), (true, false, true));
-        assert!(!service_runs(dir.path(), &lane), "it has ended");
+        assert_eq!((alone, beside, supervised, again), (true, true, false, true));
+        assert!(!orphan(), "it has ended");
     }
 
     #[test]
