@@ -10,9 +10,13 @@
 //! - a *state* is told for good by GETATTR alone, for which the kernel sees by itself whether a
 //!   notification came in between; of a lookup it does not, where the inode is new to it.
 //!
-//! Whoever answers a change waits until the kernel has heard of it ([`Notifier::settle`]): the
-//! shared-memory door always, and that of the kernel where the kernel does not know which inode it
-//! changed (a slot stands for it), or that it did (an ioctl, a listing). What the kernel itself
+//! A name that was told for good is removed, moved and replaced by the kernel alone: the
+//! shared-memory door leaves such changes to it ([`Lane::is_name_told`]), and so waits for no
+//! directory that a program has the kernel hold. A name that is told just as it changes is dropped.
+//!
+//! The answer to a change of a state waits until the kernel has heard of it ([`Notifier::settle`]):
+//! that of the shared-memory door always, and that of the kernel where it does not know which inode
+//! it changed (a slot stands for it), or that it did (an ioctl, a listing). What the kernel itself
 //! changes otherwise it forgets by itself.
 //!
 //! # A service that is killed
@@ -21,7 +25,7 @@
 //! name that is told for good is in its node's record. The next service has the kernel drop all
 //! states and look all such names up again ([`Lane::drop_former`]), and counts all states as told
 //! before. Names of originals come back as they were. A name that the kernel moved is looked up
-//! again, too: the lifetime that it was told goes with it.
+//! again, too: where it goes is in a record before it is moved.
 
 use polylane_base::Ino;
 use polylane_base::sync::Arc;
