@@ -7,7 +7,7 @@
 //! makes raw system calls would slip past the library and measure the wrong thing.
 //!
 //! The loads of single calls are here; `stream` has IOzone's, `filebench` Filebench's
-//! personalities, `tree` many small files, `synced` small syncs.
+//! personalities, `tree` many small files, `synced` small syncs, `bfs` a graph.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::histogram::{Histogram, Summary};
 
+pub(crate) mod bfs;
 mod filebench;
 pub(crate) mod limits;
 mod stream;
@@ -244,6 +245,9 @@ pub fn loads() -> impl Iterator<Item = (&'static str, &'static str)> {
 pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
     if name == limits::LOAD {
         return limits::work(dir, length);
+    }
+    if name == bfs::LOAD {
+        return bfs::work(dir, length);
     }
     let synced = SYNCED.iter().find(|it| it.load.name == name);
     let load = synced.map(|it| &it.load).or_else(|| LOADS.iter().find(|load| load.name == name));

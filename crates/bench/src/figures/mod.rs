@@ -13,6 +13,7 @@ mod echo;
 mod engine;
 mod fileappend;
 mod forks;
+mod gapbs_bfs;
 mod group_commit;
 mod guest;
 mod ipc;
@@ -38,8 +39,10 @@ mod qos_scenarios;
 mod queue;
 mod rocksdb;
 mod rocksdb_flood;
+mod shared_lower;
 mod shares_mixed;
 mod sqlite;
+mod srcdiff;
 mod stream;
 mod sweep;
 mod synced;
@@ -85,6 +88,8 @@ pub const SWEEPS: &[&str] = &[
     "rocksdb-mixed",
     "rocksdb-read",
     "sqlite",
+    "srcdiff",
+    "gapbs-bfs",
 ];
 
 /// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
@@ -134,6 +139,18 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "1 to 64 web servers on one image until all answer: lanes, overlayfs and others",
         run: webstart::run,
+    },
+    Figure {
+        name: "srcdiff",
+        mounts: true,
+        about: "diff -r over two source trees of a shared lower, 1–32 tenants, cold and warm",
+        run: srcdiff::run,
+    },
+    Figure {
+        name: "gapbs-bfs",
+        mounts: true,
+        about: "a graph of a shared lower read and searched by 1–32 tenants, cold and warm",
+        run: gapbs_bfs::run,
     },
     Figure {
         name: "ocrd",

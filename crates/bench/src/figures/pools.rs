@@ -190,10 +190,15 @@ impl Drop for Pools {
 /// Every process that runs this program.
 pub(super) fn processes() -> Result<BTreeSet<u32>> {
     let me = std::fs::read_link("/proc/self/exe").context("own path")?;
+    processes_of(|program| program == me)
+}
+
+/// Every process that runs a program that `is` one to count.
+pub(super) fn processes_of(is: impl Fn(&Path) -> bool) -> Result<BTreeSet<u32>> {
     let all = std::fs::read_dir("/proc").context("read /proc")?;
     let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let ours = pids.filter(|pid: &u32| {
-        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program == me)
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| is(&program))
     });
     Ok(ours.collect())
 }
@@ -211,7 +216,7 @@ pub(super) fn memory(pids: &[u32]) -> Result<f64> {
 }
 
 /// CPU time of processes, in the kernel's ticks of 10 ms.
-fn cpu_ticks(pids: &[u32]) -> u64 {
+pub(super) fn cpu_ticks(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // Behind the program's name, which may hold anything: user and system time are the 12th
