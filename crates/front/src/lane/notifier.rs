@@ -14,7 +14,7 @@
 //! Of a lane whose names and states the kernel remembers (`memory.rs`) some names are *owed*: those
 //! of a former service, and what the fast lane changed just as the kernel was told of it. Requests
 //! wait until the kernel has dropped them, or will ask again before it believes them, but no
-//! longer than [`NAMES_PATIENCE`]: `getdents64` into a page whose fault does not end, or an fsync
+//! longer than `NAMES_PATIENCE`: `getdents64` into a page whose fault does not end, or an fsync
 //! of a directory, holds it in the kernel for as long as a program likes.
 //!
 //! *States* are attributes and access lists, of such a lane alone, and owed as well.
