@@ -271,6 +271,19 @@ fn what_cannot_be_is_one_line_and_leaves_nothing() {
         assert_eq!(engine.refused(&all).0, status, "{words}");
         assert_eq!(engine.left(), Vec::<String>::new(), "{words}");
     }
+    for (runtime, words) in [
+        ("nope", "nope: no such runtime: install it, or name another with --runtime"),
+        ("a\nb", "$'a\\nb': no such runtime: install it"),
+        ("/etc/passwd", "/etc/passwd: no such runtime: install it"),
+        ("/bin/false", "the runtime refuses, and does not say why"),
+    ] {
+        let (status, line) =
+            engine.refused(&["container", "run", "--runtime", runtime, "busybox", "true"]);
+        assert!(status == 1 && line.contains(words), "{runtime}: {status} {line}");
+        assert_eq!(engine.left(), Vec::<String>::new(), "{runtime}");
+    }
+    let (status, line) = engine.refused(&["container", "run", "--pool", "../x", "busybox", "true"]);
+    assert!(status == 2 && line.contains("no name of a pool"), "{line}");
     engine.succeeds(&["container", "create", "--name", "a", "busybox", "true"]);
     let (status, line) = engine.refused(&["container", "run", "--name", "a", "busybox", "true"]);
     assert!(status == 1 && line.contains("has that name"), "{line}");

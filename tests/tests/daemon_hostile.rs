@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
 use polylane_tests::daemon::{Daemon, code, mounts};
-use polylane_tests::host::{Host, polylane, text, until};
+use polylane_tests::host::{Host, polylane, refused, succeeds, text, until};
 use polylane_tests::http;
+use polylane_tests::pool::signal_to;
 use polylane_tests::unavailable;
 use rustix::process::{Resource, Rlimit};
 use serde_json::json;
@@ -90,6 +91,50 @@ fn malformed_requests_are_refused_with_a_code_or_end_their_connection() {
     assert_serves(&daemon);
     assert_eq!(daemon.said(), "");
     let _ = polylane(&["pool", "rm", "--if-exists", "x"]);
+}
+
+/// A daemon that cannot have its socket says why; versions of the interface that are not there are
+/// not found; commands need no daemon.
+#[test]
+fn what_is_in_a_daemons_way_is_named() {
+    if unavailable("what_is_in_a_daemons_way_is_named") {
+        return;
+    }
+    let host = Host::new();
+    let (config, at) = (host.path("absent"), host.dir("m"));
+    let daemon = Daemon::start(&host, &config);
+    let file = host.path("file");
+    fs::write(&file, "a file").expect("write");
+    for (socket, words) in [
+        (&daemon.socket, "another daemon listens there"),
+        (&file, "no socket: remove it, or choose another path"),
+    ] {
+        let (status, line) =
+            refused(&["daemon", "--config", text(&config), "--socket", text(socket)]);
+        assert!(status == 1 && line.contains(words) && line.contains(text(socket)), "{line}");
+        assert!(!line.contains("os error"), "{line}");
+    }
+    assert_eq!(fs::read_to_string(&file).expect("read"), "a file");
+    for path in ["/v2/pools", "/v0/mounts", "/pools"] {
+        for method in ["GET", "PUT", "DELETE"] {
+            let answer = daemon.request(method, path, "{}");
+            assert_eq!((answer.status, code(&answer)), (404, "not-found"), "{method} {path}");
+        }
+    }
+    for name in ["a%2Fb", "..%2Fx", "a%0A%1Bb", ".x"] {
+        let answer = daemon.done("PUT", &format!("/v1/pools/{name}"), "");
+        assert_eq!((answer.status, code(&answer)), (400, "usage"), "{name}");
+    }
+    let body = json!({ "source": "mem:64M", "pool": "../x" }).to_string();
+    let answer = daemon.done("PUT", &mounts(&at), &body);
+    assert!([400, 409].contains(&answer.status), "{answer:?}");
+    assert_serves(&daemon);
+    host.assert_nothing_is_left();
+    let Daemon { child, .. } = &daemon;
+    signal_to(child.id(), "KILL");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
 }
 
 /// What is sent or read too slowly ends, and what is too large is refused before it is read whole.

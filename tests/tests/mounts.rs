@@ -1,15 +1,16 @@
 //! Lanes that outlive the command that mounted them: `polylane mount` and `umount` on this host.
 
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_tests::host::{Host, child, polylane, refused, succeeds, text, until};
 use polylane_tests::pool::signal_to;
-use polylane_tests::{binary, lacks, unavailable};
+use polylane_tests::{binary, lacks, step, unavailable};
 
 #[test]
 fn a_lane_outlives_its_command_and_is_counted() {
@@ -447,6 +448,184 @@ fn bad_paths_and_sources_are_one_line_and_leave_nothing() {
     host.assert_nothing_is_left();
 }
 
+/// What is in the way of a mount, an unmount or a run is named, and stays as it was.
+#[test]
+fn what_is_in_the_way_is_named_and_stays() {
+    if unavailable("what_is_in_the_way_is_named_and_stays") {
+        return;
+    }
+    let host = Host::new();
+    let (pool, absent) = (host.pool("way"), host.pool("none"));
+    let (one, two, volume) = (host.dir("one"), host.dir("two"), host.path("v.img"));
+    let (lane, free) = (host.dir("lane"), host.dir("free"));
+    let inner = lane.join("in\nner");
+    let [one, two, volume] = [&one, &two, &volume].map(|path| text(path));
+    let [lane, free, inner] = [&lane, &free, &inner].map(|path| text(path));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "--size", "64M", volume, one]);
+    succeeds(&["mount", "mem:64M", lane]);
+    // Lanes nest.
+    fs::create_dir(inner).expect("mkdir");
+    succeeds(&["mount", "mem:64M", inner]);
+    let user = format!("in use by pool '{pool}@1' (process ");
+    let map = "--map-users";
+    let rows: &[(&[&str], i32, &str)] = &[
+        (&["mount", "mem:32M", lane], 1, "busy: mem:64M is mounted there, and mem:32M cannot be"),
+        (&["mount", "--ro", "mem:64M", lane], 1, "busy: mounted to be written to"),
+        (&["mount", "--pool", &pool, "mem:64M", lane], 1, "busy: mounted in pool 'default'"),
+        (&["mount", map, "0:9:1", "mem:64M", lane], 1, "busy: mounted with its files' own users"),
+        (&["umount", lane], 1, "in\\nner' is mounted in it: umount that first"),
+        (&["umount", free], 1, "no lane is mounted there"),
+        (&["umount", "/no\nsuch\u{1b}[m"], 1, "$'/no\\nsuch\\e[m': no lane is mounted there"),
+        (&["mount", volume, two], 1, &user),
+        (&["run", "--volume", volume, "--", "true"], 1, &user),
+        (&["volume", "check", volume], 1, &user),
+        (&["pool", "rm", &pool], 1, "is mounted in it: umount that first"),
+        (&["mount", map, "0:100:9", map, "8:200:9", "mem:64M", two], 2, "overlaps 0:100:9"),
+        (&["mount", map, "0:100:9", map, "9:108:9", "mem:64M", two], 2, "overlaps 0:100:9"),
+        (&["mount", map, "0:100:0", "mem:64M", two], 2, "U:H:N"),
+        (&["mount", map, "0:4294967295:1", "mem:64M", two], 2, "U:H:N"),
+        (&["mount", "dir:", two], 2, "dir:DIR"),
+        (&["mount", "dir:/no\nsuch", two], 1, "$'/no\\nsuch': cannot find"),
+        (&["mount", "--pool", &absent, "mem:64M", two], 1, "'polylane pool create "),
+        (&["mount", "--pool", "../a", "mem:64M", two], 2, "../a: no name of a pool"),
+        (&["mount", "--pool", "a\n\u{1b}", "mem:64M", two], 2, "no name of a pool"),
+        (&["mount", "--pool", "", "mem:64M", two], 2, "no name of a pool"),
+    ];
+    for (words, status, word) in rows {
+        let (found, line) = refused(words);
+        assert!(found == *status && line.contains(word), "{words:?}: {found} {line}");
+        assert!(!line.contains('\u{1b}'), "{line:?}");
+        assert_eq!(host.mounts().len(), 3, "{words:?}");
+    }
+    // A mount that is no lane.
+    let script = "mount -t tmpfs none \"$2\" && exec \"$1\" mount mem:64M \"$2\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", script, "sh"]);
+    let output = command.arg(binary()).arg(two).output().expect("unshare");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("mount point already"), "{said}");
+    for path in [one, lane, inner] {
+        fs::write(Path::new(path).join("file"), path).expect("it serves as before");
+    }
+    succeeds(&["umount", inner, lane, one]);
+    host.assert_nothing_is_left();
+    assert!(is_empty(Path::new(two)) && is_empty(Path::new(free)));
+    succeeds(&["pool", "rm", &pool]);
+    polylane_tests::volume::assert_clean(Path::new(volume));
+}
+
+/// Nothing is in a directory.
+fn is_empty(path: &Path) -> bool {
+    fs::read_dir(path).expect("list").next().is_none()
+}
+
+/// A lane is its own lower, or the lower of its lower: each sees what was there before it.
+#[test]
+fn lanes_under_each_other_are_no_loop() {
+    if unavailable("lanes_under_each_other_are_no_loop") {
+        return;
+    }
+    let host = Host::new();
+    let (one, two) = (host.dir("one"), host.dir("two"));
+    let over = |lower: &Path, at: &Path| {
+        succeeds(&["mount", "--lower", text(lower), "mem:64M", text(at)]);
+        fs::write(at.join(format!("of-{}", host.mounts().len())), "x").expect("it serves");
+    };
+    let names = |at: &Path| {
+        let mut command = Command::new("find");
+        command.args([".", "-name", "of-*"]).current_dir(at);
+        let output = step::output(command, Duration::from_secs(20), "find");
+        step::good(&output).lines().count()
+    };
+    over(&two, &one);
+    over(&one, &two);
+    assert_eq!((names(&one), names(&two)), (1, 2));
+    succeeds(&["umount", text(&two), text(&one)]);
+    over(&one, &one);
+    assert_eq!(names(&one), 1);
+    succeeds(&["umount", text(&one)]);
+    host.assert_nothing_is_left();
+    assert!(is_empty(&one) && is_empty(&two));
+}
+
+/// A lane whose supervisor was killed while its service hangs: `first` is the first command after
+/// that.
+fn beside_a_dead_lane(host: &Host, volume: &Path, at: &Path, first: impl Fn()) {
+    succeeds(&["mount", text(volume), text(at)]);
+    fs::write(at.join("file"), "kept").expect("write");
+    let lane = host.mounts().into_iter().find(|mount| mount["path"] == text(at)).expect("there");
+    let supervisor = lane["supervisor"].as_u64().expect("a number") as u32;
+    let service = child(supervisor, "polylane-svc");
+    signal_to(service, "STOP");
+    signal_to(supervisor, "KILL");
+    until("the supervisor is dead", || has_ended(supervisor));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(first));
+    signal_to(service, "CONT");
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// A process is gone, or nothing of it but its status is left.
+fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
+/// A dead lane's service that hangs holds up the next lane of its own source alone; `umount` of
+/// another path says that no lane is there, and of a lane that starts it waits for the start.
+#[test]
+fn a_dead_lane_holds_up_its_own_source_alone() {
+    if unavailable("a_dead_lane_holds_up_its_own_source_alone") {
+        return;
+    }
+    let host = Host::new();
+    let (at, other, volume) = (host.dir("m"), host.dir("other"), host.path("v.img"));
+    succeeds(&["volume", "create", "--size", "64M", text(&volume)]);
+    let begin = |words: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(words).stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("polylane")
+    };
+    beside_a_dead_lane(&host, &volume, &at, || {
+        let start = Instant::now();
+        succeeds(&["mount", "mem:64M", text(&other)]);
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(20), "as long as for its own source: {took:?}");
+        succeeds(&["umount", text(&other)]);
+    });
+    beside_a_dead_lane(&host, &volume, &at, || {
+        let (status, line) = refused(&["umount", text(&other)]);
+        assert!(status == 1 && line.contains("no lane is mounted there"), "{line}");
+    });
+    let commands = RefCell::new(Vec::new());
+    beside_a_dead_lane(&host, &volume, &at, || {
+        commands.borrow_mut().push(begin(&["mount", text(&volume), text(&at)]));
+        until("the next lane starts", || {
+            host.mounts().first().is_some_and(|mount| mount["state"] == "starting")
+        });
+        let umount = begin(&["umount", text(&at)]);
+        let status = format!("/proc/{}/status", umount.id());
+        let pid = umount.id();
+        commands.borrow_mut().push(umount);
+        // It looks again and again.
+        until("umount waits", || {
+            let status = fs::read_to_string(&status).unwrap_or_default();
+            let sleeps = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+            has_ended(pid) || sleeps.and_then(|n| n.trim().parse().ok()).unwrap_or(0) > 50
+        });
+        assert!(!has_ended(pid), "it waits for the start");
+    });
+    for mut command in commands.into_inner() {
+        assert!(command.wait().expect("ended").success());
+    }
+    host.assert_nothing_is_left();
+    succeeds(&["mount", text(&volume), text(&at)]);
+    assert_eq!(fs::read_to_string(at.join("file")).expect("read"), "kept");
+    succeeds(&["umount", text(&at)]);
+    polylane_tests::volume::assert_clean(&volume);
+}
+
 /// When a process of a lane is killed, the next command can use its path and its volume, and what
 /// was synced is there.
 #[test]
@@ -516,10 +695,7 @@ fn a_mount_killed_at_any_moment_leaves_nothing_in_the_way() {
         if let Some(pid) = supervisor.filter(|_| step % 2 == 0) {
             signal_to(pid as u32, "KILL");
             // Until it is dead it serves: a mount that comes earlier is one more of the same lane.
-            until("the supervisor is dead", || {
-                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
-            });
+            until("the supervisor is dead", || has_ended(pid as u32));
         }
         running.wait().expect("wait");
         succeeds(&["mount", text(&volume), text(&at)]);

@@ -71,6 +71,43 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What a user may not list and search is refused before anything is made.
+#[test]
+fn a_lower_that_its_user_may_not_read_is_refused_in_one_line() {
+    let name = "a_lower_that_its_user_may_not_read_is_refused_in_one_line";
+    let dir = tempfile::tempdir().expect("tempdir");
+    let chmod = |path: &Path, mode: u32| {
+        fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("chmod");
+    };
+    chmod(dir.path(), 0o755);
+    let (low, volume) = (dir.path().join("low"), dir.path().join("v.img"));
+    fs::create_dir(&low).expect("mkdir");
+    fs::write(low.join("file"), "there\n").expect("write");
+    fs::write(&volume, "").expect("write");
+    let upper = format!("/tmp/polylane-test-{}-upper", std::process::id());
+    for (path, mode, words) in [
+        (&low, 0o700, "may not list and search it"),
+        (&low, 0o711, "may not list and search it"),
+        (&low, 0o744, "may not list and search it"),
+        (&volume, 0o600, "Permission denied"),
+    ] {
+        chmod(path, mode);
+        let options = format!("--lower {} --dir {upper}", path.display());
+        let Some(output) = as_nobody(name, "test-unreadable", &options, "echo started") else {
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty(), "{mode:o}: {said}");
+        assert_eq!(said.lines().count(), 1, "{mode:o}: {said}");
+        assert!(said.contains(words) && said.contains(&path.display().to_string()), "{said}");
+        assert!(!Path::new(&upper).exists(), "{mode:o}: nothing is made");
+    }
+    chmod(&low, 0o755);
+    let options = format!("--mem --no-preload --lower {}", low.display());
+    let output = as_nobody(name, "test-unreadable", &options, "cat /lane/file");
+    assert_eq!(printed(&output.expect("as before")), "there\n");
+}
+
 #[test]
 fn an_ordinary_user_has_a_lane() {
     let script = "id -u && id -g && echo one > /lane/file && cat /lane/file && \

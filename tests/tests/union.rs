@@ -107,6 +107,100 @@ fn what_can_be_no_layer_is_refused_in_one_line() {
     assert_eq!(fs::read_dir(&high).expect("there").count(), 1);
 }
 
+/// Layers that are one directory, or lie in each other, by whatever name and mount; and what can be
+/// no layer at all. `$D` is the test's directory.
+#[test]
+fn layers_that_meet_by_links_and_mounts_are_refused() {
+    if unavailable("layers_that_meet_by_links_and_mounts_are_refused") {
+        return;
+    }
+    let host = tempfile::tempdir().expect("tempdir");
+    let dir = host.path().canonicalize().expect("canonical");
+    lowers(&dir);
+    fs::create_dir(dir.join("bind")).expect("mkdir");
+    std::os::unix::fs::symlink("low", dir.join("link")).expect("symlink");
+    let tree = || {
+        let output = std::process::Command::new("find").arg(&dir).args(["-ls"]).output();
+        printed(&output.expect("find"))
+    };
+    let before = tree();
+    let mount = |what: &str| format!("mount --bind \"$D\"/{what} \"$D\"/bind && exec \"$@\"");
+    let rows: &[(&str, &[&str], i32, &str)] = &[
+        ("low", &["--mem", "--lower", "low", "--lower", "bind"], 2, "are one layer"),
+        ("low/d", &["--mem", "--lower", "low", "--lower", "bind"], 2, "lie in each other"),
+        ("low", &["--mem", "--lower", "bind/d", "--lower", "low"], 2, "lie in each other"),
+        ("low", &["--lower", "low", "--dir", "bind"], 2, "are one layer"),
+        ("low", &["--lower", "low", "--dir", "bind/new"], 2, "lie in each other"),
+        ("low/d", &["--lower", "low", "--dir", "bind/new/er"], 2, "lie in each other"),
+        ("low", &["--mem", "--lower", "low", "--lower", "link"], 2, "are one layer"),
+        ("low", &["--lower", "low", "--dir", "link/new"], 2, "lie in each other"),
+        ("low", &["--mem", "--lower", "data:low", "--lower", "high"], 2, "write those last"),
+        ("low", &["--mem", "--lower", "absent/er"], 1, "No such file"),
+        ("low", &["--mem", "--lower", "low/big"], 1, "or name another"),
+        ("low", &["--mem", "--lower", "low/big/x"], 1, "Not a directory"),
+    ];
+    for (bound, words, status, said) in rows {
+        let mut run = Run::new("").env("D", &dir);
+        for word in *words {
+            run = match word.strip_prefix("data:") {
+                Some(path) => run.arg(format!("data:{}", dir.join(path).display())),
+                None if word.starts_with("--") => run.arg(word),
+                None => run.arg(dir.join(word)),
+            };
+        }
+        let run = run.script("echo started");
+        let script = mount(bound);
+        let run = run.by(&["unshare", "-m", "--propagation", "private", "sh", "-c", &script, "sh"]);
+        let (found, line) = run.refusal();
+        assert!(found == *status && line.contains(said), "{words:?}: {found} {line}");
+        assert_eq!(tree(), before, "{words:?}: nothing is made");
+    }
+}
+
+/// A file that is partly in a lower that changed is an error, which its lane's log explains; the
+/// directory's other names stay.
+#[test]
+fn a_lower_that_changed_is_named_and_spoils_one_file_alone() {
+    if unavailable("a_lower_that_changed_is_named_and_spoils_one_file_alone") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    lowers(dir.path());
+    let big = dir.path().join("low/big");
+    let time = fs::metadata(&big).and_then(|meta| meta.modified()).expect("a time");
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let named = |output: &Output| {
+        let line = "low: its big has changed since the lane wrote to a part of it";
+        said(output).matches(line).count()
+    };
+    // While the lane is used.
+    let script = "cd /lane && printf new | dd of=big bs=1 seek=1000000 conv=notrunc 2>/dev/null && \
+                  tail -c 1 big && truncate -s 2000000 \"$D/low/big\" && \
+                  ! tail -c +4000000 big >/dev/null && ls";
+    let run = run(dir.path(), "--dir").env("D", dir.path());
+    let output = run.script(script).output();
+    assert_eq!(printed(&output), "xbig\nd\n");
+    assert_eq!(named(&output), 1, "{}", said(&output));
+    // And before.
+    let script = "cd /lane && ls && ls && cat d/both && ! cat big && ! cat big && \
+                  echo y >d/both && cat d/both";
+    let output = self::run(dir.path(), "--dir").script(script).output();
+    assert_eq!(printed(&output), "big\nd\nbig\nd\nhigh\ny\n");
+    assert_eq!(named(&output), 1, "{}", said(&output));
+    assert_eq!(fs::metadata(&big).expect("there").len(), 2_000_000);
+    // What it had is put back.
+    fs::write(&big, vec![b'x'; 8 << 20]).expect("written");
+    fs::File::options()
+        .write(true)
+        .open(&big)
+        .and_then(|file| file.set_modified(time))
+        .expect("set");
+    let script = "cd /lane && tail -c +1000001 big | head -c 4 && stat -c %s big";
+    let output = self::run(dir.path(), "--dir").script(script).output();
+    assert_eq!(printed(&output), "newx8388608\n");
+    assert_eq!(said(&output), "");
+}
+
 /// A volume with a file that has two names, and one that is older than a directory's.
 fn make_base(volume: &Path) {
     let script = "cd /lane && mkdir d && echo base > d/base && head -c 1000000 /dev/zero > big && \

@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use polylane_base::errno::plain;
 use serde::Deserialize;
 
 /// Most bytes of one file.
@@ -148,7 +149,7 @@ fn option(name: &str, value: Option<String>) -> Option<String> {
 pub(crate) fn read(dir: &Path) -> (Desired, Vec<String>) {
     let (mut desired, mut faults) = (Desired::default(), Vec::new());
     let files = files(dir).unwrap_or_else(|error| {
-        faults.push(format!("{}: {error}", dir.display()));
+        faults.push(format!("{}: {}", dir.display(), plain(&error)));
         Vec::new()
     });
     for path in files {
@@ -174,7 +175,7 @@ fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn read_file(path: &Path) -> Result<Desired, String> {
-    let read = |error: io::Error| error.to_string();
+    let read = |error: io::Error| plain(&error);
     let metadata = fs::metadata(path).map_err(read)?;
     if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
         return Err(format!("no file of at most {FILE_BYTES_MAX} bytes"));

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt,
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 
+use polylane_base::errno::plain;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
@@ -73,7 +74,7 @@ impl Drop for Own {
 /// # Errors
 /// Another daemon has it, or the path cannot be used.
 pub(crate) fn listen(path: &Path, group: Option<u32>) -> Result<Listener, DaemonError> {
-    let failed = |error: io::Error| DaemonError::new(path.display(), error);
+    let failed = |error: io::Error| DaemonError::new(path.display(), plain(&error));
     let other = || DaemonError::new(path.display(), "another daemon listens there");
     if let Some(dir) = path.parent() {
         // As the run-time directory is: others may look up names that they know.
@@ -91,7 +92,12 @@ pub(crate) fn listen(path: &Path, group: Option<u32>) -> Result<Listener, Daemon
         }
         fs::remove_file(path).map_err(failed)?;
     }
-    let socket = bind(path, group).map_err(failed)?;
+    let socket = bind(path, group).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            DaemonError::new(path.display(), "no socket: remove it, or choose another path")
+        }
+        _ => failed(error),
+    })?;
     let own = Own { path: path.to_path_buf(), lock_path, is_kept: false, _lock: lock };
     Ok(Listener { socket, own: Some(own) })
 }
@@ -173,7 +179,7 @@ mod tests {
         drop(foreign);
         fs::remove_file(&path).expect("removed");
         fs::write(&path, "a file").expect("written");
-        listen(&path, None).expect_err("not a socket");
+        assert!(listen(&path, None).expect_err("no socket").to_string().contains("remove it"));
         assert_eq!(fs::read_to_string(&path).expect("kept"), "a file");
     }
 

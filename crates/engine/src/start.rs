@@ -288,6 +288,9 @@ impl<'a> Watcher<'a> {
             NOT_EXECUTABLE => {
                 format!("{program}: cannot be executed in the container: permission denied")
             }
+            _ if said.trim().is_empty() => {
+                format!("{}: the runtime refuses, and does not say why", record.name)
+            }
             _ => format!("{}: the runtime refuses: {said}", record.name),
         };
         Failure { status, line }

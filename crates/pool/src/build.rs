@@ -16,7 +16,7 @@ use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
 use polylane_sys::uring;
-use polylane_union::{Layer, Union, UpperOn};
+use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::mapped::{IdMap, Mapped};
@@ -33,7 +33,7 @@ use crate::cluster::{check_upper, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
-use crate::lower::Lower;
+use crate::lower::{self, Lower};
 use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
@@ -344,7 +344,12 @@ fn over_lowers(
         }
         None => Union::open_with_data(layers, data_only, upper),
     };
-    let union = Arc::new(union.map_err(|error| Failure::failed(format!("lane: {error}")))?);
+    let label = |at: usize| spec.lowers.get(at).map_or("lane", |lower| lower.label.as_str());
+    let union = Arc::new(union.map_err(|error| match error {
+        OpenError::Lower(at, errno) => Failure::because(label(at), "read it as a lower", errno),
+        error => Failure::failed(format!("lane: {error}")),
+    })?);
+    lower::say_what_changed(&union, spec);
     Ok((union.clone(), Some(union)))
 }
 

@@ -25,6 +25,7 @@ mod link;
 pub mod live;
 pub mod lower;
 mod mount_table;
+mod mountinfo;
 mod mounts;
 pub mod names;
 mod own_ids;

@@ -9,12 +9,16 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_block::file::Files;
+use polylane_union::Union;
 use polylane_volume as volume;
+use polylane_volume::log;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
-use crate::spec::LowerSpec;
+use crate::mountinfo::{self, Seen};
+use crate::spec::{LowerSpec, PoolSpec};
 
 /// Most lowers of a lane, as many as overlayfs takes.
 const LOWERS_MAX: usize = 500;
@@ -157,26 +161,57 @@ pub(crate) fn open(lowers: &[LowerSource], own: Option<&LowerSource>) -> Result<
         return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
     }
     check_data_only(lowers)?;
-    let mut dirs = Vec::new();
+    if lowers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mounts = mountinfo::seen();
+    let mut placed = Vec::new();
     let mut opened = Vec::new();
     for (at, lower) in lowers.iter().enumerate() {
         let whole = lower.canonical()?;
         // Marks of the lowest, and of what has no names, show nothing.
         let is_lowest = at + 1 == lowers.len() || lower.is_data_only();
         opened.push(open_one(&lower.path(), &whole, is_lowest)?);
-        dirs.push((lower.path(), within(&whole)));
+        placed.push(Placed::new(lower.path(), within(&whole), &mounts));
     }
     if let Some(own) = own {
         let (path, mut whole) = (own.path(), within(own));
         if own.ceph().is_none() {
-            // One that is yet to be made lies where its parent does.
-            let found = path.canonicalize().or_else(|_| std::path::absolute(&path));
-            whole = found.map_err(|error| Failure::path(&path, "find it", error))?;
+            whole = whole_of(&path).map_err(|error| Failure::path(&path, "find it", error))?;
         }
-        dirs.push((path, whole));
+        placed.push(Placed::new(path, whole, &mounts));
     }
-    refuse_overlaps(&dirs)?;
+    refuse_overlaps(&placed)?;
     Ok(opened)
+}
+
+/// The absolute path without links of what is there or is yet to be made, which lies where its
+/// parent does.
+fn whole_of(path: &Path) -> std::io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    for above in path.ancestors() {
+        if let Ok(found) = above.canonicalize() {
+            return Ok(found.join(path.strip_prefix(above).unwrap_or(Path::new(""))));
+        }
+    }
+    Ok(path)
+}
+
+/// Where a layer is.
+struct Placed<'a> {
+    /// As it was written.
+    path: Cow<'a, Path>,
+    /// Absolute, without links.
+    whole: PathBuf,
+    /// In its file system: the same for all bind mounts.
+    in_files: Option<PathBuf>,
+}
+
+impl<'a> Placed<'a> {
+    fn new(path: Cow<'a, Path>, whole: PathBuf, mounts: &[Seen]) -> Placed<'a> {
+        let in_files = mountinfo::in_files(&whole, mounts);
+        Placed { path, whole, in_files }
+    }
 }
 
 /// The path by which a layer is compared with others: that of a cluster's is no path of the host.
@@ -231,8 +266,19 @@ pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
 
 fn open_dir(path: &Path, whole: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(whole, flags, Mode::empty())
-        .map_err(|error| Failure::path(path, "use it as a lower", error))
+    let dir = rustix::fs::open(whole, flags, Mode::empty())
+        .map_err(|error| Failure::path(path, "use it as a lower", error))?;
+    // A descriptor as a path needs no rights on the directory itself.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat(&dir, ".", flags, Mode::empty()) {
+        Ok(_) => Ok(dir),
+        Err(Errno::ACCESS) => Err(Failure::failed(format!(
+            "{}: cannot use it as a lower: Permission denied: this user may not list and search \
+             it: give it the rights r and x there, or leave it out",
+            Shown::new(path)
+        ))),
+        Err(error) => Err(Failure::path(path, "use it as a lower", error)),
+    }
 }
 
 fn open_volume(path: &Path, is_lowest: bool) -> Result<Vec<Files>> {
@@ -286,15 +332,22 @@ pub(crate) fn check_upper(upper: &OwnedFd, path: &Path, reach: u32) -> Result<()
     }
 }
 
-fn refuse_overlaps(dirs: &[(Cow<'_, Path>, PathBuf)]) -> Result<()> {
-    for (at, (path, whole)) in dirs.iter().enumerate() {
-        for (other_path, other) in &dirs[..at] {
-            let (path, other_path) = (Shown::new(&**path), Shown::new(&**other_path));
-            let what = match (whole == other, whole.starts_with(other), other.starts_with(whole)) {
-                (true, ..) => "are one layer",
-                (_, true, _) | (_, _, true) => "lie in each other",
-                _ => continue,
+fn refuse_overlaps(layers: &[Placed<'_>]) -> Result<()> {
+    let overlap = |one: &Path, other: &Path| match (one.starts_with(other), other.starts_with(one))
+    {
+        (true, true) => Some("are one layer"),
+        (true, _) | (_, true) => Some("lie in each other"),
+        _ => None,
+    };
+    for (at, layer) in layers.iter().enumerate() {
+        for other in &layers[..at] {
+            let in_files = layer.in_files.as_ref().zip(other.in_files.as_ref());
+            let Some(what) = overlap(&layer.whole, &other.whole)
+                .or_else(|| in_files.and_then(|(one, other)| overlap(one, other)))
+            else {
+                continue;
             };
+            let (path, other_path) = (Shown::new(&*layer.path), Shown::new(&*other.path));
             return Err(Failure::usage(format!(
                 "--lower {other_path}: it and {path} {what}: give each layer a directory of its own"
             )));
@@ -303,14 +356,28 @@ fn refuse_overlaps(dirs: &[(Cow<'_, Path>, PathBuf)]) -> Result<()> {
     Ok(())
 }
 
+/// Has the lane's log name files of lowers that changed since parts of them were copied up: what a
+/// program gets is no more than an I/O error.
+pub(crate) fn say_what_changed(union: &Union, spec: &PoolSpec) {
+    let labels: Vec<String> = spec.lowers.iter().map(|lower| lower.label.clone()).collect();
+    union.on_changed_lower(move |at, path| {
+        let lower = labels.get(at).map_or("lane", String::as_str);
+        let path = Shown::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path)));
+        log::message(&format_args!(
+            "{lower}: its {path} has changed since the lane wrote to a part of it, and cannot be \
+             read there: put back what it was, with its time"
+        ));
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn refused(paths: &[&str]) -> Option<String> {
-        let dirs: Vec<_> =
-            paths.iter().map(|path| (Path::new(path).into(), PathBuf::from(path))).collect();
-        refuse_overlaps(&dirs).err().map(|failure| failure.line)
+    fn refused(paths: &[&'static str]) -> Option<String> {
+        let placed = |path: &&'static str| Placed::new(Path::new(*path).into(), path.into(), &[]);
+        let placed: Vec<_> = paths.iter().map(placed).collect();
+        refuse_overlaps(&placed).err().map(|failure| failure.line)
     }
 
     #[test]

@@ -132,8 +132,9 @@ impl PoolRecord {
     /// The pool of that name.
     ///
     /// # Errors
-    /// As [`load`](PoolRecord::load); there is none.
+    /// As [`load`](PoolRecord::load); there is none, or can be none of that name.
     pub(crate) fn expect(state: &Path, name: &str) -> Result<PoolRecord> {
+        check_name(name)?;
         PoolRecord::load(state, name)?.ok_or_else(|| {
             Failure::failed(format!(
                 "pool '{name}': no such pool: make it with 'polylane pool create {name}'"
@@ -221,6 +222,21 @@ impl PoolRecord {
             pids: self.pids,
         };
         cgroup::plan_pool(&self.name, &limits)
+    }
+}
+
+/// Refuses what no pool can be called.
+///
+/// # Errors
+/// One line, exit status 2.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    match names::is_name(name) {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "{}: no name of a pool: use letters, digits, '.', '_' and '-', at most 64, no leading \
+             '.'",
+            Shown::new(name)
+        ))),
     }
 }
 

@@ -146,7 +146,7 @@ impl Act<'_> {
             let from = if is_own { &upper } else { data };
             let count = from.fs().read(self.ctx, from.ino(), at, len, &mut Shifted { sink, by })?;
             if count < len {
-                return Err(Errno::EIO);
+                return Err(if is_own { Errno::EIO } else { self.changed_under(node) });
             }
             at = run_end;
         }

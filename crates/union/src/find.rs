@@ -283,7 +283,7 @@ impl Act<'_> {
         let lower = data.held.attr(self.ctx)?;
         let recorded = match record {
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
-                return Err(Errno::EIO);
+                return Err(self.changed_below(data, &all.lower_path));
             }
             Some(record) => record.bound.unwrap_or(lower.size),
             None if metacopy == BLOCKS => return Err(Errno::EIO),

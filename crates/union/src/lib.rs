@@ -40,6 +40,7 @@
 //! `changing`, nor the reverse.
 #![forbid(unsafe_code)]
 
+mod changed;
 mod copy_up;
 mod data;
 mod error;
@@ -101,6 +102,7 @@ pub struct Union {
     formers: Mutex<Formers>,
     /// How often services of these files opened the union before.
     openings: u64,
+    changed: changed::Changed,
 }
 
 /// One operation on a union.
@@ -224,6 +226,7 @@ impl Union {
             is_torn,
             formers: Mutex::new(formers),
             openings,
+            changed: changed::Changed::default(),
         })
     }
 

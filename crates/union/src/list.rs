@@ -17,7 +17,7 @@
 //! out.
 
 use polylane_base::sync::Arc;
-use polylane_base::{Ino, Result};
+use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{DirEntry, Kind};
 use rustc_hash::FxHashSet;
@@ -152,8 +152,10 @@ impl Act<'_> {
             };
             let (mut kind, mut ino) = (entry.kind, entry.ino);
             if above {
-                let Some(found) = self.find(dir, &entry.name)? else { continue };
-                (kind, ino) = (found.kind(), self.identity(&found).0);
+                match self.listed(dir, &entry.name, (kind, ino))? {
+                    Some(shown) => (kind, ino) = shown,
+                    None => continue,
+                }
             }
             all.push(Listed { name: entry.name.to_vec(), kind, ino, next: at as u64 + 1 });
             if all.len() == BATCH {
@@ -161,6 +163,17 @@ impl Act<'_> {
             }
         }
         Ok(all)
+    }
+
+    /// What an entry is listed as, `None` where it is hidden. One that cannot be read, as when the
+    /// lower changed under it, is listed as its layer has it: the error is the file's, and the
+    /// directory's other names are not to be lost with it.
+    fn listed(&self, dir: &Node, name: &[u8], raw: (Kind, Ino)) -> Result<Option<(Kind, Ino)>> {
+        match self.find(dir, name) {
+            Ok(found) => Ok(found.map(|found| (found.kind(), self.identity(&found).0))),
+            Err(Errno::EIO) => Ok(Some(raw)),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Lists the upper, without the names of the lowers, which were listed before.
@@ -195,8 +208,10 @@ impl Act<'_> {
                 let suspect = kind == Kind::Char || files && kind == Kind::File;
                 let mut shown = (kind, ino);
                 if suspect || !is_pure {
-                    let Some(found) = self.find(dir, &name)? else { continue };
-                    shown = (found.kind(), self.identity(&found).0);
+                    match self.listed(dir, &name, shown)? {
+                        Some(found) => shown = found,
+                        None => continue,
+                    }
                 }
                 let next = match stream {
                     None => next,

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Fs, Tree, memfs, pattern, union};
 use polylane_base::rng::Rng;
+use polylane_base::sync::Mutex;
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
@@ -269,12 +270,21 @@ fn a_removed_file_of_a_lower_can_be_read_and_written() {
 fn a_lower_that_changed_is_an_error() {
     let (low, upper) = (memfs(), memfs());
     Tree(&*low).file("f", &pattern(200_000, 3));
+    Tree(&*low).file("g", b"g");
     let fs = union(&[&low], Some(&upper));
     Tree(&*fs).write(Tree(&*fs).ino("f"), 70_000, b"new");
     drop(fs);
     Tree(&*low).truncate(Tree(&*low).ino("f"), 100_000);
     let fs = union(&[&low], Some(&upper));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let to = told.clone();
+    fs.on_changed_lower(move |lower, path| to.lock().push((lower, path.to_vec())));
     assert_eq!(Tree(&*fs).find("f"), Err(Errno::EIO));
+    assert_eq!(Tree(&*fs).find("f"), Err(Errno::EIO));
+    assert_eq!(*told.lock(), [(0, b"/f".to_vec())], "once");
+    // The directory is not lost with it.
+    assert_eq!(Tree(&*fs).names(""), ["f", "g"]);
+    assert_eq!(Tree(&*fs).find("g").map(|attr| attr.size), Ok(1));
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub fn open_lower(path: &Path) -> Result<Vec<Files>> {
     let own = opened.map_err(|error| failure(path, error))?;
     let stack = Stack::from_own(path, own)?;
     if stack.is_raw() {
-        check_magic(path, &stack.files[0].plain)?;
+        check_magic(path, &stack.files[0].plain, "name another")?;
     }
     Ok(stack.files)
 }
@@ -82,7 +82,7 @@ pub fn open_or_create(
             let stack = Stack::from_own(path, files)?;
             check_size(path, stack.size, asked.size)?;
             if stack.is_raw() {
-                check_magic(path, &stack.files[0].plain)?;
+                check_magic(path, &stack.files[0].plain, "remove it to have it made")?;
             }
             let Sidecar { weight, cache: kept, translation, bypass, .. } = refuse_snapshot(path)?;
             let (kept, bypass) = (kept.unwrap_or_default(), bypass.map(|bypass| bypass.id));
@@ -157,14 +157,14 @@ fn check_size(path: &Path, size: u64, asked: Option<u64>) -> Result<()> {
     }
 }
 
-fn check_magic(path: &Path, file: &OwnedFd) -> Result<()> {
+fn check_magic(path: &Path, file: &OwnedFd, or: &str) -> Result<()> {
     let failed = |error| Failure::path(path, "read it", error);
     let file = File::from(file.try_clone().map_err(failed)?);
     match Superblock::read(&file, 0) {
         Ok(Some(_)) => Ok(()),
         Err(error) if error.kind() != ErrorKind::UnexpectedEof => Err(failed(error)),
         _ => Err(Failure::failed(format!(
-            "{}: holds no ext4 file system: format it with mke2fs, or remove it to have it made",
+            "{}: holds no ext4 file system: format it with mke2fs, or {or}",
             path.display()
         ))),
     }

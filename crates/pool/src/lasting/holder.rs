@@ -265,7 +265,14 @@ impl Held {
         // The table of all mounts is long where many lanes are.
         if let Some(Ok(state)) = self.unique.map(MountId::state) {
             let (id, device, kind) = (self.id, self.entry.device, places::LANE_KIND.to_string());
-            let seen = |place| places::Seen { id, device, place, kind, options: String::new() };
+            let seen = |place| places::Seen {
+                id,
+                device,
+                root: Vec::new(),
+                place,
+                kind,
+                options: String::new(),
+            };
             return state.map(|state| seen(state.place));
         }
         let is_own = |seen: &places::Seen| seen.id == self.id && seen.device == self.entry.device;

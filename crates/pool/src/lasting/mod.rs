@@ -30,7 +30,7 @@ mod holder;
 mod info;
 mod list;
 mod mount;
-mod places;
+pub(crate) mod places;
 mod point;
 mod pools;
 mod share;

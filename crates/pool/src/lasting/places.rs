@@ -13,87 +13,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_ipc::message::RESERVED_DIR;
 
 use super::table::Entry;
 use crate::failure::{Failure, Result};
+pub(crate) use crate::mountinfo::{LANE_KIND, Seen, seen, seen_by, try_seen_by};
 use crate::process;
-
-/// One line of mountinfo.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Seen {
-    /// Its number.
-    pub(crate) id: u64,
-    /// Device number, as stat(2) tells it.
-    pub(crate) device: u64,
-    /// Where it is.
-    pub(crate) place: Vec<u8>,
-    /// The kind of file system.
-    pub(crate) kind: String,
-    /// What the mount does not let through, and more, as `ro,nosuid`.
-    pub(crate) options: String,
-}
-
-/// The kind of a lane's mounts.
-pub(crate) const LANE_KIND: &str = "fuse.polylane";
-
-impl Seen {
-    /// Whether it is a lane's.
-    pub(crate) fn is_lane(&self) -> bool {
-        self.kind == LANE_KIND
-    }
-}
-
-/// What this process sees mounted, in the order in which it was mounted.
-pub(crate) fn seen() -> Vec<Seen> {
-    seen_by("self")
-}
-
-/// What another process sees mounted; nothing where it has ended.
-pub(crate) fn seen_by(process: &str) -> Vec<Seen> {
-    try_seen_by(process).unwrap_or_default()
-}
-
-/// What another process sees mounted; `None`: that cannot be told, as of a process that ends just
-/// now.
-fn try_seen_by(process: &str) -> Option<Vec<Seen>> {
-    let table = fs::read(format!("/proc/{process}/mountinfo")).ok()?;
-    Some(table.split(|&byte| byte == b'\n').filter_map(seen_line).collect())
-}
-
-/// "ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS [TAGS…] - KIND SOURCE OPTIONS"
-fn seen_line(line: &[u8]) -> Option<Seen> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-    let id = text(words.next()?).parse().ok()?;
-    let device = text(words.nth(1)?);
-    let (major, minor) = device.split_once(':')?;
-    let place = unescaped(words.nth(1)?);
-    let options = text(words.next()?);
-    let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
-    let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    Some(Seen { id, device, place, kind, options })
-}
-
-/// A path of mountinfo, where some bytes stand as `\ooo`.
-fn unescaped(text: &[u8]) -> Vec<u8> {
-    let mut path = Vec::new();
-    let mut at = 0;
-    while let Some(&byte) = text.get(at) {
-        let digits = text.get(at + 1..at + 4).filter(|_| byte == b'\\');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(value) => {
-                path.push(value);
-                at += 4;
-            }
-            None => {
-                path.push(byte);
-                at += 1;
-            }
-        }
-    }
-    path
-}
 
 /// The mount in a descriptor's `fdinfo`.
 pub(crate) fn mount_in(text: &str) -> Option<u64> {
@@ -198,13 +123,23 @@ pub(crate) fn find(word: &Path) -> Result<PathBuf> {
     Ok(parent.join(name))
 }
 
-/// Why a mount stays, and what uses it.
+/// Why a mount stays, and what uses it: what is mounted in it, else processes.
 pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
     let path = Shown::new(OsStr::from_bytes(&entry.path));
-    let users = users(&entry.path);
-    let users = match users.is_empty() {
-        true => String::new(),
-        false => format!(": used by {}", users.join(", ")),
+    // What lanes mount in themselves is not for their users to unmount.
+    let is_lanes_own =
+        |place: &[u8]| Path::new(OsStr::from_bytes(place)).iter().any(|name| name == RESERVED_DIR);
+    let is_other = |seen: &Seen| seen.place != entry.path && !is_lanes_own(&seen.place);
+    let inner = seen_below(&entry.path).into_iter().rfind(is_other);
+    let users = match inner {
+        Some(inner) => {
+            let inner = Shown::new(OsStr::from_bytes(&inner.place)).to_string();
+            format!(": {inner} is mounted in it: umount that first")
+        }
+        None => match users(&entry.path) {
+            users if users.is_empty() => String::new(),
+            users => format!(": used by {}", users.join(", ")),
+        },
     };
     Failure::failed(format!("{path}: cannot unmount it: {why}{users}"))
 }
@@ -236,22 +171,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_mountinfo_are_read() {
-        let line = b"36 35 0:41 / /my\\040lane rw,nosuid master:1 - fuse.polylane polylane rw";
-        let seen = seen_line(line).expect("a line");
-        assert_eq!((seen.id, seen.place.as_slice()), (36, &b"/my lane"[..]));
-        assert_eq!(
-            (seen.device, seen.kind.as_str()),
-            (rustix::fs::makedev(0, 41), "fuse.polylane")
-        );
-        assert!(seen.is_lane() && seen.options == "rw,nosuid");
-        for wrong in [&b""[..], b"36 35", b"x 35 0:41 / /a rw - t s o", b"1 2 3 / /a rw - t s o"] {
-            assert_eq!(seen_line(wrong), None);
-        }
-        assert_eq!(unescaped(b"\\134\\012x\\9\\"), b"\\\nx\\9\\");
-    }
-
-    #[test]
     fn a_path_is_found_without_looking_at_its_end() {
         let dir = tempfile::tempdir().expect("tempdir");
         let real = dir.path().canonicalize().expect("canonical");
@@ -267,7 +186,7 @@ mod tests {
     fn a_mount_is_known_by_its_number_and_device_and_elsewhere_by_its_path() {
         let seen = |id, device, place: &str| {
             let (kind, options) = ("fuse.polylane".to_string(), String::new());
-            Seen { id, device, place: place.into(), kind, options }
+            Seen { id, device, root: b"/".into(), place: place.into(), kind, options }
         };
         let path = b"/up/m".to_vec();
         let entry = Entry { path, device: 41, mount: 7, ..Entry::default() };

@@ -19,7 +19,7 @@ use super::tables::Tables;
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName};
-use crate::pool_record::PoolRecord;
+use crate::pool_record::{self, PoolRecord};
 use crate::run::{self, DIRTY_BYTES_MIN, MEMORY_BYTES_MIN};
 use crate::share::{WEIGHTS, Wanted};
 use crate::{set, upgrade};
@@ -90,13 +90,7 @@ impl PoolChange {
 /// One line: the name is none or taken, no pool can have such a limit, the record cannot be
 /// written.
 pub fn create(name: &str, limits: &PoolChange) -> Result<()> {
-    if !names::is_name(name) {
-        return Err(Failure::usage(format!(
-            "{}: no name of a pool: use letters, digits, '.', '_' and '-', at most 64, no leading \
-             '.'",
-            Shown::new(name)
-        )));
-    }
+    pool_record::check_name(name)?;
     limits.check()?;
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let tables = Tables::lock(&dir)?;
@@ -182,6 +176,7 @@ pub(crate) fn lanes(dir: &Path, pool: &str) -> Vec<String> {
 /// # Errors
 /// Its record cannot be read.
 pub fn exists(name: &str) -> Result<bool> {
+    pool_record::check_name(name)?;
     PoolRecord::load(&volume::state_dir()?, name).map(|record| record.is_some())
 }
 

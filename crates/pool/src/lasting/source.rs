@@ -155,6 +155,9 @@ impl LaneSource {
     }
 
     fn dir(path: &Path) -> Result<LaneSource> {
+        if path.as_os_str().is_empty() {
+            return Err(Failure::usage("dir: names no directory: write it as dir:DIR"));
+        }
         let real = path
             .canonicalize()
             .map_err(|error| Failure::path(path, "find the lane's directory", error))?;
