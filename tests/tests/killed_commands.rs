@@ -364,7 +364,7 @@ impl Tried {
         self.hits += usize::from(hits > 0);
     }
 
-    /// Some of the steps were come to: a test whose kills hit nobody would show nothing.
+    /// Some of the steps were come to: a test whose kills hit no process would show nothing.
     fn end(self) {
         let Tried { rounds, hits, seed, .. } = self;
         println!("seed {seed}: in {hits} of {rounds} rounds a process was killed");

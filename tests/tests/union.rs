@@ -461,8 +461,8 @@ fn many_lowers(dir: &Path) {
     }
 }
 
-/// What the kernel remembers of a union is what the union is, whoever changes it by whichever way;
-/// also after kills of the service (`kills`).
+/// What the kernel remembers of a union is what the union is, whichever program changes
+/// it, by either way; also after kills of the service (`kills`).
 fn what_is_remembered_holds(test: &str, kills: bool) {
     if unavailable(test) || polylane_tests::pool::no_library(test) {
         return;

@@ -298,7 +298,7 @@ fn character(
         cache_data: lowers.iter().chain(data_only).any(cache_data)
             || above.is_some_and(|above| above.cache_data),
         volatile: false,
-        // Nobody has a lease of its directories, and its layers are its own.
+        // No client has a lease of its directories, and its layers are its own.
         remembered: true,
         read_only: above.is_none_or(|above| above.read_only),
         ..above.unwrap_or(lower)

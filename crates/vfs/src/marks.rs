@@ -253,7 +253,7 @@ impl Core {
 /// A front end that tells states for good.
 pub trait Teller: Send + Sync {
     /// The state of an inode is another one from now on. Called with locks of the VFS held: it must
-    /// take none, and wait for nobody.
+    /// take none, and wait for no other thread.
     fn state_changed(&self, inode: &Inode);
 }
 

@@ -188,8 +188,8 @@ impl Sidecar {
 
     /// The sidecar of a volume; the default for one without. Of one that was moved without it, the
     /// one that it had; of the copy of one, what is known of that one. What another user may have
-    /// written binds nobody: weight, cache, translation and `formatted` are then what this user's
-    /// own record has.
+    /// written binds no other user: weight, cache, translation and `formatted` are then what this
+    /// user's own record has.
     ///
     /// # Errors
     /// It cannot be read, or is none.

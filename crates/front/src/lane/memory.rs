@@ -5,8 +5,8 @@
 //!
 //! - a *name* is told for good by the lookup at which the kernel first hears of an inode that is as
 //!   its layer has it (`is_original`). Then the kernel holds the directory until it has the answer,
-//!   so whoever takes the name away and waits for the notification comes after it. A later lookup
-//!   may be one that overtakes the notification, and its answer counts once;
+//!   so a thread that takes the name away and waits for the notification comes after it. A later
+//!   lookup may be one that overtakes the notification, and its answer counts once;
 //! - a *state* is told for good by GETATTR alone, for which the kernel sees by itself whether a
 //!   notification came in between; of a lookup it does not, where the inode is new to it.
 //!

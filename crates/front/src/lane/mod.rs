@@ -19,9 +19,9 @@
 //!
 //! The kernel caches no names and no attributes of a lane (timeouts 0; but see `memory`), and
 //! writes bypass its page cache (before Linux 6.6 they do not). What is left are pages of files
-//! that were opened to be read while nobody wrote to them, which it keeps from one open to the
-//! next, and those of mapped files. [`mod@tag`] says whether there can be any, and whether programs
-//! may change them.
+//! that were opened to be read while no open file wrote to them, which it keeps from one open to
+//! the next, and those of mapped files. [`mod@tag`] says whether there can be any, and whether
+//! programs may change them.
 //!
 //! `shm` calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
 //! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.

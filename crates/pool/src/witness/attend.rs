@@ -189,7 +189,7 @@ impl Attendant {
     /// Answers by what a closer has found.
     fn hear_closer(&mut self, closer: u64) {
         let Some((account, question, said, fds)) = self.crew.hear(closer) else { return };
-        // An answer that cannot be sent is for nobody.
+        // The service that would get an answer that cannot be sent has ended.
         let _ = match said {
             Said::HasThread(has_thread) => self.tell_thread(&question, has_thread),
             Said::Stands(stand) => self.tell_stand(&question, stand),

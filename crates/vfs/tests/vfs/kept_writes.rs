@@ -63,7 +63,7 @@ fn a_file_that_a_sync_lost_is_unsynced_until_a_program_was_told() {
     assert_eq!(gone.fsync(ctx, false), Ok(()));
 }
 
-/// The libservice tells of a failure once, whoever asks: each opening is to know.
+/// The libservice tells the first that asks of a failure, and no other: each opening is to know.
 #[test]
 fn a_failed_fsync_is_told_to_every_opening() {
     let (handover, lane) = keeping();

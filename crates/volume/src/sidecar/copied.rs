@@ -1,8 +1,8 @@
 //! Copy-on-write volumes that were copied, or moved to another disk, without their sidecars: what
 //! they are on is known by the nonce in their files.
 //!
-//! A nonce is in one file, in the sidecar of that, and in this user's record of it. Whoever has it
-//! in another file has a copy of that one.
+//! A nonce is in one file, in the sidecar of that, and in this user's record of it. A file that
+//! has the nonce of another is a copy of that one.
 
 use std::fs;
 use std::os::fd::AsFd;
