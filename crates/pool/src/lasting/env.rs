@@ -21,9 +21,10 @@ use polylane_base::shown::Shown;
 use polylane_ipc::handshake::LANES_MAX;
 use serde_json::{Value, json};
 
-use super::places::{self, Seen};
+use super::places;
 use crate::failure::{Failure, Result};
 use crate::init::LANE_FILE;
+use crate::mountinfo::{self, Seen};
 use crate::preload::LanePlace;
 use crate::{names, preload};
 
@@ -49,7 +50,7 @@ pub struct LaneEnv {
 /// One line: a path is in no lane, or in a file system that another user calls a lane; no path, or
 /// more lanes than the library takes.
 pub fn env(paths: &[PathBuf]) -> Result<LaneEnv> {
-    let all = places::seen();
+    let all = mountinfo::seen();
     let mut lanes: Vec<LanePlace> = Vec::new();
     for path in paths {
         let lane = place_of(&places::find(path)?, &all)?;

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use super::places::{self, Seen};
+use super::places;
+use crate::mountinfo::{self, Seen};
 use crate::process;
 
 /// Descriptors of one process on one file system.
@@ -34,7 +35,7 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
         let dir = Path::new("/proc").join(pid.to_string());
         let Ok(namespace) = fs::read_link(dir.join("ns/mnt")) else { continue };
         let mounts = seen.entry(namespace).or_insert_with(|| {
-            let mut mounts = places::seen_by(&pid.to_string());
+            let mut mounts = mountinfo::seen_by(&pid.to_string());
             mounts.retain(|mount| devices.contains(&mount.device));
             mounts
         });
@@ -80,7 +81,7 @@ mod tests {
         };
         let before = own();
         // On some file systems (btrfs) stat tells another number than mountinfo.
-        if places::seen().iter().any(|mount| mount.device == device) {
+        if mountinfo::seen().iter().any(|mount| mount.device == device) {
             assert!(before >= 3);
             drop(files);
             assert!(own() <= before - 3 + 2, "others of this test's program may open some");

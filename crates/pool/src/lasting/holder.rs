@@ -37,6 +37,7 @@ use crate::failure::{FAILED, Failure, Result};
 use crate::init;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
+use crate::mountinfo;
 use crate::mounts;
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 
@@ -261,11 +262,11 @@ impl Held {
     }
 
     /// The mount, wherever it is in this namespace.
-    fn own(&self) -> Option<places::Seen> {
+    fn own(&self) -> Option<mountinfo::Seen> {
         // The table of all mounts is long where many lanes are.
         if let Some(Ok(state)) = self.unique.map(MountId::state) {
-            let (id, device, kind) = (self.id, self.entry.device, places::LANE_KIND.to_string());
-            let seen = |place| places::Seen {
+            let (id, device, kind) = (self.id, self.entry.device, mountinfo::LANE_KIND.to_string());
+            let seen = |place| mountinfo::Seen {
                 id,
                 device,
                 root: Vec::new(),
@@ -275,8 +276,9 @@ impl Held {
             };
             return state.map(|state| seen(state.place));
         }
-        let is_own = |seen: &places::Seen| seen.id == self.id && seen.device == self.entry.device;
-        places::seen().into_iter().find(is_own)
+        let is_own =
+            |seen: &mountinfo::Seen| seen.id == self.id && seen.device == self.entry.device;
+        mountinfo::seen().into_iter().find(is_own)
     }
 
     /// Unmounts the lane itself, unless another command counts on it. Nothing is asked of its

@@ -7,11 +7,11 @@ use polylane_volume as volume;
 use serde_json::{Value, json};
 
 use super::files::{OpenFiles, open_files};
-use super::places;
 use super::pools::lanes;
 use super::table::Entry;
 use super::tables::Tables;
 use crate::failure::Result;
+use crate::mountinfo;
 use crate::names;
 use crate::pool_record::PoolRecord;
 use crate::stats;
@@ -68,7 +68,7 @@ fn service(lane: &str, entries: &[Entry], files: &[OpenFiles]) -> Value {
 /// A line of the file-system table. What was opened through another mount of the same file system,
 /// as a container's, is counted for the first instance.
 fn instance(entry: &Entry, files: &[OpenFiles]) -> Value {
-    let seen = places::seen_by(&entry.supervisor.to_string());
+    let seen = mountinfo::seen_by(&entry.supervisor.to_string());
     let own = seen.iter().rfind(|seen| seen.place == entry.path && seen.device == entry.device);
     let of_others = |mount: u64| entry.instance == 0 && !seen.iter().any(|seen| seen.id == mount);
     let is_own = |one: &&OpenFiles| {

@@ -17,7 +17,7 @@ use polylane_ipc::message::RESERVED_DIR;
 
 use super::table::Entry;
 use crate::failure::{Failure, Result};
-pub(crate) use crate::mountinfo::{LANE_KIND, Seen, seen, seen_by, try_seen_by};
+use crate::mountinfo::{Seen, seen, try_seen_by};
 use crate::process;
 
 /// The mount in a descriptor's `fdinfo`.

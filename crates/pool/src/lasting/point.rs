@@ -16,9 +16,10 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
-use super::places::{self, Seen};
+use super::places;
 use super::table::Entry;
 use crate::failure::{Failure, Result};
+use crate::mountinfo::{self, Seen};
 use crate::skeleton::KERNELS;
 
 /// An empty directory that a lane may be mounted on.
@@ -111,7 +112,7 @@ fn mount_at(dir: &OwnedFd, path: &Path) -> Option<String> {
     }
     let own = mount_id(dir);
     let is_it = |seen: &Seen| Some(seen.id) == own && seen.place == path.as_os_str().as_bytes();
-    places::seen().into_iter().rfind(is_it).map(|mount| mount.kind)
+    mountinfo::seen().into_iter().rfind(is_it).map(|mount| mount.kind)
 }
 
 /// The number of the mount that a descriptor leads through.
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_mount_that_is_covered_or_gone_is_not_found() {
-        let root = places::seen().into_iter().next().expect("a mount");
+        let root = mountinfo::seen().into_iter().next().expect("a mount");
         let other = Seen { id: u64::MAX, place: b"/tmp".to_vec(), ..root };
         assert_eq!(unmount(&other, UnmountFlags::DETACH), Err(Errno::BUSY));
         assert_eq!(open_root(&other).expect_err("another"), Errno::BUSY);

@@ -15,6 +15,7 @@ use super::share;
 use super::table::Entry;
 use super::tables::{Mount, Tables, wait_for_service};
 use crate::failure::{Failure, Result};
+use crate::mountinfo;
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::wait::wait_for;
 use crate::{cgroup, names, upgrade};
@@ -131,7 +132,7 @@ fn is_mounted(path: &Path) -> Result<bool> {
 fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
     let bytes = path.as_os_str().as_bytes();
     let named = tables.find(bytes)?;
-    let all = places::seen();
+    let all = mountinfo::seen();
     let moved = |entry: &Entry| {
         // One that is in another mount namespace has no other name here.
         places::own_of(entry, &all).is_some_and(|seen| seen.place != entry.path)
