@@ -500,6 +500,12 @@ impl<M: Memory> Views<M> {
         Taken { frame: word >> FRAME_SHIFT, written: word & DIRTY != 0 }
     }
 
+    /// Whether the client wrote to the page in an entry since it was lent, by its own account. The
+    /// gate must be shut and nobody inside: then the page needs to be taken back only if so.
+    pub fn is_written(&self, entry: usize) -> bool {
+        self.loan(entry).load(Acquire) & DIRTY != 0
+    }
+
     /// Undoes [`Views::take_back`] for a page that the client wrote.
     pub fn let_write_again(&self, entry: usize) {
         self.loan(entry).fetch_or(WRITABLE | DIRTY, AcqRel);

@@ -114,6 +114,7 @@ fn a_model_agrees_where_pages_are_streamed() {
                     let got = file.read(offset, FRAME_BYTES);
                     assert!(got == model[at..at + FRAME_BYTES], "seed {seed}, step {step}");
                 }
+                12..=24 => file.sync(),
                 9..=11 => {
                     let (from, len) = (at + rng.below(PAGE / 2) as usize, FRAME_BYTES / 2);
                     file.write(from as u64, &vec![byte; len]);

@@ -184,6 +184,121 @@ fn who_looks_while_a_loan_is_extended_sees_a_prefix() {
     assert_eq!(house.server.totals().loans_failed, 0);
 }
 
+/// Who writes and syncs by turns asks for nothing but the sync: records behind the end, in one page
+/// and over several, and whole pages here and there. All sees who looks, and the syncs find nothing
+/// left to be written.
+#[test]
+fn what_was_on_loan_before_a_sync_is_so_again() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut log = File::open(&client, "log");
+    let mut want = Vec::new();
+    for n in 0..300_u64 {
+        let record = [n as u8; 1000];
+        log.write(want.len() as u64, &record);
+        want.extend(record);
+        log.sync();
+    }
+    assert!(log.unasked > 250, "{}", log.unasked);
+    let mut pages = File::open(&client, "pages");
+    (0..200).for_each(|page| pages.write(page * PAGE, &[1; FRAME_BYTES]));
+    pages.sync();
+    let mut held = vec![1; 200 * FRAME_BYTES];
+    let before = pages.unasked;
+    for n in 0..150_u64 {
+        let at = n * 77 % 200 * PAGE;
+        pages.write(at, &[n as u8; FRAME_BYTES]);
+        held[at as usize..][..FRAME_BYTES].fill(n as u8);
+        pages.sync();
+    }
+    assert!(pages.unasked - before > 140, "{}", pages.unasked);
+    for (name, want) in [("log", want), ("pages", held)] {
+        assert!(read_beside(&beside(&house, name), 0, want.len() + 1) == want, "{name}");
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+/// A loan given after a sync ends as any other: of two who write and sync by turns each sees what
+/// the other wrote.
+#[test]
+fn who_syncs_does_not_take_from_others() {
+    let house = House::over(cached_lane(), Config::default());
+    let clients = [house.client(), house.client()];
+    let mut files = [File::open(&clients[0], "f"), File::open(&clients[1], "f")];
+    files[0].write(0, &[0; 3 * FRAME_BYTES]);
+    let direct = beside(&house, "f");
+    for n in 1..200_u64 {
+        let (mine, at) = ((n / 2 % 2) as usize, n % 3 * PAGE);
+        files[mine].write(at, &[n as u8; FRAME_BYTES]);
+        if n % 4 > 0 {
+            files[mine].sync();
+        }
+        assert_eq!(files[1 - mine].read(at, FRAME_BYTES), [n as u8; FRAME_BYTES], "{n}");
+        if n % 5 == 0 {
+            assert_eq!(read_beside(&direct, at, FRAME_BYTES), [n as u8; FRAME_BYTES], "{n}");
+        }
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+/// A loan after a sync on which nothing was written was in vain: the next sync gives none.
+#[test]
+fn who_only_syncs_has_nothing_on_loan() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[1; FRAME_BYTES]);
+    for byte in 2..6 {
+        file.sync();
+        assert!(file.write_lent(0, &[byte; FRAME_BYTES]), "a loan that was used is given again");
+    }
+    file.sync();
+    file.sync();
+    assert!(!file.write_lent(0, &[6; 9]), "what was not used is given again");
+    let before = requests_of(&house, Op::Write);
+    file.write(0, &[7; FRAME_BYTES]);
+    assert_eq!(requests_of(&house, Op::Write), before + 1);
+    file.sync();
+    assert!(file.write_lent(0, &[8; 9]), "after a write that was asked for it is tried again");
+    assert_eq!(read_beside(&beside(&house, "f"), 0, 10), [&[8; 9][..], &[7]].concat());
+}
+
+/// A page that was taken in while its loan went on is lent again with the next one only if it is
+/// that page still: another that lies in its place by then, such as one of a hole, is not.
+#[test]
+fn only_pages_that_were_stored_are_lent_again() {
+    const HOLE: u64 = 3000;
+    const PAGES: u64 = 64;
+    let geometry = Geometry { frames: 1024, ..Geometry::default() };
+    let house = House::over(cached_lane(), Config { geometry, ..Config::default() });
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.truncate(HOLE * PAGE);
+    let append = |file: &mut File<'_>| {
+        for page in HOLE..HOLE + PAGES {
+            file.write(page * PAGE, &[1; FRAME_BYTES]);
+        }
+    };
+    append(&mut file);
+    assert!(requests_of(&house, Op::Extend) > 0);
+    file.sync();
+    let pages = HOLE..HOLE + PAGES - 1;
+    let lent = pages.filter(|page| file.write_lent(page * PAGE, &[2; FRAME_BYTES])).count() as u64;
+    assert!(lent > PAGES - 8, "{lent} that were stored are lent");
+    file.truncate(HOLE * PAGE);
+    append(&mut file);
+    // Pages of the hole take the place of all that were taken in.
+    for page in 0..HOLE {
+        assert_eq!(file.read(page * PAGE, FRAME_BYTES), [0; FRAME_BYTES]);
+    }
+    file.write((HOLE + PAGES - 1) * PAGE, &[3; FRAME_BYTES]);
+    file.sync();
+    for page in 0..HOLE {
+        assert!(!file.write_lent(page * PAGE, &[4; FRAME_BYTES]), "{page} has no room");
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
 #[test]
 fn what_is_written_here_and_there_on_loan_comes_back_to_its_place() {
     for house in [House::new(), House::over(cached_lane(), Config::default())] {
@@ -581,7 +696,7 @@ fn agrees_with_a_model(house: &House, appends: u64) {
             let len = 1 + rng.below(2 * PAGE) as usize;
             let byte = rng.next_u64() as u8;
             let end = offset as usize + len;
-            match rng.below(40) {
+            match rng.below(43) {
                 0 => {
                     file.truncate(offset);
                     model.resize(offset as usize, 0);
@@ -613,6 +728,7 @@ fn agrees_with_a_model(house: &House, appends: u64) {
                     model.resize(model.len().max(end), 0);
                     model[offset as usize..end].fill(byte);
                 }
+                40.. => file.sync(),
                 op => {
                     let from = (offset as usize).min(model.len());
                     let want = &model[from..end.min(model.len()).max(from)];

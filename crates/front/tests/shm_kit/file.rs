@@ -153,6 +153,13 @@ impl<'a> File<'a> {
         done
     }
 
+    /// Makes it durable, as fdatasync does.
+    pub fn sync(&self) {
+        let message = Message { handle: self.handle, ..Message::new(Op::Fsync) };
+        let reply = self.client.channel.call(self.mailbox, &message, &Trusting).unwrap();
+        outcome(reply).map(drop).unwrap();
+    }
+
     /// The same file as another thread of its client uses it.
     pub fn on_thread(&self) -> File<'a> {
         let mailbox = self.client.channel.claim().unwrap();

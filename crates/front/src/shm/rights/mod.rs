@@ -160,6 +160,16 @@ impl RightsOf<'_> {
         self.views().changes_of(node)
     }
 
+    /// As [`Viewing::is_lent`].
+    pub(super) fn is_lent(&self, handle: Handle) -> bool {
+        self.views().is_lent(handle)
+    }
+
+    /// As [`Viewing::lend_again`].
+    pub(super) fn lend_again(&self, handle: Handle, file: &OpenFile) {
+        self.views().lend_again(handle, file);
+    }
+
     /// As [`Viewing::extend_loan`].
     pub(super) fn extend_loan(&self, handle: Handle, node: &Node) {
         self.views().extend_loan(handle, node);

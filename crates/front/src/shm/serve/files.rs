@@ -284,8 +284,12 @@ impl Call<'_> {
             other => other?,
         };
         self.before_io(file.node(), Range::ALL)?;
+        let lent = self.session.rights().is_lent(handle);
         self.before_sync(&file, 0)?;
         self.sync_file(&file, data_only)?;
+        if lent && self.can_show() {
+            self.session.rights().lend_again(handle, &file);
+        }
         self.session.rights().streamed_well()?;
         Ok(done(0))
     }

@@ -1,6 +1,8 @@
 //! Files that grow on loan: frames behind their end, pages that are taken in while the loan goes
 //! on, the end after it.
 
+use std::collections::HashSet;
+
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::view::tag;
 
@@ -61,8 +63,10 @@ impl State {
         let end = channel.views().end(number).clamp(view.size, room);
         if end == view.size && !view.moved {
             (view.room_pages, view.pause) = (ROOM_PAGES, PAUSE);
-        } else if room - end < PAGE {
-            view.room_pages = (view.room_pages * 2).min(ROOM_PAGES_MAX);
+        } else {
+            let used_up = room - end < PAGE;
+            let pages = if used_up { view.room_pages * 2 } else { view.room_pages };
+            (view.room_pages, view.pause) = (pages.min(ROOM_PAGES_MAX), 0);
         }
         view.moved = false;
         Some(end)
@@ -108,12 +112,13 @@ impl State {
         let (generation, first) = (view.generation, page_of(piece.offset));
         view.size = piece.offset + piece.len() as u64;
         view.moved = true;
+        view.was_written();
         view.room_pages = (view.room_pages * 2).min(ROOM_PAGES_MAX);
         let mut entries = Vec::with_capacity(piece.frames.len());
         for page in first..first + piece.frames.len() as u64 {
             if let Some(entry) = self.find(channel, generation, page) {
                 self.frames[entry] = Frame { writable: false, ..self.frame(entry) }.to_words();
-                entries.push(entry);
+                entries.push((entry, self.frame(entry).tag));
             }
         }
         let mut writable = self.get(number).map_or(Vec::new(), |v| std::mem::take(&mut v.writable));
@@ -122,11 +127,30 @@ impl State {
         view.writable = writable;
         view.behind.extend(entries);
         let gone = view.behind.len().saturating_sub(BEHIND_MAX);
-        let gone: Vec<usize> = view.behind.drain(..gone).collect();
-        for entry in gone {
-            if self.is_mine(entry, number) && !self.frame(entry).writable {
+        let gone: Vec<(usize, u64)> = view.behind.drain(..gone).collect();
+        for (entry, tag) in gone {
+            if self.frame(entry).tag == tag && !self.frame(entry).writable {
                 self.hide(channel, entry);
             }
+        }
+    }
+
+    /// A loan begins: the client may write again to pages that were taken in while a former one
+    /// went on, for they are stored as those are that were taken in at its end.
+    pub(in super::super) fn let_write_behind(&mut self, channel: &ServiceChannel, number: u32) {
+        let Some(view) = self.get(number) else { return };
+        let behind = std::mem::take(&mut view.behind);
+        let is_there = |&(entry, tag): &(usize, u64)| {
+            self.frame(entry).tag == tag && !self.frame(entry).writable
+        };
+        let mut entries: Vec<usize> =
+            behind.into_iter().filter(is_there).map(|(entry, _)| entry).collect();
+        for &entry in &entries {
+            self.change(entry, |frame| frame.writable = true);
+            channel.views().let_write(entry, self.frame(entry).number);
+        }
+        if let Some(view) = self.get(number) {
+            view.writable.append(&mut entries);
         }
     }
 
@@ -151,6 +175,11 @@ impl State {
     pub(in super::super) fn trim_writable(&mut self, channel: &ServiceChannel, number: u32) {
         let Some(view) = self.get(number) else { return };
         let most = WRITABLE_MAX.min(channel.geometry().frames as usize / WRITABLE_PART);
+        if view.writable.len() <= most {
+            return;
+        }
+        let mut known = HashSet::with_capacity(view.writable.len());
+        view.writable.retain(|&entry| known.insert(entry));
         if view.writable.len() <= most {
             return;
         }

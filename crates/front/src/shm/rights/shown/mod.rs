@@ -20,16 +20,17 @@ use polylane_vfs::{Inode, LockLoan, Node};
 
 use self::grow::ROOM_PAGES;
 use crate::lane::locks::Given;
-use crate::shm::request::Handle;
 
 mod frames;
 mod grow;
 mod piece;
+mod record;
 mod spare;
 
 pub(in crate::shm) use self::frames::FramesLeft;
 pub(super) use self::grow::ask_from;
 pub(super) use self::piece::{Piece, PieceSource};
+pub(super) use self::record::{CachedHandle, LastLoan};
 
 pub(super) const PAGE: u64 = FRAME_BYTES as u64;
 
@@ -110,8 +111,9 @@ pub(super) struct View {
     entries: Vec<usize>,
     /// Entries of the frames that the client may write, the oldest first.
     pub(super) writable: Vec<usize>,
-    /// Entries of pages that were taken in while their loan went on, the oldest first.
-    behind: VecDeque<usize>,
+    /// Entries of pages that were taken in while their loan went on, and the pages' tags, the
+    /// oldest first.
+    behind: VecDeque<(usize, u64)>,
     /// Pages are being taken in while the loan goes on.
     pub(super) advancing: bool,
     /// The client has moved the end since the loan began.
@@ -125,6 +127,8 @@ pub(super) struct View {
     pub(super) streams: u64,
     /// What it wrote so is being applied.
     pub(super) applies: bool,
+    /// The last loan to write.
+    pub(super) given: Option<LastLoan>,
     /// How far the client may make the file longer; 0: not at all.
     pub(super) room: u64,
     /// Pages past the end that the next loan gives.
@@ -143,14 +147,6 @@ pub(super) struct View {
     pub(super) hits: u32,
     /// The locks of the file are lent.
     pub(super) locks: Option<LentLocks>,
-}
-
-/// An open file that may be parked: `rights::handles`.
-#[derive(Clone, Copy)]
-pub(super) struct CachedHandle {
-    pub(super) handle: Handle,
-    /// Its own, unlike that of any other in the session.
-    pub(super) number: u64,
 }
 
 /// A loan of locks as it was made: `rights::locks`.
@@ -268,6 +264,7 @@ impl State {
             behind: VecDeque::new(),
             advancing: false,
             moved: false,
+            given: None,
             lent: None,
             writes: false,
             streams: 0,

@@ -52,13 +52,15 @@ impl State {
         let Some(view) = self.get(number) else { return (Vec::new(), left) };
         let first = tag(view.generation, 0).unwrap_or(0);
         let mut entries = std::mem::take(&mut view.writable);
-        let mut known = HashSet::with_capacity(entries.len());
+        entries.retain(|&entry| self.frame(entry).writable && self.is_mine(entry, number));
+        // Where somebody is inside, what he writes next must fail. Most pages of a loan that ends
+        // with a sync were not written since the one before: those are looked at and no more.
+        let is_due = |&entry: &usize| !left || channel.views().is_written(entry);
+        let mut known = HashSet::new();
         // One that was given up and lent anew is there twice.
-        entries.retain(|&entry| {
-            self.frame(entry).writable && self.is_mine(entry, number) && known.insert(entry)
-        });
+        let due = entries.iter().copied().filter(|entry| is_due(entry) && known.insert(*entry));
         let taken: Vec<(usize, Taken)> =
-            entries.iter().map(|&entry| (entry, channel.views().take_back(entry))).collect();
+            due.map(|entry| (entry, channel.views().take_back(entry))).collect();
         let written = taken.iter().filter(|(_, taken)| taken.written);
         let lies = |(entry, taken): &(usize, Taken)| {
             let there = taken.frame < channel.geometry().frames;
@@ -69,8 +71,8 @@ impl State {
         pages.sort_unstable();
         let sound = self.follow(number, &taken);
         if left && sound {
-            let again = |&entry: &usize| (entry, self.frame(entry).number);
-            entries.iter().map(again).for_each(|(at, frame)| channel.views().let_write(at, frame));
+            let again = |(entry, _): &(usize, Taken)| (*entry, self.frame(*entry).number);
+            taken.iter().map(again).for_each(|(at, frame)| channel.views().let_write(at, frame));
         }
         if let Some(view) = self.get(number) {
             view.writable = entries;

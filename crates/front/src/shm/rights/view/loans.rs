@@ -5,13 +5,13 @@ use std::ops::Range;
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
-use polylane_vfs::{Node, Part};
+use polylane_vfs::{Node, OpenFile, Part};
 
-use super::Viewing;
+use super::{UNLENT_FLAGS, Viewing};
 use crate::lane::tag::{kernel_changes_pages, kernel_has_open, kernel_has_pages};
 use crate::shm::request::Handle;
 use crate::shm::rights::shown::{
-    PAGE, Piece, PieceSource, Shown, State, View, address, ask_from, page_of,
+    LastLoan, PAGE, Piece, PieceSource, Shown, State, View, address, ask_from, page_of,
 };
 
 /// What is lent to a client after a write.
@@ -22,6 +22,8 @@ pub(super) struct Given {
     pub(super) room_pages: u64,
     /// Whether it may write elsewhere by the stream.
     pub(super) streams: bool,
+    /// It had the file on loan before a sync ended that.
+    pub(super) again: bool,
 }
 
 /// Bytes of a file on loan are written by the stream, as long as this lives.
@@ -80,7 +82,7 @@ impl<'a> Viewing<'a> {
     /// nobody but it changed the file since `changes`; and to so many pages more, if the range ends
     /// where the file does.
     pub(super) fn lend(self, number: u32, node: &Node, changes: u64, given: Given) {
-        let Given { range, room_pages, streams } = given;
+        let Given { range, room_pages, streams, again } = given;
         let first = range.1.div_ceil(PAGE);
         let vfs = &self.connection.lane.vfs;
         vfs.lend(node, self.connection.id, &mut || {
@@ -91,15 +93,18 @@ impl<'a> Viewing<'a> {
                 && vfs.reserve_ahead(&self.connection.ctx(), node, room).is_ok();
             let mut state = self.shown.lock();
             state.loans += 1;
-            let streams = if streams { state.loans } else { 0 };
+            let loan = if streams { state.loans } else { 0 };
             // What is written unasked must not be in pages that the kernel has.
             if kernel_has_pages(node) {
                 return false;
             }
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            (view.lent, view.writes, view.streams) = (Some(vfs.now()), true, streams);
+            (view.lent, view.writes, view.streams) = (Some(vfs.now()), true, loan);
             let size = view.size;
             let ends = grows && size == range.1;
+            let at_end = size == range.1;
+            view.given = Some(LastLoan { range, at_end, streams, again, used: false });
+            state.let_write_behind(&self.connection.channel, number);
             state.let_write(&self.connection.channel, number, range);
             state.let_switch(&self.connection.channel, &self.shown.left, number);
             let grown = (number, first, if ends { room_pages } else { 0 });
@@ -115,9 +120,46 @@ impl<'a> Viewing<'a> {
                 view.room = room;
             }
             self.connection.channel.views().open_gate(number, size, (room, ask_from(size, room)));
-            self.connection.channel.views().let_stream(number, streams);
+            self.connection.channel.views().let_stream(number, loan);
             true
         });
+    }
+
+    /// Whether the client has the file of a handle on loan to write.
+    pub(in crate::shm::rights) fn is_lent(self, handle: Handle) -> bool {
+        let number = self.files.view_in(handle);
+        let mut state = self.shown.lock();
+        number.and_then(|number| state.get(number)).is_some_and(|it| it.lent.is_some() && it.writes)
+    }
+
+    /// Lends the file of a handle again, as it was on loan before a sync ended that: who syncs
+    /// mostly writes next, and would have to ask first.
+    pub(in crate::shm::rights) fn lend_again(self, handle: Handle, file: &OpenFile) {
+        let node = file.node();
+        let Some(number) = self.files.view_in(handle) else { return };
+        let given = self.shown.lock().get(number).and_then(|view| view.given);
+        let given = given.filter(LastLoan::pays);
+        let writes = file.flags() & libc::O_ACCMODE != libc::O_RDONLY;
+        let lendable = writes && file.flags() & UNLENT_FLAGS == 0 && self.may_show(file);
+        // Taken before anything is shown: a change in between leaves the file as it is.
+        let changes = self.changes_of(node);
+        let (Some(given), Some(changes), true) = (given, changes, lendable) else { return };
+        if self.show_attr(number, node).is_err() {
+            return;
+        }
+        let size = self.size_shown(number);
+        let at_end = given.at_end && size > 0;
+        let (range, room_pages) = match at_end {
+            true => (((size - 1) / PAGE * PAGE, size), self.room_again(number, given.again)),
+            false => (given.range, 0),
+        };
+        if at_end {
+            // The end's page was hidden with the former end.
+            self.show_pages(number, node, page_of(range.0)..page_of(range.1 - 1) + 1);
+        }
+        let plain = file.flags() & libc::O_APPEND == 0 && !self.files.has_streamed(node);
+        let streams = given.streams && plain && self.stream.open();
+        self.lend(number, node, changes, Given { range, room_pages, streams, again: true });
     }
 
     /// Bytes of the file of a handle, `range`, are about to be written by the stream, with the data
@@ -130,6 +172,7 @@ impl<'a> Viewing<'a> {
         let streams = |view: &&mut View| view.lent.is_some() && view.streams != 0;
         let Some(view) = state.get(number).filter(streams) else { return false };
         view.applies = true;
+        view.was_written();
         let generation = view.generation;
         let pages = page_of(range.start)..range.end.div_ceil(PAGE);
         !pages.into_iter().any(|page| state.is_writable(&self.connection.channel, generation, page))
@@ -161,6 +204,9 @@ impl<'a> Viewing<'a> {
             false => (Vec::new(), left),
         };
         let end = if writes { state.take_end(&self.connection.channel, number) } else { None };
+        if let Some(view) = state.get(number).filter(|_| !pieces.is_empty()) {
+            view.was_written();
+        }
         state.put(&self.connection.channel, number, 0, &WireAttr::default());
         drop(state);
         let now = self.connection.lane.vfs.now();

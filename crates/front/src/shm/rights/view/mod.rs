@@ -191,7 +191,8 @@ impl Viewing<'_> {
             // One that it made by the stream it may write there yet, not knowing of the view.
             let plain = file.flags() & libc::O_APPEND == 0 && !self.files.has_streamed(file.node());
             let streams = in_place && plain && self.stream.open();
-            let given = Given { range: (wish.offset, end), room_pages, streams };
+            let range = (wish.offset, end);
+            let given = Given { range, room_pages, streams, again: false };
             self.lend(view, file.node(), changes + 1, given);
         }
         u64::from(view) + 1
@@ -211,6 +212,15 @@ impl Viewing<'_> {
         let pages = if view.pause == 0 { view.room_pages } else { 0 };
         view.pause = view.pause.saturating_sub(1);
         pages
+    }
+
+    /// The same after a sync. A loan that the sync of the write that had it given ended says
+    /// nothing; `again`: it was one that had been given after a sync.
+    fn room_again(self, number: u32, again: bool) -> u64 {
+        match again {
+            true => self.room_wanted(number, true),
+            false => self.shown.lock().get(number).map_or(0, |view| view.room_pages),
+        }
     }
 
     /// The size that a view showed last.
