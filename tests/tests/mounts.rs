@@ -276,6 +276,37 @@ fn a_stopped_service_holds_up_no_other_lane() {
     host.assert_nothing_is_left();
 }
 
+/// A directory has no lock: the next lane on it, or on a part of it, begins when the service of a
+/// killed one has ended, although another command has cleared that lane.
+#[test]
+fn the_next_lane_of_a_directory_waits_for_the_service_of_a_killed_one() {
+    if unavailable("the_next_lane_of_a_directory_waits_for_the_service_of_a_killed_one") {
+        return;
+    }
+    let host = Host::new();
+    let (tree, first, second) = (host.dir("tree"), host.dir("first"), host.dir("second"));
+    let inner = host.dir("tree/inner");
+    succeeds(&["mount", &format!("dir:{}", text(&tree)), text(&first)]);
+    let supervisor = host.supervisor();
+    let service = child(supervisor, "polylane-svc");
+    signal_to(service, "STOP");
+    signal_to(supervisor, "KILL");
+    until("the lane is cleared", || host.mounts().is_empty());
+    let mut mount = Command::new(binary());
+    mount.args(["mount", &format!("dir:{}", text(&inner)), text(&second)]);
+    let mut mount = mount.stdin(Stdio::null()).spawn().expect("polylane");
+    until("the next lane begins", || !host.mounts().is_empty());
+    // Without the wait it would serve at one of these.
+    let states: Vec<_> = (0..20).map(|_| host.mounts()[0]["state"].clone()).collect();
+    signal_to(service, "CONT");
+    let mounted = mount.wait().expect("wait");
+    let left = fs::read(format!("/proc/{service}/cmdline")).unwrap_or_default();
+    assert!(states.iter().all(|state| state == "starting"), "{states:?}");
+    assert!(mounted.success() && left.is_empty(), "{mounted} {left:?}");
+    succeeds(&["umount", text(&second)]);
+    host.assert_nothing_is_left();
+}
+
 /// Which process of a lane is stopped, and how that ends.
 const STOPPED: [(&str, &str); 6] = [
     ("supervisor", "CONT"),

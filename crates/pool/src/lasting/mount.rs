@@ -34,7 +34,8 @@ use super::share::{self, Shared, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{
-    LaneOwner, Mount, Tables, detach_all, forget, wait_for_service, wait_for_volume,
+    LaneOwner, Mount, Tables, detach_all, forget, wait_for_orphans, wait_for_service,
+    wait_for_volume,
 };
 use super::users;
 use crate::cgroup;
@@ -422,8 +423,12 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     let lane_owner = LaneOwner::of(&pool, &entry);
     // Before the volume is opened: they may hold it.
     cleared.iter().for_each(|lane| wait_for_service(lane));
-    if let Source::Volume(Some(path)) = &options.lane.source {
-        wait_for_volume(&dir, path);
+    match &options.lane.source {
+        Source::Volume(Some(path)) => wait_for_volume(&dir, path),
+        // A directory has no lock, and another command may have cleared a dead lane that was on it,
+        // or on one above or below it.
+        Source::Dir(_) => wait_for_orphans(),
+        _ => {}
     }
     CallerLimits::lift();
     let place = Place::At(MountPoint { exists: options.path.clone(), missing: PathBuf::new() });

@@ -304,8 +304,18 @@ pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
 /// Waits until no service of this lane runs any more: it writes back what its supervisor's death
 /// found unwritten, and holds its volume as long.
 pub(crate) fn wait_for_service(lane: &str) {
+    wait_while(|| service_runs(lane));
+}
+
+/// Waits until no service of any dead lane runs any more.
+pub(crate) fn wait_for_orphans() {
+    wait_while(|| orphans().next().is_some());
+}
+
+/// Waits as long as services of dead lanes may take.
+fn wait_while(runs: impl Fn() -> bool) {
     let start = Instant::now();
-    while start.elapsed() < FLUSH_TIME_MAX && service_runs(lane) {
+    while start.elapsed() < FLUSH_TIME_MAX && runs() {
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -322,6 +332,16 @@ fn service_runs(lane: &str) -> bool {
         let is_it =
             line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
         is_it && !parent_of(pid).is_some_and(|parent| supervises(parent, lane))
+    })
+}
+
+/// The lanes of services whose supervisors are dead, by what the services call themselves.
+fn orphans() -> impl Iterator<Item = String> {
+    process::pids().filter_map(|pid| {
+        let line = fs::read(proc(pid, "cmdline")).unwrap_or_default();
+        let lane = lane_of(&line)?;
+        let is_orphan = || parent_of(pid).is_some_and(|parent| !supervises(parent, lane));
+        (may_be_service(pid) && is_orphan()).then(|| lane.to_string())
     })
 }
 
@@ -542,7 +562,7 @@ mod tests {
             format!("polylane-service[{lane}]"),
         );
         let mut service = service.spawn().expect("sleep");
-        let orphan = || service_runs(&lane);
+        let orphan = || (service_runs(&lane), orphans().any(|one| one == lane));
         let alone = orphan();
         // This process is its parent, and so a supervisor from here on: first another lane's.
         let other = PoolName::take_lane(dir.path(), "web").expect("a lane");
@@ -553,8 +573,9 @@ mod tests {
         let again = orphan();
         service.kill().expect("kill");
         service.wait().expect("wait");
-        assert_eq!((alone, beside, supervised, again), (true, true, false, true));
-        assert!(!orphan(), "it has ended");
+        assert_eq!((alone, beside), ((true, true), (true, true)));
+        assert_eq!((supervised, again), ((false, false), (true, true)));
+        assert_eq!(orphan(), (false, false), "it has ended");
     }
 
     #[test]
