@@ -499,6 +499,7 @@ fn what_is_in_the_way_is_named_and_stays() {
     fs::create_dir(inner).expect("mkdir");
     succeeds(&["mount", "mem:64M", inner]);
     let user = format!("in use by pool '{pool}@1' (process ");
+    let end = format!("): polylane umount {one} ends it");
     let map = "--map-users";
     let rows: &[(&[&str], i32, &str)] = &[
         (&["mount", "mem:32M", lane], 1, "busy: mem:64M is mounted there, and mem:32M cannot be"),
@@ -509,8 +510,9 @@ fn what_is_in_the_way_is_named_and_stays() {
         (&["umount", free], 1, "no lane is mounted there"),
         (&["umount", "/no\nsuch\u{1b}[m"], 1, "$'/no\\nsuch\\e[m': no lane is mounted there"),
         (&["mount", volume, two], 1, &user),
+        (&["mount", volume, two], 1, &end),
         (&["run", "--volume", volume, "--", "true"], 1, &user),
-        (&["volume", "check", volume], 1, &user),
+        (&["volume", "check", volume], 1, &end),
         (&["pool", "rm", &pool], 1, "is mounted in it: umount that first"),
         (&["mount", map, "0:100:9", map, "8:200:9", "mem:64M", two], 2, "overlaps 0:100:9"),
         (&["mount", map, "0:100:9", map, "9:108:9", "mem:64M", two], 2, "overlaps 0:100:9"),

@@ -209,6 +209,8 @@ fn a_volume_in_use_names_who_has_it() {
     let (status, line) = second.refusal();
     assert_eq!(status, 1, "{line}");
     assert!(line.contains(&format!("in use by pool '{}'", first.pool)), "{line}");
+    let end = format!("): end the 'polylane run' of pool '{}' first", first.pool);
+    assert!(line.ends_with(&end), "{line}");
     signal_to(first.service(), "KILL");
     std::thread::sleep(std::time::Duration::from_millis(300));
     let second = Run::new("--volume").arg(&volume).script("true");

@@ -174,7 +174,8 @@ impl Volumes {
     async fn remove(&self, tasks: &Tasks, request: &Request) -> Result<Value, Refusal> {
         let record = self.expect(&request.name)?;
         if let Some(user) = record.users.first() {
-            let line = format!("volume '{}': in use by {user}", request.name);
+            let name = &request.name;
+            let line = format!("volume '{name}': in use by {user}: end that container first");
             return Err(conflict(line));
         }
         let place = self.place(&request.name);

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Err(status) => return status,
     };
     polylane_volume::name_holders_by(polylane_pool::attach::holder_name);
+    polylane_volume::end_lanes_by(polylane_pool::lasting::end_of);
     match commands::execute(cli.command) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {

@@ -55,7 +55,7 @@ pub fn failure(path: &Path, error: ImageError) -> Failure {
     let why = match error {
         ImageError::NotAFile => "not a regular file or block device".to_string(),
         ImageError::Host(what, errno) => format!("cannot {what}: {}", plain(&errno.into())),
-        ImageError::InUse(holder) => format!("in use by {}", holder_text(path, holder.as_ref())),
+        ImageError::InUse(holder) => in_use_text(path, holder.as_ref()),
         ImageError::Claimed(claimed) => claimed_text(&claimed),
     };
     Failure::failed(format!("{}: {why}", path.display()))
@@ -85,6 +85,32 @@ pub fn name_holders_by(name: fn(&Path) -> Option<String>) {
     let _ = HOLDER_NAME.set(name);
 }
 
+/// What ends the lane of that name, as a person does it. Set once, as [`HOLDER_NAME`] is.
+static LANE_END: OnceLock<fn(&str) -> Option<String>> = OnceLock::new();
+
+/// Has refusals tell what ends the lane that holds a volume, by the lane's name. The first call
+/// counts.
+pub fn end_lanes_by(end: fn(&str) -> Option<String>) {
+    let _ = LANE_END.set(end);
+}
+
+/// Who has a volume open, and what to do about it.
+fn in_use_text(path: &Path, holder: Option<&Holder>) -> String {
+    let who = holder_text(path, holder);
+    if HOLDER_NAME.get().and_then(|name| name(path)).is_some() {
+        // The name says what ends it.
+        return format!("in use by {who}");
+    }
+    let lane = holder.and_then(|holder| lane_of(&holder.name));
+    let end = lane.and_then(|lane| LANE_END.get()?(lane));
+    format!("in use by {who}: {}", end.as_deref().unwrap_or("end that first"))
+}
+
+/// The lane whose service has this name.
+fn lane_of(service: &str) -> Option<&str> {
+    service.strip_prefix("polylane-service[")?.strip_suffix(']')
+}
+
 /// Who has a volume open, for a person.
 pub(crate) fn holder_text(path: &Path, holder: Option<&Holder>) -> String {
     if let Some(name) = HOLDER_NAME.get().and_then(|name| name(path)) {
@@ -93,7 +119,7 @@ pub(crate) fn holder_text(path: &Path, holder: Option<&Holder>) -> String {
     let Some(Holder { pid, name }) = holder else {
         return "a process that cannot be seen from here".to_string();
     };
-    match name.strip_prefix("polylane-service[").and_then(|rest| rest.strip_suffix(']')) {
+    match lane_of(name) {
         Some(pool) => format!("pool '{pool}' (process {pid})"),
         None => format!("process {pid} ({name})"),
     }

@@ -86,7 +86,7 @@ impl fmt::Display for PoolError {
             PoolError::Head => f.write_str("not a pool file, or its head is damaged"),
             PoolError::Doubt(doubt) => write!(f, "not fit for bypass: {doubt}"),
             PoolError::Directory(error) => write!(f, "{error}"),
-            PoolError::InUse => f.write_str("in use by others"),
+            PoolError::InUse => f.write_str("another process uses it: end that first"),
             PoolError::Unfinished => f.write_str("requests of a killed process do not end"),
         }
     }

@@ -1,7 +1,13 @@
 //! `polylane mount` without arguments: what is mounted.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use polylane_base::shown::Shown;
 use serde_json::{Value, json};
 
+use super::table::Table;
 use super::tables::{Mount, Tables};
 use crate::failure::Result;
 use crate::names;
@@ -20,6 +26,27 @@ pub fn list() -> Result<Vec<Value>> {
     Ok(tables.all()?.iter().map(describe).collect())
 }
 
+/// What ends a lane, for a person: the unmount of its first path, or the end of its run. For
+/// `volume::end_lanes_by`. A refusal is made under the lock of the tables as well, so this reads
+/// without it: slots have sums.
+pub fn end_of(lane: &str) -> Option<String> {
+    end_in(&names::runtime_dir(), lane)
+}
+
+fn end_in(dir: &Path, lane: &str) -> Option<String> {
+    let (pool, service) = names::lane_number(lane).unwrap_or((lane, 0));
+    let table = Table::open(&Table::path(dir, pool)).ok()?;
+    let entries = table.map(|table| table.entries()).unwrap_or_default();
+    let of_lane = entries.into_iter().filter(|entry| entry.service == service);
+    Some(match of_lane.min_by_key(|entry| entry.instance) {
+        Some(entry) => {
+            let path = OsStr::from_bytes(&entry.path);
+            format!("polylane umount {} ends it", Shown::new(path))
+        }
+        None => format!("end the 'polylane run' of pool '{pool}' first"),
+    })
+}
+
 /// A mount as people and programs are told of it.
 pub(crate) fn describe(mount: &Mount) -> Value {
     let entry = &mount.entry;
@@ -36,4 +63,26 @@ pub(crate) fn describe(mount: &Mount) -> Value {
         "state": if entry.starting { "starting" } else { "serving" },
         "supervisor": entry.supervisor,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Entry;
+    use super::*;
+
+    #[test]
+    fn a_lane_is_ended_where_it_is_mounted_and_that_of_a_run_with_the_run() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tables = Tables::lock(dir.path()).expect("lock");
+        for (instance, path) in [(1, "/m/second"), (0, "/m/fir\nst")] {
+            let entry = Entry { path: path.into(), service: 2, instance, ..Entry::default() };
+            tables.put("web", &entry).expect("put");
+        }
+        // Read under the lock, as by a mount that meets a volume in use.
+        let end = |lane| end_in(dir.path(), lane).expect("words");
+        assert_eq!(end("web@2"), "polylane umount $'/m/fir\\nst' ends it");
+        for (lane, pool) in [("web@1", "web"), ("web", "web"), ("db@1", "db")] {
+            assert_eq!(end(lane), format!("end the 'polylane run' of pool '{pool}' first"));
+        }
+    }
 }

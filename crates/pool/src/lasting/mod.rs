@@ -43,7 +43,7 @@ mod users;
 pub use env::{LaneEnv, env};
 pub use exec::{Membership, end_groups, exec, membership, runtime_groups};
 pub use info::{idle_pools, info};
-pub use list::list;
+pub use list::{end_of, list};
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
 pub use pools::{PoolChange, change, create, exists, remove, upgrade_all};
 pub use source::LaneSource;
