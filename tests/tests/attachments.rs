@@ -361,3 +361,126 @@ fn a_mapped_lane_shows_its_own_numbers_by_both_doors() {
     assert_eq!((owner("theirs"), owner("root"), owner("nobodys")), (5, 0, 70_000));
     lane.end();
 }
+
+/// What users do on an id-mapped mount: owners as they are shown, files that they make, and what is
+/// refused.
+const BY_KERNEL: &str = "cd $M; stat -c '%n %u %g %a' theirs root; cat theirs; echo x >new; \
+     stat -c '%u %g' new; chmod 600 new; echo y >>theirs; rm -f root; chmod 666 root; \
+     chown 0 new; mkdir dir; cp -p theirs dir/; stat -c '%u %g %a' dir/theirs; \
+     ln -s theirs soft; stat -c '%u %g' soft; chattr +A new; lsattr new | cut -c1-8; \
+     chattr +A root; mv root moved; rm -rf dir new soft; echo theirs >theirs; \
+     ls -A | grep -v '^[.]poly'; true";
+
+/// A mount of this test's that is id-mapped; it goes with this.
+struct IdMapped(PathBuf);
+
+impl IdMapped {
+    /// Shows `of` at `at`, users 0 to 65535 as 100000 and up; `None`: the file system lets none be.
+    fn new(of: &Path, at: &Path) -> Option<IdMapped> {
+        use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+        let mut holder =
+            Command::new("unshare").args(["-U", "sleep", "60"]).spawn().expect("unshare");
+        let space = |who: &str| fs::read_link(format!("/proc/{who}/ns/user")).ok();
+        let pid = holder.id().to_string();
+        polylane_tests::host::until("a namespace", || space(&pid) != space("self"));
+        for map in ["uid_map", "gid_map"] {
+            fs::write(format!("/proc/{pid}/{map}"), "0 100000 65536").expect("map");
+        }
+        let namespace = fs::File::open(format!("/proc/{pid}/ns/user")).expect("namespace");
+        let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;
+        let copy = open_tree(rustix::fs::CWD, of, flags).expect("a copy");
+        let mapped =
+            polylane_sys::mount::map_ids(&copy, std::os::fd::AsFd::as_fd(&namespace)).is_ok();
+        let _ = holder.kill();
+        let _ = holder.wait();
+        if !mapped {
+            return None;
+        }
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&copy, "", rustix::fs::CWD, at, flags).expect("mounted");
+        Some(IdMapped(at.to_path_buf()))
+    }
+}
+
+impl Drop for IdMapped {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// What a script says on a lane that gives no session, which the library changes nothing of.
+fn without_a_session(lane: &Lane, at: &Path, script: &str) -> String {
+    let said = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let slow = lane.sees(("true", at), script, false);
+    let library = polylane_tests::binary().with_file_name("libpolylane.so");
+    if library.is_file() {
+        let script = format!(
+            "export POLYLANE_MOUNT=$M POLYLANE_RUN=$RUN:$M POLYLANE_PATIENCE=0; \
+             export LD_PRELOAD={}; sh -c '{}'",
+            library.display(),
+            script.replace('\'', "'\\''")
+        );
+        let fast = lane.sees(("true", at), &script, false);
+        assert_eq!(said(&fast), said(&slow), "library against FUSE, {at:?}");
+        assert_eq!(lane.requests(), 0, "a session: {at:?} {}", said(&fast));
+    }
+    said(&slow)
+}
+
+/// The kernel maps users of a lane that was mounted for it: two users on a mapped mount and on the
+/// lane itself, with the library's environment and without; and none of a lane that was not.
+#[test]
+fn mounts_of_a_lane_are_id_mapped_where_it_lets_them() {
+    let name = "mounts_of_a_lane_are_id_mapped_where_it_lets_them";
+    if unavailable(name) || lacks(name, &["unshare", "setpriv", "chattr", "lsattr"]) {
+        return;
+    }
+    let plain = Lane::new();
+    let other = plain.host.dir("other");
+    assert!(IdMapped::new(&plain.at, &other).is_none(), "a lane that does not let them");
+    plain.end();
+    let host = Host::new();
+    let (at, mapped, volume) = (host.dir("lane"), host.dir("mapped"), host.path("v.img"));
+    [&host.path(""), &mapped].into_iter().for_each(|path| open(path));
+    let words = ["mount", "--idmap", "--size", "64M", text(&volume), text(&at)];
+    let done = polylane_tests::host::polylane(&words);
+    let said = String::from_utf8_lossy(&done.stderr);
+    if said.contains("--idmap: this kernel") {
+        return polylane_tests::skip(name, said.trim());
+    }
+    assert!(done.status.success(), "{said}");
+    let env: serde_json::Value =
+        serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
+    let run = env["run"].as_str().expect("a directory").to_string();
+    let lane = Lane { host, at: at.clone(), run };
+    let shown = IdMapped::new(&at, &mapped).expect("Linux 6.12 maps it");
+    for (place, shift) in [(&mapped, 100_000), (&at, 0)] {
+        for user in [5_u32, 7] {
+            let files = [("root", 0, 0o644), ("theirs", user, 0o640)];
+            for (file, owner, mode) in files {
+                fs::write(at.join(file), format!("{file}\n")).expect("write");
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+                std::os::unix::fs::lchown(at.join(file), Some(owner), Some(owner)).expect("chown");
+                fs::set_permissions(at.join(file), mode).expect("chmod");
+            }
+            let sticky = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+            fs::set_permissions(&at, sticky).expect("chmod");
+            let own = user + shift;
+            let who = format!("setpriv --reuid {own} --regid {own} --clear-groups sh -c \"$GO\"");
+            let by = BY_KERNEL.replace('\'', "\"").replace("chown 0", &format!("chown {shift}"));
+            let script = format!("export GO='{by}'; {who}");
+            let said = without_a_session(&lane, place, &script);
+            let shown = format!("theirs {own} {own} 640\nroot {shift} {shift} 644\ntheirs\n{own} ");
+            assert!(said.starts_with(&shown), "{place:?}, {user}: {said}");
+            for refused in ["'root': Operation not permitted", "'new': Operation not permitted"] {
+                assert!(said.contains(refused), "{place:?}, {user}, {refused}: {said}");
+            }
+            assert!(said.ends_with("root\ntheirs\n"), "{place:?}, {user}: {said}");
+        }
+    }
+    // A user without a number on the mapped mount makes nothing there.
+    let said = without_a_session(&lane, &mapped, "cd $M; echo x >new; ls new; true");
+    assert!(said.contains("Value too large for defined data type"), "{said}");
+    drop(shown);
+    lane.end();
+}

@@ -63,6 +63,9 @@ pub(crate) struct Mount {
     share: bool,
     #[serde(default)]
     ro: bool,
+    /// Mounts of it can be id-mapped.
+    #[serde(default)]
+    idmap: bool,
 }
 
 impl Pool {
@@ -104,6 +107,7 @@ impl Mount {
             weight: None,
             share: false,
             ro: false,
+            idmap: false,
         }
     }
 
@@ -118,7 +122,7 @@ impl Mount {
         words.extend(options.into_iter().filter_map(|(name, value)| option(name, value)));
         words.extend(self.lower.iter().map(|lower| format!("--lower={lower}")));
         words.extend(self.map_users.iter().map(|range| format!("--map-users={range}")));
-        let flags = [("--share", self.share), ("--ro", self.ro)];
+        let flags = [("--share", self.share), ("--ro", self.ro), ("--idmap", self.idmap)];
         words.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_string()));
         words.extend(["--".to_string(), self.source.clone(), self.path.display().to_string()]);
         words

@@ -77,6 +77,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         suid: arguments.suid,
         privileged: arguments.privileged,
         map_users: None,
+        id_maps: false,
         covered: Vec::new(),
         command: arguments.command,
     })

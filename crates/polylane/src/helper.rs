@@ -26,7 +26,7 @@ const WITH_VALUE: [&str; 11] = [
 ];
 
 /// Those that have none.
-const FLAGS: [&str; 5] = ["ro", "suid", "share", "no-preload", "discard"];
+const FLAGS: [&str; 6] = ["ro", "suid", "share", "no-preload", "idmap", "discard"];
 
 /// What keeps users from something that no lane keeps them from: refused, also of a sloppy mount.
 const KEEPS_FROM: [&str; 4] = ["noexec", "nosymfollow", "sync", "dirsync"];

@@ -56,6 +56,9 @@ pub(crate) struct MountArgs {
     /// as nobody's; repeat it
     #[arg(long, value_name = "U:H:N", requires = "source", conflicts_with = "suid")]
     map_users: Vec<String>,
+    /// Let mounts of the lane be id-mapped, as container runtimes do (Linux 6.12); FUSE only
+    #[arg(long, requires = "source", conflicts_with = "map_users")]
+    idmap: bool,
     /// Where the same is mounted already, leave it so: it is not counted once more
     #[arg(long, requires = "source")]
     once: bool,
@@ -140,9 +143,10 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         cache: arguments.cache.options()?,
         write_back: arguments.write_back.options(),
         qos: arguments.qos.as_deref().and_then(Policy::named),
-        preload: !arguments.no_preload,
+        preload: !arguments.no_preload && !arguments.idmap,
         suid: arguments.suid,
         map_users: lasting::parse_users(&arguments.map_users)?,
+        id_maps: arguments.idmap,
         covered: arguments.covered.into_iter().map(OsString::into_vec).collect(),
         // The mount's own source and path stand for these.
         ..RunOptions::new(Source::Mem, Vec::new())

@@ -177,6 +177,10 @@ fn fuse_mount(kernel: Kernel, device_opens: bool) -> Vec<Finding> {
         "attached volumes can be read and written inside the kernel ('attach --passthrough')",
         "attached volumes are read and written by their engines",
     ];
+    let id_maps = [
+        "mounts of a lane can be id-mapped by container runtimes ('mount --idmap')",
+        "the service maps users of a lane ('mount --map-users'); Linux 6.12 has what is missing",
+    ];
     let passthrough = match kernel >= Kernel(6, 9) {
         true => "there since Linux 6.9",
         false => "not before Linux 6.9",
@@ -188,6 +192,7 @@ fn fuse_mount(kernel: Kernel, device_opens: bool) -> Vec<Finding> {
         mount,
         feature("fuse-direct-io-mmap", has(Params::direct_mmap), mmap),
         feature("fuse-resend", has(Params::resend), resend),
+        feature("fuse-idmap", has(Params::id_maps), id_maps),
         Finding::new("fuse-passthrough", kernel >= Kernel(6, 9), passthrough, through),
         Finding::unused("fuse-io-uring", if on { "switched on" } else { "off or not there" }),
     ]

@@ -1,6 +1,6 @@
 //! What only trying shows: a FUSE mount in namespaces of its own, made and gone in a child process.
 
-use polylane_front::fuse::{self, Params};
+use polylane_front::fuse::{self, Params, Wants};
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::mount::MountAttrFlags;
 
@@ -49,6 +49,6 @@ fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
     let device = fuse_device::open_fuse()?;
     let _mount =
         mounts::fuse(&device, mounts::SOURCE, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
-    fuse::negotiate(&device, INIT_TIME_MAX_MS, true)
+    fuse::negotiate(&device, INIT_TIME_MAX_MS, Wants { acls: true, id_maps: true })
         .map_err(|error| Failure::because(fuse_device::FUSE_DEVICE, "agree on a protocol", error))
 }

@@ -130,6 +130,9 @@ pub struct RunOptions {
     pub privileged: bool,
     /// Owners of the files have other numbers on this host.
     pub map_users: Option<IdMap>,
+    /// Mounts of the lane can be id-mapped by the kernel. Its requests name no user then, so there
+    /// is no fast way.
+    pub id_maps: bool,
     /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
     /// something else. The library leaves them to the kernel, and has the fast way beside them.
     pub covered: Vec<Vec<u8>>,
@@ -161,6 +164,7 @@ impl RunOptions {
             suid: false,
             privileged: false,
             map_users: None,
+            id_maps: false,
             covered: Vec::new(),
             command,
         }
@@ -575,6 +579,7 @@ fn specify(
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         service_user: confine::own_user(),
         map_users: options.map_users.iter().flat_map(IdMap::ranges).map(Into::into).collect(),
+        id_maps: options.id_maps,
         incarnation: 0,
         device: None,
         fuse: None,

@@ -195,6 +195,9 @@ pub struct PoolSpec {
     /// Owners of files as this host has them; none: as the files have them.
     #[serde(default)]
     pub map_users: Vec<UserRange>,
+    /// Mounts of the lane can be id-mapped.
+    #[serde(default)]
+    pub id_maps: bool,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
     /// Device of the lane's mount, as in mountinfo; `None` until it is mounted, or where that could
@@ -293,6 +296,7 @@ mod tests {
             owner: (1, 2),
             service_user: Some(3),
             map_users: vec![UserRange(0, 100_000, 65_536)],
+            id_maps: true,
             incarnation: 3,
             device: Some("0:40".to_string()),
             fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),

@@ -136,8 +136,15 @@ impl Supervisor {
         };
         let backing = &self.spec.backing;
         let acls = matches!(backing, Backing::Mem { .. }) || backing.is_volume();
-        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
+        let wants = fuse::Wants { acls, id_maps: self.spec.id_maps };
+        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, wants)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
+        if wants.id_maps && !params.id_maps() {
+            return Err(Failure::failed(
+                "--idmap: this kernel lets no mount of a lane be id-mapped (Linux 6.12 does): let \
+                 the service map users by --map-users",
+            ));
+        }
         self.spec.fuse = Some(params);
         // COMMAND, who may mount what it likes, does not run yet.
         self.spec.device = device.map(|(major, minor)| format!("{major}:{minor}"));

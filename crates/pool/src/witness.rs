@@ -191,6 +191,8 @@ struct Place {
     covered: Vec<Vec<u8>>,
     /// The lane's device, as it was when it was mounted.
     device: Option<String>,
+    /// Its mounts can be id-mapped: there the kernel alone knows users, and there is no session.
+    id_maps: bool,
 }
 
 /// The tenant's mounts, and what is told of them.
@@ -219,7 +221,8 @@ impl Tenant {
     fn new(init: u32, spec: &PoolSpec) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
         let others = OtherMounts::beside(covered.clone());
-        let place = Place { init, covered, device: spec.device.clone() };
+        let (device, id_maps) = (spec.device.clone(), spec.id_maps);
+        let place = Place { init, covered, device, id_maps };
         Tenant { place, lane, mounts: None, others }
     }
 
@@ -555,7 +558,7 @@ mod tests {
     fn closers(init: u32) -> Crew {
         Crew::new(move || {
             let (line, other) = Link::pair().ok()?;
-            let place = Place { init, covered: Vec::new(), device: None };
+            let place = Place { init, covered: Vec::new(), device: None, id_maps: false };
             std::thread::spawn(move || closer::work(&other, &place));
             let begun = matches!(line.receive(), Ok(Some((Said::Ready, _))));
             begun.then_some(Hired { line, process: None })
@@ -570,7 +573,7 @@ mod tests {
         // Where nothing but the root is mounted, or can be.
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
         let (covered, device) = (everything(), None);
-        let place = Place { init: me, covered, device };
+        let place = Place { init: me, covered, device, id_maps: false };
         let tenant = Tenant { place, lane, mounts: None, others };
         let witness = std::thread::spawn(move || attend(tenant, line, closers(me)));
         let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());

@@ -3,6 +3,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::handover::Turn;
+use polylane_vfs::mapped::NOBODY;
 use polylane_vfs::{Cred, Fsetid, Node, OpCtx, OpenFile, Origin};
 
 use super::deferred::Again;
@@ -72,6 +73,12 @@ impl<'a> Call<'a> {
         'a: 'c,
     {
         OpCtx { turn: self.turn, ..OpCtx::new(Origin::Fuse, cred).kernel_checked() }
+    }
+
+    /// The kernel does not tell whose request it is, and decides all alone: of a lane whose mounts
+    /// can be id-mapped, and a request that makes nothing. To the lane its user is nobody.
+    pub(super) fn names_no_user(&self) -> bool {
+        self.header.uid == NOBODY && self.session.has_id_maps()
     }
 
     /// Who asks, where the supplementary groups do not matter.

@@ -50,6 +50,8 @@ bitflags::bitflags! {
         const PASSTHROUGH = 1 << 37;
         /// Requests in flight can be sent again on request.
         const HAS_RESEND = 1 << 39;
+        /// Mounts can be id-mapped; a request that makes nothing names no user.
+        const ALLOW_IDMAP = 1 << 40;
         const _ = !0;
     }
 

@@ -55,6 +55,16 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::DIRECT_IO_ALLOW_MMAP)
     .union(InitFlags::HAS_RESEND);
 
+/// What one lane wants and another does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wants {
+    /// It keeps access control lists ([`Character::acls`](polylane_vfs::fs::Character::acls)).
+    pub acls: bool,
+    /// Its mounts can be id-mapped. Of requests that make nothing the kernel alone knows the user
+    /// then, on all mounts of the connection.
+    pub id_maps: bool,
+}
+
 /// What one kind of mount wants of the kernel.
 pub(crate) struct Wish {
     /// INIT flags, where the kernel offers them.
@@ -107,6 +117,11 @@ impl Params {
         self.flags.contains(InitFlags::POSIX_ACL)
     }
 
+    /// Whether mounts of the lane can be id-mapped (Linux 6.12), and so requests name no user.
+    pub fn id_maps(&self) -> bool {
+        self.flags.contains(InitFlags::ALLOW_IDMAP)
+    }
+
     /// Whether requests in flight survive a dead service (Linux 6.9).
     pub fn resend(&self) -> bool {
         self.flags.contains(InitFlags::HAS_RESEND)
@@ -114,12 +129,13 @@ impl Params {
 }
 
 /// Answers FUSE_INIT on a freshly mounted /dev/fuse descriptor. Waits at most `timeout_ms` for it.
-/// `acls`: the lane keeps access control lists ([`Character::acls`]). Fails with `TimedOut` when
-/// none comes, with `EPROTO` when the kernel is too old.
-///
-/// [`Character::acls`]: polylane_vfs::fs::Character::acls
-pub fn negotiate(fd: impl AsFd, timeout_ms: u32, acls: bool) -> io::Result<Params> {
-    negotiate_without(fd, timeout_ms, without_acls(acls))
+/// Fails with `TimedOut` when none comes, with `EPROTO` when the kernel is too old.
+pub fn negotiate(fd: impl AsFd, timeout_ms: u32, wants: Wants) -> io::Result<Params> {
+    let mut wish = lane_without(without_acls(wants.acls));
+    if wants.id_maps {
+        wish.flags |= InitFlags::ALLOW_IDMAP;
+    }
+    negotiate_as(fd, timeout_ms, &wish)
 }
 
 /// What is not wanted of a lane that keeps access control lists, or keeps none: the kernel would
@@ -183,7 +199,7 @@ fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Resul
 }
 
 /// Writes a lane's answer to an INIT. `None` when the kernel has a newer major version: it will
-/// send another INIT for ours. `acls` as in [`negotiate`]. `EPROTO` when it is too old.
+/// send another INIT for ours. `acls` as in [`Wants`]. `EPROTO` when it is too old.
 pub fn answer(args: Reader<'_>, acls: bool, out: &mut Body) -> Result<Option<Params>> {
     answer_as(args, &lane_without(without_acls(acls)), out)
 }

@@ -17,7 +17,7 @@ use polylane_ipc::ioctl::{
     FS_IOC_FLAGS, FSXATTR_BYTES, FsXattr, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECES_BYTES,
     PiecesAnswer, PiecesQuestion, WirePiece,
 };
-use polylane_vfs::{Node, flags};
+use polylane_vfs::{Cred, Node, flags};
 use zerocopy::native_endian::U32;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -53,6 +53,10 @@ const XFLAGS: [(u32, u32); 6] = [
 
 pub(super) fn ioctl(call: &mut Call<'_>) -> End {
     let asked = call.args.record::<IoctlIn>()?;
+    // Of the kernel's own requests it has looked who may make them; these it passes on from all.
+    if call.names_no_user() && matches!(asked.cmd.get(), ITS_SETFLAGS | ITS_FSSETXATTR) {
+        return Err(Errno::ENOTTY.into());
+    }
     let fh = asked.fh.get();
     match (asked.cmd.get(), asked.in_size.get().max(asked.out_size.get()) as usize) {
         (IOCTL_IDENTIFY, 16..) => identify(call, fh)?,
@@ -173,7 +177,10 @@ fn set_xflags(call: &mut Call<'_>) -> Result<()> {
 }
 
 fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32, project: Option<u32>) -> Result<()> {
-    let (vfs, cred) = (&call.session.lane.vfs, call.cred()?);
+    // The kernel has looked who owns the file and may make it immutable; elsewhere it is looked at
+    // once more, since the kernel may remember another owner.
+    let cred = if call.names_no_user() { Cred::root() } else { call.cred()? };
+    let vfs = &call.session.lane.vfs;
     vfs.set_flags_and_project(&call.ctx(&cred), node, flags, project)?;
     answer(call, &());
     Ok(())

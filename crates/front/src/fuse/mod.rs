@@ -46,5 +46,5 @@ mod waits;
 
 pub use door::{Door, Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
 pub use flags::InitFlags;
-pub use init::{Params, mount_options, negotiate, negotiate_without};
+pub use init::{Params, Wants, mount_options, negotiate, negotiate_without};
 pub use stats::{Stats, Totals};

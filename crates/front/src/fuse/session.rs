@@ -122,6 +122,11 @@ impl Session {
         self.has(InitFlags::POSIX_ACL)
     }
 
+    /// Whether mounts of the lane can be id-mapped.
+    pub(super) fn has_id_maps(&self) -> bool {
+        self.has(InitFlags::ALLOW_IDMAP)
+    }
+
     /// Whether file data goes past the kernel's page cache.
     pub(super) fn is_direct(&self) -> bool {
         self.has(InitFlags::DIRECT_IO_ALLOW_MMAP)

@@ -135,6 +135,10 @@ impl Attendant {
             (Some((user, ..)), None) => self.accounts.of(question.pid, *user),
             (None, None) => self.accounts.of(question.pid, status::owner(question.pid)),
         };
+        if self.tenant.place.id_maps && question.who.is_some() {
+            let refused = Some(Refusal::Mounts);
+            return self.line.send(&Answer { refused, ..Answer::none(number) }, &[]);
+        }
         if connection.is_none() && status::thread_count(question.pid) <= THREADS_QUICK_MAX {
             return self.answer(&question);
         }

@@ -94,7 +94,9 @@ fn read_only(table: &[u8], id: i32, device: &[u8], covered: &[Vec<u8>]) -> Optio
     let covers = |mount: &Mount<'_>| {
         mount.parent == id && !below(mount.place, own.place).is_some_and(expected)
     };
-    let plain = !own.has(b"nosymfollow") && !Mount::all(table).any(|mount| covers(&mount));
+    // What an id-mapped mount shows its users as is the kernel's to say.
+    let is_seen_so = own.has(b"nosymfollow") || own.has(b"idmapped");
+    let plain = !is_seen_so && !Mount::all(table).any(|mount| covers(&mount));
     plain.then(|| own.has(b"ro"))
 }
 
@@ -379,7 +381,9 @@ mod tests {
         let other = TABLE.replace("fuse.polylane mem rw\n", "fuse.x mem rw\n");
         assert_eq!(look(&other, 32), None, "of the device, and no lane");
         assert_eq!(look(&TABLE.replace("mem rw,user", "mem ro,user"), 30), Some(true));
-        assert_eq!(look(&TABLE.replace("rw,nosuid", "rw,nosymfollow"), 30), None);
+        for unlike in ["rw,nosymfollow", "rw,nosuid,idmapped"] {
+            assert_eq!(look(&TABLE.replace("rw,nosuid", unlike), 30), None, "{unlike}");
+        }
         for place in ["/data/sub", "/data", "/data/.polylane2"] {
             let more = format!("{TABLE}40 32 0:50 / {place} rw - tmpfs t rw\n");
             assert_eq!((look(&more, 32), look(&more, 30)), (None, Some(false)), "{place}");
