@@ -21,17 +21,40 @@ set -e
 dir=$1; shift
 mknod -m 666 "$dir/fuse" c 10 229
 mount --bind "$dir/fuse" /dev/fuse
+if [ -f "$dir/ranges" ]; then
+    mount --bind "$dir/ranges" /etc/subuid
+    mount --bind "$dir/ranges" /etc/subgid
+fi
 cd "$dir"
 exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all env -u XDG_RUNTIME_DIR "$@"
 "#;
 
 /// Runs `polylane run OPTIONS -- sh -c SCRIPT` as nobody; `None` when this host does not let them.
 fn as_nobody(test: &str, pool: &str, options: &str, script: &str) -> Option<Output> {
+    as_nobody_with(None, test, pool, options, script)
+}
+
+/// The same where the user has these numbers of users and groups for namespaces.
+fn as_nobody_with(
+    ranges: Option<&str>,
+    test: &str,
+    pool: &str,
+    options: &str,
+    script: &str,
+) -> Option<Output> {
     if unavailable(test) || lacks(test, &["setpriv", "mknod"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("tempdir");
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
+    if let Some(ranges) = ranges {
+        // What is mounted over has to be there.
+        if !["/etc/subuid", "/etc/subgid"].iter().all(|file| Path::new(file).is_file()) {
+            skip(test, "no /etc/subuid and /etc/subgid");
+            return None;
+        }
+        fs::write(dir.path().join("ranges"), ranges).expect("write");
+    }
     let program = dir.path().join("polylane");
     copy_binary(&program);
     let library = binary().with_file_name("libpolylane.so");
@@ -120,6 +143,94 @@ fn an_ordinary_user_has_a_lane() {
                         fuseblk\npolylane-init\n";
         assert_eq!(printed(&output), expected, "{options}");
     }
+}
+
+/// Numbers of nobody's, who has 65536 besides the own one.
+const RANGES: &str = "nobody:300000:65536\n";
+
+/// An ordinary user's lane has the users of the user's ranges, by both doors; COMMAND may become
+/// each of them, and none else.
+#[test]
+fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
+    let name = "an_ordinary_users_lane_has_the_users_of_the_ranges";
+    if lacks(name, &["newuidmap", "newgidmap", "setpriv"]) {
+        return;
+    }
+    let as_one = "setpriv --reuid 300007 --regid 300008 --clear-groups";
+    let script = format!(
+        "tr -s ' ' </proc/self/uid_map; echo one >/lane/own; chmod 1777 /lane; \
+         {as_one} sh -c 'echo two >/lane/theirs; id -u; id -g; cat /lane/own; echo x >>/lane/own; \
+         rm -f /lane/own; chmod 600 /lane/theirs' 2>/dev/null; \
+         cat /lane/theirs 2>/dev/null || echo refused; stat -c %u:%g /lane/own /lane/theirs; \
+         setpriv --reuid 300009 --regid 300008 --clear-groups cat /lane/theirs 2>/dev/null \
+         || echo refused; \
+         setpriv --reuid 366000 --clear-groups true 2>/dev/null || echo none; \
+         setpriv --reuid 0 --clear-groups true 2>/dev/null || echo none; id -u; cat /lane/own"
+    );
+    for options in ["--mem --no-preload", "--mem"] {
+        let pool = "test-rootless-ranges";
+        let output = as_nobody_with(Some(RANGES), name, pool, options, &script);
+        let Some(output) = output else { return };
+        let expected = " 65534 65534 1\n 300000 300000 65536\n300007\n300008\none\nrefused\n\
+                        65534:65534\n300007:300008\nrefused\nnone\nnone\n65534\none\n";
+        assert_eq!(printed(&output), expected, "{options}");
+    }
+    // Ranges that are another user's, or none, leave the own user.
+    for ranges in ["root:300000:65536\n", "nobody:300000:0\n", "nobody\n"] {
+        let script = "tr -s ' ' </proc/self/uid_map";
+        let options = "--mem --no-preload";
+        let output = as_nobody_with(Some(ranges), name, "test-rootless-none", options, script);
+        assert_eq!(printed(&output.expect("as before")), " 65534 65534 1\n", "{ranges}");
+    }
+}
+
+/// podman of an ordinary user as COMMAND, its storage on the lane: an image of a tar file, and a
+/// container with the users of the ranges.
+#[test]
+fn an_ordinary_users_podman_works_on_a_lane() {
+    let name = "an_ordinary_users_podman_works_on_a_lane";
+    if lacks(name, &["newuidmap", "newgidmap", "podman", "runc", "gcc", "tar"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
+    let tree = dir.path().join("tree");
+    fs::create_dir_all(tree.join("bin")).expect("mkdir");
+    let source = dir.path().join("hello.c");
+    let text = "#include <stdio.h>\n#include <unistd.h>\nint main(void) { \
+                return chown(\"/bin\", 5, 6) != 0 || printf(\"hello %d\\n\", getuid()) < 0; }\n";
+    fs::write(&source, text).expect("write");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-static", "-o"]).arg(tree.join("bin/hello")).arg(&source);
+    assert!(gcc.status().expect("gcc").success());
+    let tar = dir.path().join("image.tar");
+    let mut pack = Command::new("tar");
+    pack.arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".");
+    assert!(pack.status().expect("tar").success());
+    let words = "--root /lane/graph --runroot /lane/run/root --tmpdir /lane/run/tmp \
+                 --storage-driver vfs --cgroup-manager cgroupfs --runtime runc";
+    let inside = dir.path().join("inside.sh");
+    let run = "run --rm --network=none --ulimit=nofile=99:99 --ulimit=nproc=99:99 \
+               --security-opt=seccomp=unconfined --pull=never hello:1 /bin/hello";
+    let text = format!(
+        "podman {words} import {} hello:1 >&2 && exec podman {words} {run}\n",
+        tar.display()
+    );
+    fs::write(&inside, text).expect("write");
+    // As `podman unshare` does it: by itself podman copies the map of a namespace in which it may
+    // become others, and expects a user 0 there.
+    let script = format!(
+        "export USER=nobody HOME=/lane/home XDG_RUNTIME_DIR=/lane/run TMPDIR=/lane/tmp; \
+         mkdir -p $HOME $TMPDIR; mkdir -m 700 $XDG_RUNTIME_DIR; \
+         export _CONTAINERS_USERNS_CONFIGURED=done _CONTAINERS_ROOTLESS_UID=$(id -u) \
+         _CONTAINERS_ROOTLESS_GID=$(id -g); \
+         unshare --map-root-user --map-auto --mount sh {}",
+        inside.display()
+    );
+    let options = "--mem --no-preload";
+    let output = as_nobody_with(Some(RANGES), name, "test-rootless-podman", options, &script);
+    let Some(output) = output else { return };
+    assert_eq!(printed(&output), "hello 0\n");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::attach::{self, Via};
 use crate::fuse_device;
-use crate::{cgroup, confine, own_ids, preload, probe};
+use crate::{cgroup, confine, own_ids, preload, probe, subordinate};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -77,6 +77,7 @@ pub fn look() -> Vec<Finding> {
     let mut findings = vec![kernel.finding(), device];
     findings.extend(fuse_mount(kernel, device_opens));
     findings.push(user_namespaces());
+    findings.push(user_ranges());
     findings.push(service_user());
     findings.extend(id_mapped_mounts());
     findings.push(peer_pidfd(kernel));
@@ -217,6 +218,24 @@ fn user_namespaces() -> Finding {
     ];
     Finding::new("user-namespaces", good, found, notes)
 }
+
+/// What an ordinary user's lanes have besides the own user.
+fn user_ranges() -> Finding {
+    let user = rustix::process::getuid();
+    if user.is_root() {
+        let has = ["newuidmap", "newgidmap"].iter().all(|program| tools::find(program).is_some());
+        let found = if has { "newuidmap and newgidmap are there" } else { "not found" };
+        return Finding::new("user-ranges", has, found, RANGES_NOTES);
+    }
+    let count = subordinate::count(user.as_raw());
+    let found = count.map_or("none".to_string(), |count| format!("{count} users and groups"));
+    Finding::new("user-ranges", count.is_some(), found, RANGES_NOTES)
+}
+
+const RANGES_NOTES: [&str; 2] = [
+    "lanes of ordinary users have the users of /etc/subuid and /etc/subgid",
+    "lanes of ordinary users have one user: install uidmap, and give ranges by usermod",
+];
 
 /// The user that a service has.
 fn service_user() -> Finding {

@@ -41,8 +41,8 @@ use crate::mounts::Parameter;
 use crate::preload::LanePlace;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
-use crate::user_namespace::map_user;
-use crate::{confine, mounts, preload, root};
+use crate::user_namespace::map_rest;
+use crate::{confine, mounts, preload, root, subordinate};
 
 /// Exit status when COMMAND exists but cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
@@ -76,7 +76,8 @@ impl Place {
 pub(crate) struct Plan {
     /// Where the lane appears.
     pub(crate) place: Place,
-    /// An ordinary user: this uid and gid are mapped to themselves, and the init opens /dev/fuse.
+    /// An ordinary user: this uid and gid are mapped to themselves, if the supervisor has not
+    /// mapped them with the user's ranges, and the init opens /dev/fuse.
     pub(crate) rootless: Option<(u32, u32)>,
     /// The FUSE device when the supervisor could open it.
     pub(crate) fuse: Option<OwnedFd>,
@@ -103,6 +104,8 @@ pub(crate) struct Rights {
     pub(crate) suid: bool,
     /// In a root file system: what an OCI runtime gives a container, and no more.
     pub(crate) contained: bool,
+    /// It may become each user that its namespace has: the ranges of an ordinary user.
+    pub(crate) becomes_others: bool,
     /// The memory killer is to take it before the service, which could not ask that for itself.
     pub(crate) killed_first: bool,
     /// The limits of the caller's shell.
@@ -173,7 +176,9 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
         .map_err(|error| Failure::because("init", "close the supervisor's files", error))?;
     expect(link, ToInit::Begin)?;
     if let Some((uid, gid)) = plan.rootless {
-        map_user(uid, gid)?;
+        let written = subordinate::written();
+        map_rest(uid, gid, written)?;
+        plan.rights.becomes_others = written.are_whole();
     }
     if types {
         seccomp::refuse_ioctls(&TYPING)
@@ -454,6 +459,12 @@ fn execute(plan: &Plan) -> ! {
         && let Err(error) = confine::contain()
     {
         say(Failure::because(name.display(), "give it a container's capabilities", error));
+        ns::exit_now(FAILED.into());
+    }
+    if plan.rights.becomes_others
+        && let Err(error) = subordinate::let_become()
+    {
+        say(Failure::because(name.display(), "let it have its user's ranges", error));
         ns::exit_now(FAILED.into());
     }
     if let Err(error) = std::env::set_current_dir(&plan.directory) {

@@ -47,6 +47,7 @@ mod skeleton;
 pub mod solidify;
 pub mod spec;
 pub mod stats;
+mod subordinate;
 mod supervise;
 mod timely;
 pub mod upgrade;

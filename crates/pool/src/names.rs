@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::failure::{Failure, Result};
+use crate::subordinate;
 
 /// Longest name of a pool in bytes.
 const NAME_BYTES_MAX: usize = 64;
@@ -199,8 +200,9 @@ impl PoolName {
 const RUN_DIR: &str = "lane";
 
 /// Where the run directory (socket, library) of the lane `name` at `mount` is mounted: outside of
-/// the lane, where its service can change nothing. It is in the run-time directory, or, where the
-/// lane covers that, beside it.
+/// the lane, where its service can change nothing. It is in the run-time directory, or beside it,
+/// where the lane covers that or has users who cannot search it: those of an ordinary user's
+/// ranges.
 ///
 /// # Errors
 /// One line when the run-time directory cannot be made.
@@ -208,7 +210,9 @@ pub(crate) fn run_dir(name: &str, mount: &Path) -> Result<PathBuf> {
     let dir = runtime_dir();
     ensure_private_dir(&dir)?;
     let whole = dir.canonicalize().unwrap_or(dir);
-    let dir = if whole.starts_with(mount) { dir_beside() } else { whole };
+    let user = rustix::process::geteuid();
+    let has_others = || !user.is_root() && subordinate::count(user.as_raw()).is_some();
+    let dir = if whole.starts_with(mount) || has_others() { dir_beside() } else { whole };
     Ok(dir.join(format!("{name}.{RUN_DIR}")))
 }
 
@@ -241,10 +245,10 @@ fn in_use(name: &str) -> Failure {
 }
 
 /// Makes the directory and refuses one that belongs to somebody else: in `/tmp` anybody could have
-/// made it first. Others can neither read it nor open it, and so not lock it; in root's they reach
-/// lanes' run directories.
+/// made it first. Others can neither read it nor open it, and so not lock it; they reach lanes' run
+/// directories in root's, and in the one that has nothing else.
 pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
-    let wanted = match rustix::process::geteuid().is_root() {
+    let wanted = match rustix::process::geteuid().is_root() || dir == dir_beside() {
         true => Mode::RWXU | Mode::XGRP | Mode::XOTH,
         false => Mode::RWXU,
     };

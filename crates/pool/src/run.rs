@@ -45,7 +45,7 @@ use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
-use crate::{confine, preload, root};
+use crate::{confine, preload, root, subordinate};
 
 mod beside;
 mod check;
@@ -299,6 +299,9 @@ pub(crate) fn serve(
         fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
         kept.is_new,
     )?;
+    if let Some(user) = rootless() {
+        subordinate::map(init.pid(), user);
+    }
     groups.attach(init.pid(), Leaf::Tenant);
     groups.say_not_enforced();
     let (handover, watchdog) = Watchdog::with_handover()?;
@@ -385,6 +388,7 @@ fn rights(options: &RunOptions, is_new: bool, limits: CallerLimits) -> Rights {
     Rights {
         suid: options.suid || is_new,
         contained: options.root && !options.privileged && rootless().is_none(),
+        becomes_others: false,
         killed_first: !has(CapabilitySet::SYS_RESOURCE),
         limits,
     }

@@ -124,7 +124,10 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     }
     let (fuse, socket, kept) = (take(fds.fuse)?, take(fds.socket)?, take(fds.handover)?);
     let witness = fds.witness.map(take).transpose()?.map(Link::from_fd);
-    let witness = witness.map(|line| Asker::new(line, ids.is_some()));
+    // Users of clients have no numbers here in a namespace of the service's own, which an ordinary
+    // user's has as well.
+    let has_own = ids.is_some() || !rustix::process::geteuid().is_root();
+    let witness = witness.map(|line| Asker::new(line, has_own));
     let pool = fds
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use polylane_sys::ns;
 use polylane_sys::scm;
 
+use crate::subordinate::{Range, ranges};
 use crate::wait::wait_for;
 
 /// User namespaces lie in each other at most that deep (33 by `create_user_ns`).
@@ -26,14 +27,6 @@ pub(super) enum Account {
     Namespace(u64),
     /// Processes that ended after they connected, of which only the user's number is left.
     Gone,
-}
-
-/// Numbers of users that another user of the host has for namespaces.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Range {
-    owner: u32,
-    first: u32,
-    count: u32,
 }
 
 /// What accounts are found by.
@@ -128,25 +121,6 @@ fn namespace_of(pid: u32) -> Option<File> {
 
 fn inode(file: &File) -> Option<u64> {
     file.metadata().ok().map(|metadata| metadata.ino())
-}
-
-/// Of `/etc/subuid`, `OWNER:FIRST:COUNT`, where an owner is a number or a name of `/etc/passwd`.
-fn ranges(subordinate: &str, users: &str) -> Vec<Range> {
-    let number_of = |owner: &str| {
-        let named = users.lines().filter_map(|line| line.split_once(':'));
-        let named = named.filter(|(name, _)| *name == owner).find_map(|(_, rest)| {
-            let (_password, rest) = rest.split_once(':')?;
-            rest.split(':').next()?.parse().ok()
-        });
-        named.or_else(|| owner.parse().ok())
-    };
-    let range = |line: &str| {
-        let mut words = line.trim().split(':');
-        let owner = number_of(words.next()?)?;
-        let (first, count) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Range { owner, first, count })
-    };
-    subordinate.lines().filter_map(range).collect()
 }
 
 #[cfg(test)]
