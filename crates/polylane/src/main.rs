@@ -43,6 +43,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(status) => return status,
     };
+    // What the parser had; processes that are forked from now on share what is left.
+    polylane_sys::footprint::trim_heap();
     polylane_volume::name_holders_by(polylane_pool::attach::holder_name);
     polylane_volume::end_lanes_by(polylane_pool::lasting::end_of);
     match commands::execute(cli.command) {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
+use polylane_sys::footprint;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{PidfdFlags, Signal};
@@ -161,6 +162,8 @@ fn keep(duty: Duty, supervisor: &OwnedFd, link: &Link) -> ! {
     let candidate = shares.and_then(|(meeting, profile)| Candidate::start(meeting, profile).ok());
     let mut service = None;
     loop {
+        // It is told of a service, and then sleeps.
+        footprint::unmap_program();
         let (ended, _) = wait_either(supervisor.as_fd(), link.as_fd(), LOOK_AGAIN);
         while wait_for(link.as_fd(), Duration::ZERO) {
             let Ok(Some((message, mut fds))) = link.receive::<ToKeeper>() else { break };

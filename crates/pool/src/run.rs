@@ -3,6 +3,7 @@
 //! The order matters: whatever can be refused is refused before anything exists; the keeper runs
 //! before the first group or file is made; the init is forked while this process has one thread.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,13 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 use polylane_ipc::layout::GROUPS_MAX;
 use polylane_ipc::message::RESERVED_DIR;
-use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_sys::ns::{self, SignalFd};
 use polylane_vfs::mapped::IdMap;
 use polylane_volume::cache::CacheSpec;
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::Translation;
 use polylane_volume::{self as volume, log};
 use polylane_volume::{Kept, MediumKind, SetOptions};
-use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
 use crate::ceph::{self, CephPlace, ClusterOptions};
@@ -25,7 +25,7 @@ use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
 use crate::fuse_device;
-use crate::init::{self, Place, Plan, Rights};
+use crate::init::{Place, Plan, Rights};
 use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::limits::{self, CallerLimits};
@@ -45,16 +45,18 @@ use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
-use crate::{confine, preload, root, subordinate};
+use crate::{confine, preload, root};
 
 mod beside;
 mod check;
+mod first;
 mod owner;
 
 use beside::Beside;
 pub use beside::LaneBeside;
 pub use check::MEMORY_BYTES_MIN;
 pub(crate) use check::{DIRTY_BYTES_MIN, check};
+use first::{fork_failed, rights, start_init};
 pub(crate) use owner::Owner;
 use owner::{joined, run_in_pool};
 
@@ -253,7 +255,7 @@ fn run_with_service(
     let asked = options.clone();
     let first = |fuse, is_new| {
         let rights = rights(&asked, is_new, caller);
-        start_init(Plan { fuse, rights, ..plan }, rootless.is_some())
+        start_init(Plan { fuse, rights, ..plan })
     };
     // With the init go its namespaces, and with them the mounts.
     serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, beside.at_end()))
@@ -299,9 +301,6 @@ pub(crate) fn serve(
         fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
         kept.is_new,
     )?;
-    if let Some(user) = rootless() {
-        subordinate::map(init.pid(), user);
-    }
     groups.attach(init.pid(), Leaf::Tenant);
     groups.say_not_enforced();
     let (handover, watchdog) = Watchdog::with_handover()?;
@@ -324,6 +323,7 @@ pub(crate) fn serve(
         solidifying: Solidifying::default(),
         unmounting: None,
         at_end,
+        has_rested: Cell::default(),
     };
     let doors = match supervisor.begin(fuse)? {
         Some(doors) => doors,
@@ -371,27 +371,12 @@ fn run_on_kernel_fs(
             directory: working_directory(options.root),
             rights,
         };
-        let (init, link) = start_init(plan, false)?;
+        let (init, link) = start_init(plan)?;
         groups.attach(init.pid(), Leaf::Tenant);
         groups.say_not_enforced();
         Tenant { init, link, signals: &signals }.run()
     };
     kernel_fs::finish(run(), disk)
-}
-
-/// What COMMAND may do. In a lane that `is_new` its set-id programs are all its own making; what
-/// others put into a lane gives no rights.
-fn rights(options: &RunOptions, is_new: bool, limits: CallerLimits) -> Rights {
-    let has = |capability| {
-        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
-    };
-    Rights {
-        suid: options.suid || is_new,
-        contained: options.root && !options.privileged && rootless().is_none(),
-        becomes_others: false,
-        killed_first: !has(CapabilitySet::SYS_RESOURCE),
-        limits,
-    }
 }
 
 /// The lane's place among those of its device, and what its keeper is to know to coordinate it.
@@ -587,23 +572,5 @@ fn specify(
         incarnation: 0,
         device: None,
         fuse: None,
-    }
-}
-
-pub(crate) fn fork_failed(error: std::io::Error) -> Failure {
-    Failure::because("tenant", "start its first process", error)
-}
-
-fn start_init(plan: Plan, user: bool) -> Result<(Process, Link)> {
-    let (link, other) = Link::pair().map_err(|error| fork_failed(error.into()))?;
-    match ns::fork(Namespaces { user, mount: true, pid: true }) {
-        Ok(Fork::Child) => init::main(plan, &other),
-        Ok(Fork::Parent(child)) => Ok((Process::new(child), link)),
-        Err(error) if user => Err(Failure::failed(format!(
-            "user namespace: cannot make one: {}: ask the administrator to allow them for ordinary \
-             users, or run as root",
-            crate::failure::plain(&error)
-        ))),
-        Err(error) => Err(fork_failed(error)),
     }
 }

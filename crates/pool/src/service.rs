@@ -15,7 +15,7 @@ use polylane_block::file::{Files, reserve_rings};
 use polylane_ceph::{Prepared, rbd};
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
-use polylane_sys::{balloon, frames, heap, ns, sched};
+use polylane_sys::{balloon, footprint, frames, heap, ns, sched};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use polylane_volume::held::files_of;
@@ -331,6 +331,8 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
     }
     // Whoever wants to know something about a volume that stands still has to wait.
     let mut asked = false;
+    // Until the first beat: what the first programs of the lane need is mapped by then.
+    let mut starting = true;
     log::event("ready", serde_json::json!({}));
     loop {
         let left = running.time_left();
@@ -338,6 +340,10 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
             let _ = control.send(&FromService::Stats(running.stats()), &[]);
         }
         if !wait_for(control.as_fd(), left.unwrap_or(BEAT_PERIOD).min(BEAT_PERIOD)) {
+            if std::mem::take(&mut starting) {
+                footprint::trim_heap();
+                footprint::unmap_program();
+            }
             // While the volume stands still, so may everybody who works on it.
             match left {
                 None if !running.may_wait() => beat.busy(),

@@ -4,10 +4,12 @@
 //! that dies is replaced under the running tenant. It holds nothing *on* the mount: that would hang
 //! when no service answers.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_front::fuse;
+use polylane_sys::footprint;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_volume::held::Ask;
 use polylane_volume::log;
@@ -93,6 +95,8 @@ pub(crate) struct Supervisor {
     /// The command that unmounts the lane.
     pub(crate) unmounting: Option<OwnedFd>,
     pub(crate) at_end: AtEnd,
+    /// It has waited for something in vain.
+    pub(crate) has_rested: Cell<bool>,
 }
 
 /// A running service and the line to it.
@@ -318,6 +322,8 @@ impl Supervisor {
             tv_nsec: left.subsec_nanos().into(),
         });
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            // The first time that there is nothing to do its start is over.
+            Ok(0) if !self.has_rested.replace(true) => footprint::unmap_program(),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(wait_failed(error.into())),
         }

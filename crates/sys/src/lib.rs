@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod event;
 pub mod extents;
 pub mod fault;
+pub mod footprint;
 pub mod frames;
 pub mod futex;
 pub mod handle;

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::Errno;
 use polylane_base::shown::Shown;
 use polylane_ipc::message::RESERVED_DIR;
+use polylane_sys::footprint;
 use polylane_sys::mount::MountId;
 use polylane_sys::ns;
 use rustix::event::{PollFd, PollFlags};
@@ -184,8 +185,8 @@ fn hold(mut held: Held, link: &Link) -> u8 {
     loop {
         let mut fds =
             [PollFd::new(link, PollFlags::IN), PollFd::new(held.changes(), PollFlags::PRI)];
-        match rustix::event::poll(&mut fds, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        match footprint::wait(&mut fds) {
+            Ok(()) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return FAILED,
         }
         let told = !fds[0].revents().is_empty();

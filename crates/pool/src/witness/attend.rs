@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use polylane_base::Errno;
 use polylane_front::witness::Refusal;
+use polylane_sys::footprint;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -105,7 +106,7 @@ impl Attendant {
         let closers_at = fds.len();
         let of_closer = |(_, _, fd): &(u64, bool, _)| PollFd::from_borrowed_fd(*fd, PollFlags::IN);
         fds.extend(closers.iter().map(of_closer));
-        if rustix::event::poll(&mut fds, None).is_err() {
+        if footprint::wait(&mut fds).is_err() {
             // An interrupted wait says nothing of any.
             return Ready::default();
         }
