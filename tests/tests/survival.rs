@@ -116,6 +116,78 @@ fn what_a_pinning_namespace_has_open_outlives_upgrades() {
     host.assert_nothing_is_left();
 }
 
+/// A command whose monotonic clock is 46 days ahead of the host's.
+const AHEAD: [&str; 6] = ["-T", "--fork", "--monotonic", "4000000", "--boottime", "4000000"];
+
+/// Clocks of a lane, of programs with the library and of commands differ, as in containers with a
+/// time namespace, or after a host was suspended: nothing is late or early by it.
+#[test]
+fn lanes_go_on_where_clocks_differ() {
+    let name = "lanes_go_on_where_clocks_differ";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let ahead = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(AHEAD).args(words).stdin(Stdio::null());
+        command
+    };
+    if !ahead(&["true"]).output().is_ok_and(|output| output.status.success()) {
+        return polylane_tests::skip(name, "no time namespaces");
+    }
+    let host = Host::new();
+    let (at, volume, program) = (host.dir("m"), host.path("v.img"), binary());
+    let mount = [text(&program), "mount", "--size", "64M", text(&volume), text(&at)];
+    let mounted = ahead(&mount).output().expect("unshare");
+    assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+    let env: serde_json::Value =
+        serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
+    let variables: Vec<(&String, &str)> = env["environment"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name, value.as_str()?)))
+        .collect();
+    let script = "for n in 1 2 3 4 5; do echo $n >>log; cat log >copy; mv copy other; done; \
+                  wc -l <other; flock log true && echo locked";
+    let service = || {
+        let lane = format!("default@{}", host.mounts()[0]["service"]);
+        let stats = succeeds(&["stats", "--json", "--pool", &lane]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+        (stats[0]["service_pid"].as_u64(), stats[0]["service_restarts"].as_u64())
+    };
+    let first = service();
+    // The host's clock, and the lane's own, with the library and without.
+    let mut lines = 5;
+    for (clock, fast) in [(true, true), (false, true), (true, false), (false, false)] {
+        let shell = ["sh", "-euc", script];
+        let mut command = match clock {
+            true => ahead(&shell),
+            false => Command::new(shell[0]),
+        };
+        if !clock {
+            command.args(&shell[1..]);
+        }
+        if fast {
+            command.envs(variables.iter().copied());
+        }
+        let output = command.current_dir(&at).output().expect("sh");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, format!("{lines}\nlocked\n"), "{clock} {fast} {output:?}");
+        lines += 5;
+    }
+    assert_eq!(service(), first, "a watchdog of the lane's own clock killed nothing");
+    let synced = Command::new("sync").arg("-f").arg(&at).status().expect("sync");
+    assert!(synced.success());
+    // Killed, it is started again within that clock; `umount` of the host's is durable.
+    polylane_tests::pool::signal_to(first.0.expect("a process") as u32, "KILL");
+    assert_eq!(fs::read_to_string(at.join("log")).expect("read").lines().count(), 20);
+    assert!(service().1 > first.1);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
 /// A command with a state directory of its own.
 fn with_state(dir: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());

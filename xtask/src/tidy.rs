@@ -73,6 +73,24 @@ const FLAG_ROOMS: [&str; 10] = [
     "crates/volume/src/",
 ];
 
+/// What reads the wall clock, to stamp files, events, images and lines of logs. Whatever else takes
+/// time goes by the monotonic clock, which nobody sets and which stands still in a suspended host.
+const STAMPERS: [&str; 9] = [
+    "crates/base/src/clock.rs",
+    "crates/bench/src/report.rs",
+    "crates/ceph/src/fs.rs",
+    "crates/client/src/rights/lease/mod.rs",
+    "crates/client/src/rights/view.rs",
+    "crates/daemon/src/events.rs",
+    "crates/engine/src/container.rs",
+    "crates/image/src/store.rs",
+    "crates/volume/src/log.rs",
+];
+
+/// Names of the wall clock.
+const WALL_CLOCKS: [&str; 5] =
+    ["SystemTime", "Realtime", "RealtimeCoarse", "CLOCK_REALTIME", "FUTEX_CLOCK_REALTIME"];
+
 /// Types that make a `static` a variable.
 const CELLS: [&str; 12] = [
     "AtomicBool",
@@ -204,6 +222,7 @@ fn inspect(source: &Source) -> Vec<Finding> {
     found.extend(statics(source));
     found.extend(schedule(source));
     found.extend(machine_paths(source));
+    found.extend(wall_clock(source));
     found.extend(raw_records(source));
     found
 }
@@ -341,6 +360,26 @@ fn schedule(source: &Source) -> Vec<Finding> {
     found
 }
 
+/// A clock that can be set, in a file that does not stamp things.
+fn wall_clock(source: &Source) -> Vec<Finding> {
+    if source.is_test() || !source.is_in(&["crates/"]) || source.is_in(&STAMPERS) {
+        return Vec::new();
+    }
+    let message = "the wall clock, which can be set: wait and measure by Instant or \
+                   ClockId::Monotonic; stamp files by base::clock";
+    let text: String = source.product.iter().collect();
+    let is_read = |line: &str| {
+        let names = ["ClockId::", "SystemTime::now", "libc::", "use "];
+        names.iter().any(|name| line.contains(name))
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| is_read(line));
+    let named = lines.filter(|(_, line)| {
+        let all: Vec<char> = line.chars().collect();
+        words(&all).iter().any(|(_, word)| WALL_CLOCKS.contains(&word.as_str()))
+    });
+    named.map(|(index, _)| source.finding("wall-clock", index + 1, message)).collect()
+}
+
 fn raw_records(source: &Source) -> Vec<Finding> {
     if !source.is_in(&RECORD_ROOMS) || source.is_test() {
         return Vec::new();
@@ -459,6 +498,9 @@ mod tests {
         assert_eq!(rules(VFS, "//! x\nstatic A: AtomicU32 = AtomicU32::new(0);\n"), ["static"]);
         assert_eq!(rules(VFS, "//! x\nuse std::sync::Mutex;\n"), ["schedule"]);
         assert_eq!(rules(VFS, "//! x\nconst A: &str = \"/root/x\";\n"), ["machine-path"]);
+        let wall = "//! x\nfn f() { let now = clock_gettime(ClockId::Realtime); }\n";
+        assert_eq!(rules(VFS, wall), ["wall-clock"]);
+        assert_eq!(rules("crates/base/src/clock.rs", wall), [""; 0]);
         let raw = "//! x\nfn f(b: &[u8]) -> u8 { b[0x1e] }\n";
         assert_eq!(rules("crates/ext4/src/x.rs", raw), ["record"]);
         let flags = "//! x\nconst A: u32 = 1 << 0;\nconst B: u32 = 1 << 1;\n";
