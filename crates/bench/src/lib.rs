@@ -15,6 +15,7 @@ pub use figures::AddressRange;
 pub mod histogram;
 mod in_process;
 mod journaled;
+mod lasting;
 mod place;
 mod plot;
 mod report;

@@ -117,6 +117,12 @@ const LARGE: usize = 1 << 20;
 const LOADS: &[Load] = &[
     Load { name: "ocrd", about: "create, rename, unlink one file", batch: 1, prepare: ocrd },
     Load {
+        name: "cwru",
+        about: "create, write 4 KiB, rename, unlink one file",
+        batch: 1,
+        prepare: cwru,
+    },
+    Load {
         name: "ocrd-spread",
         about: "create, rename, unlink one file each, of files that live for a while",
         batch: 1,
@@ -351,6 +357,19 @@ fn ocrd(dir: &Path, _: u64) -> io::Result<Step> {
     let (old, new) = (dir.join("old"), dir.join("new"));
     Ok(Box::new(move |_| {
         drop(OpenOptions::new().write(true).create_new(true).open(&old)?);
+        fs::rename(&old, &new)?;
+        fs::remove_file(&new)
+    }))
+}
+
+/// The same with data: what a program does that replaces a file's content and is done with it.
+fn cwru(dir: &Path, _: u64) -> io::Result<Step> {
+    let (old, new) = (dir.join("old"), dir.join("new"));
+    let data = vec![0x5a; BLOCK];
+    Ok(Box::new(move |_| {
+        let file = OpenOptions::new().write(true).create_new(true).open(&old)?;
+        file.write_all_at(&data, 0)?;
+        drop(file);
         fs::rename(&old, &new)?;
         fs::remove_file(&new)
     }))

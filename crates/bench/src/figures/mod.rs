@@ -7,6 +7,7 @@ use crate::report::Report;
 
 mod attach;
 mod cached;
+mod container_files;
 mod copy;
 mod demo;
 mod echo;
@@ -39,6 +40,8 @@ mod qos_scenarios;
 mod queue;
 mod rocksdb;
 mod rocksdb_flood;
+mod service_separation;
+mod shared_instance;
 mod shared_lower;
 mod shares_mixed;
 mod sqlite;
@@ -115,6 +118,24 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "memory and CPU of 1, 16, 64 lasting pools at rest, and the start of a lane",
         run: pools::run,
+    },
+    Figure {
+        name: "service-separation",
+        mounts: true,
+        about: "a tenant's p99 as another's service is killed, stopped, out of memory, upgraded",
+        run: service_separation::run,
+    },
+    Figure {
+        name: "shared-instance",
+        mounts: true,
+        about: "memory and hits of two mounts of one service beside two services",
+        run: shared_instance::run,
+    },
+    Figure {
+        name: "container-files",
+        mounts: true,
+        about: "create, write, rename, unlink in a container: lane, FUSE, kernel",
+        run: container_files::run,
     },
     Figure {
         name: "fileappend",

@@ -21,6 +21,8 @@ use crate::{Options, progress};
 const STARTS: usize = 20;
 /// Lanes of each pool that have services of their own, in the end.
 const LANES: usize = 4;
+/// After so long processes have given up what they have only used to start.
+const SETTLED: Duration = Duration::from_secs(5);
 /// A lane's SOURCE.
 const SOURCE: &str = "mem:16M";
 
@@ -61,8 +63,7 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
     })?;
     let all = begun.elapsed();
     let ours = || -> Result<Vec<u32>> { Ok(processes()?.difference(&before).copied().collect()) };
-    // Late work of the starts ends first.
-    sleep(Duration::from_secs(2));
+    sleep(SETTLED);
     let one = memory(&ours()?)?;
     let ticks = cpu_ticks(&ours()?);
     sleep(rest);
@@ -70,7 +71,7 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
     let spent = (cpu_ticks(&ours()?) - ticks) as f64 / 100.0;
     let starts = starts_of(&pools)?;
     pools.each(|pools, number| pools.mount(number, &pools.path(number, "b"), &["--share"]))?;
-    sleep(Duration::from_secs(2));
+    sleep(SETTLED);
     let two = memory(&ours()?)?;
     let (point, each) = (count.to_string(), |bytes: f64| bytes / (1 << 20) as f64 / count as f64);
     let extra = [
@@ -85,7 +86,7 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
         (1..LANES).try_for_each(|lane| pools.mount(number, &pools.lane(number, lane), &[]))
     })?;
     let all = begun.elapsed();
-    sleep(Duration::from_secs(2));
+    sleep(SETTLED);
     let extra = [("start_ms", median(&starts_of(&pools)?)), ("all_s", all.as_secs_f64())];
     report.add("a pool with four lanes", &point, each(memory(&ours()?)?), &extra);
     Ok(())
