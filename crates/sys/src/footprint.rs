@@ -107,14 +107,23 @@ mod tests {
         sum
     }
 
+    /// Names the process that is the test proper: one in which no other test runs.
+    const ALONE: &str = "POLYLANE_FOOTPRINT_TEST";
+
     #[test]
     fn pages_of_the_program_go_and_come_back() {
         static TABLE: [u32; 4096] = [7; 4096];
+        if std::env::var_os(ALONE).is_none() {
+            let name = "footprint::tests::pages_of_the_program_go_and_come_back";
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let done = again.args(["--exact", name, "--test-threads=1"]).env(ALONE, "1").output();
+            return assert!(done.is_ok_and(|done| done.status.success()));
+        }
         let before = mapped();
         unmap_program();
         let after = mapped();
-        // Other tests run, each in a thread that maps what it needs.
-        assert!(before > 0 && after > 0 && after <= before, "{before} {after}");
+        // To look takes some pages as well.
+        assert!(after > 0 && after < before, "{before} {after}");
         assert_eq!(TABLE.iter().sum::<u32>(), 7 * 4096);
         trim_heap();
     }
