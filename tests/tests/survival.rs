@@ -177,7 +177,7 @@ fn lanes_go_on_where_clocks_differ() {
         lines += 5;
     }
     assert_eq!(service(), first, "a watchdog of the lane's own clock killed nothing");
-    let synced = Command::new("sync").arg("-f").arg(&at).status().expect("sync");
+    let synced = Command::new("sync").arg(at.join("log")).status().expect("sync");
     assert!(synced.success());
     // Killed, it is started again within that clock; `umount` of the host's is durable.
     polylane_tests::pool::signal_to(first.0.expect("a process") as u32, "KILL");
