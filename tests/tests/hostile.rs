@@ -73,8 +73,7 @@ impl Lane {
 
     /// What runs it.
     fn command(&self, script: &str) -> Command {
-        let mount = text(&self.at).as_bytes().to_vec();
-        let hello = Hello { queue: None, key: 1, mount }.to_bytes();
+        let hello = Hello { queue: None, key: 1 }.at(text(&self.at).as_bytes());
         let hello: String = hello.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new("python3");
         command.args(["-c", &format!("{KIT}{script}")]);
@@ -273,7 +272,7 @@ fn landlock_is_minded_where_the_tenant_itself_may_gain_no_privileges() {
     if unavailable(name) || lacks(name, &["python3", "setpriv", "env"]) {
         return;
     }
-    let hello = Hello { queue: None, key: 1, mount: b"/lane".to_vec() }.to_bytes();
+    let hello = Hello { queue: None, key: 1 }.at(b"/lane");
     let hello: String = hello.iter().map(|byte| format!("{byte:02x}")).collect();
     let said = |confine: &str| {
         let script = format!(
@@ -572,8 +571,7 @@ struct Deaf {
 impl Deaf {
     fn of(lane: &Lane) -> Deaf {
         let socket = scm::connect(&Path::new(&lane.run).join("socket")).expect("connect");
-        let mount = text(&lane.at).as_bytes().to_vec();
-        let hello = Hello { queue: None, key: 1, mount };
+        let hello = Hello { queue: None, key: 1 };
         scm::send(&socket, &hello.to_bytes(), &[]).expect("send");
         let mut bytes = vec![0; WELCOME_BYTES_MAX];
         let mut got = scm::receive(&socket, &mut bytes).expect("a welcome");

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use polylane_sys::procstat::{ProcessStat, TICKS_PER_SECOND};
 
 /// The path as text, for command lines.
 ///
@@ -40,28 +41,16 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
             continue;
         };
         // One that has ended in between has none.
-        let text = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let Some((parent, spent)) = parent_and_ticks(&text) else { continue };
-        children.entry(parent).or_default().push(pid);
-        ticks.insert(pid, spent);
+        let Some(stat) = ProcessStat::of(pid) else { continue };
+        children.entry(stat.parent).or_default().push(pid);
+        ticks.insert(pid, stat.own_ticks.iter().chain(&stat.children_ticks).sum());
     }
     let (mut left, mut sum) = (vec![pid], 0);
     while let Some(pid) = left.pop() {
         sum += ticks.get(&pid).copied().unwrap_or(0);
         left.extend(children.remove(&pid).into_iter().flatten());
     }
-    sum as f64 / 100.0
-}
-
-/// A process's parent, and its ticks with those of children that it waited for, by its line of
-/// `/proc/PID/stat`.
-fn parent_and_ticks(line: &str) -> Option<(u32, u64)> {
-    // Behind the program's name, which may hold anything: the parent is the second field, and the
-    // 12th to 15th are user and system time, and the same of children.
-    let fields: Vec<&str> = line.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    let spent = (11..15).map(number).sum::<Option<u64>>()?;
-    Some((fields.get(1)?.parse().ok()?, spent))
+    sum as f64 / TICKS_PER_SECOND as f64
 }
 
 /// Writes the first `span` bytes of a file, so that no request changes its map.
@@ -80,12 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_told_of_any_name() {
-        let line = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 100 20 3 1 20 0 1 0 5 6 7";
-        assert_eq!(parent_and_ticks(line), Some((7, 124)));
-        for wrong in ["", "42 (a", "42 (a) S 7 1 2", "42 (a) S x 42 42 0 -1 4 1 2 3 4 1 2 3 4"] {
-            assert_eq!(parent_and_ticks(wrong), None, "{wrong}");
-        }
+    fn time_that_is_spent_is_told() {
         let before = cpu_seconds(std::process::id());
         let mut sum = 0_u64;
         while cpu_seconds(std::process::id()) < before + 0.02 {

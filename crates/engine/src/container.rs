@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use polylane_image::Store;
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::{lasting, names};
+use polylane_sys::procstat::ProcessStat;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
@@ -138,12 +139,7 @@ pub fn all() -> Result<Vec<Container>> {
 
 /// Whether a process has a thread that lives: its first may have ended before the others.
 fn lives(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let state = |thread: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
-    };
-    threads.filter_map(state).any(|state| !matches!(state, 'Z' | 'X'))
+    ProcessStat::threads_of(pid).any(|thread| !thread.has_ended())
 }
 
 /// Removes what a killed `create` or `rm` has left, unless the command lives.

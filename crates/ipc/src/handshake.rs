@@ -80,26 +80,33 @@ pub struct Hello {
     /// A secret of the client process, the same in all its sessions: with it goes the `turn` of a
     /// message.
     pub key: u64,
-    /// Where the lane is in the client's name space, absolute.
-    pub mount: Vec<u8>,
 }
 
 impl Hello {
-    /// The hello as bytes.
+    /// The hello of a client that sees the lane where its tenant does, as bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
+        self.at(&[])
+    }
+
+    /// The hello of a client in whose name space the lane is at `mount`, absolute, as bytes.
+    pub fn at(&self, mount: &[u8]) -> Vec<u8> {
         let hello = WireHello {
             magic: HELLO_MAGIC,
             version: VERSION.into(),
             queue: self.queue.map_or(ANY_QUEUE, |kind| kind as u32).into(),
             key: self.key.into(),
         };
-        [hello.as_bytes(), &self.mount].concat()
+        [hello.as_bytes(), mount].concat()
     }
 
-    /// Bytes as a hello: `EPROTO` for another version or no hello at all.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Hello> {
+    /// Bytes as a hello, and where the lane is for the client (empty: where its tenant sees it):
+    /// `EPROTO` for another version, a path that is not absolute, or no hello at all.
+    pub fn from_bytes(bytes: &[u8]) -> Result<(Hello, &[u8])> {
         let (hello, mount) = WireHello::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
-        if mount.first() != Some(&b'/') || mount.len() > PATH_BYTES_MAX || mount.contains(&0) {
+        if mount.first().is_some_and(|&byte| byte != b'/') {
+            return Err(Errno::EPROTO);
+        }
+        if mount.len() > PATH_BYTES_MAX || mount.contains(&0) {
             return Err(Errno::EPROTO);
         }
         if hello.magic != HELLO_MAGIC || hello.version != VERSION {
@@ -109,7 +116,7 @@ impl Hello {
             ANY_QUEUE => None,
             number => Some(QueueKind::from_number(number).ok_or(Errno::EPROTO)?),
         };
-        Ok(Hello { queue, key: hello.key.get(), mount: mount.to_vec() })
+        Ok((Hello { queue, key: hello.key.get() }, mount))
     }
 }
 
@@ -258,8 +265,11 @@ mod tests {
     #[test]
     fn both_survive_the_wire() {
         for queue in [None, Some(QueueKind::Mailbox), Some(QueueKind::Rcqb)] {
-            let hello = Hello { queue, key: u64::MAX - 5, mount: b"/a b".to_vec() };
-            assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
+            let hello = Hello { queue, key: u64::MAX - 5 };
+            let (home, away) = (hello.to_bytes(), hello.at(b"/a b"));
+            assert_eq!(Hello::from_bytes(&home), Ok((hello.clone(), &b""[..])));
+            assert_eq!(Hello::from_bytes(&away), Ok((hello.clone(), &b"/a b"[..])));
+            assert_eq!(Hello::from_bytes(&hello.at(b"a b")), Err(Errno::EPROTO));
         }
         let welcome = sample();
         assert_eq!(Welcome::from_bytes(&welcome.to_bytes().unwrap()), Ok(welcome));

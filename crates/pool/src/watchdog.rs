@@ -11,12 +11,12 @@
 //! the kernel, and with it perhaps for this very service. The main thread waits for nobody, so only
 //! its own state excuses it.
 
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::Ordering;
 use polylane_front::{beat, fuse};
+use polylane_sys::procstat::ProcessStat;
 use polylane_vfs::handover::{Heart, Store};
 
 use crate::failure::{Failure, Result};
@@ -103,17 +103,12 @@ enum Who {
 
 /// Whether threads of the process wait in the kernel for what cannot be interrupted.
 fn waits_for_device(pid: u32, who: Who) -> bool {
-    let waits = |stat: &str| {
-        // After the name, which may hold anything, in parentheses.
-        let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
-        state.starts_with('D') && !stat.contains(&format!("({})", fuse::NOTIFIER_NAME))
-    };
-    let stat = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
-    if who == Who::Main {
-        return waits(&stat(format!("/proc/{pid}/task/{pid}/stat").into()));
+    let waits =
+        |stat: ProcessStat| stat.state == b'D' && stat.name != fuse::NOTIFIER_NAME.as_bytes();
+    match who {
+        Who::Main => ProcessStat::of(pid).is_some_and(waits),
+        Who::Any => ProcessStat::threads_of(pid).any(waits),
     }
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    threads.flatten().any(|thread| waits(&stat(thread.path().join("stat"))))
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod nbd;
 pub mod notice;
 pub mod ns;
 pub mod privileges;
+pub mod procstat;
 pub mod pulse;
 pub mod region;
 pub mod removal;

@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use polylane_sys::procstat::ProcessStat;
 
 use crate::report::{Better, Report, median};
 use crate::{Options, progress};
@@ -218,12 +219,6 @@ pub(super) fn memory(pids: &[u32]) -> Result<f64> {
 
 /// CPU time of processes, in the kernel's ticks of 10 ms.
 pub(super) fn cpu_ticks(pids: &[u32]) -> u64 {
-    let of = |pid: &u32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // Behind the program's name, which may hold anything: user and system time are the 12th
-        // and 13th.
-        let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
-        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-    };
-    pids.iter().filter_map(of).sum()
+    let of = |pid: &u32| Some(ProcessStat::of(*pid)?.own_ticks);
+    pids.iter().filter_map(of).flatten().sum()
 }

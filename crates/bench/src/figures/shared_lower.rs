@@ -269,6 +269,8 @@ fn drop_pages(dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use polylane_sys::procstat::ProcessStat;
+
     use super::*;
     use crate::report::Better;
 
@@ -324,11 +326,8 @@ mod tests {
         drop(tenant);
         let until = Instant::now() + std::time::Duration::from_secs(60);
         // Killed, it may be seen until the process that inherited it has waited for it.
-        let state = |pid: &str| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit_once(") ").map(|(_, rest)| rest.starts_with('Z')).unwrap_or(true)
-        };
-        while !state(&sleeping) {
+        let sleeping: u32 = sleeping.trim().parse().expect("a number");
+        while ProcessStat::of(sleeping).is_some_and(|stat| !stat.has_ended()) {
             assert!(Instant::now() < until, "{sleeping} lives on");
             std::thread::yield_now();
         }

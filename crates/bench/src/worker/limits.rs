@@ -96,7 +96,7 @@ impl Client {
 
 fn hello(at: &Path) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
-    Hello { queue: None, key: 1, mount: at.as_os_str().as_bytes().to_vec() }.to_bytes()
+    Hello { queue: None, key: 1 }.at(at.as_os_str().as_bytes())
 }
 
 /// The user with everything, in the lane at `at`, until the length is over.

@@ -43,11 +43,11 @@ pub(super) fn greet(
     rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
         .map_err(|error| Errno(error.raw_os_error()))?;
     let mount = match config::mount(lane).ok_or(Errno::ENOENT)? {
-        b"" => b"/".to_vec(),
-        mount => mount.to_vec(),
+        b"" => b"/",
+        mount => mount,
     };
     let shown: Vec<_> = shown.iter().copied().map(real::borrow).collect();
-    scm::send(fd, &Hello { queue: None, key, mount }.to_bytes(), &shown)?;
+    scm::send(fd, &Hello { queue: None, key }.at(mount), &shown)?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(fd, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;

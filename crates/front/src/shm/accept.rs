@@ -353,9 +353,15 @@ impl Acceptor {
         if truncated {
             return Err(Errno::EPROTO);
         }
-        let hello = Hello::from_bytes(&bytes[..count])?;
+        let (hello, mount) = Hello::from_bytes(&bytes[..count])?;
         self.room_for(peer.identity.uid)?;
-        let (session, told) = self.session(hello, peer, socket, carries)?;
+        let shown = match carries {
+            true if mount.is_empty() => return Err(Errno::EPROTO),
+            true => Some(mount),
+            false if mount.is_empty() || mount == self.around.lane.vfs.mount_path() => None,
+            false => return Err(Errno::EXDEV),
+        };
+        let (session, told) = self.session(hello, peer, socket, shown)?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
         self.around.views.began(&session.connection);
         match self.introduce(socket, &session, told) {
@@ -367,23 +373,22 @@ impl Acceptor {
         }
     }
 
-    /// A session of a peer that shows the lane's root by its connection (`carries`), or that sees
-    /// the lane as its tenant does; and what it is told of its view.
+    /// A session of a peer that shows the lane's root, which it has at `shown`, by its connection,
+    /// or that sees the lane as its tenant does; and what it is told of its view.
     fn session(
         &mut self,
         hello: Hello,
         peer: Peer,
         socket: &OwnedFd,
-        carries: bool,
+        shown: Option<&[u8]>,
     ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, identity, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
         let client = Client { pid, identity: &identity };
-        let View { thread, attachment, mounts, other_numbers, told } = match carries {
-            true => View::of(&around, client, socket, hello.mount)?,
-            false if hello.mount != around.lane.vfs.mount_path() => return Err(Errno::EXDEV),
-            false => {
+        let View { thread, attachment, mounts, other_numbers, told } = match shown {
+            Some(mount) => View::of(&around, client, socket, mount.to_vec())?,
+            None => {
                 let refused = |why| around.views.refused(why);
                 let numbers = around.lane.slots.admit(client, refused)?;
                 let witness = around.lane.slots.witness.get();

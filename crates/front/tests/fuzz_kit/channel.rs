@@ -64,8 +64,7 @@ pub fn play(ground: &Ground, input: &[u8]) {
     let mut input = Input(input);
     let queue = QueueKind::ALL.get(usize::from(input.u8() % 4)).copied();
     let socket = scm::connect(&ground.house.socket).expect("the socket is there");
-    scm::send(&socket, &Hello { queue, key: 0, mount: b"/lane".to_vec() }.to_bytes(), &[])
-        .expect("sent");
+    scm::send(&socket, &Hello { queue, key: 0 }.at(b"/lane"), &[]).expect("sent");
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = loop {
         match scm::receive(&socket, &mut bytes) {

@@ -1,5 +1,7 @@
 //! Sessions: many of them, limits, what outlives them, stopping under load.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
@@ -11,7 +13,7 @@ use polylane_ipc::message::{LockFlags, Message, Op, Status};
 use polylane_ipc::{Geometry, QueueKind};
 use polylane_sys::scm;
 
-use crate::shm_kit::{Client, House, lane, lock_message, wait_for};
+use crate::shm_kit::{Client, House, connect_as, lane, lock_message, wait_for};
 
 #[test]
 fn many_sessions_at_once_each_see_their_own() {
@@ -87,22 +89,31 @@ fn handles_of_a_user_are_bounded_together() {
 #[test]
 fn a_wrong_hello_is_refused() {
     let house = House::new();
-    let good = Hello { queue: None, key: 0, mount: b"/lane".to_vec() }.to_bytes();
+    let hello = Hello { queue: None, key: 0 };
+    let (good, elsewhere) = (hello.at(b"/lane"), hello.at(b"/elsewhere"));
     let mut other_version = good.clone();
     other_version[8] ^= 1;
-    let (head, zero) = (good[..HELLO_HEAD_BYTES].to_vec(), [good.as_slice(), b"\0"].concat());
-    let relative = [head.as_slice(), b"lane"].concat();
-    let long = [head.as_slice(), &[b'/'; 4096]].concat();
-    for hello in [b"hi".as_slice(), &other_version, &head, &relative, &zero, &long] {
+    let (head, zero) = (&good[..HELLO_HEAD_BYTES], [good.as_slice(), b"\0"].concat());
+    let relative = [head, b"lane"].concat();
+    let long = [head, &[b'/'; 4096]].concat();
+    let cut = &head[..HELLO_HEAD_BYTES - 1];
+    let wrong = [b"hi", &other_version[..], cut, &relative, &zero, &long];
+    let mut hellos: Vec<_> = wrong.map(|hello| (hello, Errno::EPROTO)).into();
+    hellos.push((&elsewhere, Errno::EXDEV));
+    for (hello, errno) in hellos {
         let socket = scm::connect(&house.socket).unwrap();
         scm::send(&socket, hello, &[]).unwrap();
         let mut bytes = [0; 1000];
         let received = scm::receive(&socket, &mut bytes).unwrap();
         let welcome = Welcome::from_bytes(&bytes[..received.count]).unwrap();
-        assert_eq!(welcome.status, Errno::EPROTO.0);
+        assert_eq!(welcome.status, errno.0);
         assert!(received.fds.is_empty());
         assert_eq!(scm::receive(&socket, &mut bytes).unwrap().count, 0, "left open");
     }
+    // A client that shows a root says where that is, another one need not.
+    let root = File::open("/").unwrap();
+    assert!(connect_as(&house.socket, "", &[]).is_ok());
+    assert!(connect_as(&house.socket, "", &[root.as_fd()]).is_err());
 }
 
 #[test]

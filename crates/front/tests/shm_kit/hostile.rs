@@ -117,7 +117,7 @@ struct Foe {
 fn connect(path: &Path, rng: &mut Rng) -> Option<Foe> {
     let queue = QueueKind::ALL.get(rng.below(4) as usize).copied();
     let socket = scm::connect(path).ok()?;
-    scm::send(&socket, &Hello { queue, key: 0, mount: b"/lane".to_vec() }.to_bytes(), &[]).ok()?;
+    scm::send(&socket, &Hello { queue, key: 0 }.at(b"/lane"), &[]).ok()?;
     let mut bytes = vec![0; polylane_ipc::handshake::WELCOME_BYTES_MAX];
     let received = scm::receive(&socket, &mut bytes).ok()?;
     let welcome = polylane_ipc::handshake::Welcome::from_bytes(&bytes[..received.count]).ok()?;
@@ -307,18 +307,10 @@ fn babble(path: &Path, rng: &mut Rng, stop: &AtomicBool) {
         let _ = match rng.below(5) {
             0 => Ok(()),
             1 => scm::send(&socket, &bytes, &[]),
-            2 => scm::send(
-                &socket,
-                &Hello { queue: None, key: 0, mount: b"/lane".to_vec() }.to_bytes()[..8],
-                &[],
-            ),
+            2 => scm::send(&socket, &Hello { queue: None, key: 0 }.at(b"/lane")[..8], &[]),
             3 => {
                 use std::os::fd::AsFd;
-                scm::send(
-                    &socket,
-                    &Hello { queue: None, key: 0, mount: b"/lane".to_vec() }.to_bytes(),
-                    &[event.as_fd()],
-                )
+                scm::send(&socket, &Hello { queue: None, key: 0 }.at(b"/lane"), &[event.as_fd()])
             }
             _ => connect_raw(path).map(|(socket, _, _)| silent.push(socket)),
         };

@@ -158,8 +158,8 @@ pub fn connect_as(
     shown: &[BorrowedFd<'_>],
 ) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
     let socket = scm::connect(path)?;
-    let hello = Hello { queue: None, key: 0, mount: mount.into() };
-    scm::send(&socket, &hello.to_bytes(), shown)?;
+    let hello = Hello { queue: None, key: 0 }.at(mount.as_bytes());
+    scm::send(&socket, &hello, shown)?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(&socket, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_block::image::{self, Holder, ImageError};
+use polylane_sys::procstat::ProcessStat;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -431,9 +432,7 @@ fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
 
 /// The parent of a process.
 fn parent_of(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(proc(pid, "stat")).ok()?;
-    // "PID (COMM) STATE PARENT …", and a name may have brackets and blanks in it.
-    stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
+    Some(ProcessStat::of(pid)?.parent)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use polylane_base::Errno;
 use polylane_base::shown::escape_control;
 use polylane_base::sync::thread;
+use polylane_sys::procstat::ProcessStat;
 use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -213,7 +214,7 @@ impl Asked {
 
     /// Its statistics, or that it gives none; `None` from one that has ended meanwhile.
     fn answer(self, end: Instant) -> Option<Value> {
-        let stopped = self.pid.is_some_and(is_stopped);
+        let stopped = self.pid.and_then(ProcessStat::of).is_some_and(|stat| stat.is_stopped());
         let left = end.saturating_duration_since(Instant::now());
         if let Some(line) = self.line
             && !stopped
@@ -232,14 +233,6 @@ pub const RUNNING: &str = "running";
 pub const STOPPED: &str = "stopped";
 /// ... and of one that does not answer.
 pub const SILENT: &str = "no answer";
-
-/// Whether a signal, or a debugger, has stopped the process.
-fn is_stopped(pid: u32) -> bool {
-    // The state comes after the name in parentheses, which may hold any character.
-    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let at = stat.iter().rposition(|byte| *byte == b')');
-    at.and_then(|at| stat.get(at + 2)).is_some_and(|state| matches!(state, b'T' | b't'))
-}
 
 /// Histograms, whose buckets say nothing to people.
 const HISTOGRAM: &str = "latency_counts";
@@ -299,22 +292,5 @@ mod tests {
         assert_eq!(told, expected.iter().map(|name| (name, &state)).collect::<Vec<_>>());
         assert_eq!(all[0]["pid"], std::process::id());
         drop((silent, full));
-    }
-
-    #[test]
-    fn a_stopped_process_is_told_from_others() {
-        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
-        let signal = |name: &str| {
-            let pid = child.id().to_string();
-            std::process::Command::new("kill").args([name, &pid]).status().expect("kill");
-        };
-        assert!(!is_stopped(child.id()));
-        signal("-STOP");
-        let start = Instant::now();
-        while !is_stopped(child.id()) && start.elapsed() < Duration::from_secs(5) {}
-        assert!(is_stopped(child.id()));
-        signal("-KILL");
-        child.wait().expect("ends");
-        assert!(!is_stopped(child.id()));
     }
 }
