@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import stat
 import subprocess
 import sys
 
@@ -119,14 +120,18 @@ class Hand:
         finally:
             os.close(file)
 
+    def fields(self, found):
+        """All of a state but the access time."""
+        fields = ["mode", "ino", "nlink", "uid", "gid", "size", "mtime_ns", "ctime_ns"]
+        return [getattr(found, f"st_{field}") for field in fields]
+
     def state(self, path):
         """All that is known of what a path leads to but its access time; an error by its number."""
         try:
             found = os.lstat(path)
         except OSError as error:
             return -error.errno
-        fields = ["mode", "ino", "nlink", "uid", "gid", "size", "mtime_ns", "ctime_ns"]
-        state = [getattr(found, f"st_{field}") for field in fields]
+        state = self.fields(found)
         for name in ["user.x", "system.posix_acl_access"]:
             try:
                 state.append(os.getxattr(path, name, follow_symlinks=False))
@@ -141,6 +146,23 @@ class Hand:
         """What is in directories, in order. To be listed may move their times."""
         found = [self.os("listdir", path) for path in paths]
         return [sorted(names) if isinstance(names, list) else names for names in found]
+
+    def walk(self, path):
+        """What a directory holds, and its states, by its descriptor alone, as `find` does it; of a
+        directory that it holds no times, which a listing may move."""
+        try:
+            dir = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            return -error.errno
+        try:
+            look = lambda name: self.fields(os.stat(name, dir_fd=dir, follow_symlinks=False))
+            found = [(name, look(name)) for name in sorted(os.listdir(dir))]
+            return [(name, it[:-2] if stat.S_ISDIR(it[0]) else it) for name, it in found]
+        finally:
+            os.close(dir)
+
+    def walks(self, paths):
+        return [self.walk(path) for path in paths]
 
     def os(self, function, *arguments):
         """Any function of `os`, or of this; an error is returned by its number."""

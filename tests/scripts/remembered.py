@@ -80,7 +80,7 @@ def main(seed, rounds, kills):
         answer = hand.os(*change)
         done.append((hand is near, change, answer))
         paths = PATHS if round % 4 == 0 else choose.sample(PATHS, 8)
-        for look in ["states", "names"]:
+        for look in ["states", "names", "walks"]:
             both = [getattr(hand, look)(paths) for hand in [far, near]]
             for path, seen, true in zip(paths, *both):
                 same(f"seed {seed}, {look}, {path} after {done[-6:]}", true, seen)

@@ -226,7 +226,7 @@ pub const MARK: u32 = 1 << 30;
 /// Beside the places of a mark: it is one.
 pub const IS_MARK: u64 = 1 << 63;
 /// In `value[0]` of the reply to [`Op::Stat`] without [`MARK`]: the kernel remembers what this
-/// answer says, so that it gives the same without a request.
+/// answer says, or does once it is asked, so that it gives the same without a request.
 pub const KERNEL_KNOWS: u64 = 1;
 /// Counts that the service shows for marks.
 pub const MARK_PLACES: usize = 8192;

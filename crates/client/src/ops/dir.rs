@@ -142,6 +142,9 @@ pub(crate) fn open(state: &'static State, dir: RawFd, path: &[u8]) -> Outcome<us
 
 /// `fdopendir`
 pub(crate) fn open_fd(state: &'static State, fd: RawFd) -> Outcome<usize> {
+    if is_listed_by_kernel(state, fd) {
+        return Err(Detour::Kernel);
+    }
     let directory = file::find(state, fd)?;
     if !directory.is(FileBits::DIRECTORY) || rings::any() {
         return Err(Detour::Kernel);
@@ -171,6 +174,9 @@ pub(crate) fn next(
 
 /// `getdents64`: as many entries of a directory as fit.
 pub(crate) fn entries(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<usize> {
+    if is_listed_by_kernel(state, fd) {
+        return Err(Detour::Kernel);
+    }
     take(state, fd, into).map(|(count, _)| count)
 }
 
@@ -221,6 +227,11 @@ pub(crate) fn settle_all(state: &'static State) {
             let _ = listing.settle(state);
         }
     }
+}
+
+/// Whether the kernel is to list a directory: one that the service need not know of.
+fn is_listed_by_kernel(state: &'static State, fd: RawFd) -> bool {
+    file::unlearned(state, fd).is_some_and(|lane| lane.kernel.lists())
 }
 
 /// The request for entries of a directory from a position on.

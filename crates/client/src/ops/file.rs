@@ -98,6 +98,20 @@ pub(crate) fn is_unknown_directory(state: &'static State, fd: RawFd) -> bool {
     state.started().is_some_and(unknown) && real::kind_cached(fd).is_ok_and(is_directory)
 }
 
+/// The lane of a directory that the kernel opened for this process and of which nothing is known
+/// here, if the kernel most likely remembers what it is asked of that lane: to learn of the
+/// directory would cost three requests, and its close a fourth.
+pub(crate) fn unlearned(state: &'static State, fd: RawFd) -> Option<&'static Lane> {
+    let fields = state.started()?;
+    let unknown = fields.table.get(fd) == Entry::Unknown && namespace::any_lane().is_ok();
+    if !unknown || !fields.lanes().any(|lane| lane.kernel.knows()) {
+        return None;
+    }
+    let (device, kind, _) = real::kind_cached(fd).ok()?;
+    let lane = if kind == libc::S_IFDIR { fields.lane_on(device).ok()? } else { None };
+    lane.filter(|lane| lane.kernel.knows())
+}
+
 /// Whether the kernel is to sync `fd`: a directory that this process opened, and did not sync yet.
 /// Programs open one to sync what they did in it and close it again: to learn of it would cost as
 /// many trips as the kernel's way, and two requests more.

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{MAY_BE_DIR, Message, NO_SLOT, Op};
+use polylane_ipc::message::{DIR_ROOT, MAY_BE_DIR, Message, NO_SLOT, Op};
 
 use super::state::State;
 use super::{file, path, process, share, stat};
@@ -125,6 +125,9 @@ fn request(
 ) -> Outcome<Option<FoundDir>> {
     let (fields, file) = (state.get(), new.file);
     let handles = fields.lane(session.lane).handles();
+    if at.dir != DIR_ROOT {
+        fields.lane(session.lane).kernel.opened_below();
+    }
     let locks = fields.has_locked.load(Ordering::Relaxed) != 0;
     let (flags, umask) = (new.flags as u32, new.umask);
     let mut message = Message { flags, mode, umask, ..Message::new(Op::Open) };

@@ -39,6 +39,11 @@ pub(crate) fn at<'a>(
     relative(state, dir, path)
 }
 
+/// Whether a path starts from a directory that a descriptor means.
+pub(crate) fn is_relative(dir: RawFd, path: &[u8]) -> bool {
+    dir != libc::AT_FDCWD && path.first() != Some(&b'/')
+}
+
 /// Two paths of one call; both are of one lane, or the kernel does it.
 pub(crate) fn two<'a>(
     state: &'static State,

@@ -60,6 +60,11 @@ pub(crate) fn stat(state: &'static State, dir: RawFd, path: &[u8], flags: i32) -
             _ => fstat(state, dir),
         };
     }
+    if path::is_relative(dir, path)
+        && file::unlearned(state, dir).is_some_and(|lane| lane.kernel.takes_one())
+    {
+        return Err(Detour::Kernel);
+    }
     let (session, at) = path::at(state, dir, path)?;
     let lane = state.get().lane(session.lane);
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;

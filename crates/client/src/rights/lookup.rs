@@ -96,38 +96,83 @@ pub(crate) struct Paths {
 
 /// Answers in a row that the kernel would have given as well, after which it is asked.
 const KNOWN_MIN: u32 = 4;
-/// Questions that it is asked then, before the service is asked again whether it knows.
+/// Questions that it is asked then, before the service is asked again whether it knows: at first,
+/// and at most. It is twice as many each time that it does.
 const KNOWN_TIMES: u32 = 28;
+const KNOWN_TIMES_MAX: u32 = 16 * KNOWN_TIMES;
+/// Directories that are listed by the service after a program opened a file in one: it needs to
+/// know of them anyway.
+const LISTED_TIMES: u32 = 64;
+
+const _: () = assert!(KNOWN_MIN + KNOWN_TIMES_MAX <= LEFT);
+
+/// Of a count: the part that says how many questions are left.
+const LEFT: u32 = 0xFFFF;
+const TIMES_SHIFT: u32 = 16;
 
 /// How often the kernel knows what is asked of paths for the first time: of a lane over lowers it
 /// remembers what it was told, and an answer that it knows costs a tenth of a request. Zero is
 /// "not". Threads may count past each other: either way the answer is the same.
 #[derive(FromZeros)]
-pub(crate) struct KernelMemory(AtomicU32);
+pub(crate) struct KernelMemory {
+    /// Answers that it knew, or questions left for it; above that, how many there were.
+    count: AtomicU32,
+    /// Directories that are listed by the service.
+    listed: AtomicU32,
+}
 
 impl KernelMemory {
     pub(crate) const fn new() -> Self {
-        KernelMemory(AtomicU32::new(0))
+        KernelMemory { count: AtomicU32::new(0), listed: AtomicU32::new(0) }
+    }
+
+    /// Whether the kernel is to be asked next.
+    #[inline]
+    pub(crate) fn knows(&self) -> bool {
+        self.count.load(Ordering::Relaxed) & LEFT > KNOWN_MIN
     }
 
     /// Whether the kernel is to be asked this time.
     pub(crate) fn takes_one(&self) -> bool {
-        let count = self.0.load(Ordering::Relaxed);
-        let takes = count > KNOWN_MIN;
+        let count = self.count.load(Ordering::Relaxed);
+        let takes = count & LEFT > KNOWN_MIN;
         if takes {
-            self.0.store(count - 1, Ordering::Relaxed);
+            self.count.store(count - 1, Ordering::Relaxed);
         }
         takes
     }
 
     /// The service said whether it knows.
     pub(crate) fn heard(&self, knows: bool) {
-        let count = match (knows, self.0.load(Ordering::Relaxed)) {
-            (false, _) => 0,
-            (true, count) if count + 1 < KNOWN_MIN => count + 1,
-            (true, _) => KNOWN_MIN + KNOWN_TIMES,
+        let count = self.count.load(Ordering::Relaxed);
+        let (left, times) = (count & LEFT, count >> TIMES_SHIFT);
+        let count = match knows {
+            // Some names change often, among many that do not.
+            false if times > KNOWN_TIMES => (KNOWN_MIN - 1) | ((times / 4) << TIMES_SHIFT),
+            false => 0,
+            true if left + 1 < KNOWN_MIN => left + 1,
+            true => {
+                let times = (2 * times).clamp(KNOWN_TIMES, KNOWN_TIMES_MAX);
+                (KNOWN_MIN + times) | (times << TIMES_SHIFT)
+            }
         };
-        self.0.store(count, Ordering::Relaxed);
+        self.count.store(count, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel is to list a directory that it opened, and of which the service was not
+    /// told.
+    pub(crate) fn lists(&self) -> bool {
+        let listed = self.listed.load(Ordering::Relaxed);
+        if listed > 0 {
+            self.listed.store(listed - 1, Ordering::Relaxed);
+        }
+        listed == 0 && self.knows()
+    }
+
+    /// A file was opened by its name in a directory.
+    #[inline]
+    pub(crate) fn opened_below(&self) {
+        self.listed.store(LISTED_TIMES, Ordering::Relaxed);
     }
 }
 
@@ -342,15 +387,35 @@ mod tests {
             assert!(!kernel.takes_one());
             kernel.heard(true);
         }
-        for _ in 0..2 {
-            let taken = (0..100).take_while(|_| kernel.takes_one()).count();
-            assert_eq!(taken as u32, KNOWN_TIMES);
+        for times in [1, 2, 4, 8, 16, 16] {
+            let taken = (0..1000).take_while(|_| kernel.takes_one()).count();
+            assert_eq!(taken as u32, times * KNOWN_TIMES);
             kernel.heard(true);
         }
+        // One that it does not know costs a part of what was learned; some more all of it.
         while kernel.takes_one() {}
         kernel.heard(false);
+        assert!(!kernel.takes_one());
+        kernel.heard(true);
+        let taken = (0..1000).take_while(|_| kernel.takes_one()).count();
+        assert_eq!(taken as u32, 8 * KNOWN_TIMES);
+        for _ in 0..4 {
+            kernel.heard(false);
+        }
         kernel.heard(true);
         assert!(!kernel.takes_one());
+    }
+
+    #[test]
+    fn the_kernel_lists_directories_of_programs_that_open_nothing_in_them() {
+        let kernel = KernelMemory::new();
+        assert!(!kernel.lists());
+        (0..2 * KNOWN_MIN).for_each(|_| kernel.heard(true));
+        assert!(kernel.knows() && kernel.lists() && kernel.lists());
+        kernel.opened_below();
+        assert_eq!((0..1000).find(|_| kernel.lists()), Some(LISTED_TIMES));
+        (0..4).for_each(|_| kernel.heard(false));
+        assert!(!kernel.knows() && !kernel.lists());
     }
 
     #[test]

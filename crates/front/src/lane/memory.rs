@@ -89,10 +89,11 @@ impl Lane {
         self.remembers.load(Ordering::Acquire)
     }
 
-    /// Whether the kernel most likely has the name and the state of an inode in its memory: it need
-    /// not, since it may have dropped them by itself.
+    /// Whether the kernel most likely has the name and the state of an inode in its memory, or has
+    /// them for good once it is asked.
     pub(crate) fn kernel_knows(&self, node: &Node) -> bool {
-        self.remembers() && self.nodes.id_of(node).is_some() && self.vfs.is_remembered(node)
+        let is_learned = self.nodes.id_of(node).is_none() || self.vfs.is_remembered(node);
+        self.remembers() && is_learned && self.vfs.is_original(node)
     }
 
     /// The kernel is about to be told that `name` in the directory `dir_id` is `node`: the node's
