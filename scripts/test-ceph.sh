@@ -25,6 +25,6 @@ trap 'exit 130' INT TERM
 tests/ceph/cluster.sh start "$cluster" >&2
 export CEPH_CLUSTER="$cluster"
 cargo test --quiet --release --package polylane-ceph
-cargo test --quiet --release --package polylane-tests --test ceph --test ceph_hosts --test rbd -- --test-threads 2
+cargo test --quiet --release --package polylane-tests --test ceph --test ceph_client --test ceph_hosts --test rbd -- --test-threads 2
 # Each of these changes the cluster.
 cargo test --quiet --release --package polylane-tests --test ceph_loss -- --test-threads 1

@@ -35,7 +35,11 @@ const ROOMS: &[Room] = &[
         &["testkit"],
     ),
     room("client", &["base", "sys", "ipc"], &[]),
-    room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
+    room(
+        "bench",
+        &["base", "sys", "ipc", "block", "ceph", "vfs", "ext4", "front", "pool"],
+        &["testkit"],
+    ),
     room("daemon", &["base", "sys"], &[]),
     room("engine", &["base", "sys", "volume", "pool", "image"], &[]),
     room(

@@ -21,7 +21,10 @@ shift
 while IFS= read -r volume; do set -- "$@" "$volume"; done
 failed=0
 for volume; do
-    [ -e "$volume" ] || continue
+    case $volume in
+    rbd:*) ;;
+    *) [ -e "$volume" ] || continue ;;
+    esac
     tries=0
     while mountpoint -q "${volume%.img}" && ! umount "${volume%.img}" && [ $tries -lt 30 ]; do
         tries=$((tries + 1))
@@ -84,6 +87,18 @@ impl Attached {
             fs::remove_file(volume).context("remove a volume")?;
         }
         attached
+    }
+
+    /// Attaches an image of a Ceph cluster, `rbd:USER@POOL/IMAGE`, as a loop device until
+    /// [`detach`](Self::detach) or the end of this process.
+    ///
+    /// # Errors
+    /// It cannot be attached.
+    pub fn attach_image(&self, image: &str, conf: &Path) -> Result<PathBuf> {
+        let device = self.run(&["attach", "--via", "loop", "--ceph-conf", path(conf)?, image])?;
+        // Attachments are listed with the user's whole name.
+        self.register(&image.replacen("rbd:", "rbd:client.", 1))?;
+        Ok(PathBuf::from(device.trim()))
     }
 
     fn engage(&self, volume: &str, front: Front<'_>) -> Result<PathBuf> {

@@ -177,7 +177,25 @@ pub fn fio_nbd(socket: &Path, load: &Load, until: Until) -> Result<Found> {
     fio_by(&["--ioengine=nbd", &uri], load, until)
 }
 
+/// Runs the load by fio's client of RBD on an image: `(USER, POOL, IMAGE)`.
+///
+/// # Errors
+/// fio is missing, has no such engine, or failed.
+pub fn fio_rbd(conf: &Path, of: (&str, &str, &str), load: &Load, until: Until) -> Result<Found> {
+    let (user, pool, image) = of;
+    let [user, pool, image] = [("clientname", user), ("pool", pool), ("rbdname", image)]
+        .map(|(option, value)| format!("--{option}={value}"));
+    let conf = format!("CEPH_CONF={}", conf.display());
+    let engine = ["--ioengine=rbd", &user, &pool, &image];
+    fio_with(&["env", &conf, "fio"], &engine, load, until)
+}
+
 fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
+    fio_with(&["fio"], engine, load, until)
+}
+
+/// `fio`: the words that start it.
+fn fio_with(fio: &[&str], engine: &[&str], load: &Load, until: Until) -> Result<Found> {
     let kind = match (load.write, load.random) {
         (true, true) => "randwrite",
         (true, false) => "write",
@@ -197,8 +215,9 @@ fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
         args.push("--time_based".into());
         args.push(format!("--runtime={}ms", time.as_millis()));
     }
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let said = command("fio", &args)?;
+    let (program, before) = fio.split_first().context("a program")?;
+    let args: Vec<&str> = before.iter().copied().chain(args.iter().map(String::as_str)).collect();
+    let said = command(program, &args)?;
     // Notes may come before the report.
     let json = said.find('{').map(|at| &said[at..]).unwrap_or_default();
     let report: serde_json::Value = serde_json::from_str(json).context("fio's report")?;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 mod attached;
+mod ceph;
 mod drive;
 mod figures;
 pub use figures::AddressRange;
@@ -44,6 +45,10 @@ pub struct Options {
     pub tenants: Vec<usize>,
     /// What is measured, by the names in tables; empty: all that the figure knows.
     pub systems: Vec<String>,
+    /// Configuration of the Ceph cluster that figures are measured on.
+    pub ceph_conf: Option<PathBuf>,
+    /// The file system of it, `[USER@]FSNAME[:PATH]`; `None`: `cephfs`.
+    pub ceph: Option<String>,
 }
 
 impl Options {
@@ -96,9 +101,11 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 pub fn run(names: &[String], options: &Options) -> Result<()> {
     let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
     let choose = [figures::SWEEPS, figures::PDC_GUESTS, figures::BY_ROW].concat();
+    let has_ceph = options.ceph_conf.is_some() || options.ceph.is_some();
     for (option, given, take_it) in [
         ("--trace", !options.traces.is_empty(), figures::TAKE_TRACES),
         ("--disk", options.disk.is_some(), figures::TAKE_A_DISK),
+        ("--ceph-conf", has_ceph, figures::TAKE_A_CLUSTER),
         ("--tenants", !options.tenants.is_empty(), figures::SWEEPS),
         ("--system", !options.systems.is_empty(), &choose),
     ] {

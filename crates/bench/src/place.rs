@@ -4,6 +4,7 @@
 //! namespace that only this process and its workers are in: when the bench ends, however it ends,
 //! mounts and loop devices are gone. Attached volumes are detached by `attached`, likewise.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -13,8 +14,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::attached::{Attached, Front};
+use crate::ceph::{self, Cluster};
 use crate::tools::{command, path};
-use crate::worker::{Length, Outcome};
+use crate::worker::{Length, Outcome, libcephfs};
 
 /// One way to store files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +47,8 @@ pub enum Place {
     AttachedJournal(&'static str),
     /// Every tenant in a directory of one host directory on the disk (the current directory's).
     Disk,
+    /// Every tenant in a directory of a Ceph file system, by a client of its own.
+    Ceph(ceph::Way, &'static Cluster),
 }
 
 impl Place {
@@ -64,6 +68,7 @@ impl Place {
             Place::Attached(kind) => format!("{kind} on a lane"),
             Place::AttachedJournal(kind) => format!("{kind} on a lane, data=journal"),
             Place::Disk => "disk".into(),
+            Place::Ceph(way, _) => way.name().into(),
         }
     }
 }
@@ -77,15 +82,18 @@ impl Place {
             Place::Attached(_) | Place::AttachedJournal(_) => true,
             Place::Lane | Place::LaneAwaited | Place::LaneFuse => false,
             Place::LaneExt4 | Place::LaneExt4Disk | Place::LaneExt4Fuse => false,
-            Place::Tmpfs | Place::Kernel(_) | Place::Disk => false,
+            Place::Tmpfs | Place::Kernel(_) | Place::Disk | Place::Ceph(..) => false,
         }
     }
 
     /// Where tenant number `index` works below the directory that all share.
     fn own(self, shared: &Path, index: usize, load: &str) -> PathBuf {
-        match self.is_each() {
-            true => shared.join(index.to_string()).join(load),
-            false => shared.join(format!("tenant-{index}-{load}")),
+        let number = || shared.join(index.to_string());
+        match self {
+            Place::Ceph(way, _) if way.is_peer() => number().join(load),
+            Place::Ceph(..) => number(),
+            _ if self.is_each() => number().join(load),
+            _ => shared.join(format!("tenant-{index}-{load}")),
         }
     }
 
@@ -102,8 +110,34 @@ impl Place {
             Place::Kernel(_) | Place::KernelEach(_) => Vec::new(),
             Place::KernelEachDirect(_) => Vec::new(),
             Place::Attached(_) | Place::AttachedJournal(_) => Vec::new(),
+            Place::Ceph(way @ (ceph::Way::Lane | ceph::Way::LaneFuse), cluster) => {
+                cluster.lane(own, way)
+            }
+            Place::Ceph(..) => Vec::new(),
         }
     }
+
+    /// What a worker calls the load here.
+    fn load(self, name: &str) -> String {
+        match self {
+            Place::Ceph(ceph::Way::Library, _) => [libcephfs::PREFIX, name].concat(),
+            _ => name.to_string(),
+        }
+    }
+}
+
+/// All ways to a tenant's directory of a cluster that this host has; the others become notes.
+pub fn on_cluster(
+    cluster: &'static Cluster,
+    ways: &[ceph::Way],
+    notes: &mut Vec<String>,
+) -> Vec<Place> {
+    let has_peer = command("ceph-fuse", &["--version"]).is_ok();
+    let (found, missing): (Vec<ceph::Way>, Vec<ceph::Way>) =
+        ways.iter().partition(|way| has_peer || !way.is_peer());
+    let note = |way: &ceph::Way| format!("{}: ceph-fuse is not on this host", way.name());
+    notes.extend(missing.iter().map(note));
+    found.into_iter().map(|way| Place::Ceph(way, cluster)).collect()
 }
 
 /// The arguments for a lane on a volume beside `own`.
@@ -154,6 +188,8 @@ pub struct Ground {
     tenants: usize,
     /// Volumes with an engine.
     attached: Attached,
+    /// What is on a Ceph cluster.
+    ceph: RefCell<Option<ceph::Tenants>>,
 }
 
 impl Ground {
@@ -197,7 +233,8 @@ impl Ground {
         if root {
             command("mount", &["-t", "tmpfs", "-o", "size=80%", "tmpfs", path(memory.path())?])?;
         }
-        Ok(Ground { memory, disk, root, tenants, attached: Attached::new()? })
+        let ceph = RefCell::default();
+        Ok(Ground { memory, disk, root, tenants, attached: Attached::new()?, ceph })
     }
 
     /// Makes `place` ready and returns the directory its tenants share; lanes need none.
@@ -223,6 +260,22 @@ impl Ground {
             Place::KernelEachDirect(kind) => self.mount_each(kind, true),
             Place::Attached(kind) => self.attach_each(kind, "ordered"),
             Place::AttachedJournal(kind) => self.attach_each(kind, "journal"),
+            Place::Ceph(way, cluster) => {
+                ensure!(self.root || !way.is_peer(), "mounting it needs root");
+                let mut tenants = self.ceph.borrow_mut();
+                let tenants =
+                    tenants.get_or_insert_with(|| ceph::Tenants::new(cluster, self.tenants));
+                tenants.prepare(way, self.memory.path())
+            }
+        }
+    }
+
+    /// CPU time of what serves all tenants of this place but is not below their processes, in
+    /// seconds.
+    pub fn cpu_seconds(&self, place: Place) -> f64 {
+        match (place, &*self.ceph.borrow()) {
+            (Place::Ceph(way, _), Some(tenants)) => tenants.cpu_seconds(way),
+            _ => 0.0,
         }
     }
 
@@ -324,6 +377,7 @@ fn trim(mount: &Path) -> Result<()> {
 
 impl Drop for Ground {
     fn drop(&mut self) {
+        drop(self.ceph.take());
         if let Err(error) = self.attached.detach() {
             eprintln!("polylane bench: {error:#}; see 'polylane attach --list'");
         }
@@ -414,7 +468,7 @@ impl Tenant {
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?.into_os_string();
         let length = length.to_string();
-        let before = [me, "bench".into(), "worker".into(), load.into()];
+        let before = [me, "bench".into(), "worker".into(), place.load(load).into()];
         let args = [&before[..], &[length.into()]];
         Tenant::spawn(cpu, place, shared, load, index, args, Outcome::from_json)
     }
@@ -466,7 +520,11 @@ impl Tenant {
         };
         args.extend([before, &[dir.into_os_string()], after].concat());
         let leases = if place == Place::LaneAwaited { "0" } else { "1" };
-        let mut child = Command::new(&args[0])
+        let mut command = Command::new(&args[0]);
+        if let Place::Ceph(_, cluster) = place {
+            command.envs(cluster.environment());
+        }
+        let mut child = command
             .args(&args[1..])
             .env("POLYLANE_LEASES", leases)
             .stdin(Stdio::piped())

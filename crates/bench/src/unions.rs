@@ -2,13 +2,15 @@
 //! compare with. All are mounted in the bench's own mount namespace.
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::Options;
+use crate::ceph::{CephFuse, Cluster, Layers};
 use crate::tools::{command, path};
 
 /// How trees are put over each other.
@@ -59,6 +61,70 @@ pub(crate) struct Union {
     dir: tempfile::TempDir,
     program: PathBuf,
     environment: Vec<(String, String)>,
+    /// What shows the lowers and the upper to a peer, of a union on CephFS.
+    client: Option<CephFuse>,
+    /// Where the upper is seen, of such a union.
+    upper: Option<PathBuf>,
+}
+
+/// What unions are put over: directories of this host, or of a Ceph file system, on which the
+/// uppers are then as well.
+pub(crate) enum Ground {
+    /// Directories of this host.
+    Host,
+    /// Directories below that of these layers.
+    Ceph(Layers),
+}
+
+impl Ground {
+    /// The one that the options name.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or ceph-fuse is missing.
+    pub(crate) fn of(options: &Options) -> Result<Ground> {
+        match options.ceph_conf {
+            None => Ok(Ground::Host),
+            Some(_) => Ok(Ground::Ceph(Layers::new(Cluster::of(options)?)?)),
+        }
+    }
+
+    /// Those ways that there are here.
+    pub(crate) fn ways(&self, all: &[Way]) -> Vec<Way> {
+        let has = |way: &&Way| match self {
+            Ground::Host => true,
+            // The kernel puts no upper on FUSE.
+            Ground::Ceph(_) => matches!(way, Way::FuseOverlayfs | Way::LaneFuse | Way::Lane),
+        };
+        all.iter().filter(has).copied().collect()
+    }
+
+    /// A new directory for the files of a lower.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn lower(&self) -> Result<tempfile::TempDir> {
+        let made = match self {
+            Ground::Host => tempfile::tempdir(),
+            Ground::Ceph(layers) => tempfile::tempdir_in(layers.at()),
+        };
+        made.context("directory of a lower")
+    }
+
+    /// Puts a new empty tree over lowers, the uppermost first, which [`lower`](Self::lower) made.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub(crate) fn mount(&self, way: Way, lowers: &[PathBuf]) -> Result<Union> {
+        match self {
+            Ground::Host => Union::mount(way, lowers),
+            Ground::Ceph(layers) => Union::mount_ceph(way, lowers, layers),
+        }
+    }
+
+    /// Has what was written to lowers be on their file system.
+    pub(crate) fn settle(&self) {
+        rustix::fs::sync();
+    }
 }
 
 impl Union {
@@ -72,11 +138,66 @@ impl Union {
             fs::create_dir(dir.path().join(name)).context("directory of a union")?;
         }
         let program = std::env::current_exe().context("own path")?;
-        let mut union = Union { way, dir, program, environment: Vec::new() };
+        let mut union = Union::new(way, dir, program);
         match way {
             Way::Plain => union.copy(lowers)?,
-            Way::Overlayfs | Way::Metacopy | Way::FuseOverlayfs => union.mount_peer(lowers)?,
-            Way::LaneFuse | Way::Lane => union.mount_lane(lowers)?,
+            Way::Overlayfs | Way::Metacopy | Way::FuseOverlayfs => {
+                let dirs = (union.dir.path().join("upper"), union.dir.path().join("work"));
+                union.mount_peer(lowers, dirs)?;
+            }
+            Way::LaneFuse | Way::Lane => {
+                let mut words: Vec<OsString> = vec!["mount".into(), "--size".into(), "20G".into()];
+                for lower in lowers {
+                    words.extend(["--lower".into(), lower.into()]);
+                }
+                let mut source = OsString::from("volume:");
+                source.push(union.volume());
+                words.extend([source, union.at().into()]);
+                union.mount_lane(words)?;
+            }
+        }
+        Ok(union)
+    }
+
+    fn new(way: Way, dir: tempfile::TempDir, program: PathBuf) -> Union {
+        Union { way, dir, program, environment: Vec::new(), client: None, upper: None }
+    }
+
+    /// The same on a Ceph file system, by a client of this tree's own.
+    fn mount_ceph(way: Way, lowers: &[PathBuf], layers: &Layers) -> Result<Union> {
+        let dir = tempfile::tempdir().context("directory of a union")?;
+        for name in ["at", "ceph"] {
+            fs::create_dir(dir.path().join(name)).context("directory of a union")?;
+        }
+        // Others could show themselves files of the lowers by it.
+        let mut own = tempfile::Builder::new();
+        own.permissions(Permissions::from_mode(0o700));
+        let own = own.tempdir_in(layers.at()).context("directory of an upper")?.keep();
+        for name in ["upper", "work"] {
+            let mut made = fs::DirBuilder::new();
+            made.mode(0o700).create(own.join(name)).context("directory of an upper")?;
+        }
+        let below = |path: &Path| -> Result<PathBuf> {
+            Ok(path.strip_prefix(layers.at()).context("a layer is elsewhere")?.to_path_buf())
+        };
+        let mut union = Union::new(way, dir, std::env::current_exe().context("own path")?);
+        union.upper = Some(own.clone());
+        let lowers = lowers.iter().map(|lower| below(lower)).collect::<Result<Vec<_>>>()?;
+        let upper = below(&own.join("upper"))?;
+        if way == Way::FuseOverlayfs {
+            let client = union.dir.path().join("ceph");
+            union.client = Some(layers.show(client.clone())?);
+            let lowers: Vec<_> = lowers.iter().map(|lower| client.join(lower)).collect();
+            let dirs = (client.join(&upper), client.join(below(&own.join("work"))?));
+            union.mount_peer(&lowers, dirs)?;
+        } else {
+            let mut words: Vec<OsString> = vec!["mount".into(), "--ceph-conf".into()];
+            words.push(layers.conf().into());
+            for lower in &lowers {
+                words.extend(["--lower".into(), layers.source(path(lower)?).into()]);
+            }
+            words.extend([layers.source(path(&upper)?).into(), union.at().into()]);
+            union.mount_lane(words)?;
         }
         Ok(union)
     }
@@ -112,6 +233,9 @@ impl Union {
     /// The host's.
     pub(crate) fn changed_bytes(&self) -> Result<u64> {
         rustix::fs::sync();
+        if let Some(upper) = &self.upper {
+            return bytes_below(upper);
+        }
         match self.way {
             Way::Plain => bytes_below(&self.at()),
             Way::Overlayfs | Way::Metacopy | Way::FuseOverlayfs => {
@@ -134,10 +258,9 @@ impl Union {
         Ok(())
     }
 
-    fn mount_peer(&self, lowers: &[PathBuf]) -> Result<()> {
+    fn mount_peer(&self, lowers: &[PathBuf], (upper, work): (PathBuf, PathBuf)) -> Result<()> {
         let lowers = lowers.iter().map(|lower| path(lower)).collect::<Result<Vec<_>>>()?.join(":");
-        let (upper, work, at) =
-            (self.dir.path().join("upper"), self.dir.path().join("work"), self.at());
+        let at = self.at();
         let dirs = format!("lowerdir={lowers},upperdir={},workdir={}", path(&upper)?, path(&work)?);
         let overlay = |options: &str| {
             command("mount", &["-t", "overlay", "overlay", "-o", options, path(&at)?])
@@ -150,14 +273,8 @@ impl Union {
         Ok(())
     }
 
-    fn mount_lane(&mut self, lowers: &[PathBuf]) -> Result<()> {
-        let mut words: Vec<OsString> = vec!["mount".into(), "--size".into(), "20G".into()];
-        for lower in lowers {
-            words.extend(["--lower".into(), lower.into()]);
-        }
-        let mut source = OsString::from("volume:");
-        source.push(self.volume());
-        words.extend([source, self.at().into()]);
+    /// `words`: what `polylane` is told.
+    fn mount_lane(&mut self, words: Vec<OsString>) -> Result<()> {
         let done = Command::new(&self.program).args(words).stdin(Stdio::null()).output();
         let done = done.context("run polylane")?;
         let said = String::from_utf8_lossy(&done.stderr);
@@ -190,6 +307,12 @@ impl Drop for Union {
         };
         if let Err(error) = done {
             eprintln!("polylane: bench: unions: {error:#}");
+        }
+        drop(self.client.take());
+        if let Some(upper) = &self.upper
+            && let Err(error) = fs::remove_dir_all(upper)
+        {
+            eprintln!("polylane: bench: unions: remove {}: {error}", upper.display());
         }
     }
 }

@@ -7,7 +7,8 @@
 //! makes raw system calls would slip past the library and measure the wrong thing.
 //!
 //! The loads of single calls are here; `stream` has IOzone's, `filebench` Filebench's
-//! personalities, `tree` many small files, `synced` small syncs, `bfs` a graph.
+//! personalities, `tree` many small files, `synced` small syncs, `bfs` a graph, `libcephfs`
+//! calls of Ceph's client library in place of libc's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,6 +24,7 @@ use crate::histogram::{Histogram, Summary};
 
 pub(crate) mod bfs;
 mod filebench;
+pub(crate) mod libcephfs;
 pub(crate) mod limits;
 mod stream;
 mod synced;
@@ -137,6 +139,7 @@ const LOADS: &[Load] = &[
     },
     Load { name: "stat", about: "stat a path", batch: 64, prepare: stat },
     Load { name: "fstat", about: "fstat an open file", batch: 64, prepare: fstat },
+    Load { name: "create", about: "make a file of 4 KiB", batch: 1, prepare: create },
     Load { name: "open-close", about: "open and close a file", batch: 32, prepare: open_close },
     Load { name: "seqread", about: "read 1 MiB after 1 MiB of 64 MiB", batch: 1, prepare: seqread },
     Load { name: "fileio", about: "read or write 16 KiB at random", batch: 8, prepare: fileio },
@@ -255,6 +258,9 @@ pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
     if name == bfs::LOAD {
         return bfs::work(dir, length);
     }
+    if let Some(load) = name.strip_prefix(libcephfs::PREFIX) {
+        return libcephfs::work(load, dir, length);
+    }
     let synced = SYNCED.iter().find(|it| it.load.name == name);
     let load = synced.map(|it| &it.load).or_else(|| LOADS.iter().find(|load| load.name == name));
     let load = load.ok_or_else(|| anyhow::anyhow!("load '{name}' does not exist"))?;
@@ -272,24 +278,39 @@ pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
         fs::create_dir(&dir)?;
         run(&mut synced::lap(&dir, LAP_SYNCS)?, 1, Length::Ops(LAP_SYNCS))?;
     }
-    let mut steps = prepare(load, dir, ops, threads)?;
+    let steps = prepare(load, dir, ops, threads)?;
+    speak(steps, load.batch, length, || match (length, File::open(dir.join(DATA))) {
+        (Length::Ops(_), Ok(data)) => data.sync_all(),
+        _ => Ok(()),
+    })?;
+    Ok(fs::remove_dir_all(dir)?)
+}
+
+/// Works when the bench says so, and tells it what was done; returns when room may be made.
+/// `settle`: makes all durable, where a load looks at that.
+fn speak(
+    mut steps: Vec<Step>,
+    batch: u64,
+    length: Length,
+    settle: impl FnOnce() -> io::Result<()>,
+) -> anyhow::Result<()> {
     if let Length::Seconds(_) = length {
-        run_together(&mut steps, load.batch, Length::Seconds(0.05))?;
+        run_together(&mut steps, batch, Length::Seconds(0.05))?;
     }
     println!("ready");
     io::stdout().flush()?;
     io::stdin().lock().read_line(&mut String::new())?;
-    let mut outcome = run_together(&mut steps, load.batch, length)?;
+    let mut outcome = run_together(&mut steps, batch, length)?;
     drop(steps);
-    let begin = Instant::now();
-    if let (Length::Ops(_), Ok(data)) = (length, File::open(dir.join(DATA))) {
-        data.sync_all()?;
+    if let Length::Ops(_) = length {
+        let begin = Instant::now();
+        settle()?;
         outcome.settle_seconds = begin.elapsed().as_secs_f64();
     }
     println!("{}", serde_json::to_string(&outcome)?);
     // The bench says when all tenants are done: only then may room be made.
     io::stdin().lock().read_line(&mut String::new())?;
-    Ok(fs::remove_dir_all(dir)?)
+    Ok(())
 }
 
 /// A load's steps, one for each thread.
@@ -441,6 +462,16 @@ fn stat(dir: &Path, _: u64) -> io::Result<Step> {
 fn fstat(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, BLOCK as u64)?;
     Ok(Box::new(move |_| file.metadata().map(drop)))
+}
+
+/// Files that are made, written and closed; they stay until the end.
+fn create(dir: &Path, _: u64) -> io::Result<Step> {
+    let (dir, data, mut number) = (dir.to_path_buf(), [7; BLOCK], 0_u64);
+    Ok(Box::new(move |_| {
+        number += 1;
+        let path = dir.join(format!("new-{number}"));
+        OpenOptions::new().write(true).create_new(true).open(path)?.write_all_at(&data, 0)
+    }))
 }
 
 fn open_close(dir: &Path, _: u64) -> io::Result<Step> {

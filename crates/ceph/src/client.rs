@@ -6,6 +6,8 @@
 use polylane_base::sync::{Arc, Weak, thread};
 use polylane_base::{Errno, Result};
 
+use crate::counters::{Kind, Totals};
+use crate::direct::Direct;
 use crate::failure::Failure;
 use crate::ffi::{Inode, Mount};
 use crate::fs::CephFs;
@@ -46,6 +48,16 @@ impl Client {
         Ok(fs)
     }
 
+    /// The files of a directory as [`Client::files`] finds it, by calls of the library alone.
+    ///
+    /// # Errors
+    /// [`Failure::Directory`].
+    pub fn direct(&self, path: &[u8]) -> std::result::Result<Direct, Failure> {
+        let shown = || String::from_utf8_lossy(path).into_owned();
+        let (dir, _) = self.open(path).map_err(|errno| Failure::Directory(shown(), errno))?;
+        Ok(Direct::new(&self.mount, dir))
+    }
+
     /// The directory at a path, and whether it is the one that is mounted.
     fn open(&self, path: &[u8]) -> Result<(Inode, bool)> {
         let mut names = parts(path);
@@ -65,6 +77,35 @@ impl Client {
             true => Ok(at),
             false => Err(Errno::ENOTDIR),
         }
+    }
+}
+
+impl Client {
+    /// What shows how the client is, and keeps it from nothing.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.mount))
+    }
+}
+
+/// A look at a client from outside: it does not keep it mounted.
+pub struct Watch(Weak<Mount>);
+
+impl Watch {
+    /// What its calls of a kind came to; `None`: the client is gone.
+    pub fn totals(&self, kind: Kind) -> Option<Totals> {
+        Some(self.0.upgrade()?.counters.totals(kind))
+    }
+
+    /// Bytes that were written since the last sync of everything: no more of them may be missing on
+    /// the cluster. Those of files that were synced alone count, too.
+    pub fn unsynced_bytes(&self) -> Option<u64> {
+        Some(self.0.upgrade()?.counters.unsynced_bytes())
+    }
+
+    /// Inodes that are held, for each of which the client has capabilities of the MDS, and open
+    /// handles of files.
+    pub fn held(&self) -> Option<(u64, u64)> {
+        Some(self.0.upgrade()?.counters.held())
     }
 }
 

@@ -17,6 +17,31 @@ const OPTIONS: [(&str, &str); 6] = [
     ("log_flush_on_exit", "false"),
 ];
 
+/// What clients keep debug lines of, to log files and to memory. There is no file, and a line kept
+/// in memory wakes a thread: several times for each call, which takes longer than the call does.
+pub const DEBUG: [&str; 20] = [
+    "debug_auth",
+    "debug_buffer",
+    "debug_client",
+    "debug_context",
+    "debug_crush",
+    "debug_crypto",
+    "debug_filer",
+    "debug_finisher",
+    "debug_journaler",
+    "debug_mgrc",
+    "debug_monc",
+    "debug_ms",
+    "debug_objectcacher",
+    "debug_objecter",
+    "debug_rados",
+    "debug_rbd",
+    "debug_striper",
+    "debug_throttle",
+    "debug_timer",
+    "debug_tp",
+];
+
 /// Sets what every client is given: how long monitors and others may take to answer at the start,
 /// and the user's secret, too.
 ///
@@ -29,6 +54,9 @@ pub(crate) fn set_common<E>(
 ) -> Result<(), E> {
     for (name, value) in OPTIONS {
         set(name, value)?;
+    }
+    for name in DEBUG {
+        set(name, "0/0")?;
     }
     set("client_mount_timeout", &timeout.as_secs().max(1).to_string())?;
     key.map_or(Ok(()), |key| set("key", key))

@@ -25,14 +25,62 @@ pub struct Settings {
     pub conf: CString,
     /// The user's secret; `None`: the cluster asks for none.
     pub key: Option<String>,
-    /// Bytes of file data that the client caches.
-    pub cache_bytes: u64,
+    /// What the client keeps of file data, and for how long.
+    pub caching: Caching,
     /// Names the sessions of this client at the MDS: those that a former process of the same name
     /// left are ended at once, and not by their time limit.
     pub session: String,
     /// How long the monitors and the MDS may take to answer at the start.
     pub timeout: Duration,
 }
+
+/// What a client keeps of file data, and for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caching {
+    /// Bytes of file data that it caches.
+    pub bytes: u64,
+    /// Most of these that wait to be written back; writers wait above it. No more than half of the
+    /// cache wait in any case.
+    pub dirty_bytes_limit: u64,
+    /// How long they wait at most.
+    pub flush_interval: Duration,
+    /// Most bytes that are read ahead of a program that reads one after the other; 0: none, `None`:
+    /// four stripes of the file.
+    pub read_ahead_bytes: Option<u64>,
+}
+
+impl Caching {
+    /// So many bytes, and what the client library does by itself.
+    pub const fn of(bytes: u64) -> Caching {
+        Caching {
+            bytes,
+            dirty_bytes_limit: 100 << 20,
+            flush_interval: Duration::from_secs(5),
+            read_ahead_bytes: None,
+        }
+    }
+
+    /// The options of the client library that say so.
+    fn options(&self) -> Vec<(&'static str, String)> {
+        let dirty_bytes = self.dirty_bytes_limit.min(self.bytes / 2);
+        let mut options = vec![
+            ("client_oc_size", self.bytes.to_string()),
+            ("client_oc_max_dirty", dirty_bytes.to_string()),
+            ("client_oc_target_dirty", (dirty_bytes / 2).min(TARGET_DIRTY_BYTES).to_string()),
+            ("client_oc_max_dirty_age", self.flush_interval.as_secs_f64().to_string()),
+        ];
+        match self.read_ahead_bytes {
+            None => {}
+            // The least that it reads ahead at all.
+            Some(0) => options.push(("client_readahead_min", "0".to_string())),
+            Some(bytes) => options.push(("client_readahead_max_bytes", bytes.to_string())),
+        }
+        options
+    }
+}
+
+/// Above so many bytes that wait, the library begins to write back: its own default.
+const TARGET_DIRTY_BYTES: u64 = 8 << 20;
 
 /// Whether there is a library, new enough.
 ///
@@ -71,7 +119,9 @@ impl Settings {
         for (name, value) in OPTIONS {
             set(name, value)?;
         }
-        set("client_oc_size", &self.cache_bytes.to_string())?;
+        for (name, value) in self.caching.options() {
+            set(name, &value)?;
+        }
         conf::set_common(set, self.timeout, self.key.as_deref())?;
         Ok(Prepared { client, settings: self })
     }
@@ -87,5 +137,36 @@ impl Prepared {
         let timeout = u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX);
         let mount = self.client.mount(fs.as_deref(), &root, (timeout, &session));
         mount.and_then(|mount| Client::new(mount, root)).map_err(Failure::Mount)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_than_half_of_a_cache_waits_to_be_written() {
+        let value = |caching: Caching, name: &str| {
+            let options = caching.options();
+            let found = options.iter().find(|(option, _)| *option == name);
+            found.map(|(_, value)| value.clone())
+        };
+        let small = Caching::of(8 << 20);
+        assert_eq!(value(small, "client_oc_size").as_deref(), Some("8388608"));
+        assert_eq!(value(small, "client_oc_max_dirty").as_deref(), Some("4194304"));
+        assert_eq!(value(small, "client_oc_target_dirty").as_deref(), Some("2097152"));
+        assert_eq!(value(small, "client_readahead_min"), None);
+        let large = Caching {
+            dirty_bytes_limit: 64 << 20,
+            flush_interval: Duration::from_millis(50),
+            read_ahead_bytes: Some(0),
+            ..Caching::of(1 << 30)
+        };
+        assert_eq!(value(large, "client_oc_max_dirty").as_deref(), Some("67108864"));
+        assert_eq!(value(large, "client_oc_target_dirty").as_deref(), Some("8388608"));
+        assert_eq!(value(large, "client_oc_max_dirty_age").as_deref(), Some("0.05"));
+        assert_eq!(value(large, "client_readahead_min").as_deref(), Some("0"));
+        let ahead = Caching { read_ahead_bytes: Some(4096), ..large };
+        assert_eq!(value(ahead, "client_readahead_max_bytes").as_deref(), Some("4096"));
     }
 }

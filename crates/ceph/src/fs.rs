@@ -10,11 +10,11 @@
 
 use std::time::SystemTime;
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
     Changed, Character, DirEntry, Fallocate, Last, NewNode, RenameMode, Renamed, Revived, SeekFor,
-    SetTime, SharedLocks, Sink, Source, StatFs, XattrMode,
+    SetTime, SharedLocks, Sink, Source, StatFs, Work, XattrMode,
 };
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
@@ -38,6 +38,7 @@ pub struct CephFs {
     root: Arc<Node>,
     /// The root is the directory that is mounted, whose quota the client library knows.
     is_mounted: bool,
+    pieces: Pieces,
     /// As long as it is there, idle handles are closed, also when the client it came from is gone.
     _tables: Arc<Tables>,
 }
@@ -54,7 +55,8 @@ impl CephFs {
         let inodes = Arc::new(Inodes::default());
         let root = inodes.hold(root, &stat);
         let (mount, _tables) = (mount.clone(), tables.clone());
-        Ok(CephFs { mount, inodes, root, is_mounted, _tables })
+        let pieces = Pieces::default();
+        Ok(CephFs { mount, inodes, root, is_mounted, pieces, _tables })
     }
 
     /// How many files have an open handle, which keeps other hosts from caching what they write.
@@ -101,6 +103,28 @@ impl CephFs {
             stat.nlink = 0;
         }
         attr(self.inodes.number_of(before), &stat)
+    }
+}
+
+/// Buffers of one piece each, which are used again: a fresh one's pages would be faulted in and
+/// zeroed for each call.
+#[derive(Default)]
+struct Pieces(Mutex<Vec<Vec<u8>>>);
+
+/// Buffers that are kept while nothing is read or written.
+const PIECES_KEPT: usize = 8;
+
+impl Pieces {
+    /// Does something with a buffer of [`PIECE_BYTES`], in which is what others left.
+    fn with<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> T {
+        let kept = self.0.lock().pop();
+        let mut piece = kept.unwrap_or_else(|| vec![0; PIECE_BYTES]);
+        let result = work(&mut piece);
+        let mut kept = self.0.lock();
+        if kept.len() < PIECES_KEPT {
+            kept.push(piece);
+        }
+        result
     }
 }
 
@@ -215,6 +239,10 @@ impl FileSystem for CephFs {
     fn keeps_writes(&self) -> bool {
         // libcephfs writes back when it likes to.
         true
+    }
+
+    fn is_slow(&self, work: Work) -> bool {
+        self.mount.counters.is_slow(work)
     }
 
     fn own_xattrs(&self) -> &'static [u8] {
@@ -394,18 +422,19 @@ impl FileSystem for CephFs {
         sink: &mut dyn Sink,
     ) -> Result<usize> {
         let file = self.inodes.reader(ino)?;
-        let mut piece = vec![0; len.min(PIECE_BYTES)];
-        let mut done = 0;
-        while done < len {
-            let wanted = (len - done).min(piece.len());
-            let got = file.read(offset + done as u64, &mut piece[..wanted])?;
-            sink.put(done, &piece[..got]);
-            done += got;
-            if got < wanted {
-                break;
+        self.pieces.with(|piece| {
+            let mut done = 0;
+            while done < len {
+                let wanted = (len - done).min(piece.len());
+                let got = file.read(offset + done as u64, &mut piece[..wanted])?;
+                sink.put(done, &piece[..got]);
+                done += got;
+                if got < wanted {
+                    break;
+                }
             }
-        }
-        Ok(done)
+            Ok(done)
+        })
     }
 
     fn write(
@@ -417,22 +446,23 @@ impl FileSystem for CephFs {
     ) -> Result<usize> {
         let file = self.inodes.writer(ino)?;
         let len = source.len();
-        let mut piece = vec![0; len.min(PIECE_BYTES)];
-        let mut done = 0;
-        while done < len {
-            let piece = &mut piece[..(len - done).min(PIECE_BYTES)];
-            source.get(done, piece);
-            let written = match file.write(offset + done as u64, piece) {
-                Ok(written) => written,
-                Err(errno) if done == 0 => return Err(errno),
-                Err(_) => return Ok(done),
-            };
-            done += written;
-            if written < piece.len() {
-                break;
+        self.pieces.with(|whole| {
+            let mut done = 0;
+            while done < len {
+                let piece = &mut whole[..(len - done).min(PIECE_BYTES)];
+                source.get(done, piece);
+                let written = match file.write(offset + done as u64, piece) {
+                    Ok(written) => written,
+                    Err(errno) if done == 0 => return Err(errno),
+                    Err(_) => return Ok(done),
+                };
+                done += written;
+                if written < piece.len() {
+                    break;
+                }
             }
-        }
-        Ok(done)
+            Ok(done)
+        })
     }
 
     fn fallocate(

@@ -6,6 +6,8 @@
 //!   locks     locks of the cluster
 //!   listing   a directory's stream, kept from call to call
 //!   client    a mounted client, of which file systems are directories
+//!   counters  what a client's calls came to
+//!   direct    calls of the library alone, which lanes are measured beside
 //!   connect   from settings to a mounted client
 //!   failure   why there is none
 //!   rbd       an image of a cluster as the medium of a volume
@@ -33,6 +35,8 @@
 mod client;
 pub mod conf;
 mod connect;
+pub mod counters;
+mod direct;
 mod failure;
 mod ffi;
 mod fs;
@@ -41,8 +45,9 @@ mod listing;
 mod locks;
 pub mod rbd;
 
-pub use client::Client;
-pub use connect::{Prepared, Settings, look};
+pub use client::{Client, Watch};
+pub use connect::{Caching, Prepared, Settings, look};
+pub use direct::{Direct, DirectFile};
 pub use failure::Failure;
 pub use ffi::on_barred;
 pub use fs::CephFs;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use polylane_base::size::{BadSize, ByteSize};
-use polylane_pool::ceph::ClusterOptions;
+use polylane_pool::ceph::{ClientOptions, ClusterOptions};
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
 use polylane_pool::spec::{JournalMode, WriteBack};
@@ -91,8 +91,8 @@ impl ClusterArgs {
     /// What a run is given.
     pub(crate) fn options(self) -> Result<ClusterOptions, Failure> {
         let timeout = self.timeout.map(Duration::from_micros);
-        let options = ClusterOptions { conf: self.ceph_conf, keyring: self.ceph_keyring, timeout };
-        options.absolute()
+        let (conf, keyring) = (self.ceph_conf, self.ceph_keyring);
+        ClusterOptions { conf, keyring, timeout, ..ClusterOptions::default() }.absolute()
     }
 
     /// Refuses them for what is in no cluster.
@@ -106,6 +106,32 @@ impl ClusterArgs {
                 "{what}: --ceph-conf, --ceph-keyring and --timeout are of what is in a cluster"
             ))),
         }
+    }
+}
+
+/// How a lane's client of a Ceph file system works.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Args)]
+pub(crate) struct ClientArgs {
+    /// Memory in which a Ceph lane's client caches file data [default: half of the lane's cache]
+    #[arg(long, value_name = "SIZE")]
+    ceph_cache: Option<ByteSize>,
+    /// Most that it reads ahead of a program; 0: nothing [default: four stripes of the file]
+    #[arg(long, value_name = "SIZE")]
+    ceph_read_ahead: Option<ByteSize>,
+    /// Threads that wait for the cluster, 1 to 256 [default: 8]
+    #[arg(long, value_name = "N")]
+    ceph_threads: Option<u32>,
+}
+
+impl ClientArgs {
+    /// What a run is given, whose cluster is reached so.
+    pub(crate) fn of(self, cluster: ClusterArgs) -> Result<ClusterOptions, Failure> {
+        let client = ClientOptions {
+            cache_bytes: self.ceph_cache.map(|size| size.0),
+            read_ahead_bytes: self.ceph_read_ahead.map(|size| size.0),
+            io_threads: self.ceph_threads,
+        };
+        Ok(ClusterOptions { client, ..cluster.options()? })
     }
 }
 

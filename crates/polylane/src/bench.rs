@@ -27,6 +27,8 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
                 disk: arguments.disk,
                 tenants: arguments.tenants.into_iter().map(usize::from).collect(),
                 systems: arguments.system,
+                ceph_conf: arguments.ceph_conf,
+                ceph: arguments.ceph,
             };
             polylane_bench::run(&arguments.figures, &options).map_err(failure)?;
         }

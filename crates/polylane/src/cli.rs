@@ -11,7 +11,7 @@ use polylane_pool::kernel_fs::KernelFs;
 use polylane_volume::MediumKind;
 use polylane_volume::cpus::CpuList;
 
-use crate::args::{CacheArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
+use crate::args::{CacheArgs, ClientArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
 use crate::attach;
 use crate::lane_args::LaneArgs;
 
@@ -95,6 +95,8 @@ pub(crate) struct RunArgs {
     pub(crate) lanes: LaneArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
     /// The lane is COMMAND's root file system
     #[arg(long)]
     pub(crate) root: bool,
@@ -409,6 +411,12 @@ pub(crate) struct BenchRunArgs {
     /// pdc-fig7, and rows of synced; repeatable)
     #[arg(long, value_name = "NAME")]
     pub(crate) system: Vec<String>,
+    /// Configuration of the Ceph cluster to measure on (ceph-calls and other figures on Ceph)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ceph_conf: Option<PathBuf>,
+    /// Its file system, in whose directory PATH the figure works [default: cephfs]
+    #[arg(long, value_name = "[USER@]FSNAME[:PATH]", requires = "ceph_conf")]
+    pub(crate) ceph: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -55,7 +55,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
     Ok(RunOptions {
         source: first.source,
         lowers: first.lowers,
-        cluster: arguments.cluster.options()?,
+        cluster: arguments.client.of(arguments.cluster)?,
         at: first.at,
         more: lanes,
         root: arguments.root,

@@ -14,7 +14,7 @@ use polylane_pool::share::Policy;
 use polylane_volume::MediumKind;
 use serde_json::Value;
 
-use crate::args::{CacheArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
+use crate::args::{CacheArgs, ClientArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
 use crate::print::{columns, print, print_json};
 
 /// `polylane mount`.
@@ -43,6 +43,8 @@ pub(crate) struct MountArgs {
     lower: Vec<OsString>,
     #[command(flatten)]
     cluster: ClusterArgs,
+    #[command(flatten)]
+    client: ClientArgs,
     /// Pool of the lane [default: default]
     #[arg(long, value_name = "NAME", requires = "source")]
     pool: Option<String>,
@@ -110,8 +112,9 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let (Some(source), Some(path)) = (&arguments.source, &arguments.path) else {
         // The others need a source by their own declaration.
         let (cache, write_back) = (CacheArgs::default(), WriteBackArgs::default());
+        let client = ClientArgs::default();
         let of_lane = (&arguments.cache, &arguments.write_back, &arguments.cluster);
-        if of_lane != (&cache, &write_back, &ClusterArgs::default()) {
+        if of_lane != (&cache, &write_back, &ClusterArgs::default()) || arguments.client != client {
             return Err(Failure::usage("mount: options of a lane go with SOURCE and PATH"));
         }
         return list(arguments.json.json);
@@ -135,7 +138,7 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
 /// What a run of such a lane would be given.
 fn lane(arguments: MountArgs) -> Result<RunOptions> {
     Ok(RunOptions {
-        cluster: arguments.cluster.options()?,
+        cluster: arguments.client.of(arguments.cluster)?,
         pool: arguments.pool,
         size: arguments.size.map(|size| size.0),
         medium: arguments.medium.as_deref().and_then(MediumKind::named),

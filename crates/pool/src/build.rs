@@ -11,7 +11,7 @@ use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_block::qos::governed::Hurry;
-use polylane_ceph::{Client, Prepared, rbd};
+use polylane_ceph::{Client, Prepared, Watch, rbd};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -29,7 +29,7 @@ use polylane_volume::stack::Stack;
 use polylane_volume::translation::Translation;
 
 use crate::ceph::CephFiles;
-use crate::cluster::{check_upper, mount_cluster};
+use crate::cluster::{self, check_upper, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
@@ -160,6 +160,8 @@ pub(crate) struct Running {
     on_cluster: bool,
     /// Calls wait for a cluster, which may take as long as it is away.
     waits_for_cluster: bool,
+    /// Looks at the client of a Ceph file system.
+    watch: Option<Watch>,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
     fuse: ServedFuse,
@@ -189,10 +191,7 @@ pub(crate) fn start(
     let options = Options {
         clock: clock.clone(),
         cache_bytes_limit: spec.cache_bytes_limit,
-        dirty_bytes_limit: spec
-            .write_back
-            .dirty_bytes_limit
-            .unwrap_or(spec.cache_bytes_limit / DIRTY_PART),
+        dirty_bytes_limit: dirty_bytes_limit(spec),
         flush_interval: flush_interval(spec),
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
@@ -223,13 +222,13 @@ pub(crate) fn start(
         plan: calibrate::plan(),
         view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
         heart: Some(heart),
+        helpers: cluster::io_threads(spec).unwrap_or(shm::Config::default().helpers),
         ..shm::Config::default()
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
     let on_cluster = spec.cluster.is_some();
     let waits_for_cluster = on_cluster || matches!(spec.backing, Backing::Image { .. });
-    let share_link = None;
     Ok(Running {
         confined,
         vfs,
@@ -239,7 +238,8 @@ pub(crate) fn start(
         union,
         on_cluster,
         waits_for_cluster,
-        share_link,
+        watch: client.as_ref().map(Client::watch),
+        share_link: None,
         fuse,
     })
 }
@@ -370,13 +370,19 @@ fn metadata_blocks(spec: &PoolSpec) -> usize {
 }
 
 /// How long what changed waits, in the cache and in the journal.
-fn flush_interval(spec: &PoolSpec) -> Duration {
+pub(crate) fn flush_interval(spec: &PoolSpec) -> Duration {
     spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
+}
+
+/// Most changed data that waits to be written.
+pub(crate) fn dirty_bytes_limit(spec: &PoolSpec) -> u64 {
+    spec.write_back.dirty_bytes_limit.unwrap_or(spec.cache_bytes_limit / DIRTY_PART)
 }
 
 /// How many threads serve the mount.
 pub(crate) fn fuse_threads(spec: &PoolSpec) -> usize {
-    spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX)
+    let least = cluster::io_threads(spec).unwrap_or(0);
+    spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX).max(least)
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
@@ -577,6 +583,7 @@ impl Running {
                 "dirty_bytes": vfs.dirty_bytes,
                 "written_back_bytes": vfs.written_back_bytes,
             },
+            "cluster": self.watch.as_ref().and_then(cluster::describe),
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
             "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),

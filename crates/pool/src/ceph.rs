@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use polylane_base::size::ByteSize;
 use polylane_ceph::conf::{Sections, keyrings};
-use polylane_ceph::{Prepared, Settings};
+use polylane_ceph::{Caching, Prepared, Settings};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
@@ -79,6 +80,62 @@ pub struct Cluster {
     pub timeout_ms: u64,
     /// Names the lane's sessions at the MDS: the next service ends those of a former one.
     pub session: String,
+    /// What of its client was asked for.
+    #[serde(default)]
+    pub client: ClientOptions,
+}
+
+/// Settings of a lane's client of a Ceph file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ClientOptions {
+    /// Bytes of file data that it caches; `None`: half of the lane's cache.
+    pub cache_bytes: Option<u64>,
+    /// Most bytes that it reads ahead; 0: none; `None`: four stripes of the file.
+    pub read_ahead_bytes: Option<u64>,
+    /// Threads that wait for the cluster, so that others need not; `None`: 8.
+    pub io_threads: Option<u32>,
+}
+
+/// Least of a client's cache: an object of a file in hand, and one that is written back.
+const CACHE_BYTES_MIN: u64 = 8 << 20;
+
+/// Most that is read ahead.
+const READ_AHEAD_BYTES_MAX: u64 = 256 << 20;
+
+/// Most threads that wait for the cluster.
+const IO_THREADS_MAX: u32 = 256;
+
+impl ClientOptions {
+    /// The first of them that was given, by its name on the command line.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--ceph-cache", self.cache_bytes.is_some()),
+            ("--ceph-read-ahead", self.read_ahead_bytes.is_some()),
+            ("--ceph-threads", self.io_threads.is_some()),
+        ];
+        all.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+    }
+
+    /// Refuses what a client cannot have; `cache_bytes_limit`: what the lane may cache in all.
+    ///
+    /// # Errors
+    /// One line about the option.
+    pub(crate) fn check(&self, cache_bytes_limit: u64) -> Result<()> {
+        let most = cache_bytes_limit.max(CACHE_BYTES_MIN);
+        if self.cache_bytes.is_some_and(|bytes| !(CACHE_BYTES_MIN..=most).contains(&bytes)) {
+            let most = ByteSize(most);
+            return Err(Failure::usage(format!(
+                "--ceph-cache: from 8M to {most}, a quarter of the pool's memory"
+            )));
+        }
+        if self.read_ahead_bytes.is_some_and(|bytes| bytes > READ_AHEAD_BYTES_MAX) {
+            return Err(Failure::usage("--ceph-read-ahead: at most 256M"));
+        }
+        if self.io_threads.is_some_and(|count| !(1..=IO_THREADS_MAX).contains(&count)) {
+            return Err(Failure::usage("--ceph-threads: from 1 to 256"));
+        }
+        Ok(())
+    }
 }
 
 /// How the cluster is reached that a lane is on.
@@ -90,6 +147,8 @@ pub struct ClusterOptions {
     pub keyring: Option<PathBuf>,
     /// How long the cluster may take to answer at the start; `None`: 30 s.
     pub timeout: Option<Duration>,
+    /// Settings of a lane's client.
+    pub client: ClientOptions,
 }
 
 impl ClusterOptions {
@@ -134,6 +193,7 @@ pub(crate) fn cluster(places: &[&CephPlace], options: &ClusterOptions) -> Result
         place: CephPlace { path: format!("/{}", common.join("/")), ..(*first).clone() },
         timeout_ms: options.timeout_ms(),
         session: session(),
+        client: options.client,
     }))
 }
 
@@ -219,8 +279,13 @@ pub(crate) fn session() -> String {
 ///
 /// # Errors
 /// One line that says what is missing.
-pub(crate) fn prepare(cluster: &Cluster, cache_bytes: u64, files: &CephFiles) -> Result<Prepared> {
-    let Cluster { place, timeout_ms, session } = cluster;
+pub(crate) fn prepare(cluster: &Cluster, caching: Caching, files: &CephFiles) -> Result<Prepared> {
+    let Cluster { place, timeout_ms, session, client } = cluster;
+    let caching = Caching {
+        bytes: client.cache_bytes.unwrap_or(caching.bytes),
+        read_ahead_bytes: client.read_ahead_bytes,
+        ..caching
+    };
     let (conf, key) = files.read(&place.user, place)?;
     let settings = Settings {
         user: place.user.clone(),
@@ -228,7 +293,7 @@ pub(crate) fn prepare(cluster: &Cluster, cache_bytes: u64, files: &CephFiles) ->
         root: place.path.clone().into_bytes(),
         conf,
         key,
-        cache_bytes,
+        caching,
         session: session.clone(),
         timeout: Duration::from_millis(*timeout_ms),
     };
@@ -280,6 +345,26 @@ mod tests {
         }
         assert_eq!(common(&["fs:/a", "x@fs:/b"]), Err(2));
         assert_eq!(common(&["fs:/a", "other:/b"]), Err(2));
+    }
+
+    #[test]
+    fn a_client_has_settings_that_fit_its_lane() {
+        let checked = |client: ClientOptions, lane: u64| client.check(lane).map_err(|it| it.status);
+        let none = ClientOptions::default();
+        assert_eq!((none.given(), checked(none, 1)), (None, Ok(())));
+        let cache = |bytes| ClientOptions { cache_bytes: Some(bytes), ..none };
+        assert_eq!(checked(cache(CACHE_BYTES_MIN), 1 << 20), Ok(()));
+        assert_eq!(checked(cache(CACHE_BYTES_MIN - 1), 1 << 30), Err(2));
+        assert_eq!(checked(cache(1 << 30), 1 << 30), Ok(()));
+        assert_eq!(checked(cache((1 << 30) + 1), 1 << 30), Err(2));
+        let ahead = |bytes| ClientOptions { read_ahead_bytes: Some(bytes), ..none };
+        assert_eq!(ahead(0).given(), Some("--ceph-read-ahead"));
+        assert_eq!(checked(ahead(READ_AHEAD_BYTES_MAX), 1 << 30), Ok(()));
+        assert_eq!(checked(ahead(READ_AHEAD_BYTES_MAX + 1), 1 << 30), Err(2));
+        let threads = |count| ClientOptions { io_threads: Some(count), ..none };
+        for (count, expected) in [(0, Err(2)), (1, Ok(())), (256, Ok(())), (257, Err(2))] {
+            assert_eq!(checked(threads(count), 1 << 30), expected, "{count}");
+        }
     }
 
     #[test]

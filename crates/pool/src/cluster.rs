@@ -1,6 +1,7 @@
 //! A service's client of a cluster, and what of its directories is fit for a lane.
 
-use polylane_ceph::{Client, Prepared};
+use polylane_ceph::counters::Kind;
+use polylane_ceph::{Client, Prepared, Watch};
 use polylane_sys::ns;
 use polylane_vfs::Attr;
 
@@ -8,6 +9,9 @@ use crate::ceph::CephPlace;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::lower;
 use crate::spec::PoolSpec;
+
+/// Threads that wait for a lane's cluster, unless it is said.
+const IO_THREADS: usize = 8;
 
 /// Refuses an upper in a cluster in which other users could have written marks.
 pub(crate) fn check_upper(place: &CephPlace, owner: u32, root: &Attr) -> Result<()> {
@@ -42,4 +46,30 @@ pub(crate) fn mount_cluster(spec: &PoolSpec, prepared: Prepared) -> Result<Clien
         ns::exit_now(FAILED.into())
     });
     Ok(client)
+}
+
+/// Threads that wait for the lane's cluster; `None`: it is on none.
+pub(crate) fn io_threads(spec: &PoolSpec) -> Option<usize> {
+    let asked = spec.cluster.as_ref()?.client.io_threads;
+    Some(asked.map_or(IO_THREADS, |count| count as usize))
+}
+
+/// Counters of a client of a Ceph file system as JSON; `None`: it is gone.
+pub(crate) fn describe(watch: &Watch) -> Option<serde_json::Value> {
+    let mut all = serde_json::Map::new();
+    for kind in Kind::ALL {
+        let totals = watch.totals(kind)?;
+        let calls = serde_json::json!({
+            "calls": totals.count,
+            "waited": totals.slow,
+            "total_us": totals.total_ns / 1000,
+            "longest_us": totals.longest_ns / 1000,
+        });
+        all.insert(kind.name().to_string(), calls);
+    }
+    let (inodes, handles) = watch.held()?;
+    all.insert("inodes_held".to_string(), inodes.into());
+    all.insert("handles_open".to_string(), handles.into());
+    all.insert("unsynced_bytes".to_string(), watch.unsynced_bytes()?.into());
+    Some(all.into())
 }

@@ -12,7 +12,7 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::{Files, reserve_rings};
-use polylane_ceph::{Prepared, rbd};
+use polylane_ceph::{Caching, Prepared, rbd};
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
 use polylane_sys::{balloon, footprint, frames, heap, ns, sched};
@@ -215,7 +215,12 @@ fn prepare_client(spec: &PoolSpec, files: &CephFiles) -> Result<Prepared> {
     let Some(cluster) = &spec.cluster else {
         return Err(Failure::failed("service: it was handed a cluster's files, and told of none"));
     };
-    ceph::prepare(cluster, spec.cache_bytes_limit / CEPH_CACHE_PART, files)
+    let caching = Caching {
+        dirty_bytes_limit: build::dirty_bytes_limit(spec),
+        flush_interval: build::flush_interval(spec),
+        ..Caching::of(spec.cache_bytes_limit / CEPH_CACHE_PART)
+    };
+    ceph::prepare(cluster, caching, files)
 }
 
 /// Descriptors that all lowers of a union keep when the process may have very many.

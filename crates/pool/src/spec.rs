@@ -265,6 +265,7 @@ mod tests {
     use polylane_front::fuse::InitFlags;
 
     use super::*;
+    use crate::ceph::ClientOptions;
 
     #[test]
     fn a_specification_survives_the_way_to_the_service() {
@@ -281,6 +282,7 @@ mod tests {
                 place: "u@fs:/".parse().expect("a place"),
                 timeout_ms: 5,
                 session: "s".to_string(),
+                client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
             }),
             mount_path: b"/lane \xff".to_vec(),
             covered: vec![b"proc".to_vec()],

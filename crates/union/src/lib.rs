@@ -69,7 +69,7 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, Work, XattrMode,
 };
 use polylane_vfs::handover::{Record, Store};
 
@@ -308,6 +308,11 @@ fn character(
 impl FileSystem for Union {
     fn character(&self) -> Character {
         self.character
+    }
+
+    fn is_slow(&self, work: Work) -> bool {
+        let own = self.upper.as_ref().is_some_and(|upper| upper.fs().is_slow(work));
+        own || self.lowers.iter().any(|lower| lower.fs().is_slow(work))
     }
 
     fn keeps_writes(&self) -> bool {

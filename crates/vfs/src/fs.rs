@@ -206,6 +206,19 @@ pub enum XattrMode {
     Replace,
 }
 
+/// What is asked of a file system, as far as it says how long that takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Data is read.
+    Read,
+    /// Data is written.
+    Write,
+    /// Names and states are asked for.
+    Look,
+    /// Names and states change.
+    Change,
+}
+
 /// A file system as a stackable part. See the module header for the contract of both sides.
 pub trait FileSystem: Send + Sync {
     /// How it wants to be treated. Constant while open.
@@ -225,6 +238,12 @@ pub trait FileSystem: Send + Sync {
     /// Whether what was written may lie in this process, below the VFS, until it is synced: then it
     /// is lost with the process, which the next one has to know.
     fn keeps_writes(&self) -> bool {
+        false
+    }
+
+    /// Whether such work waits for others than this process just now, by what it took lately: then
+    /// who serves programs has another thread serve others meanwhile.
+    fn is_slow(&self, _: Work) -> bool {
         false
     }
 

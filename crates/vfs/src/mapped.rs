@@ -19,7 +19,7 @@ use crate::cred::{Cred, HostIds};
 use crate::ctx::OpCtx;
 use crate::fs::{
     Changed, Character, DirEntry, Fallocate, FileSystem, Last, NewNode, RenameMode, Renamed,
-    Revived, SeekFor, SharedLocks, StatFs, XattrMode,
+    Revived, SeekFor, SharedLocks, StatFs, Work, XattrMode,
 };
 
 /// The number of no user and no group: to the kernel it is an owner that has none here.
@@ -160,6 +160,10 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
 
     fn keeps_writes(&self) -> bool {
         self.inner.keeps_writes()
+    }
+
+    fn is_slow(&self, work: Work) -> bool {
+        self.inner.is_slow(work)
     }
 
     fn own_xattrs(&self) -> &'static [u8] {

@@ -9,7 +9,7 @@ use crate::cache::start_flusher;
 use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
-use crate::fs::{Character, FileSystem, Kind, StatFs};
+use crate::fs::{Character, FileSystem, Kind, StatFs, Work};
 use crate::inode::Node;
 use crate::name::Name;
 use crate::stats::{Count, Stats};
@@ -132,6 +132,11 @@ impl Vfs {
     /// What the file system said about itself.
     pub fn character(&self) -> Character {
         self.core.character
+    }
+
+    /// Whether such work of the file system waits for others than this process just now.
+    pub fn is_slow(&self, work: Work) -> bool {
+        self.core.fs.is_slow(work)
     }
 
     /// Totals of the file system.

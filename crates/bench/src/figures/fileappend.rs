@@ -9,7 +9,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 
 use crate::report::{Better, Report, median};
-use crate::unions::{Union, Way};
+use crate::unions::{Ground, Union, Way};
 use crate::{Options, progress, tools};
 
 /// The first is the baseline.
@@ -39,6 +39,16 @@ fn size(containers: usize, quick: bool) -> u64 {
     }
 }
 
+/// The same on CephFS, for all containers together: an upper there takes the whole file.
+const CEPH_BYTES: u64 = 256 << 20;
+
+const CEPH_NOTES: [&str; 2] = [
+    "lower and uppers in one Ceph file system, each container by a client of its own: \
+     fuse-overlayfs over ceph-fuse, or a lane over '--lower ceph:'; overlayfs takes no \
+     upper on FUSE",
+    "unionfs-fuse: not measured",
+];
+
 /// Measures milliseconds from the open call to the end of close, the median of all containers.
 ///
 /// # Errors
@@ -46,18 +56,27 @@ fn size(containers: usize, quick: bool) -> u64 {
 pub fn run(options: &Options) -> Result<Report> {
     let title = "open a large file of a lower, append 1 MiB, close";
     let mut report = Report::new("fileappend", title, "containers", "ms", Better::Lower);
-    report.baseline = WAYS[0].name().to_string();
-    let ways = Way::available(&WAYS, &mut report.notes);
+    let ground = Ground::of(options)?;
+    let ways = Way::available(&ground.ways(&WAYS), &mut report.notes);
+    ensure!(!ways.is_empty(), "nothing to measure is on this host");
+    report.baseline = ways[0].name().to_string();
+    if let Ground::Ceph(_) = ground {
+        report.figure = "ceph-fileappend".into();
+        report.notes.extend(CEPH_NOTES.map(String::from));
+    }
     let points: &[usize] = if options.quick { &[1, 4] } else { &[1, 2, 8] };
     for &containers in points {
-        let lower = tempfile::tempdir().context("directory of a lower")?;
-        let bytes = size(containers, options.quick);
+        let lower = ground.lower()?;
+        let bytes = match ground {
+            Ground::Host => size(containers, options.quick),
+            Ground::Ceph(_) => CEPH_BYTES / containers as u64,
+        };
         tools::fill(&lower.path().join("large"), bytes)?;
         report.notes.push(format!("{containers}: a file of {} MiB", bytes >> 20));
         for repeat in 0..options.repeats() {
             for &way in &ways {
                 progress(&format!("{containers}, {}, repeat {}", way.name(), repeat + 1));
-                measure(&mut report, way, containers, lower.path())?;
+                measure(&mut report, (&ground, way), containers, lower.path())?;
             }
         }
     }
@@ -66,13 +85,18 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-fn measure(report: &mut Report, way: Way, containers: usize, lower: &Path) -> Result<()> {
+fn measure(
+    report: &mut Report,
+    (ground, way): (&Ground, Way),
+    containers: usize,
+    lower: &Path,
+) -> Result<()> {
     // What is read of the lower comes from memory.
     let mut file = fs::File::open(lower.join("large")).context("the lower's file")?;
     std::io::copy(&mut file, &mut std::io::sink()).context("read the lower")?;
     let lowers = [lower.to_path_buf()];
     let unions: Vec<Union> =
-        (0..containers).map(|_| Union::mount(way, &lowers)).collect::<Result<_>>()?;
+        (0..containers).map(|_| ground.mount(way, &lowers)).collect::<Result<_>>()?;
     let before = grown(&unions)?;
     let mut working = Vec::new();
     for union in &unions {

@@ -10,6 +10,7 @@ use super::shared_lower::{Reading, tenants};
 use crate::Options;
 use crate::report::{Better, Report};
 use crate::tools;
+use crate::unions::Ground;
 use crate::worker::bfs;
 
 /// Most bytes of the graph: as the paper's.
@@ -17,6 +18,9 @@ const BYTES_MAX: u64 = 1_300_000_000;
 
 /// The same for a look.
 const BYTES_MAX_QUICK: u64 = 16 << 20;
+
+/// The same on a Ceph cluster, which may be a small one.
+const BYTES_MAX_CEPH: u64 = 256 << 20;
 
 /// The graph's name in the lower.
 const GRAPH: &str = "graph";
@@ -30,9 +34,14 @@ pub fn run(options: &Options) -> Result<Report> {
     let unit = "M edges/s";
     let mut report = Report::new("gapbs-bfs", title, "tenants", unit, Better::Higher);
     let most = tenants(options).into_iter().max().unwrap_or(1);
-    let bytes_max = if options.quick { BYTES_MAX_QUICK } else { BYTES_MAX };
+    let bytes_max = match (options.quick, &options.ceph_conf) {
+        (true, _) => BYTES_MAX_QUICK,
+        (false, None) => BYTES_MAX,
+        (false, Some(_)) => BYTES_MAX_CEPH,
+    };
     let bytes = graph_bytes(bytes_max, available_bytes()?, most as u64);
-    let lower = tempfile::tempdir().context("directory of a graph")?;
+    let ground = Ground::of(options)?;
+    let lower = ground.lower()?;
     let size = bfs::make(&lower.path().join(GRAPH), bytes).context("make a graph")?;
     report.notes.extend([
         format!(
@@ -46,6 +55,7 @@ pub fn run(options: &Options) -> Result<Report> {
     ]);
     let program = std::env::current_exe().context("own path")?;
     Reading {
+        ground: &ground,
         lower: lower.path(),
         program: tools::path(&program)?,
         arguments: &["bench", "worker", bfs::LOAD, GRAPH, "1"],

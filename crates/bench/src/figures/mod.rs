@@ -7,6 +7,8 @@ use crate::report::Report;
 
 mod attach;
 mod cached;
+mod ceph_calls;
+mod ceph_rbd;
 mod container_files;
 mod copy;
 mod demo;
@@ -93,13 +95,26 @@ pub const SWEEPS: &[&str] = &[
     "sqlite",
     "srcdiff",
     "gapbs-bfs",
+    "ceph-rocksdb",
 ];
 
 /// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
 pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
 
 /// Figures of rows, which can be chosen as the systems of the former.
-pub const BY_ROW: &[&str] = &["synced"];
+pub const BY_ROW: &[&str] = &["synced", "ceph-calls", "ceph-seqread", "ceph-rbd", "ceph-flood"];
+
+/// Figures that a Ceph cluster is named to.
+pub const TAKE_A_CLUSTER: &[&str] = &[
+    "ceph-calls",
+    "ceph-seqread",
+    "ceph-rbd",
+    "ceph-rocksdb",
+    "ceph-flood",
+    "fileappend",
+    "srcdiff",
+    "gapbs-bfs",
+];
 
 /// Figures that a real disk can be given to.
 pub const TAKE_A_DISK: &[&str] =
@@ -376,6 +391,36 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "the journal's share of a trace's traffic, footprint and flushes (--trace)",
         run: pdc_shares::shares,
+    },
+    Figure {
+        name: "ceph-calls",
+        mounts: true,
+        about: "read, fstat, stat, create on CephFS: lanes, ceph-fuse, libcephfs (--ceph-conf)",
+        run: ceph_calls::run,
+    },
+    Figure {
+        name: "ceph-seqread",
+        mounts: true,
+        about: "a file on CephFS read from the client's cache: lanes, ceph-fuse, libcephfs",
+        run: ceph_calls::seqread,
+    },
+    Figure {
+        name: "ceph-rbd",
+        mounts: true,
+        about: "4 KiB requests on an RBD image: engine, attached, fio's rbd (--ceph-conf)",
+        run: ceph_rbd::run,
+    },
+    Figure {
+        name: "ceph-rocksdb",
+        mounts: true,
+        about: "RocksDB on CephFS, half gets and half puts: lanes beside ceph-fuse (--ceph-conf)",
+        run: rocksdb::ceph,
+    },
+    Figure {
+        name: "ceph-flood",
+        mounts: true,
+        about: "RocksDB's puts on CephFS beside a neighbour who floods (--ceph-conf)",
+        run: rocksdb_flood::ceph,
     },
     Figure {
         name: "pdc-fig4",

@@ -1,5 +1,6 @@
 //! `rocksdb-mixed` and `rocksdb-read`: a RocksDB for each tenant under `db_bench`, as Polytropon
-//! (SoCC '20) measures it: half gets and half puts, and gets alone.
+//! (SoCC '20) measures it: half gets and half puts, and gets alone. `ceph-rocksdb`: the former on
+//! CephFS.
 //!
 //! Each tenant is a process with a database of its own, filled and compacted before anyone starts.
 //! RocksDB's block cache is kept small, so that most gets reach the file system, and puts are not
@@ -11,8 +12,9 @@ use anyhow::{Context, Result, bail};
 
 use super::sweep::{Sweep, Work};
 use crate::Options;
+use crate::ceph::{Cluster, Way};
 use crate::histogram::Summary;
-use crate::place::{Ground, Place, Script};
+use crate::place::{Ground, Place, Script, on_cluster};
 use crate::report::{Better, Report};
 use crate::tools::command;
 use crate::worker::Outcome;
@@ -20,6 +22,12 @@ use crate::worker::Outcome;
 /// The first is the baseline.
 const PLACES: [Place; 4] =
     [Place::Kernel("ext4"), Place::LaneExt4, Place::LaneExt4Fuse, Place::KernelEach("ext4")];
+
+/// On CephFS. The first is the baseline.
+const CEPH_WAYS: [Way; 4] = [Way::CephFuse, Way::CephFuseUncached, Way::Lane, Way::LaneFuse];
+
+/// Databases side by side on CephFS: each has a client, of up to 300 MB.
+const CEPH_TENANTS: &[usize] = &[1, 4];
 
 /// Databases side by side.
 const TENANTS: &[usize] = &[1, 4, 16, 32];
@@ -52,10 +60,22 @@ rm -r "$dir"
     outcome,
 };
 
-const NOTES: [&str; 5] = [
+const NOTES: [&str; 3] = [
     "a db_bench process and a database for each tenant: keys of 16 bytes, values of 1 KiB",
     "block cache 1 MiB, memtables 8 MiB, no compression, one thread, puts are not synced",
     "get, put: mean over the tenants of each one's percentile, from db_bench's histograms",
+];
+
+const CEPH_NOTES: [&str; 3] = [
+    "each tenant has a directory and a Ceph client of its own: ceph-fuse's with 200 MiB of cache, \
+     a lane's with half of its cache",
+    "ceph-fuse: the kernel caches file data, also what another host has changed meanwhile where \
+     two write (docs/design/ceph.md); no page cache: its client alone does",
+    "cpu_us: CPU time of the programs and of their services, or of ceph-fuse, for each operation, \
+     by the kernel's ticks; the cluster's daemons and kernel threads are not counted",
+];
+
+const LOCAL_NOTES: [&str; 2] = [
     "ext4: one kernel file system for all; each: one of 2500 MB for each, on loop devices in RAM",
     "lane (ext4): ext4 in user space on a volume in RAM for each; FUSE: without the library",
 ];
@@ -75,6 +95,27 @@ pub fn read(options: &Options) -> Result<Report> {
     measure(options, "rocksdb-read", title, "readrandom")
 }
 
+/// Half gets, half puts, on CephFS.
+///
+/// # Errors
+/// `db_bench` is missing, no cluster is named, not root, or a tenant failed.
+pub fn ceph(options: &Options) -> Result<Report> {
+    is_there()?;
+    let cluster = Cluster::of(options)?;
+    let (seconds, keys) = if options.quick { ("1", "20000") } else { ("5", "50000") };
+    let title = "ceph-rocksdb: db_bench on CephFS, half gets and half puts, all tenants in total";
+    let mut report = Report::new("ceph-rocksdb", title, "tenants", "ops/s", Better::Higher);
+    let tenants = options.points(CEPH_TENANTS);
+    let ground = Ground::for_tenants(&tenants)?;
+    let places = on_cluster(cluster, &CEPH_WAYS, &mut report.notes);
+    let arguments = ["readrandomwriterandom", seconds, keys, "0"].map(String::from).to_vec();
+    let sweep = Sweep { work: Work::Script(SCRIPT, arguments), per_op: 1.0, tenants };
+    sweep.measure(options, &ground, &places, &mut report)?;
+    report.notes.push(format!("{keys} random keys are put before, measured for {seconds} s"));
+    report.notes.extend(NOTES.iter().chain(&CEPH_NOTES).map(|note| note.to_string()));
+    Ok(report)
+}
+
 fn measure(options: &Options, figure: &str, title: &str, load: &str) -> Result<Report> {
     is_there()?;
     let (tenants, seconds, keys) = match options.quick {
@@ -88,7 +129,7 @@ fn measure(options: &Options, figure: &str, title: &str, load: &str) -> Result<R
     let sweep = Sweep { work: Work::Script(SCRIPT, arguments), per_op: 1.0, tenants };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.push(format!("{keys} random keys are put before, measured for {seconds} s"));
-    report.notes.extend(NOTES.map(String::from));
+    report.notes.extend(NOTES.iter().chain(&LOCAL_NOTES).map(|note| note.to_string()));
     Ok(report)
 }
 

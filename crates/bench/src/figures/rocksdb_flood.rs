@@ -1,5 +1,5 @@
 //! `rocksdb-flood`: RocksDB's puts beside a neighbour who floods: Polytropon's question (SoCC '20)
-//! on a host that has not the CPUs for 32 tenants.
+//! on a host that has not the CPUs for 32 tenants. `ceph-flood`: the same on one Ceph cluster.
 //!
 //! One tenant runs `db_bench`, half gets and half puts, first alone, then while another writes 256
 //! KiB and syncs, over and over. Puts are synced or not: one that is not waits for the file system
@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::rocksdb::{self, SCRIPT};
 use super::sweep::available;
-use crate::place::{Ground, Place, Tenant, together};
+use crate::ceph::{Cluster, Way};
+use crate::place::{Ground, Place, Tenant, on_cluster, together};
 use crate::report::{Better, Report, align, number};
 use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
@@ -34,13 +35,25 @@ const PUTS: [([&str; 2], &str); 2] = [
 /// first.
 const LONGER: f64 = 0.5;
 
-const NOTES: [&str; 6] = [
+const NOTES: [&str; 3] = [
     "one db_bench: keys of 16 bytes, values of 1 KiB, block cache 1 MiB, memtables 8 MiB",
     "the flood: another tenant writes 256 KiB and syncs, again and again; flood_per_s: its rate",
+    "both tenants, their services too, share all CPUs",
+];
+
+/// On CephFS. The first is the baseline.
+const CEPH_WAYS: [Way; 4] = [Way::CephFuse, Way::CephFuseUncached, Way::Lane, Way::LaneFuse];
+
+const CEPH_NOTES: [&str; 2] = [
+    "each tenant has a directory and a Ceph client of its own, on one cluster, whose daemons share \
+     these CPUs, too",
+    "ceph-fuse: the kernel caches file data; no page cache: its client alone does",
+];
+
+const LOCAL_NOTES: [&str; 3] = [
     "ext4: both in one kernel file system in RAM; each: one on a loop device in RAM for each",
     "lane (ext4): a lane each, ext4 in user space on a volume in RAM; FUSE: without the library",
     "disk: both in one directory of the host's own file system; lane (ext4, disk): volumes there",
-    "both tenants, their services too, share all CPUs",
 ];
 
 /// Measures the p99 of puts.
@@ -48,16 +61,40 @@ const NOTES: [&str; 6] = [
 /// # Errors
 /// `db_bench` is missing, not root, or a tenant failed.
 pub fn run(options: &Options) -> Result<Report> {
+    let title = "rocksdb-flood: p99 of a RocksDB's puts, alone and beside a flood of fsyncs";
+    let report = Report::new("rocksdb-flood", title, "the tenant's", "p99 µs", Better::Lower);
+    measure(options, report, &PLACES, &LOCAL_NOTES)
+}
+
+/// The same on CephFS.
+///
+/// # Errors
+/// `db_bench` is missing, no cluster is named, not root, or a tenant failed.
+pub fn ceph(options: &Options) -> Result<Report> {
+    let cluster = Cluster::of(options)?;
+    let title = "ceph-flood: p99 of a RocksDB's puts on CephFS, alone and beside a flood of fsyncs";
+    let mut report = Report::new("ceph-flood", title, "the tenant's", "p99 µs", Better::Lower);
+    let places = on_cluster(cluster, &CEPH_WAYS, &mut report.notes);
+    let names: Vec<_> = places.iter().map(|place| place.name()).collect();
+    let chosen = options.chosen(&names)?.into_iter().map(|which| places[which]);
+    measure(options, report, &chosen.collect::<Vec<_>>(), &CEPH_NOTES)
+}
+
+fn measure(
+    options: &Options,
+    mut report: Report,
+    places: &[Place],
+    notes: &[&str],
+) -> Result<Report> {
     rocksdb::is_there()?;
     let (seconds, keys) = if options.quick { (1.0, "20000") } else { (5.0, "50000") };
     let ground = Ground::with_tenants(2)?;
-    let title = "rocksdb-flood: p99 of a RocksDB's puts, alone and beside a flood of fsyncs";
-    let mut report = Report::new("rocksdb-flood", title, "the tenant's", "p99 µs", Better::Lower);
-    let ready = available(&ground, &PLACES, &mut report);
+    let figure = report.figure.clone();
+    let ready = available(&ground, places, &mut report);
     report.baseline = ready.first().map(|(place, _)| place.name()).unwrap_or_default();
     for repeat in 0..options.repeats() {
         for (place, shared) in &ready {
-            progress(&format!("rocksdb-flood {}, repeat {}", place.name(), repeat + 1));
+            progress(&format!("{figure} {}, repeat {}", place.name(), repeat + 1));
             for ([alone, beside], sync) in PUTS {
                 let load = ["readrandomwriterandom", &seconds.to_string(), keys, sync];
                 let load = load.map(String::from);
@@ -73,7 +110,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     progress("");
     report.notes.push(format!("{keys} random keys are put before, measured for {seconds} s"));
-    report.notes.extend(NOTES.map(String::from));
+    report.notes.extend(NOTES.iter().chain(notes).map(|note| note.to_string()));
     crate::line!("{}", harm(&report));
     Ok(report)
 }

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::pools::{cpu_ticks, processes, processes_of};
 use crate::report::Report;
 use crate::tools::cpu_seconds;
-use crate::unions::{Union, Way};
+use crate::unions::{Ground, Union, Way};
 use crate::{Options, progress};
 
 /// The first is the baseline.
@@ -49,6 +49,13 @@ const NOTES: [&str; 5] = [
     "every answer is compared with that of the same program on the lower itself",
 ];
 
+const CEPH_NOTES: [&str; 2] = [
+    "the lower and all uppers are in one Ceph file system, each tenant's by a client of its own: \
+     fuse-overlayfs over ceph-fuse, or a lane over '--lower ceph:'; overlayfs takes no upper on \
+     FUSE",
+    "cpu_s has no ceph-fuse; unionfs-fuse is not measured",
+];
+
 /// How many tenants read at a time, one point after the other.
 pub(super) fn tenants(options: &Options) -> Vec<usize> {
     options.points(if options.quick { TENANTS_QUICK } else { TENANTS })
@@ -56,6 +63,8 @@ pub(super) fn tenants(options: &Options) -> Vec<usize> {
 
 /// What each tenant runs, and on what.
 pub(super) struct Reading<'a> {
+    /// Where it lies.
+    pub ground: &'a Ground,
     /// The shared lower.
     pub lower: &'a Path,
     /// The program: says `ready`, then answers each line with a line. It begins in the lower.
@@ -74,7 +83,12 @@ impl Reading<'_> {
     pub(super) fn measure(&self, options: &Options, report: &mut Report) -> Result<()> {
         let names: Vec<String> = WAYS.iter().map(|way| way.name().to_string()).collect();
         let chosen: Vec<Way> = options.chosen(&names)?.into_iter().map(|at| WAYS[at]).collect();
-        let ways = Way::available(&chosen, &mut report.notes);
+        let ways = Way::available(&self.ground.ways(&chosen), &mut report.notes);
+        if let Ground::Ceph(_) = self.ground {
+            report.figure = format!("ceph-{}", report.figure);
+            report.notes.extend(CEPH_NOTES.map(String::from));
+        }
+        self.ground.settle();
         ensure!(!ways.is_empty(), "nothing to measure is on this host");
         report.baseline = ways[0].name().to_string();
         let answer = self.answer()?;
@@ -111,7 +125,7 @@ impl Reading<'_> {
         let before = services(way)?;
         let lowers = [self.lower.to_path_buf()];
         let unions: Vec<Union> =
-            (0..count).map(|_| Union::mount(way, &lowers)).collect::<Result<_>>()?;
+            (0..count).map(|_| self.ground.mount(way, &lowers)).collect::<Result<_>>()?;
         let services: Vec<u32> = services(way)?.difference(&before).copied().collect();
         // After the unions, so that what still runs ends before they are unmounted.
         let start = |union: &Union| Tenant::start(union.program(self.program, self.arguments));
@@ -275,7 +289,7 @@ mod tests {
     use crate::report::Better;
 
     fn reading<'a>(lower: &'a Path, arguments: &'a [&'a str]) -> Reading<'a> {
-        Reading { lower, program: "sh", arguments, units: 1.0 }
+        Reading { ground: &Ground::Host, lower, program: "sh", arguments, units: 1.0 }
     }
 
     #[test]

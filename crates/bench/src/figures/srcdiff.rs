@@ -14,7 +14,8 @@ use polylane_base::rng::Rng;
 use super::shared_lower::{Reading, files_below};
 use crate::Options;
 use crate::report::{Better, Report};
-use crate::tools::command;
+use crate::tools::{command, path};
+use crate::unions::Ground;
 
 /// Names a directory with two trees, `old` and `new`.
 const TREES: &str = "POLYLANE_SOURCE_TREES";
@@ -48,8 +49,15 @@ pub fn run(options: &Options) -> Result<Report> {
     let title = "diff -r over two source trees on a shared lower, all tenants in total";
     let mut report = Report::new("srcdiff", title, "tenants", "files/s", Better::Higher);
     command("diff", &["--version"]).context("diff is missing: install diffutils")?;
-    let made = tempfile::tempdir().context("directory of source trees")?;
+    let ground = Ground::of(options)?;
+    let made = ground.lower()?;
     let lower = match std::env::var_os(TREES) {
+        Some(given) if options.ceph_conf.is_some() => {
+            // A lower is in the file system.
+            let given = Path::new(&given).join(".");
+            command("cp", &["-r", path(&given)?, path(made.path())?])?;
+            made.path().to_path_buf()
+        }
         Some(given) => PathBuf::from(given),
         None => {
             make_trees(made.path(), if options.quick { FILES_QUICK } else { FILES })?;
@@ -60,7 +68,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let whose = if lower == made.path() { "made up" } else { "given" };
     report.notes.push(format!("two trees, {whose}: {files} files, {} MiB", bytes >> 20));
     let arguments = ["-euc", SCRIPT];
-    Reading { lower: &lower, program: "sh", arguments: &arguments, units: files as f64 }
+    let (lower, units) = (&lower, files as f64);
+    Reading { ground: &ground, lower, program: "sh", arguments: &arguments, units }
         .measure(options, &mut report)?;
     Ok(report)
 }

@@ -82,8 +82,11 @@ impl Sweep {
                     let (load, name) = (self.work.name(), place.name());
                     progress(&format!("{load} {name} × {count}, repeat {}", repeat + 1));
                     let start = |index| self.work.start(*place, shared, index);
-                    let outcomes = together((0..*count).map(start).collect::<Result<_>>()?)?;
-                    self.record(report, &name, *count, &outcomes);
+                    let tenants = (0..*count).map(start).collect::<Result<_>>()?;
+                    let before = ground.cpu_seconds(*place);
+                    let outcomes = together(tenants)?;
+                    let beside = ground.cpu_seconds(*place) - before;
+                    self.record(report, (*place, &name), *count, (&outcomes, beside));
                     ground.tidy(*place, shared)?;
                 }
             }
@@ -102,7 +105,14 @@ impl Sweep {
         Ok(())
     }
 
-    fn record(&self, report: &mut Report, system: &str, count: usize, outcomes: &[Outcome]) {
+    /// `beside`: CPU time that was spent for the tenants, but not below their processes.
+    fn record(
+        &self,
+        report: &mut Report,
+        (place, system): (Place, &str),
+        count: usize,
+        (outcomes, beside): (&[Outcome], f64),
+    ) {
         let total = outcomes.iter().map(Outcome::rate).sum::<f64>() * self.per_op;
         let mean = |of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / count as f64;
         let p50 = mean(|outcome| outcome.latency.p50_ns) / 1000.0;
@@ -115,6 +125,11 @@ impl Sweep {
         extra.extend(latencies.into_iter().filter(|(_, us)| *us > 0.0));
         let kinds = by_kind(outcomes);
         extra.extend(kinds.iter().map(|(name, us)| (name.as_str(), *us)));
+        if let Place::Ceph(..) = place {
+            let ops: u64 = outcomes.iter().map(|outcome| outcome.ops).sum();
+            let spent = outcomes.iter().map(|outcome| outcome.cpu_seconds).sum::<f64>() + beside;
+            extra.push(("cpu_us", spent * 1e6 / ops.max(1) as f64));
+        }
         if outcomes.iter().any(|outcome| outcome.settle_seconds > 0.0) {
             let ops: u64 = outcomes.iter().map(|outcome| outcome.ops).sum();
             let until = |outcome: &Outcome| outcome.seconds + outcome.settle_seconds;

@@ -6,10 +6,12 @@ use std::ptr::{self, NonNull};
 
 use libc::{c_int, dirent64, flock64, off_t};
 use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, NO_FLAGS, RawDir, RawFile, RawMount, Stat, WANT, said};
 use super::mount::Mount;
+use crate::counters::Kind;
 
 /// Most bytes of one call: its result is an `int`.
 const CALL_BYTES_MAX: usize = 1 << 30;
@@ -27,6 +29,7 @@ unsafe impl Sync for OpenFile {}
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.mount.counters.handles.fetch_sub(1, Ordering::Relaxed);
         let (calls, mount, file) = self.call();
         // SAFETY: this object's own handle.
         let _ = unsafe { (calls.ceph_ll_close)(mount, file) };
@@ -37,6 +40,7 @@ impl OpenFile {
     /// Takes a handle over.
     pub(super) fn adopt(mount: &Arc<Mount>, raw: *mut RawFile) -> Result<OpenFile> {
         let raw = NonNull::new(raw).ok_or(Errno::EIO)?;
+        mount.counters.handles.fetch_add(1, Ordering::Relaxed);
         Ok(OpenFile { mount: mount.clone(), raw })
     }
 
@@ -50,7 +54,8 @@ impl OpenFile {
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let (at, len) = (into.as_mut_ptr().cast(), into.len().min(CALL_BYTES_MAX) as u64);
         // SAFETY: live objects; `len` bytes may be written at `at`.
-        said(unsafe { (calls.ceph_ll_read)(mount, file, offset, len, at) })
+        let read = || said(unsafe { (calls.ceph_ll_read)(mount, file, offset, len, at) });
+        self.mount.counters.timed(Kind::Read, read)
     }
 
     /// Writes at `offset`; how much.
@@ -59,7 +64,10 @@ impl OpenFile {
         let offset = i64::try_from(offset).map_err(|_| Errno::EFBIG)?;
         let (at, len) = (from.as_ptr().cast(), from.len().min(CALL_BYTES_MAX) as u64);
         // SAFETY: live objects; `len` bytes may be read at `at`.
-        said(unsafe { (calls.ceph_ll_write)(mount, file, offset, len, at) })
+        let write = || said(unsafe { (calls.ceph_ll_write)(mount, file, offset, len, at) });
+        let written = self.mount.counters.timed(Kind::Write, write)?;
+        self.mount.counters.wrote(written);
+        Ok(written)
     }
 
     /// fallocate(2) with `mode`.
@@ -90,7 +98,8 @@ impl OpenFile {
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
         let (calls, mount, file) = self.call();
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_fsync)(mount, file, data_only.into()) }).map(drop)
+        let sync = || said(unsafe { (calls.ceph_ll_fsync)(mount, file, data_only.into()) });
+        self.mount.counters.timed(Kind::Sync, sync).map(drop)
     }
 }
 

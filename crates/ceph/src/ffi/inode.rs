@@ -1,17 +1,19 @@
 //! Inodes of a mounted client, and their names.
 #![expect(unsafe_code, reason = "UNSAFETY: calls of a C library, whose pointers stay in here")]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use libc::statvfs64;
 use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, NO_FLAGS, RawInode, RawMount, RawPerms, Stat, WANT, c_string, said};
 use super::file::{DirStream, OpenFile};
 use super::mount::{Mount, Owner};
+use crate::counters::Kind;
 
 /// An inode, held.
 pub(crate) struct Inode {
@@ -26,6 +28,7 @@ unsafe impl Sync for Inode {}
 
 impl Drop for Inode {
     fn drop(&mut self) {
+        self.mount.counters.inodes.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: this object's own reference.
         let _ =
             unsafe { (self.mount.calls.ceph_ll_put)(self.mount.raw.as_ptr(), self.raw.as_ptr()) };
@@ -63,6 +66,7 @@ impl Inode {
     /// Takes a reference over.
     fn adopt(mount: &Arc<Mount>, node: *mut RawInode) -> Result<Inode> {
         let raw = NonNull::new(node).ok_or(Errno::ESTALE)?;
+        mount.counters.inodes.fetch_add(1, Ordering::Relaxed);
         Ok(Inode { mount: mount.clone(), raw })
     }
 
@@ -71,13 +75,18 @@ impl Inode {
         (&mount.calls, mount.raw.as_ptr(), self.raw.as_ptr(), mount.service.perms.as_ptr())
     }
 
+    /// Makes a call, and counts it; what the library said.
+    fn timed(&self, kind: Kind, call: impl FnOnce() -> c_int) -> Result<usize> {
+        said(self.mount.counters.timed(kind, call))
+    }
+
     /// What `name` stands for in this directory.
     pub(crate) fn lookup(&self, name: &[u8]) -> Result<(Inode, Stat)> {
         let (calls, mount, dir, perms) = self.call();
         let (name, mut node, mut stat) = (c_string(name)?, ptr::null_mut(), Stat::empty());
         let (to_node, to_stat) = (&raw mut node, &raw mut stat);
         // SAFETY: live objects; `node` takes a reference.
-        said(unsafe {
+        self.timed(Kind::Look, || unsafe {
             let name = name.as_ptr();
             (calls.ceph_ll_lookup)(mount, dir, name, to_node, to_stat, WANT, NO_FLAGS, perms)
         })?;
@@ -89,7 +98,7 @@ impl Inode {
         let (calls, mount, node, perms) = self.call();
         let mut stat = Stat::empty();
         // SAFETY: live objects.
-        said(unsafe {
+        self.timed(Kind::Look, || unsafe {
             (calls.ceph_ll_getattr)(mount, node, &raw mut stat, WANT, NO_FLAGS, perms)
         })?;
         Ok(stat)
@@ -99,7 +108,10 @@ impl Inode {
     pub(crate) fn change(&self, mut stat: Stat, mask: i32) -> Result<()> {
         let (calls, mount, node, perms) = self.call();
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_setattr)(mount, node, &raw mut stat, mask, perms) }).map(drop)
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_setattr)(mount, node, &raw mut stat, mask, perms)
+        })
+        .map(drop)
     }
 
     /// Makes a new name in this directory.
@@ -114,7 +126,7 @@ impl Inode {
         };
         let (want, none) = (WANT, NO_FLAGS);
         // SAFETY: live objects and C strings; `node` takes a reference.
-        said(unsafe {
+        self.timed(Kind::Change, || unsafe {
             match new {
                 New::Dir(mode) => {
                     (calls.ceph_ll_mkdir)(mount, dir, at, mode, to_node, to_stat, want, none, perms)
@@ -145,7 +157,7 @@ impl Inode {
         let mut file = ptr::null_mut();
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
         // SAFETY: live objects; `node` takes a reference, `file` a handle.
-        said(unsafe {
+        self.timed(Kind::Change, || unsafe {
             (calls.ceph_ll_create)(
                 mount,
                 dir,
@@ -169,7 +181,9 @@ impl Inode {
         let (calls, mount, node, perms) = self.call();
         let mut file = ptr::null_mut();
         // SAFETY: live objects; `file` takes a handle.
-        said(unsafe { (calls.ceph_ll_open)(mount, node, flags, &raw mut file, perms) })?;
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_open)(mount, node, flags, &raw mut file, perms)
+        })?;
         OpenFile::adopt(&self.mount, file)
     }
 
@@ -178,8 +192,10 @@ impl Inode {
         let (calls, mount, node, perms) = self.call();
         let name = c_string(name)?;
         // SAFETY: live objects of one mount.
-        said(unsafe { (calls.ceph_ll_link)(mount, node, dir.raw.as_ptr(), name.as_ptr(), perms) })
-            .map(drop)
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_link)(mount, node, dir.raw.as_ptr(), name.as_ptr(), perms)
+        })
+        .map(drop)
     }
 
     /// Removes a name of this directory that is none of a directory.
@@ -187,7 +203,10 @@ impl Inode {
         let (calls, mount, dir, perms) = self.call();
         let name = c_string(name)?;
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_unlink)(mount, dir, name.as_ptr(), perms) }).map(drop)
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_unlink)(mount, dir, name.as_ptr(), perms)
+        })
+        .map(drop)
     }
 
     /// Removes an empty directory of this one.
@@ -195,7 +214,10 @@ impl Inode {
         let (calls, mount, dir, perms) = self.call();
         let name = c_string(name)?;
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_rmdir)(mount, dir, name.as_ptr(), perms) }).map(drop)
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_rmdir)(mount, dir, name.as_ptr(), perms)
+        })
+        .map(drop)
     }
 
     /// Moves a name of this directory, and replaces what has the new one.
@@ -203,7 +225,7 @@ impl Inode {
         let (calls, mount, dir, perms) = self.call();
         let (from, to, to_dir) = (c_string(from)?, c_string(to)?, to_dir.raw.as_ptr());
         // SAFETY: live objects of one mount.
-        said(unsafe {
+        self.timed(Kind::Change, || unsafe {
             (calls.ceph_ll_rename)(mount, dir, from.as_ptr(), to_dir, to.as_ptr(), perms)
         })
         .map(drop)
@@ -215,7 +237,9 @@ impl Inode {
         let mut target = vec![0_u8; libc::PATH_MAX as usize];
         let (into, len) = (target.as_mut_ptr().cast(), target.len());
         // SAFETY: live objects; `len` bytes may be written at `into`.
-        let len = said(unsafe { (calls.ceph_ll_readlink)(mount, node, into, len, perms) })?;
+        let len = self.timed(Kind::Look, || unsafe {
+            (calls.ceph_ll_readlink)(mount, node, into, len, perms)
+        })?;
         target.truncate(len);
         Ok(target)
     }
@@ -224,7 +248,10 @@ impl Inode {
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
         let (calls, mount, node, _) = self.call();
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_sync_inode)(mount, node, data_only.into()) }).map(drop)
+        self.timed(Kind::Sync, || unsafe {
+            (calls.ceph_ll_sync_inode)(mount, node, data_only.into())
+        })
+        .map(drop)
     }
 
     /// An extended attribute.
@@ -234,7 +261,7 @@ impl Inode {
         let mut value = vec![0_u8; 64 << 10];
         let (into, len) = (value.as_mut_ptr().cast(), value.len());
         // SAFETY: live objects; `len` bytes may be written at `into`.
-        let len = said(unsafe {
+        let len = self.timed(Kind::Look, || unsafe {
             (calls.ceph_ll_getxattr)(mount, node, name.as_ptr(), into, len, perms)
         })?;
         value.truncate(len);
@@ -246,7 +273,7 @@ impl Inode {
         let (calls, mount, node, perms) = self.call();
         let (name, from, len) = (c_string(name)?, value.as_ptr().cast(), value.len());
         // SAFETY: live objects; `len` bytes may be read at `from`.
-        said(unsafe {
+        self.timed(Kind::Change, || unsafe {
             (calls.ceph_ll_setxattr)(mount, node, name.as_ptr(), from, len, flags, perms)
         })
         .map(drop)
@@ -258,7 +285,9 @@ impl Inode {
         let (mut names, mut needed) = (vec![0_u8; 64 << 10], 0);
         let (into, len) = (names.as_mut_ptr().cast(), names.len());
         // SAFETY: live objects; `len` bytes may be written at `into`.
-        said(unsafe { (calls.ceph_ll_listxattr)(mount, node, into, len, &raw mut needed, perms) })?;
+        self.timed(Kind::Look, || unsafe {
+            (calls.ceph_ll_listxattr)(mount, node, into, len, &raw mut needed, perms)
+        })?;
         names.truncate(needed);
         Ok(names)
     }
@@ -268,7 +297,10 @@ impl Inode {
         let (calls, mount, node, perms) = self.call();
         let name = c_string(name)?;
         // SAFETY: live objects.
-        said(unsafe { (calls.ceph_ll_removexattr)(mount, node, name.as_ptr(), perms) }).map(drop)
+        self.timed(Kind::Change, || unsafe {
+            (calls.ceph_ll_removexattr)(mount, node, name.as_ptr(), perms)
+        })
+        .map(drop)
     }
 
     /// Totals of the file system, or of the quota that holds here.

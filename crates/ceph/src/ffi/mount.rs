@@ -1,7 +1,7 @@
 //! A client of a cluster: before it is connected, and then.
 #![expect(unsafe_code, reason = "UNSAFETY: calls of a C library, whose pointers stay in here")]
 
-use std::ffi::{CStr, c_uint};
+use std::ffi::{CStr, c_int, c_uint};
 use std::ptr::{self, NonNull};
 
 use polylane_base::sync::Arc;
@@ -9,6 +9,7 @@ use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, RawMount, RawPerms, c_string, said};
 use super::library::Missing;
+use crate::counters::Counters;
 
 /// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
 const RECLAIM_RESET: c_uint = 1;
@@ -40,6 +41,22 @@ unsafe impl Send for Owner {}
 // SAFETY: as above.
 unsafe impl Sync for Owner {}
 
+/// Memory that is freed stays in each of the allocator's arenas up to this much. The library makes
+/// and frees buffers of an object's size (4 MiB) for each write into one that it caches; given back
+/// to the kernel each time, their pages would be faulted in anew.
+const FREED_BYTES_KEPT: c_int = 16 << 20;
+
+/// Largest buffer that is cut from a heap: the C library allows no larger one.
+const HEAP_BUFFER_BYTES_MAX: c_int = 32 << 20;
+
+fn keep_freed_memory() {
+    // SAFETY: parameters of the C library's allocator, which takes any value.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, HEAP_BUFFER_BYTES_MAX);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, FREED_BYTES_KEPT);
+    }
+}
+
 /// A client that is not connected yet.
 pub(crate) struct Unmounted {
     calls: Arc<Calls>,
@@ -53,6 +70,7 @@ impl Unmounted {
     /// A client of the Ceph user `client.ID`. Starts no thread.
     pub(crate) fn new(id: &str) -> Result<Result<Unmounted>, Missing> {
         let calls = Arc::new(Calls::load()?);
+        keep_freed_memory();
         Ok(c_string(id.as_bytes()).and_then(|id| {
             let mut raw = ptr::null_mut();
             // SAFETY: `raw` takes the new client, `id` is a C string.
@@ -106,7 +124,8 @@ impl Unmounted {
         }
         let root_perms = Owner::new(&self.calls, 0, 0)?;
         let raw = self.raw.take().ok_or(Errno::EINVAL)?;
-        Ok(Arc::new(Mount { calls: self.calls.clone(), raw, service: root_perms }))
+        let (calls, counters) = (self.calls.clone(), Counters::default());
+        Ok(Arc::new(Mount { calls, raw, service: root_perms, counters }))
     }
 }
 
@@ -125,6 +144,7 @@ pub(crate) struct Mount {
     pub(super) raw: NonNull<RawMount>,
     /// Root, whom nothing is refused: rights were checked above.
     pub(super) service: Owner,
+    pub(crate) counters: Counters,
 }
 
 // SAFETY: libcephfs may be called from any thread (its `client_lock`).
@@ -146,7 +166,8 @@ impl Mount {
     /// Writes everything back.
     pub(crate) fn sync(&self) -> Result<()> {
         // SAFETY: a mounted client.
-        said(unsafe { (self.calls.ceph_sync_fs)(self.raw.as_ptr()) }).map(drop)
+        let sync = || said(unsafe { (self.calls.ceph_sync_fs)(self.raw.as_ptr()) }).map(drop);
+        self.counters.synced(sync)
     }
 
     /// Who makes a new inode.

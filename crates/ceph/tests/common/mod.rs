@@ -5,7 +5,7 @@ pub mod cluster;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use polylane_ceph::{CephFs, Settings};
+use polylane_ceph::{Caching, CephFs, Settings};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind};
@@ -24,7 +24,7 @@ pub fn settings(cluster: &std::path::Path, root: &str) -> Settings {
         root: root.as_bytes().to_vec(),
         conf: cluster::conf(cluster),
         key: cluster::key(cluster),
-        cache_bytes: 32 << 20,
+        caching: Caching::of(32 << 20),
         session: format!("test-{}", DIRECTORIES.fetch_add(1, Ordering::Relaxed)),
         timeout: Duration::from_secs(30),
     }

@@ -47,6 +47,7 @@ mod stats;
 mod table;
 mod users;
 mod views;
+mod work;
 mod worker;
 
 use std::os::fd::OwnedFd;

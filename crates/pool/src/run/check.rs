@@ -87,6 +87,7 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     }
     let places = options.ceph_places();
     ceph::cluster(&places, &options.cluster)?;
+    check_client(options, places.is_empty())?;
     if options.cluster_user()?.is_none() && options.cluster != ClusterOptions::default() {
         return Err(Failure::usage(
             "--ceph-conf, --ceph-keyring and --timeout: only a lane on a cluster, or over layers \
@@ -118,6 +119,17 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses settings of a client of a Ceph file system that cannot be, or where there is none.
+fn check_client(options: &RunOptions, has_none: bool) -> Result<()> {
+    let client = &options.cluster.client;
+    match client.given() {
+        Some(option) if has_none => Err(Failure::usage(format!(
+            "{option}: only a lane on a Ceph file system, or over layers on one, has such a client"
+        ))),
+        _ => client.check(cache_bytes_limit(options.memory)),
+    }
 }
 
 /// Refuses what says how a volume, or its device, is used, for a lane that is on none.
@@ -160,9 +172,19 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         };
         return Err(Failure::usage(format!("{option}: {why}")));
     }
-    if !options.source.is_volume() {
-        let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
-        return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
+    let is_ceph = matches!(options.source, Source::Ceph(_));
+    if is_ceph && (options.write_back.journal_mode.is_some() || options.write_back.discard) {
+        return Err(Failure::usage(
+            "--journal-mode and --discard: only a lane on a volume has a journal and blocks to \
+             free",
+        ));
+    }
+    if !options.source.is_volume() && !is_ceph {
+        let why = match waits {
+            true => "a volume or a Ceph file system keeps changes back",
+            false => "a volume has a journal and blocks to free",
+        };
+        return Err(Failure::usage(format!("{option}: only a lane on {why}")));
     }
     let cache = cache_bytes_limit(options.memory);
     if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {

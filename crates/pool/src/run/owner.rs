@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_volume::{self as volume, log};
 
-use super::RunOptions;
+use super::{RunOptions, Source};
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName};
@@ -95,7 +95,7 @@ impl RunOptions {
         self.memory = record.memory;
         self.cpus.clone_from(&record.cpus);
         self.weight = self.weight.or(record.weight);
-        if self.source.is_volume() {
+        if self.source.is_volume() || matches!(self.source, Source::Ceph(_)) {
             let own = self.write_back.dirty_bytes_limit;
             self.write_back.dirty_bytes_limit = own.or(record.dirty_limit);
         }

@@ -41,6 +41,10 @@ const fn seconds(name: &'static str, at: &'static str, help: &'static str) -> Fa
     Family { name, of: Type::Counter, help, at, unit: NANOSECOND }
 }
 
+const fn microseconds(name: &'static str, at: &'static str, help: &'static str) -> Family {
+    Family { name, of: Type::Counter, help, at, unit: 1e-6 }
+}
+
 const FAMILIES: &[Family] = &[
     counter(
         "polylane_service_restarts_total",
@@ -76,6 +80,84 @@ const FAMILIES: &[Family] = &[
     gauge("polylane_dirty_bytes", "/service/vfs/dirty_bytes", "Bytes not written back yet."),
     gauge("polylane_size_bytes", "/service/files/size_bytes", "Size of the lane."),
     gauge("polylane_free_bytes", "/service/files/free_bytes", "What is free of it."),
+    counter(
+        "polylane_cluster_reads_total",
+        "/service/cluster/reads/calls",
+        "Reads by the lane's Ceph client.",
+    ),
+    counter(
+        "polylane_cluster_reads_waited_total",
+        "/service/cluster/reads/waited",
+        "Those that waited for the cluster.",
+    ),
+    microseconds(
+        "polylane_cluster_reads_seconds_total",
+        "/service/cluster/reads/total_us",
+        "Time of all of them.",
+    ),
+    counter("polylane_cluster_writes_total", "/service/cluster/writes/calls", "Writes by it."),
+    counter(
+        "polylane_cluster_writes_waited_total",
+        "/service/cluster/writes/waited",
+        "Those that waited for the cluster.",
+    ),
+    microseconds(
+        "polylane_cluster_writes_seconds_total",
+        "/service/cluster/writes/total_us",
+        "Time of all of them.",
+    ),
+    counter("polylane_cluster_syncs_total", "/service/cluster/syncs/calls", "Syncs by it."),
+    counter(
+        "polylane_cluster_syncs_waited_total",
+        "/service/cluster/syncs/waited",
+        "Those that waited for the cluster.",
+    ),
+    microseconds(
+        "polylane_cluster_syncs_seconds_total",
+        "/service/cluster/syncs/total_us",
+        "Time of all of them.",
+    ),
+    counter(
+        "polylane_cluster_looks_total",
+        "/service/cluster/looks/calls",
+        "Names and states that it was asked for.",
+    ),
+    counter(
+        "polylane_cluster_looks_waited_total",
+        "/service/cluster/looks/waited",
+        "Those that waited for the cluster.",
+    ),
+    microseconds(
+        "polylane_cluster_looks_seconds_total",
+        "/service/cluster/looks/total_us",
+        "Time of all of them.",
+    ),
+    counter(
+        "polylane_cluster_changes_total",
+        "/service/cluster/changes/calls",
+        "Changes of names and states by it.",
+    ),
+    counter(
+        "polylane_cluster_changes_waited_total",
+        "/service/cluster/changes/waited",
+        "Those that waited for the cluster.",
+    ),
+    microseconds(
+        "polylane_cluster_changes_seconds_total",
+        "/service/cluster/changes/total_us",
+        "Time of all of them.",
+    ),
+    gauge(
+        "polylane_cluster_unsynced_bytes",
+        "/service/cluster/unsynced_bytes",
+        "Bytes written since the Ceph client synced everything.",
+    ),
+    gauge(
+        "polylane_cluster_inodes_held",
+        "/service/cluster/inodes_held",
+        "Inodes that it holds, with capabilities of the MDS.",
+    ),
+    gauge("polylane_cluster_handles_open", "/service/cluster/handles_open", "Its open handles."),
     counter("polylane_volume_reads_total", "/service/volume/reads", "Reads of the volume's file."),
     counter("polylane_volume_writes_total", "/service/volume/writes", "Writes to it."),
     counter(
@@ -332,6 +414,7 @@ mod tests {
             },
             "service": {
                 "vfs": {"operations": 17, "dirty_bytes": 4096},
+                "cluster": {"reads": {"calls": 9, "total_us": 2_500_000}, "unsynced_bytes": 7},
                 "share": {"held_ns": 1_500_000_000_u64, "entitled_part": 0.25,
                     "latency_counts": counts, "latency_ns": 2_000_000},
             },
@@ -348,6 +431,9 @@ mod tests {
         assert_eq!(of("polylane_share_held_seconds_total"), Some(1.5));
         assert_eq!(of("polylane_share_entitled_ratio"), Some(0.25));
         assert_eq!(of("polylane_share_bound_written_bytes"), Some(6.0));
+        assert_eq!(of("polylane_cluster_reads_total"), Some(9.0));
+        assert_eq!(of("polylane_cluster_reads_seconds_total"), Some(2.5));
+        assert_eq!(of("polylane_cluster_unsynced_bytes"), Some(7.0));
         assert_eq!(scrape.value("polylane_operations_total", ("pool", strange)), Some(17.0));
         assert_eq!(scrape.value("polylane_operations_total", ("pool", "m")), None);
         for (name, of) in &scrape.types {

@@ -32,6 +32,7 @@ pub fn lines(stats: &Value) -> Vec<String> {
         ("page cache", of.cache()),
         ("volume read", of.traffic("/service/volume/read_bytes", "/service/volume/reads")),
         ("written", of.traffic("/service/volume/written_bytes", "/service/volume/writes")),
+        ("cluster", of.cluster()),
         ("share", of.share()),
         ("confined by", of.confined()),
     ];
@@ -105,6 +106,16 @@ impl Of<'_> {
             self.number("/service/shared_memory/clients")?,
             self.number("/service/fuse/requests")?,
         ))
+    }
+
+    fn cluster(&self) -> Option<String> {
+        let count =
+            |kind: &str, what: &str| self.number(&format!("/service/cluster/{kind}/{what}"));
+        let kinds = ["reads", "writes", "syncs", "looks", "changes"];
+        let sum = |what: &str| kinds.iter().map(|kind| count(kind, what)).sum::<Option<u64>>();
+        let unsynced = self.size("/service/cluster/unsynced_bytes")?;
+        let (calls, waited) = (sum("calls")?, sum("waited")?);
+        Some(format!("{calls} calls, {waited} waited for it; {unsynced} since a sync of all"))
     }
 
     fn cache(&self) -> Option<String> {
@@ -197,5 +208,16 @@ mod tests {
             "volume read  0 B in 0 requests",
         ];
         assert_eq!(lines(&attached), expected);
+    }
+
+    #[test]
+    fn a_lane_on_a_cluster_tells_of_its_client() {
+        let kind = |calls: u64, waited: u64| json!({ "calls": calls, "waited": waited });
+        let stats = json!({ "pool": "web", "pid": 7, "service": { "cluster": {
+            "reads": kind(9, 1), "writes": kind(3, 0), "syncs": kind(2, 2), "looks": kind(5, 0),
+            "changes": kind(1, 1), "unsynced_bytes": 4096,
+        } } });
+        let expected = "cluster      20 calls, 4 waited for it; 4 KiB since a sync of all";
+        assert!(lines(&stats).iter().any(|line| line == expected), "{:?}", lines(&stats));
     }
 }

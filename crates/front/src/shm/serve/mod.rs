@@ -130,6 +130,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         call.session.rights().revoke();
         return Err(Failure::UseKernel);
     }
+    call.before_slow(request)?;
     if !connection.other_owners {
         return served(call, request);
     }
@@ -241,6 +242,16 @@ impl<'a> Call<'a> {
     /// To be called before anything that can take long.
     fn blocking(&self) -> Result<(), Failure> {
         if self.may_block { Ok(()) } else { Err(Failure::HandOff) }
+    }
+
+    /// A request for which the files' own host is asked, when that takes long: then others are to
+    /// be served meanwhile. Syncs look at that themselves.
+    fn before_slow(&self, request: &FileRequest<'_>) -> Result<(), Failure> {
+        let waits = |work| !self.may_block && self.vfs().is_slow(work);
+        match request.work() {
+            Some(work) if waits(work) => Err(Failure::Wait),
+            _ => Ok(()),
+        }
     }
 
     /// To be called before what waits for a device, where there is one: a file system that is

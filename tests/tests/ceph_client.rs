@@ -1,0 +1,130 @@
+//! Settings of a lane's client of a Ceph file system, what `stats` says of it, and figures that
+//! need a cluster.
+//!
+//! `CEPH_CLUSTER` is the folder of a cluster that `tests/ceph/cluster.sh` started; `make test-ceph`
+//! starts one.
+
+use std::process::Command;
+
+use polylane_tests::binary;
+use polylane_tests::ceph::Cluster;
+use polylane_tests::host::{Host, refused, succeeds, text};
+use polylane_tests::pool::Run;
+use serde_json::Value;
+
+#[test]
+fn settings_of_a_client_that_cannot_be_are_refused() {
+    for (options, word) in [
+        ("--ceph a --ceph-cache 1M -- true", "--ceph-cache: from 8M to "),
+        ("--ceph a --memory 64M --ceph-cache 17M -- true", "--ceph-cache: from 8M to 16 MiB"),
+        ("--ceph a --ceph-cache lots -- true", "lots"),
+        ("--ceph a --ceph-read-ahead 1G -- true", "--ceph-read-ahead: at most 256M"),
+        ("--ceph a --ceph-threads 0 -- true", "--ceph-threads: from 1 to 256"),
+        ("--ceph a --ceph-threads 257 -- true", "--ceph-threads: from 1 to 256"),
+        ("--ceph a --ceph-threads many -- true", "many"),
+        ("--ceph a --dirty-limit 1K -- true", "--dirty-limit: from 1M to "),
+        ("--ceph a --flush-interval 1ms -- true", "--flush-interval: too short"),
+        ("--ceph a --journal-mode data -- true", "only a lane on a volume has a journal"),
+        ("--ceph a --discard -- true", "only a lane on a volume has a journal"),
+        ("--mem --ceph-cache 8M -- true", "--ceph-cache: only a lane on a Ceph file system"),
+        ("--mem --ceph-threads 4 -- true", "--ceph-threads: only a lane on a Ceph file system"),
+        (
+            "--volume rbd:p/i --ceph-read-ahead 0 -- true",
+            "--ceph-read-ahead: only a lane on a Ceph",
+        ),
+    ] {
+        let (status, line) = Run::new(options).refusal();
+        assert_eq!(status, 2, "{options}: {line}");
+        assert!(line.contains(word), "{options}: {line}");
+    }
+    let (status, line) = refused(&["mount", "--ceph-threads", "3"]);
+    assert_eq!(status, 2, "{line}");
+    assert!(line.contains("SOURCE"), "{line}");
+}
+
+#[test]
+fn a_figure_without_a_cluster_names_what_is_missing() {
+    let figures = ["ceph-calls", "ceph-seqread", "ceph-rbd", "ceph-rocksdb", "ceph-flood"];
+    for figure in figures {
+        let (status, line) = refused(&["bench", "run", figure, "--quick"]);
+        assert_eq!(status, 1, "{line}");
+        let is_tool = line.contains("db_bench is missing");
+        assert!(is_tool || line.contains("--ceph-conf DIR/ceph.conf"), "{figure}: {line}");
+    }
+    let (status, line) = refused(&["bench", "run", "synced", "--ceph-conf", "/x"]);
+    assert_eq!(status, 1, "{line}");
+    assert!(line.contains("takes no --ceph-conf"), "{line}");
+}
+
+/// The counters of the client of a host's only lane.
+fn counters(host: &Host) -> Value {
+    let mounts = host.mounts();
+    assert_eq!(mounts.len(), 1, "{mounts:?}");
+    let pool = mounts[0]["pool"].as_str().expect("a name");
+    let lane = format!("{pool}@{}", mounts[0]["service"]);
+    let said = succeeds(&["stats", "--json", "--pool", &lane]);
+    let all: Value = serde_json::from_str(&said).expect("JSON");
+    all[0]["service"]["cluster"].clone()
+}
+
+#[test]
+fn stats_show_what_the_client_of_a_lane_did() {
+    let test = "stats_show_what_the_client_of_a_lane_did";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    let host = Host::new();
+    let (pool, at) = (host.pool("client"), host.dir("at"));
+    let (conf, place) = (cluster.conf(), format!("ceph:cephfs:{}", cluster.directory("client")));
+    let settings = "--ceph-cache 16M --ceph-read-ahead 0 --ceph-threads 3 --dirty-limit 2M \
+                    --flush-interval 1s";
+    succeeds(&["pool", "create", &pool]);
+    let mut words = vec!["mount", "--pool", &pool, "--ceph-conf", text(&conf)];
+    words.extend(settings.split_whitespace());
+    words.extend([place.as_str(), text(&at)]);
+    succeeds(&words);
+    let number = |counters: &Value, pointer: &str| counters.pointer(pointer)?.as_u64();
+    let before = counters(&host);
+    assert_eq!(number(&before, "/writes/calls"), Some(0), "{before}");
+    std::fs::write(at.join("file"), vec![7; 3 << 20]).expect("a file");
+    let file = std::fs::File::open(at.join("file")).expect("the file");
+    file.sync_all().expect("a sync");
+    assert_eq!(std::fs::read(at.join("file")).expect("the file").len(), 3 << 20);
+    assert!(std::fs::metadata(at.join("none")).is_err());
+    let after = counters(&host);
+    for kind in ["reads", "writes", "syncs", "looks", "changes"] {
+        let of = |name: &str| number(&after, &format!("/{kind}/{name}"));
+        assert!(of("calls") > Some(0), "{kind}: {after}");
+        assert!(of("total_us") >= of("longest_us") && of("calls") >= of("waited"), "{after}");
+    }
+    assert!(number(&after, "/changes/waited") > Some(0), "a new name is the MDS's: {after}");
+    assert!(number(&after, "/inodes_held") >= Some(2), "{after}");
+    assert!(number(&after, "/handles_open") >= Some(1), "{after}");
+    // Of files that were synced alone, too.
+    assert!(number(&after, "/unsynced_bytes").is_some_and(|bytes| bytes <= 3 << 20), "{after}");
+    drop(file);
+    succeeds(&["umount", text(&at)]);
+    // A lane on no cluster has no such counters.
+    let volume = host.path("volume.img");
+    let source = format!("volume:{}", text(&volume));
+    succeeds(&["mount", "--pool", &pool, "--size", "64M", &source, text(&at)]);
+    assert!(counters(&host).is_null());
+    succeeds(&["umount", text(&at)]);
+}
+
+#[test]
+fn programs_of_a_lane_do_not_wait_for_each_others_calls_of_the_cluster() {
+    let test = "programs_of_a_lane_do_not_wait_for_each_others_calls_of_the_cluster";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    // More programs than the lane has workers wait for names of the MDS, and all of them go on.
+    let script = "cd /lane; for p in 1 2 3 4 5 6 7 8 9; do \
+                  (mkdir $p; for n in $(seq 30); do echo $n > $p/$n; mv $p/$n $p/m$n; done) & \
+                  done; wait; ls /lane/* | grep -c m";
+    for more in [&["--cpus", "0"][..], &["--no-preload"], &["--ceph-threads", "1"]] {
+        let dir = cluster.directory("beside");
+        let mut command = Command::new(binary());
+        command.arg("run").args(cluster.options(&format!("cephfs:{dir}")).split(' ')).args(more);
+        let output = command.args(["--", "sh", "-ec", script]).output().expect("polylane run");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.trim() == "270", "{more:?}: {said}{err}");
+    }
+}
