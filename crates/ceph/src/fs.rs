@@ -529,11 +529,7 @@ impl FileSystem for CephFs {
     }
 
     fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
-        let node = self.inodes.get(ino)?;
-        match node.open_handle() {
-            Some(file) => file.sync(data_only),
-            None => node.inode.sync(data_only),
-        }
+        self.inodes.get(ino)?.sync(data_only)
     }
 
     fn sync(&self, _: &OpCtx<'_>) -> Result<()> {

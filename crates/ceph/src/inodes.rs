@@ -9,6 +9,10 @@
 //! [`IDLE_TIME_MAX`]: as long as one that writes is open, the MDS lets no other host cache the
 //! file. A file whose last name goes keeps one, by which its data lives on.
 //!
+//! libcephfs tells of a write that failed behind its caller's back by the handles that are open
+//! then, once. So a handle that wrote stays open until it was synced, which the VFS does with every
+//! file that changed; without that, for [`UNSYNCED_TIME_MAX`].
+//!
 //! # Calls that do not end
 //!
 //! libcephfs 16.2 can leave a read or a write waiting for a capability that it was granted long
@@ -29,6 +33,9 @@ use crate::listing::Listing;
 
 /// How long an unused handle stays open.
 pub(crate) const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long one stays open that wrote and was not synced since.
+const UNSYNCED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The snapshot of inodes that are in none (`CEPH_NOSNAP`).
 const NO_SNAPSHOT: u64 = u64::MAX - 1;
@@ -73,12 +80,48 @@ struct Calls {
     ended: AtomicU64,
     /// How many had ended when that was looked at last.
     seen: AtomicU64,
+    /// Writes that ended.
+    written: AtomicU64,
+    /// How many had ended when the last sync began.
+    synced: AtomicU64,
+}
+
+impl Calls {
+    fn begin(&self) {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self, writes: bool) {
+        if writes {
+            self.written.fetch_add(1, Ordering::SeqCst);
+        }
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Runs a sync: what failed until then is told by it.
+    fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let written = self.written.load(Ordering::SeqCst);
+        let synced = sync();
+        self.synced.fetch_max(written, Ordering::SeqCst);
+        synced
+    }
+
+    /// Whether the handle may be closed that was not used for so long.
+    fn is_idle(&self, unused: Duration) -> bool {
+        if self.under_way.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let is_synced = self.synced.load(Ordering::SeqCst) == self.written.load(Ordering::SeqCst);
+        unused > if is_synced { IDLE_TIME_MAX } else { UNSYNCED_TIME_MAX }
+    }
 }
 
 /// A handle, for one call; counted.
 pub(crate) struct Call {
     node: Arc<Node>,
     file: Arc<OpenFile>,
+    writes: bool,
 }
 
 impl Deref for Call {
@@ -91,8 +134,7 @@ impl Deref for Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.node.calls.ended.fetch_add(1, Ordering::Relaxed);
-        self.node.calls.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.node.calls.end(self.writes);
     }
 }
 
@@ -166,6 +208,14 @@ impl Node {
         self.handle.lock().as_ref().map(|handle| handle.file.clone())
     }
 
+    /// Makes data, and the state unless `data_only`, durable.
+    pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
+        self.calls.sync(|| match self.open_handle() {
+            Some(file) => file.sync(data_only),
+            None => self.inode.sync(data_only),
+        })
+    }
+
     /// The last name is about to go: the data lives on as long as the VFS holds the inode.
     pub(crate) fn pin(&self) -> Result<()> {
         self.handle(true)?;
@@ -177,7 +227,7 @@ impl Node {
 
     /// Asks for the state if calls are under way and none has ended since this was called last.
     fn wake_calls(&self) {
-        let Calls { under_way, ended, seen } = &self.calls;
+        let Calls { under_way, ended, seen, .. } = &self.calls;
         let ended = ended.load(Ordering::Relaxed);
         if seen.swap(ended, Ordering::Relaxed) == ended && under_way.load(Ordering::Relaxed) > 0 {
             // Only that it is asked for counts.
@@ -190,8 +240,8 @@ impl Node {
         self.wake_calls();
         let mut place = self.handle.lock();
         let Some(handle) = place.as_ref() else { return false };
-        let is_used = now.saturating_duration_since(handle.used) <= IDLE_TIME_MAX;
-        if is_used || handle.pinned || self.calls.under_way.load(Ordering::Relaxed) > 0 {
+        let unused = now.saturating_duration_since(handle.used);
+        if handle.pinned || !self.calls.is_idle(unused) {
             return true;
         }
         let closed = place.take();
@@ -281,8 +331,8 @@ impl Inodes {
         if is_new {
             self.open.lock().push(Arc::downgrade(&node));
         }
-        node.calls.under_way.fetch_add(1, Ordering::Relaxed);
-        Ok(Call { node, file })
+        node.calls.begin();
+        Ok(Call { node, file, writes })
     }
 
     /// Keeps a handle that was opened with the inode.
@@ -317,5 +367,35 @@ impl Inner {
             *last += 1;
             Ino(OWN_NUMBER | *last)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_that_wrote_is_not_idle_until_it_was_synced() {
+        let (calls, unused) = (Calls::default(), IDLE_TIME_MAX * 2);
+        assert!(calls.is_idle(unused) && !calls.is_idle(IDLE_TIME_MAX));
+        calls.begin();
+        assert!(!calls.is_idle(unused), "a read is under way");
+        calls.end(false);
+        assert!(calls.is_idle(unused));
+        calls.begin();
+        calls.end(true);
+        assert!(!calls.is_idle(unused), "what it wrote may fail yet");
+        let failed = calls.sync(|| {
+            calls.begin();
+            calls.end(true);
+            Err(Errno::EIO)
+        });
+        assert_eq!(failed, Err(Errno::EIO));
+        assert!(!calls.is_idle(unused), "written during the sync");
+        assert_eq!(calls.sync(|| Ok(())), Ok(()));
+        assert!(calls.is_idle(unused));
+        calls.begin();
+        calls.end(true);
+        assert!(calls.is_idle(UNSYNCED_TIME_MAX * 2), "not for ever");
     }
 }
