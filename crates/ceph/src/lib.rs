@@ -49,5 +49,5 @@ pub use client::{Client, Watch};
 pub use connect::{Caching, Prepared, Settings, look};
 pub use direct::{Direct, DirectFile};
 pub use failure::Failure;
-pub use ffi::on_barred;
+pub use ffi::{calls_under_way, on_barred};
 pub use fs::CephFs;

@@ -9,7 +9,8 @@
 //!
 //! A thread that has nothing in hand may sleep for ever. The main thread always has something in
 //! hand: it listens with a time limit, and beats each time. It also says, in bit 2 of its word,
-//! whether any thread waits for a device: whoever waits for that thread is excused as well.
+//! whether any thread waits for a device or a cluster: threads that wait for that one are excused
+//! as well.
 
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;

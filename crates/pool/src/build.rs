@@ -158,8 +158,6 @@ pub(crate) struct Running {
     /// The files, or some of their layers, are on a cluster: its session ends with the last
     /// reference to them.
     on_cluster: bool,
-    /// Calls wait for a cluster, which may take as long as it is away.
-    waits_for_cluster: bool,
     /// Looks at the client of a Ceph file system.
     watch: Option<Watch>,
     /// Keeps its place among the lanes of its device.
@@ -228,7 +226,6 @@ pub(crate) fn start(
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
     let on_cluster = spec.cluster.is_some();
-    let waits_for_cluster = on_cluster || matches!(spec.backing, Backing::Image { .. });
     Ok(Running {
         confined,
         vfs,
@@ -237,7 +234,6 @@ pub(crate) fn start(
         disk,
         union,
         on_cluster,
-        waits_for_cluster,
         watch: client.as_ref().map(Client::watch),
         share_link: None,
         fuse,
@@ -495,9 +491,9 @@ impl Running {
         })
     }
 
-    /// Whether calls may wait for as long as a device, or a cluster, is away.
+    /// Whether a call is under way that lasts for as long as a device, or a cluster, is away.
     pub(crate) fn may_wait(&self) -> bool {
-        self.waits_for_cluster || uring::waiters() > 0
+        polylane_ceph::calls_under_way() > 0 || uring::waiters() > 0
     }
 
     /// Makes the files of the upper whole; says so on `control` when they are.

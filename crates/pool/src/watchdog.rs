@@ -6,10 +6,10 @@
 //! nobody looks either.
 //!
 //! A slow device is no hang. While a thread of the service waits in the kernel without being
-//! interruptible (`D` in /proc), or the service says that it waits for a ring, no worker is judged:
-//! it may wait for that one. Threads that tell the kernel of changes do not count: they wait for
-//! the kernel, and with it perhaps for this very service. The main thread waits for nobody, so only
-//! its own state excuses it.
+//! interruptible (`D` in /proc), or the service says that it waits for a ring or that a call of a
+//! cluster's client library is under way, no worker is judged: it may wait for that one. Threads
+//! that tell the kernel of changes do not count: they wait for the kernel, and with it perhaps for
+//! this very service. The main thread waits for nobody, so only its own state excuses it.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

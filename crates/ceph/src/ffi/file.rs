@@ -9,8 +9,8 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 
-use super::calls::{Calls, NO_FLAGS, RawDir, RawFile, RawMount, Stat, WANT, said};
-use super::mount::Mount;
+use super::calls::{NO_FLAGS, RawDir, RawFile, RawMount, Stat, WANT, said};
+use super::mount::{Counted, Mount};
 use crate::counters::Kind;
 
 /// Most bytes of one call: its result is an `int`.
@@ -44,8 +44,9 @@ impl OpenFile {
         Ok(OpenFile { mount: mount.clone(), raw })
     }
 
-    fn call(&self) -> (&Calls, *mut RawMount, *mut RawFile) {
-        (&self.mount.calls, self.mount.raw.as_ptr(), self.raw.as_ptr())
+    /// What every call with it takes; counted until its first part is dropped.
+    fn call(&self) -> (Counted<'_>, *mut RawMount, *mut RawFile) {
+        (self.mount.calls(), self.mount.raw.as_ptr(), self.raw.as_ptr())
     }
 
     /// Reads at `offset`; how much, 0 at the end.
@@ -116,7 +117,7 @@ impl Drop for DirStream {
     fn drop(&mut self) {
         // SAFETY: this object's own stream.
         let _ = unsafe {
-            (self.mount.calls.ceph_ll_releasedir)(self.mount.raw.as_ptr(), self.raw.as_ptr())
+            (self.mount.calls().ceph_ll_releasedir)(self.mount.raw.as_ptr(), self.raw.as_ptr())
         };
     }
 }
@@ -155,7 +156,7 @@ impl DirStream {
         let (mount, dir) = (self.mount.raw.as_ptr(), self.raw.as_ptr());
         let position = off_t::try_from(position).map_err(|_| Errno::EINVAL)?;
         // SAFETY: live objects.
-        unsafe { (self.mount.calls.ceph_seekdir)(mount, dir, position) };
+        unsafe { (self.mount.calls().ceph_seekdir)(mount, dir, position) };
         Ok(())
     }
 
@@ -169,8 +170,8 @@ impl DirStream {
         let no_node = ptr::null_mut();
         // SAFETY: live objects; no reference is asked for.
         let found = said(unsafe {
-            let read = self.mount.calls.ceph_readdirplus_r;
-            read(mount, dir, entry, stat, WANT, NO_FLAGS, no_node)
+            let calls = self.mount.calls();
+            (calls.ceph_readdirplus_r)(mount, dir, entry, stat, WANT, NO_FLAGS, no_node)
         })?;
         Ok((found > 0).then_some(listed))
     }

@@ -10,9 +10,9 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 
-use super::calls::{Calls, NO_FLAGS, RawInode, RawMount, RawPerms, Stat, WANT, c_string, said};
+use super::calls::{NO_FLAGS, RawInode, RawMount, RawPerms, Stat, WANT, c_string, said};
 use super::file::{DirStream, OpenFile};
-use super::mount::{Mount, Owner};
+use super::mount::{Counted, Mount, Owner};
 use crate::counters::Kind;
 
 /// An inode, held.
@@ -29,9 +29,9 @@ unsafe impl Sync for Inode {}
 impl Drop for Inode {
     fn drop(&mut self) {
         self.mount.counters.inodes.fetch_sub(1, Ordering::Relaxed);
+        let (calls, mount, node, _) = self.call();
         // SAFETY: this object's own reference.
-        let _ =
-            unsafe { (self.mount.calls.ceph_ll_put)(self.mount.raw.as_ptr(), self.raw.as_ptr()) };
+        let _ = unsafe { (calls.ceph_ll_put)(mount, node) };
     }
 }
 
@@ -50,13 +50,13 @@ impl Inode {
     pub(crate) fn root(mount: &Arc<Mount>) -> Result<Inode> {
         let mut node = ptr::null_mut();
         // SAFETY: `node` takes a reference.
-        said(unsafe { (mount.calls.ceph_ll_lookup_root)(mount.raw.as_ptr(), &raw mut node) })?;
+        said(unsafe { (mount.calls().ceph_ll_lookup_root)(mount.raw.as_ptr(), &raw mut node) })?;
         Inode::adopt(mount, node)
     }
 
     /// An inode by its number. `ESTALE`: there is none.
     pub(crate) fn by_number(mount: &Arc<Mount>, ino: u64) -> Result<Inode> {
-        let (calls, raw) = (&mount.calls, mount.raw.as_ptr());
+        let (calls, raw) = (mount.calls(), mount.raw.as_ptr());
         let mut node = ptr::null_mut();
         // SAFETY: `node` takes a reference; `struct inodeno_t` is passed as its one member is.
         said(unsafe { (calls.ceph_ll_lookup_inode)(raw, ino, &raw mut node) })?;
@@ -70,9 +70,10 @@ impl Inode {
         Ok(Inode { mount: mount.clone(), raw })
     }
 
-    fn call(&self) -> (&Calls, *mut RawMount, *mut RawInode, *const RawPerms) {
+    /// What every call with it takes; counted until its first part is dropped.
+    fn call(&self) -> (Counted<'_>, *mut RawMount, *mut RawInode, *const RawPerms) {
         let mount = &self.mount;
-        (&mount.calls, mount.raw.as_ptr(), self.raw.as_ptr(), mount.service.perms.as_ptr())
+        (mount.calls(), mount.raw.as_ptr(), self.raw.as_ptr(), mount.service.perms.as_ptr())
     }
 
     /// Makes a call, and counts it; what the library said.

@@ -8,6 +8,7 @@
 //!
 //! - An [`Inode`] holds one reference of libcephfs (`ceph_ll_put` gives it back), an [`OpenFile`]
 //!   one handle, a [`DirStream`] one stream. Each keeps the [`Mount`] alive, which ends last.
+//! - Every call that may wait for the cluster is counted ([`calls_under_way`]).
 //! - Every call takes the mount's own lock inside of libcephfs: all objects may be used from any
 //!   thread, but a [`DirStream`], which is one reader's.
 
@@ -18,6 +19,7 @@ mod inode;
 mod library;
 mod mount;
 mod rados;
+mod under_way;
 
 pub use calls::on_barred;
 pub(crate) use calls::{BARRED, Stat, change, check};
@@ -27,3 +29,4 @@ pub(crate) use inode::{Inode, New};
 pub(crate) use library::Missing;
 pub(crate) use mount::{Mount, Unmounted};
 pub(crate) use rados::{Cluster, Pool, Unconnected};
+pub use under_way::calls_under_way;

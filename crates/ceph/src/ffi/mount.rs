@@ -9,6 +9,7 @@ use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, RawMount, RawPerms, c_string, said};
 use super::library::Missing;
+use super::under_way::UnderWay;
 use crate::counters::Counters;
 
 /// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
@@ -140,7 +141,7 @@ impl Drop for Unmounted {
 
 /// A connected client. Thread-safe.
 pub(crate) struct Mount {
-    pub(super) calls: Arc<Calls>,
+    calls: Arc<Calls>,
     pub(super) raw: NonNull<RawMount>,
     /// Root, whom nothing is refused: rights were checked above.
     pub(super) service: Owner,
@@ -162,11 +163,18 @@ impl Drop for Mount {
     }
 }
 
+/// The library's functions, for a call that is counted until this is dropped.
+pub(super) type Counted<'a> = UnderWay<&'a Calls>;
+
 impl Mount {
+    pub(super) fn calls(&self) -> Counted<'_> {
+        UnderWay::new(&*self.calls)
+    }
+
     /// Writes everything back.
     pub(crate) fn sync(&self) -> Result<()> {
         // SAFETY: a mounted client.
-        let sync = || said(unsafe { (self.calls.ceph_sync_fs)(self.raw.as_ptr()) }).map(drop);
+        let sync = || said(unsafe { (self.calls().ceph_sync_fs)(self.raw.as_ptr()) }).map(drop);
         self.counters.synced(sync)
     }
 

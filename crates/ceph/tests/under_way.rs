@@ -1,0 +1,93 @@
+//! Calls that wait for a cluster are counted, those of threads and those to images, so that a
+//! supervisor tells a worker that waits from one that hangs.
+//!
+//! The cluster is `tests/ceph/cluster.sh`'s; `CEPH_CLUSTER` is its folder. Without it the test says
+//! so and passes: `make test-ceph` starts one. One test alone: the count is the process's.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{CTX, cluster, directory, mount, settings};
+use polylane_block::Sector;
+use polylane_block::wait::Waiter;
+use polylane_ceph::calls_under_way;
+use polylane_ceph::rbd;
+use polylane_sys::buffer::Buffer;
+use polylane_testkit::fs_suite::node;
+use polylane_vfs::fs::{FileSystem, Kind};
+
+/// OSDs that stand still until this is dropped.
+struct Stopped<'a>(&'a Path);
+
+impl Stopped<'_> {
+    fn new(cluster: &Path) -> Stopped<'_> {
+        let stopped = Stopped(cluster);
+        stopped.signal("-STOP");
+        stopped
+    }
+
+    fn signal(&self, signal: &str) {
+        for osd in ["osd.0", "osd.1"] {
+            let pid = std::fs::read_to_string(self.0.join(format!("run/{osd}.pid"))).unwrap();
+            assert!(Command::new("kill").args([signal, pid.trim()]).status().unwrap().success());
+        }
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.signal("-CONT");
+    }
+}
+
+/// Whether that becomes so, and stays so for longer than any call takes that does not wait.
+fn stays(is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    let mut since = None;
+    loop {
+        match (is_so(), since) {
+            (true, Some(begun)) if Instant::now() > begun + Duration::from_millis(500) => return,
+            (true, _) => since = since.or(Some(Instant::now())),
+            (false, _) => since = None,
+        }
+        assert!(Instant::now() < end, "{} calls", calls_under_way());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_call_that_waits_for_the_cluster_is_under_way_and_no_other() {
+    let Some(cluster) = cluster() else { return };
+    let fs = mount(settings(&cluster, &directory(&cluster)));
+    let dir = fs.root().unwrap().ino;
+    let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
+    let image = rbd::Settings {
+        user: "admin".to_string(),
+        pool: "rbd".to_string(),
+        image: format!("under-way-{}", std::process::id()),
+        snapshot: None,
+        conf: common::cluster::conf(&cluster),
+        key: common::cluster::key(&cluster),
+        timeout: Duration::from_secs(20),
+        session: "under-way".to_string(),
+        holder: "a test".to_string(),
+    };
+    let device = image.clone().prepare().unwrap().create(4 << 20).unwrap();
+    let (fs, waiter) = (&fs, &Waiter::new(device));
+    fs.write(&CTX, file.ino, 0, &mut &[1; 4096][..]).unwrap();
+    fs.fsync(&CTX, file.ino, false).unwrap();
+    stays(|| calls_under_way() == 0);
+    std::thread::scope(|scope| {
+        let stopped = Stopped::new(&cluster);
+        fs.write(&CTX, file.ino, 0, &mut &[2; 4096][..]).unwrap();
+        scope.spawn(|| fs.fsync(&CTX, file.ino, false).unwrap());
+        stays(|| calls_under_way() == 1);
+        scope.spawn(|| waiter.write(Sector(0), Buffer::copy_of(&[3; 4096]), true).unwrap());
+        stays(|| calls_under_way() == 2);
+        drop(stopped);
+    });
+    stays(|| calls_under_way() == 0);
+}
