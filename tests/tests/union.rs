@@ -199,6 +199,12 @@ fn a_lower_that_changed_is_named_and_spoils_one_file_alone() {
     let output = self::run(dir.path(), "--dir").script(script).output();
     assert_eq!(printed(&output), "newx8388608\n");
     assert_eq!(said(&output), "");
+    // What cannot be read can go.
+    fs::write(&big, b"short").expect("written");
+    let script =
+        "cd /lane && ! cat big && mv d/both small && mv small big && cat big && rm big && ls";
+    let output = self::run(dir.path(), "--dir").script(script).output();
+    assert_eq!(printed(&output), "y\nd\n");
 }
 
 /// A volume with a file that has two names, and one that is older than a directory's.

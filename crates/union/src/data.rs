@@ -23,6 +23,7 @@ use polylane_vfs::fs::{Fallocate, Piece, SeekFor, SetAttr, Sink, Source};
 
 use crate::Act;
 use crate::layer::Held;
+use crate::marks::Mark;
 use crate::node::{Below, Node};
 
 /// Files with no more of the lower's data than this are copied whole when they are written.
@@ -122,6 +123,7 @@ impl Act<'_> {
         len: usize,
         sink: &mut dyn Sink,
     ) -> Result<usize> {
+        self.check_data(node)?;
         let (upper, below) = {
             let state = node.state();
             (state.upper.clone(), state.below)
@@ -190,6 +192,7 @@ impl Act<'_> {
 
     /// The inode of the upper that a write goes to.
     pub(crate) fn written(&self, node: &Arc<Node>) -> Result<Held> {
+        self.check_data(node)?;
         self.copied_up(node)
     }
 
@@ -310,6 +313,7 @@ impl Act<'_> {
     /// that they wait. Its times stay. False: it is whole already.
     pub(crate) fn complete_in_steps(&self, node: &Node) -> Result<bool> {
         let mut at = 0u64;
+        self.check_data(node)?;
         loop {
             let _filling = node.filling();
             let (upper, below) = (node.upper(), node.state().below);
@@ -331,6 +335,9 @@ impl Act<'_> {
 
     /// A change of size, with what else is set.
     pub(crate) fn truncate(&self, node: &Arc<Node>, size: u64, set: &SetAttr) -> Result<()> {
+        if size > 0 {
+            self.check_data(node)?;
+        }
         let upper = match node.upper() {
             Some(upper) => upper,
             None => {
@@ -344,6 +351,9 @@ impl Act<'_> {
                 upper
             }
         };
+        if node.state().spoiled.is_some() {
+            return self.empty_spoiled(node, &upper, set);
+        }
         let _filling = node.filling_if_partial();
         let now = upper.attr(self.ctx)?.size;
         let Some(below) = node.state().below.filter(|_| size != now) else {
@@ -368,6 +378,15 @@ impl Act<'_> {
         if size < below.bound {
             self.cut_off(node, &upper, Some(Below { bound: size, ..below }), size);
         }
+        Ok(())
+    }
+
+    /// Cuts a file whose data cannot be read to nothing: it is whole then.
+    fn empty_spoiled(&self, node: &Node, upper: &Held, set: &SetAttr) -> Result<()> {
+        upper.fs().setattr(self.ctx, upper.ino(), set)?;
+        self.upper()?.remove_mark(self.ctx, upper.ino(), Mark::Metacopy)?;
+        let mut state = node.state();
+        (state.below, state.spoiled) = (None, None);
         Ok(())
     }
 
@@ -448,6 +467,7 @@ impl Act<'_> {
 
     /// `FileSystem::seek`. What is the lower's counts as data.
     pub(crate) fn seek(&self, node: &Node, offset: u64, target: SeekFor) -> Result<u64> {
+        self.check_data(node)?;
         let (upper, below) = {
             let state = node.state();
             (state.upper.clone(), state.below)

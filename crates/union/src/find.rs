@@ -17,7 +17,7 @@ use polylane_vfs::fs::{Attr, Kind};
 use crate::Act;
 use crate::layer::{Held, Layer};
 use crate::marks::{BLOCKS, Mark, Record};
-use crate::node::{Below, By, Lower, Node, Parts, Place, State};
+use crate::node::{Below, By, Lower, Node, Parts, Place, Spoiled, State};
 use crate::upper::CANARY;
 
 /// What a name leads to.
@@ -33,6 +33,7 @@ pub(crate) struct Found {
     lower_path: Vec<u8>,
     record: Option<Record>,
     below: Option<Below>,
+    spoiled: Option<Spoiled>,
     uncovered: Option<u32>,
 }
 
@@ -43,6 +44,8 @@ pub(crate) struct InLowers {
     pub(crate) attr: Option<Attr>,
     data: Option<Lower>,
     path: Vec<u8>,
+    /// It has no data of its own, and no lower has it.
+    is_lost: bool,
 }
 
 /// How the lowers are searched: by a name in the lowers of a directory, or by a path.
@@ -162,7 +165,7 @@ fn walk(ctx: &OpCtx<'_>, layer: &Arc<Layer>, path: &[u8], deeper: bool) -> Resul
 
 impl Act<'_> {
     /// What `name` in `dir` is; `None` for nothing. `ENOTDIR`; `EIO` where marks contradict each
-    /// other or what lies in the lowers is not what was recorded.
+    /// other. A file whose data cannot be read is found.
     pub(crate) fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
         dir.dir()?;
         if dir.state().is_removed || self.is_canary(dir, name) {
@@ -258,10 +261,18 @@ impl Act<'_> {
         (record, metacopy): (Option<Record>, Option<Vec<u8>>),
     ) -> Result<Found> {
         let mut all = found(None, lower);
-        all.below = match metacopy {
-            None => None,
-            Some(value) => self.below(&all, &attr, &record, &value)?,
-        };
+        match metacopy {
+            None => all.spoiled = None,
+            Some(_) if all.spoiled.is_some() => (),
+            Some(value) => match all.data.as_ref().or(all.lowers.first()) {
+                Some(data) => match self.below(data, &all.lower_path, &attr, (&record, &value)) {
+                    Ok(below) => all.below = below,
+                    Err(Errno::EIO) => all.spoiled = Some(Spoiled::Changed),
+                    Err(errno) => return Err(errno),
+                },
+                None => all.spoiled = Some(Spoiled::Lost),
+            },
+        }
         let links = held.mark(self.ctx, Mark::Nlink)?;
         let lower_links = all.lower_attr.map(|lower| lower.nlink);
         all.uncovered =
@@ -271,19 +282,18 @@ impl Act<'_> {
         Ok(all)
     }
 
-    /// What a file that is not whole still has in the lower.
+    /// What a file that is not whole still has in the lower. `EIO`: that is not what was recorded.
     fn below(
         &self,
-        all: &Found,
+        data: &Lower,
+        lower_path: &[u8],
         attr: &Attr,
-        record: &Option<Record>,
-        metacopy: &[u8],
+        (record, metacopy): (&Option<Record>, &[u8]),
     ) -> Result<Option<Below>> {
-        let data = all.data.as_ref().or(all.lowers.first()).ok_or(Errno::EIO)?;
         let lower = data.held.attr(self.ctx)?;
         let recorded = match record {
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
-                return Err(self.changed_below(data, &all.lower_path));
+                return Err(self.changed_below(data, lower_path));
             }
             Some(record) => record.bound.unwrap_or(lower.size),
             None if metacopy == BLOCKS => return Err(Errno::EIO),
@@ -293,6 +303,34 @@ impl Act<'_> {
         let whole = metacopy != BLOCKS && bound == lower.size && attr.size == lower.size;
         let below = Below { bound, mark_is_wide: bound < recorded, whole };
         Ok((bound > 0).then_some(below))
+    }
+
+    /// For what reads or changes the data of a file, or gives it another name: it can be read, or
+    /// can be again. `EIO`.
+    pub(crate) fn check_data(&self, node: &Node) -> Result<()> {
+        let (upper, spoiled) = {
+            let state = node.state();
+            (state.upper.clone(), state.spoiled)
+        };
+        let (spoiled, upper) = match (spoiled, upper) {
+            (None, _) => return Ok(()),
+            (Some(spoiled), Some(upper)) => (spoiled, upper),
+            (Some(_), None) => return Err(Errno::EIO),
+        };
+        let below = match (upper.mark(self.ctx, Mark::Metacopy)?, spoiled) {
+            (None, _) => None,
+            (Some(value), Spoiled::Changed) => {
+                let data = node.data.as_ref().or(node.lowers.first()).ok_or(Errno::EIO)?;
+                let record = upper.mark(self.ctx, Mark::Polylane)?;
+                let record = record.map(|value| Record::parse(&value)).transpose()?;
+                let attr = upper.attr(self.ctx)?;
+                self.below(data, &node.lower_path, &attr, (&record, &value))?
+            }
+            (Some(_), Spoiled::Lost) => return Err(Errno::EIO),
+        };
+        let mut state = node.state();
+        (state.below, state.spoiled) = (below, None);
+        Ok(())
     }
 
     /// Searches the lowers. `dirs`: directories alone, anything but directories, either.
@@ -333,7 +371,10 @@ impl Act<'_> {
             };
             let goes_on = match (is_dir, &mark) {
                 (true, mark) => mark.is_none(),
-                (false, Some(value)) if value == BLOCKS => return Err(Errno::EIO),
+                (false, Some(value)) if value == BLOCKS => {
+                    found.is_lost = true;
+                    false
+                }
                 (false, mark) => mark.is_some(),
             };
             let redirect = match goes_on && (deeper || !is_dir && !self.data_only.is_empty()) {
@@ -355,25 +396,29 @@ impl Act<'_> {
             }
         }
         if wants_data {
-            let path = data_path.ok_or(Errno::EIO)?;
-            found.data = Some(self.find_data(&path)?);
+            found.data = data_path.map(|path| self.find_data(&path)).transpose()?.flatten();
+            found.is_lost |= found.data.is_none();
         }
         Ok(found)
     }
 
-    /// The file at a path in the data-only lowers; `EIO` where there is none that has data.
-    fn find_data(&self, path: &[u8]) -> Result<Lower> {
+    /// The file at a path in the data-only lowers; `None` where there is none that has data.
+    fn find_data(&self, path: &[u8]) -> Result<Option<Lower>> {
         for (at, layer) in self.data_only.iter().enumerate() {
             // Whatever these layers' directories say of other layers is not asked.
-            if let Entry::Node(held, attr) = walk(self.ctx, layer, path, false)?.entry {
+            let entry = match walk(self.ctx, layer, path, false) {
+                Err(Errno::EIO) => return Ok(None),
+                walked => walked?.entry,
+            };
+            if let Entry::Node(held, attr) = entry {
                 let is_data = attr.kind == Kind::File
                     && held.mark(self.ctx, Mark::Metacopy)?.is_none()
                     && held.mark(self.ctx, Mark::Redirect)?.is_none();
                 let lower = Lower { index: self.lowers.len() + at, held };
-                return if is_data { Ok(lower) } else { Err(Errno::EIO) };
+                return Ok(is_data.then_some(lower));
             }
         }
-        Err(Errno::EIO)
+        Ok(None)
     }
 
     /// Looks for something in one lower.
@@ -429,6 +474,10 @@ impl Act<'_> {
         if let Some((held, _)) = &found.upper
             && let Some(node) = self.table.of_upper(held.ino(), by)
         {
+            // Also for those who have it open.
+            if found.spoiled.is_some() {
+                node.state().spoiled = found.spoiled;
+            }
             return Ok(node);
         }
         let identity = self.identity(&found);
@@ -473,6 +522,7 @@ impl Act<'_> {
                 upper: found.upper.as_ref().map(|(held, _)| held.clone()),
                 place,
                 below: found.below,
+                spoiled: found.spoiled,
                 uncovered: found.uncovered,
                 is_impure,
                 ..State::default()
@@ -488,7 +538,7 @@ pub(crate) fn in_upper(held: Held, attr: Attr) -> Found {
 
 /// What is in the upper and in the lowers.
 pub(crate) fn found(upper: Option<(Held, Attr)>, lower: InLowers) -> Found {
-    let InLowers { lowers, attr, data, path } = lower;
+    let InLowers { lowers, attr, data, path, is_lost } = lower;
     Found {
         upper,
         lowers,
@@ -497,6 +547,7 @@ pub(crate) fn found(upper: Option<(Held, Attr)>, lower: InLowers) -> Found {
         lower_path: path,
         record: None,
         below: None,
+        spoiled: is_lost.then_some(Spoiled::Lost),
         uncovered: None,
     }
 }

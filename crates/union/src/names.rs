@@ -99,6 +99,7 @@ impl Act<'_> {
         if node.kind == Kind::Dir {
             return Err(Errno::EPERM);
         }
+        self.check_data(node)?;
         let upper = self.upper()?;
         let dir_held = self.open_dir(dir)?;
         let gap = self.gap(dir, &dir_held, name)?;

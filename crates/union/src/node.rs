@@ -52,6 +52,15 @@ pub(crate) struct Below {
     pub(crate) whole: bool,
 }
 
+/// Why the data of a file that is not whole cannot be read. Its names can go nevertheless.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Spoiled {
+    /// The lower is not as it was recorded. It may be again.
+    Changed,
+    /// No lower has it.
+    Lost,
+}
+
 /// Where a node is in the union.
 #[derive(Clone)]
 pub(crate) struct Place {
@@ -70,6 +79,8 @@ pub(crate) struct State {
     pub(crate) place: Option<Place>,
     /// Of a file in the upper: what the lower still has.
     pub(crate) below: Option<Below>,
+    /// Of a file: its data cannot be read.
+    pub(crate) spoiled: Option<Spoiled>,
     /// Of a file with an entry in the index: names in the lowers that are not in the upper.
     pub(crate) uncovered: Option<u32>,
     /// A directory, or an inode of a lower, whose last name was removed.

@@ -118,6 +118,7 @@ impl Act<'_> {
         from: End<'_>,
         (to, to_held): (End<'_>, &Held),
     ) -> Result<()> {
+        self.check_data(moved)?;
         let held = self.copy_up(moved, None)?;
         self.cover(moved, from.0, from.1)?;
         self.redirect(moved, &held)?;

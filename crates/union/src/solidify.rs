@@ -69,6 +69,7 @@ impl Act<'_> {
             }
             let kind = found.kind();
             let node = self.node_for(By::Walk, dir, &name, found)?;
+            self.check_data(&node)?;
             let is_partial = node.state().below.is_some();
             match kind {
                 Kind::Dir => left.push(node),

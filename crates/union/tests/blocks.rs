@@ -12,7 +12,7 @@ use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 use polylane_union::{Layer, OpenError, Solid, Union, UpperOn};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, XattrMode};
+use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, SetTime, XattrMode};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -279,12 +279,106 @@ fn a_lower_that_changed_is_an_error() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let to = told.clone();
     fs.on_changed_lower(move |lower, path| to.lock().push((lower, path.to_vec())));
-    assert_eq!(Tree(&*fs).find("f"), Err(Errno::EIO));
-    assert_eq!(Tree(&*fs).find("f"), Err(Errno::EIO));
+    let cannot_be_read = || {
+        let found = Tree(&*fs).find("f").expect("its name is there");
+        let mut byte = [0];
+        fs.read(&OpCtx::service(), found.ino, 70_000, 1, &mut byte.as_mut_slice())
+            == Err(Errno::EIO)
+    };
+    assert!(cannot_be_read() && cannot_be_read());
     assert_eq!(*told.lock(), [(0, b"/f".to_vec())], "once");
     // The directory is not lost with it.
     assert_eq!(Tree(&*fs).names(""), ["f", "g"]);
     assert_eq!(Tree(&*fs).find("g").map(|attr| attr.size), Ok(1));
+}
+
+/// A union whose upper has parts of files whose lowers changed, or went, since.
+fn spoiled() -> (Fs, Fs, Arc<Union>) {
+    let (low, upper) = (memfs(), memfs());
+    let l = Tree(&*low);
+    l.mkdir("d");
+    for name in ["f", "g", "h", "d/f", "gone"] {
+        l.file(name, &pattern(200_000, 3));
+    }
+    l.link("g", "same");
+    let fs = union(&[&low], Some(&upper));
+    for name in ["f", "g", "h", "d/f", "gone"] {
+        Tree(&*fs).write(Tree(&*fs).ino(name), 70_000, b"new");
+    }
+    drop(fs);
+    for name in ["f", "g", "h", "d/f"] {
+        l.truncate(l.ino(name), 100_000);
+    }
+    l.unlink("gone");
+    let fs = union(&[&low], Some(&upper));
+    (low, upper, fs)
+}
+
+/// Nothing is read of them, and nothing mixed; what needs no data is done.
+#[test]
+fn files_whose_lower_changed_can_go() {
+    let (low, upper, fs) = spoiled();
+    let (u, ctx) = (Tree(&*fs), &OpCtx::service());
+    let new = u.file("new", b"new");
+    for name in ["f", "g", "same", "h", "d/f", "gone"] {
+        let ino = u.ino(name);
+        let refused = Err(Errno::EIO);
+        let mut byte = [0];
+        assert_eq!(fs.read(ctx, ino, 70_000, 1, &mut byte.as_mut_slice()), refused, "{name}");
+        assert_eq!(fs.write(ctx, ino, 0, &mut &b"x"[..]), refused, "{name}");
+        assert_eq!(fs.seek(ctx, ino, 0, SeekFor::Data), Err(Errno::EIO), "{name}");
+        let punch = fs.fallocate(ctx, ino, Fallocate::PunchHole, 0, 4096);
+        assert_eq!(punch, Err(Errno::EIO), "{name}");
+        let cut = SetAttr { size: Some(10), ..SetAttr::default() };
+        assert_eq!(fs.setattr(ctx, ino, &cut), Err(Errno::EIO), "{name}");
+        let mode = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        assert_eq!(fs.setattr(ctx, ino, &mode).map(|attr| attr.perm), Ok(0o600), "{name}");
+        assert_eq!(u.rename(name, "other"), Err(Errno::EIO), "its marks stay where they are");
+    }
+    assert!(fs.solidify().is_err(), "nothing is made of zeros");
+    u.unlink("f");
+    u.rename("new", "h").expect("replaces it");
+    assert_eq!(u.ino("h"), new);
+    u.unlink("d/f");
+    fs.rmdir(ctx, u.ino(""), b"d").expect("nothing is left in it");
+    u.unlink("g");
+    u.unlink("same");
+    // Cut to nothing, a file needs no lower.
+    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+    assert_eq!(fs.setattr(ctx, u.ino("gone"), &empty).map(|attr| attr.size), Ok(0));
+    u.write(u.ino("gone"), 100_000, b"again");
+    let again = [&[0; 100_000][..], b"again"].concat();
+    assert_eq!(u.read(u.ino("gone")), again);
+    drop(fs);
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    assert_eq!(u.names(""), ["gone", "h"]);
+    assert_eq!((u.read(u.ino("gone")), u.read(u.ino("h"))), (again, b"new".to_vec()));
+}
+
+/// A file that was open when its lower changed is no mixture for its readers once that is known,
+/// and is read again when the lower is as it was.
+#[test]
+fn a_lower_that_is_put_back_is_read_again() {
+    let (low, upper) = (memfs(), memfs());
+    let (l, ctx) = (Tree(&*low), &OpCtx::service());
+    let ino = l.file("f", &pattern(200_000, 3));
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let open = u.ino("f");
+    u.write(open, 70_000, b"new");
+    let mtime = low.getattr(ctx, ino).expect("there").mtime;
+    l.write(ino, 150_000, b"changed");
+    assert_eq!(u.ino("f"), open);
+    let mut bytes = [0; 7];
+    let read = fs.read(ctx, open, 150_000, 7, &mut bytes.as_mut_slice());
+    assert_eq!(read, Err(Errno::EIO));
+    l.write(ino, 150_000, &pattern(200_000, 3)[150_000..150_007]);
+    let back = SetAttr { mtime: Some(SetTime::At(mtime)), ..SetAttr::default() };
+    low.setattr(ctx, ino, &back).expect("set");
+    assert_eq!(u.read(open)[70_000..70_003], *b"new");
+    u.rename("f", "g").expect("moves");
+    assert_eq!(u.read(u.ino("g")).len(), 200_000);
 }
 
 #[test]
