@@ -179,8 +179,8 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
             scope.spawn(|| serving.drop_pages(Level::Slots)),
             scope.spawn(|| serving.drop_pages(Level::Own)),
             scope.spawn(|| serving.drop_names()),
-            scope.spawn(|| serving.drop_states()),
         ];
+        let states = scope.spawn(|| serving.drop_states());
         let deferred = [&serving.deferred, &serving.fills]
             .map(|queue| scope.spawn(|| serving.run_deferred(queue)));
         if options.incarnation > 0 {
@@ -195,7 +195,8 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         let readers: Vec<_> = marks.each().map(read).collect();
         let result = wait_for_end(stop, ended);
         // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
-        // for the notifiers. From here on nobody waits for a notification any more.
+        // for the notifiers. From here on nobody waits for a notification any more but for those of
+        // states, which the deferred thread's last replies come after.
         session.lane.notifier.stop();
         notifiers.into_iter().for_each(|notifier| {
             let _end = notifier.join();
@@ -205,6 +206,8 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         deferred.into_iter().for_each(|thread| {
             let _end = thread.join();
         });
+        session.lane.notifier.finish_states();
+        let _end = states.join();
         serving.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {

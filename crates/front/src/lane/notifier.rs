@@ -29,7 +29,8 @@
 //! # Invariants
 //!
 //! - A waiter returns after every notification it asked for was taken by the kernel or refused by
-//!   it, or after the notifier stopped.
+//!   it, or after the notifier stopped. States that are owed are told before it stops: an answer
+//!   that waits for one is not sent too early by a service that ends.
 //! - Without a FUSE session there is nobody to notify: waiting returns at once.
 //! - At most `NAMES_MAX` names wait, or as many as the kernel knows inodes, and those that are
 //!   owed; what is more is left to the kernel's own memory pressure.
@@ -206,15 +207,21 @@ impl<T> Queue<T> {
         self.1.notify_all();
     }
 
+    /// Takes no more work; what there is will be done.
+    fn finish(&self) {
+        self.0.lock().1 = false;
+        self.1.notify_all();
+    }
+
     /// The next piece of work; `None` once stopped.
     fn next(&self) -> Option<T> {
         let mut queue = self.0.lock();
         loop {
-            if !queue.1 {
-                return None;
-            }
             if let Some(work) = queue.0.pop_front() {
                 return Some(work);
+            }
+            if !queue.1 {
+                return None;
             }
             queue = self.1.wait(queue);
         }
@@ -390,12 +397,17 @@ impl Notifier {
         self.states.set_running(true);
     }
 
-    /// Lets the threads end and every waiter go.
+    /// Lets the threads of pages and names end, and every waiter for these go.
     pub(crate) fn stop(&self) {
         *self.kernel.lock() = None;
         self.pages.iter().for_each(|queue| queue.set_running(false));
         self.names.set_running(false);
-        self.states.set_running(false);
+    }
+
+    /// Lets the thread of states end once it has told the kernel all that is owed: replies wait for
+    /// that.
+    pub(crate) fn finish_states(&self) {
+        self.states.finish();
     }
 
     /// The next job of a pages thread; `None` once stopped.
@@ -423,6 +435,32 @@ mod tests {
 
     impl Kernel for Blocked {
         fn grow(&self, _node_id: u64, _size: u64) {}
+    }
+
+    /// A service that is replaced answers what waits for a state to be told: not before, and not
+    /// never.
+    #[test]
+    fn states_that_are_owed_are_told_before_the_end() {
+        let notifier = Arc::new(Notifier::default());
+        notifier.start(Arc::new(Blocked));
+        (1..=3).for_each(|node| notifier.owe_state(node));
+        notifier.stop();
+        notifier.finish_states();
+        let told = Arc::new(AtomicU64::new(0));
+        let waits = thread::spawn({
+            let (notifier, told) = (notifier.clone(), told.clone());
+            move || {
+                notifier.settle_states();
+                told.load(Ordering::SeqCst)
+            }
+        });
+        assert!(notifier.owes(), "nothing is thrown away");
+        while let Some(state) = notifier.next_state() {
+            told.fetch_add(state.node_id, Ordering::SeqCst);
+        }
+        assert_eq!(waits.join().expect("answered"), 6, "answered after the last");
+        notifier.owe_state(4);
+        notifier.settle_states();
     }
 
     #[test]
