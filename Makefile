@@ -58,7 +58,7 @@ test-containers:
 # Lanes on a Ceph file system: a cluster of two OSDs and two MDS is started here, for minutes.
 test-ceph:
 	@scripts/setup.sh build test ceph
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build tools
 	@scripts/test-ceph.sh
 
 # Front ends on kernels that have them, and whole machines on volumes: Debian's kernels under QEMU,

@@ -24,7 +24,16 @@ trap stop EXIT
 trap 'exit 130' INT TERM
 tests/ceph/cluster.sh start "$cluster" >&2
 export CEPH_CLUSTER="$cluster"
+# POLYLANE_CEPH_ALL: also what is for tables alone, and what each suite says, as in a campaign.
+all=${POLYLANE_CEPH_ALL:+--include-ignored --nocapture}
+tests() { # threads, programs …
+    threads=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    cargo test --quiet --release --package polylane-tests "$@" -- --test-threads "$threads" $all
+}
 cargo test --quiet --release --package polylane-ceph
-cargo test --quiet --release --package polylane-tests --test ceph --test ceph_client --test ceph_hosts --test rbd -- --test-threads 2
+tests 2 --test ceph --test ceph_client --test ceph_hosts --test ceph_killed --test ceph_suites \
+    --test rbd
 # Each of these changes the cluster.
-cargo test --quiet --release --package polylane-tests --test ceph_loss -- --test-threads 1
+tests 1 --test ceph_loss

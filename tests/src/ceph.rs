@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::host::until;
 use crate::{binary, skip, unavailable};
 
 /// A cluster, by its folder.
@@ -81,7 +82,45 @@ impl Cluster {
         sessions.filter_map(|one| one["id"].as_u64()).collect()
     }
 
-    /// Bars the clients that have this directory mounted.
+    /// All sessions of clients, by their numbers.
+    ///
+    /// # Panics
+    /// The MDS does not say.
+    pub fn all_sessions(&self) -> Vec<u64> {
+        let listed = self.ceph("tell mds.cephfs:0 session ls -f json");
+        let list: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        let sessions = list.as_array().expect("a list").iter();
+        sessions.filter_map(|one| one["id"].as_u64()).collect()
+    }
+
+    /// The addresses of the clients that have this directory mounted.
+    ///
+    /// # Panics
+    /// The MDS does not say.
+    pub fn addresses(&self, root: &str) -> Vec<String> {
+        let listed = self.ceph("tell mds.cephfs:0 session ls -f json");
+        let list: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        let of_root = |one: &&serde_json::Value| one["client_metadata"]["root"] == root;
+        let sessions = list.as_array().expect("a list").iter().filter(of_root);
+        let address = |one: &serde_json::Value| {
+            let entity = &one["entity"]["addr"];
+            let (address, nonce) = (entity["addr"].as_str()?, entity["nonce"].as_u64()?);
+            Some(format!("{address}/{nonce}"))
+        };
+        sessions.map(|one| address(one).expect("an address")).collect()
+    }
+
+    /// Has the OSDs alone bar clients, as `ceph osd blocklist add` does: the MDS goes on with them.
+    ///
+    /// # Panics
+    /// The monitor does not do it.
+    pub fn bar(&self, addresses: &[String]) {
+        for address in addresses {
+            self.ceph(&format!("osd blocklist add {address}"));
+        }
+    }
+
+    /// Has the MDS bar the clients that have this directory mounted.
     pub fn evict(&self, root: &str) {
         for id in self.sessions(root) {
             self.ceph(&format!("tell mds.cephfs:0 client evict id={id}"));
@@ -92,6 +131,29 @@ impl Cluster {
     pub fn without(&self, daemon: &'static str) -> Killed {
         self.daemon("kill", daemon);
         Killed { cluster: self.clone(), daemon }
+    }
+
+    /// Makes a pool that has data full, by a quota, until this is dropped.
+    ///
+    /// # Panics
+    /// It does not become full.
+    pub fn with_full_pool(&self, pool: &'static str) -> Full {
+        let full = Full { cluster: self.clone(), pool: Some(pool) };
+        self.ceph(&format!("osd pool set-quota {pool} max_bytes 1"));
+        full.until(pool, true);
+        full
+    }
+
+    /// Makes the whole cluster full, as one whose OSDs have reached `full_ratio`, until this is
+    /// dropped.
+    ///
+    /// # Panics
+    /// It does not become full.
+    pub fn full(&self) -> Full {
+        let full = Full { cluster: self.clone(), pool: None };
+        full.set_ratios(["0.001", "0.002", "0.003"]);
+        full.until("cephfs_data", true);
+        full
     }
 
     fn daemon(&self, action: &str, daemon: &str) {
@@ -125,6 +187,50 @@ pub struct Killed {
 impl Drop for Killed {
     fn drop(&mut self) {
         self.cluster.daemon("begin", self.daemon);
+    }
+}
+
+/// A pool, or a cluster, that is full; dropped, it has room again.
+#[derive(Debug)]
+pub struct Full {
+    cluster: Cluster,
+    /// `None`: the cluster.
+    pool: Option<&'static str>,
+}
+
+impl Full {
+    /// Those of nearly full, too full to be filled with others' data, and full.
+    fn set_ratios(&self, ratios: [&str; 3]) {
+        for (word, ratio) in ["nearfull", "backfillfull", "full"].iter().zip(ratios) {
+            self.cluster.ceph(&format!("osd set-{word}-ratio {ratio}"));
+        }
+    }
+
+    fn until(&self, pool: &str, is_full: bool) {
+        until("a pool is full, or not", || {
+            let listed = self.cluster.ceph("osd pool ls detail -f json");
+            let list: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+            let found =
+                list.as_array().expect("a list").iter().find(|one| one["pool_name"] == pool);
+            let flags = found.expect("the pool")["flags_names"].as_str().expect("flags");
+            flags.split(',').any(|flag| flag == "full") == is_full
+        });
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        match self.pool {
+            Some(pool) => {
+                drop(self.cluster.ceph(&format!("osd pool set-quota {pool} max_bytes 0")))
+            }
+            None => self.set_ratios(["0.85", "0.9", "0.95"]),
+        }
+        match std::thread::panicking() {
+            false => self.until(self.pool.unwrap_or("cephfs_data"), false),
+            // For the tests that follow; nothing may fail any more.
+            true => std::thread::sleep(std::time::Duration::from_secs(10)),
+        }
     }
 }
 

@@ -118,7 +118,8 @@ fn programs_of_a_lane_do_not_wait_for_each_others_calls_of_the_cluster() {
     let script = "cd /lane; for p in 1 2 3 4 5 6 7 8 9; do \
                   (mkdir $p; for n in $(seq 30); do echo $n > $p/$n; mv $p/$n $p/m$n; done) & \
                   done; wait; ls /lane/* | grep -c m";
-    for more in [&["--cpus", "0"][..], &["--no-preload"], &["--ceph-threads", "1"]] {
+    let timed = &["--cpus", "0", "--timeout", "60s"];
+    for more in [&["--cpus", "0"][..], &["--no-preload"], &["--ceph-threads", "1"], timed] {
         let dir = cluster.directory("beside");
         let mut command = Command::new(binary());
         command.arg("run").args(cluster.options(&format!("cephfs:{dir}")).split(' ')).args(more);

@@ -54,6 +54,18 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(String::from).collect()
 }
 
+/// Lanes on a cluster, for longer than `make test-ceph`.
+fn ceph() -> Part {
+    let env = [
+        ("POLYLANE_CEPH_ALL", "1"),
+        ("POLYLANE_CEPH_FSX", "100000"),
+        ("POLYLANE_CEPH_CUT", "60"),
+        ("POLYLANE_KILLS", "50"),
+    ];
+    let env = env.map(|(name, value)| (name, value.to_string())).to_vec();
+    Part { name: "ceph", command: words("scripts/test-ceph.sh"), env, repeat_seconds: 0 }
+}
+
 fn parts(seconds: u64) -> Vec<Part> {
     // What works in the test's own process is built to be fast, with every check.
     let room = |tests: &str| words(&format!("cargo test {PROFILE} -p polylane-ext4 {tests}"));
@@ -131,7 +143,8 @@ fn parts(seconds: u64) -> Vec<Part> {
 /// A part failed, or its results cannot be written.
 pub fn run(root: &Path, names: &[String]) -> Result<()> {
     let seconds = std::env::var("POLYLANE_CAMPAIGN_SECONDS").ok().and_then(|s| s.parse().ok());
-    let parts = parts(seconds.unwrap_or(3600));
+    let mut parts = parts(seconds.unwrap_or(3600));
+    parts.push(ceph());
     if let Some(unknown) = names.iter().find(|name| !parts.iter().any(|part| part.is(name))) {
         bail!("no part is called '{unknown}'");
     }

@@ -7,8 +7,11 @@
 use std::ffi::CString;
 use std::time::Duration;
 
+use polylane_base::Errno;
+
 use crate::client::Client;
 use crate::conf;
+use crate::deadline;
 use crate::failure::Failure;
 use crate::ffi::{Unmounted, check};
 
@@ -90,6 +93,9 @@ pub fn look() -> Result<(), Failure> {
     check().map_err(Failure::from)
 }
 
+/// How much longer than its own limits the library may take to say that one was reached.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
 /// A client that has read all its files.
 pub struct Prepared {
     client: Unmounted,
@@ -98,11 +104,14 @@ pub struct Prepared {
 
 /// Rights were checked above, which libcephfs calls "by FUSE" for its calls by inode. The size of a
 /// directory is a number of names: that of the bytes below it, which the library would give, comes
-/// late, and tar takes a directory that grows for one that changes.
-const OPTIONS: [(&str, &str); 3] = [
+/// late, and tar takes a directory that grows for one that changes. Before a client first reads or
+/// writes in a pool, libcephfs would ask by a write whether it may, which waits while the pool is
+/// full.
+const OPTIONS: [(&str, &str); 4] = [
     ("client_permissions", "false"),
     ("fuse_default_permissions", "true"),
     ("client_dirsize_rbytes", "false"),
+    ("client_check_pool_perm", "false"),
 ];
 
 impl Settings {
@@ -134,9 +143,13 @@ impl Prepared {
     /// See [`Failure`].
     pub fn mount(self) -> Result<Client, Failure> {
         let Settings { fs, root, timeout, session, .. } = self.settings;
-        let timeout = u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX);
-        let mount = self.client.mount(fs.as_deref(), &root, (timeout, &session));
-        mount.and_then(|mount| Client::new(mount, root)).map_err(Failure::Mount)
+        let seconds = u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX);
+        let (client, at) = (self.client, root.clone());
+        let mount = move || client.mount(fs.as_deref(), &at, (seconds, &session));
+        // The library has a limit for monitors, and none for an MDS that is not there.
+        let mount = deadline::in_time(timeout.saturating_add(GRACE), mount);
+        let mount = mount.unwrap_or(Err(Errno::ETIMEDOUT)).map_err(Failure::Mount)?;
+        Client::new(mount, root).map_err(Failure::Mount)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::inodes::{Inodes, Node, Tables};
 use crate::listing::Listing;
 
 /// Bytes of one read or write: larger ones would hold the client's lock for long.
-const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// `f_type` of a Ceph file system.
 const MAGIC: u32 = 0x00c3_6400;
@@ -129,7 +129,7 @@ impl Pieces {
 }
 
 /// The clock that libcephfs stamps its own changes with: a coarser one would step back behind it.
-struct FineClock;
+pub(crate) struct FineClock;
 
 impl Clock for FineClock {
     fn now(&self) -> Time {

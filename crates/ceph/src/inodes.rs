@@ -10,8 +10,10 @@
 //! file. A file whose last name goes keeps one, by which its data lives on.
 //!
 //! libcephfs tells of a write that failed behind its caller's back by the handles that are open
-//! then, once. So a handle that wrote stays open until it was synced, which the VFS does with every
-//! file that changed; without that, for [`UNSYNCED_TIME_MAX`].
+//! then, as each of them is closed, and not by the next sync. So a handle that wrote stays open
+//! until it was synced, which the VFS does with every file that changed, and each such sync changes
+//! it for a new one to hear what the former has to say. Without a sync it stays open for
+//! [`UNSYNCED_TIME_MAX`]; what it says then is told by the next sync.
 //!
 //! # Calls that do not end
 //!
@@ -71,6 +73,8 @@ pub(crate) struct Node {
     /// Where the last listing of this directory stopped.
     pub(crate) listing: Mutex<Option<Listing>>,
     calls: Calls,
+    /// Of a write that failed behind its caller's back, until a sync has told it.
+    failed: Mutex<Option<Errno>>,
 }
 
 /// Reads and writes by a handle.
@@ -99,10 +103,11 @@ impl Calls {
         self.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Runs a sync: what failed until then is told by it.
-    fn sync(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Runs a sync, told whether there were writes since the last one: what failed until then is
+    /// told by it.
+    fn sync(&self, sync: impl FnOnce(bool) -> Result<()>) -> Result<()> {
         let written = self.written.load(Ordering::SeqCst);
-        let synced = sync();
+        let synced = sync(self.synced.load(Ordering::SeqCst) != written);
         self.synced.fetch_max(written, Ordering::SeqCst);
         synced
     }
@@ -210,10 +215,27 @@ impl Node {
 
     /// Makes data, and the state unless `data_only`, durable.
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
-        self.calls.sync(|| match self.open_handle() {
-            Some(file) => file.sync(data_only),
-            None => self.inode.sync(data_only),
+        self.calls.sync(|wrote| {
+            match self.open_handle() {
+                Some(file) => file.sync(data_only)?,
+                None => self.inode.sync(data_only)?,
+            }
+            if wrote {
+                self.change_handle()?;
+            }
+            self.failed.lock().take().map_or(Ok(()), Err)
         })
+    }
+
+    /// Closes the handle that writes, if there is one, which tells of writes that failed while it
+    /// was open. Its place has a new one before that, so that none fails unheard.
+    fn change_handle(&self) -> Result<()> {
+        let mut place = self.handle.lock();
+        let Some(handle) = place.as_mut().filter(|handle| handle.writes) else { return Ok(()) };
+        let new = Arc::new(self.inode.open(libc::O_RDWR)?);
+        let former = std::mem::replace(&mut handle.file, new);
+        drop(place);
+        close(former)
     }
 
     /// The last name is about to go: the data lives on as long as the VFS holds the inode.
@@ -238,7 +260,8 @@ impl Node {
     /// Closes its handle if that was not used lately; whether it is to be looked at again.
     fn close_idle(&self, now: Instant) -> bool {
         self.wake_calls();
-        let mut place = self.handle.lock();
+        // One that is just opened may wait for the MDS, and other files' calls are to be woken.
+        let Some(mut place) = self.handle.try_lock() else { return true };
         let Some(handle) = place.as_ref() else { return false };
         let unused = now.saturating_duration_since(handle.used);
         if handle.pinned || !self.calls.is_idle(unused) {
@@ -247,9 +270,19 @@ impl Node {
         let closed = place.take();
         drop(place);
         // Closing may wait for the MDS.
-        drop(closed);
+        if let Some(Err(errno)) = closed.map(|handle| close(handle.file)) {
+            *self.failed.lock() = Some(errno);
+        }
         false
     }
+}
+
+/// Closes a handle when no call uses it any more, of which there are no new ones. The error of a
+/// write that failed while it was open.
+fn close(file: Arc<OpenFile>) -> Result<()> {
+    let closed = file.closed();
+    drop(file);
+    closed.wait()
 }
 
 /// The inodes of a client's file systems, each of which keeps the list.
@@ -289,8 +322,9 @@ impl Inodes {
             return node;
         }
         let is_dir = stat.is_dir();
-        let (handle, locks, listing, calls) = Default::default();
-        let node = Arc::new(Node { ino, key, is_dir, inode, handle, locks, listing, calls });
+        let (handle, locks, listing, calls, failed) = Default::default();
+        let node = Node { ino, key, is_dir, inode, handle, locks, listing, calls, failed };
+        let node = Arc::new(node);
         inner.nodes.insert(ino, node.clone());
         node
     }
@@ -385,15 +419,17 @@ mod tests {
         calls.begin();
         calls.end(true);
         assert!(!calls.is_idle(unused), "what it wrote may fail yet");
-        let failed = calls.sync(|| {
+        let failed = calls.sync(|wrote| {
+            assert!(wrote);
             calls.begin();
             calls.end(true);
             Err(Errno::EIO)
         });
         assert_eq!(failed, Err(Errno::EIO));
         assert!(!calls.is_idle(unused), "written during the sync");
-        assert_eq!(calls.sync(|| Ok(())), Ok(()));
+        assert_eq!(calls.sync(|_| Ok(())), Ok(()));
         assert!(calls.is_idle(unused));
+        assert_eq!(calls.sync(|wrote| if wrote { Err(Errno::EIO) } else { Ok(()) }), Ok(()));
         calls.begin();
         calls.end(true);
         assert!(calls.is_idle(UNSYNCED_TIME_MAX * 2), "not for ever");

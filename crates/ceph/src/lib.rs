@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   fs        CephFs, the libservice: inode numbers, names, data
+//!   timed     CephFs whose calls end in time
+//!   deadline  calls that end in time, though what they call does not
 //!   inodes    which inodes the VFS holds, and their open handles
 //!   locks     locks of the cluster
 //!   listing   a directory's stream, kept from call to call
@@ -36,6 +38,7 @@ mod client;
 pub mod conf;
 mod connect;
 pub mod counters;
+mod deadline;
 mod direct;
 mod failure;
 mod ffi;
@@ -44,6 +47,7 @@ mod inodes;
 mod listing;
 mod locks;
 pub mod rbd;
+mod timed;
 
 pub use client::{Client, Watch};
 pub use connect::{Caching, Prepared, Settings, look};
@@ -51,3 +55,4 @@ pub use direct::{Direct, DirectFile};
 pub use failure::Failure;
 pub use ffi::{calls_under_way, on_barred};
 pub use fs::CephFs;
+pub use timed::TimedFs;

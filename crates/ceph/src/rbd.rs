@@ -20,6 +20,8 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
 use crate::conf;
+use crate::connect::GRACE;
+use crate::deadline;
 use crate::ffi::{Cluster, Image, Mode, Pool, Unconnected};
 
 mod device;
@@ -74,7 +76,11 @@ impl Settings {
 }
 
 impl Prepared {
+    /// Connects for a command: each of its steps ends in time.
     fn connect(self) -> Result<(Cluster, Settings), Failure> {
+        let seconds = self.settings.timeout.as_secs().max(1).to_string();
+        let limited = self.client.set("rados_osd_op_timeout", &seconds);
+        limited.map_err(|errno| Failure::Option("rados_osd_op_timeout", errno))?;
         Ok((self.client.connect().map_err(Failure::Connect)?, self.settings))
     }
 
@@ -99,8 +105,14 @@ impl Prepared {
     /// # Errors
     /// See [`Failure`].
     pub fn open(self) -> Result<Arc<RbdDevice>, Failure> {
-        let (pool, settings) = self.pool()?;
-        open(pool, &settings)
+        let Prepared { client, settings } = self;
+        // Connecting has the limit, and so has waiting for another's lock.
+        let limit = settings.timeout.saturating_mul(2).saturating_add(GRACE);
+        let opened = deadline::in_time(limit, move || {
+            let cluster = client.connect().map_err(Failure::Connect)?;
+            open(cluster.pool(&settings.pool).map_err(Failure::Pool)?, &settings)
+        });
+        opened.unwrap_or(Err(Failure::Open(Errno::ETIMEDOUT)))
     }
 
     /// Removes the image, or the snapshot.

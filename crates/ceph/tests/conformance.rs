@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{CTX, cluster, directory, mount, settings};
 use polylane_base::{Errno, Gid, Uid};
-use polylane_ceph::{CephFs, Failure, Settings};
+use polylane_ceph::{CephFs, Failure, Settings, TimedFs};
 use polylane_testkit::fs_suite::{self, Can, node};
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr};
 
@@ -18,20 +18,29 @@ fn fresh(cluster: &std::path::Path) -> CephFs {
     mount(settings(cluster, &directory(cluster)))
 }
 
+/// What a cluster has not: see the header of `fs`.
+const CAN: Can = Can {
+    unnamed: false,
+    fallocate: false,
+    whiteout: false,
+    exact_holes: false,
+    rename_flags: false,
+    ..Can::ALL
+};
+
 #[test]
 fn conforms() {
     let Some(cluster) = cluster() else { return };
-    // What a cluster has not: see the header of `fs`.
-    let can = Can {
-        unnamed: false,
-        fallocate: false,
-        whiteout: false,
-        exact_holes: false,
-        rename_flags: false,
-        ..Can::ALL
-    };
     let mut make = || Arc::new(fresh(&cluster)) as Arc<dyn FileSystem>;
-    fs_suite::run(can, &mut make);
+    fs_suite::run(CAN, &mut make);
+}
+
+#[test]
+fn conforms_with_calls_that_end_in_time() {
+    let Some(cluster) = cluster() else { return };
+    let timed = || TimedFs::new(fresh(&cluster), Duration::from_secs(60));
+    let mut make = || Arc::new(timed()) as Arc<dyn FileSystem>;
+    fs_suite::run(CAN, &mut make);
 }
 
 #[test]
@@ -70,6 +79,8 @@ fn a_file_without_a_name_keeps_its_data_until_it_is_forgotten() {
     let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
     fs.write(&CTX, file.ino, 0, &mut &b"still here"[..]).unwrap();
     fs.unlink(&CTX, dir, b"f").unwrap();
+    // Which changes the handle that its data lives on by.
+    fs.fsync(&CTX, file.ino, false).unwrap();
     std::thread::sleep(Duration::from_secs(3));
     let mut read = [0; 10];
     assert_eq!(fs.read(&CTX, file.ino, 0, 10, &mut &mut read[..]), Ok(10));

@@ -11,13 +11,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{CTX, cluster, directory, mount, settings};
+use polylane_base::Errno;
 use polylane_block::Sector;
 use polylane_block::wait::Waiter;
-use polylane_ceph::calls_under_way;
-use polylane_ceph::rbd;
+use polylane_ceph::{TimedFs, calls_under_way, rbd};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::fs::{FileSystem, Kind, Work};
 
 /// OSDs that stand still until this is dropped.
 struct Stopped<'a>(&'a Path);
@@ -90,4 +90,21 @@ fn a_call_that_waits_for_the_cluster_is_under_way_and_no_other() {
         drop(stopped);
     });
     stays(|| calls_under_way() == 0);
+    others_are_served_beside_an_overdue_call(&cluster);
+}
+
+/// Who serves programs is told that calls wait, also before one of them has ended.
+fn others_are_served_beside_an_overdue_call(cluster: &Path) {
+    let fs = mount(settings(cluster, &directory(cluster)));
+    let fs = TimedFs::new(fs, Duration::from_secs(2));
+    let dir = fs.root().unwrap().ino;
+    let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
+    stays(|| !fs.is_slow(Work::Look));
+    fs.write(&CTX, file.ino, 0, &mut &[1; 4096][..]).unwrap();
+    let stopped = Stopped::new(cluster);
+    assert_eq!(fs.fsync(&CTX, file.ino, false), Err(Errno::EIO));
+    assert!(fs.is_slow(Work::Look) && calls_under_way() == 1);
+    drop(stopped);
+    stays(|| !fs.is_slow(Work::Look) && calls_under_way() == 0);
+    fs.fsync(&CTX, file.ino, false).unwrap();
 }

@@ -82,7 +82,8 @@ pub(crate) struct ClusterArgs {
     /// says]
     #[arg(long, value_name = "FILE")]
     ceph_keyring: Option<PathBuf>,
-    /// How long the cluster may take to answer at the start, such as 5s [default: 30s]
+    /// How long the cluster may take to answer, such as 5s: at the start, and on CephFS each call
+    /// afterwards, which then is EIO [default: 30s at the start; calls wait]
     #[arg(long, value_name = "TIME", value_parser = microseconds)]
     timeout: Option<u64>,
 }

@@ -29,7 +29,7 @@ use polylane_volume::stack::Stack;
 use polylane_volume::translation::Translation;
 
 use crate::ceph::CephFiles;
-use crate::cluster::{self, check_upper, mount_cluster};
+use crate::cluster::{self, check_upper, directory, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::Link;
@@ -262,7 +262,7 @@ fn libservice(
         (Backing::Dir, Store::Host(host)) => Ok((Some(Arc::new(host)), None)),
         (Backing::Lowers, Store::Nothing) => Ok((None, None)),
         (Backing::Ceph { place }, Store::Cluster) => {
-            let fs = directory_of(client, &place.path)?;
+            let fs = directory(spec, client, &place.path)?;
             if !spec.lowers.is_empty() {
                 check_upper(place, spec.owner.0, &fs.root().map_err(failed)?)?;
             }
@@ -296,13 +296,6 @@ fn of_volume(spec: &PoolSpec, goes_on: bool) -> polylane_ext4::Options {
     }
 }
 
-/// A directory of the service's cluster.
-fn directory_of(client: Option<&Client>, path: &str) -> Result<Own> {
-    let client = client.ok_or_else(|| Failure::failed("lane: its service has no client"))?;
-    let fs = client.files(path.as_bytes());
-    Ok(Arc::new(fs.map_err(|why| Failure::failed(format!("ceph: {why}")))?))
-}
-
 /// The lane's files: what it has of its own, over its lowers if it has any, as a union.
 fn over_lowers(
     spec: &PoolSpec,
@@ -319,7 +312,7 @@ fn over_lowers(
     for (LowerSpec { label, is_data_only, .. }, lower) in spec.lowers.iter().zip(lowers) {
         let fs: Own = match lower {
             Below::Host(host) => Arc::new(host),
-            Below::Cluster(path) => directory_of(client, &path)?,
+            Below::Cluster(path) => directory(spec, client, &path)?,
             Below::Volume(files) => {
                 let cache_blocks = metadata_blocks(spec);
                 let options =

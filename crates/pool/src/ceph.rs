@@ -78,6 +78,8 @@ pub struct Cluster {
     pub place: CephPlace,
     /// Milliseconds that the cluster may take to answer at the start.
     pub timeout_ms: u64,
+    /// Milliseconds that a call may take afterwards until it is `EIO`; `None`: it waits.
+    pub call_time_max_ms: Option<u64>,
     /// Names the lane's sessions at the MDS: the next service ends those of a former one.
     pub session: String,
     /// What of its client was asked for.
@@ -145,7 +147,8 @@ pub struct ClusterOptions {
     pub conf: Option<PathBuf>,
     /// The user's keyring; `None`: the one that the configuration names.
     pub keyring: Option<PathBuf>,
-    /// How long the cluster may take to answer at the start; `None`: 30 s.
+    /// How long the cluster may take to answer; `None`: 30 s at the start, and without an end
+    /// afterwards.
     pub timeout: Option<Duration>,
     /// Settings of a lane's client.
     pub client: ClientOptions,
@@ -192,6 +195,7 @@ pub(crate) fn cluster(places: &[&CephPlace], options: &ClusterOptions) -> Result
     Ok(Some(Cluster {
         place: CephPlace { path: format!("/{}", common.join("/")), ..(*first).clone() },
         timeout_ms: options.timeout_ms(),
+        call_time_max_ms: options.timeout.map(|_| options.timeout_ms()),
         session: session(),
         client: options.client,
     }))
@@ -280,7 +284,7 @@ pub(crate) fn session() -> String {
 /// # Errors
 /// One line that says what is missing.
 pub(crate) fn prepare(cluster: &Cluster, caching: Caching, files: &CephFiles) -> Result<Prepared> {
-    let Cluster { place, timeout_ms, session, client } = cluster;
+    let Cluster { place, timeout_ms, session, client, .. } = cluster;
     let caching = Caching {
         bytes: client.cache_bytes.unwrap_or(caching.bytes),
         read_ahead_bytes: client.read_ahead_bytes,

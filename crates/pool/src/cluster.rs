@@ -1,9 +1,12 @@
 //! A service's client of a cluster, and what of its directories is fit for a lane.
 
+use std::time::Duration;
+
+use polylane_base::sync::Arc;
 use polylane_ceph::counters::Kind;
-use polylane_ceph::{Client, Prepared, Watch};
+use polylane_ceph::{Client, Prepared, TimedFs, Watch};
 use polylane_sys::ns;
-use polylane_vfs::Attr;
+use polylane_vfs::{Attr, FileSystem};
 
 use crate::ceph::CephPlace;
 use crate::failure::{FAILED, Failure, Result, say};
@@ -29,6 +32,22 @@ pub(crate) fn check_upper(place: &CephPlace, owner: u32, root: &Attr) -> Result<
              {bits:03o}): not used over --lower before 'chmod go-rwx' of that directory"
         ))),
     }
+}
+
+/// A directory of the service's cluster, whose calls end in time where that was asked for.
+pub(crate) fn directory(
+    spec: &PoolSpec,
+    client: Option<&Client>,
+    path: &str,
+) -> Result<Arc<dyn FileSystem>> {
+    let client = client.ok_or_else(|| Failure::failed("lane: its service has no client"))?;
+    let fs = client.files(path.as_bytes());
+    let fs = fs.map_err(|why| Failure::failed(format!("ceph: {why}")))?;
+    let limit = spec.cluster.as_ref().and_then(|cluster| cluster.call_time_max_ms);
+    Ok(match limit {
+        Some(limit) => Arc::new(TimedFs::new(fs, Duration::from_millis(limit))),
+        None => Arc::new(fs),
+    })
 }
 
 /// Connects the service's client of a cluster. One that the cluster bars ends the service: the next

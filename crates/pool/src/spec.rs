@@ -281,6 +281,7 @@ mod tests {
             cluster: Some(Cluster {
                 place: "u@fs:/".parse().expect("a place"),
                 timeout_ms: 5,
+                call_time_max_ms: Some(6),
                 session: "s".to_string(),
                 client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
             }),

@@ -99,6 +99,7 @@ library! {
     fn ceph_finish_reclaim(mount: *mut RawMount);
     fn ceph_mount(mount: *mut RawMount, root: *const c_char) -> c_int;
     fn ceph_unmount(mount: *mut RawMount) -> c_int;
+    fn ceph_abort_conn(mount: *mut RawMount) -> c_int;
     fn ceph_sync_fs(mount: *mut RawMount) -> c_int;
     fn ceph_userperm_new(
         uid: uid_t,

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use libc::{c_int, dirent64, flock64, off_t};
-use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
+use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_base::{Errno, Result};
 
 use super::calls::{NO_FLAGS, RawDir, RawFile, RawMount, Stat, WANT, said};
@@ -20,6 +20,28 @@ const CALL_BYTES_MAX: usize = 1 << 30;
 pub(crate) struct OpenFile {
     mount: Arc<Mount>,
     raw: NonNull<RawFile>,
+    closed: Arc<Closed>,
+}
+
+/// How closing a handle ended.
+#[derive(Default)]
+pub(crate) struct Closed {
+    result: Mutex<Option<Result<()>>>,
+    told: Condvar,
+}
+
+impl Closed {
+    /// Waits until the handle is closed. An error is that of a write which failed behind its
+    /// caller's back while the handle was open.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let mut result = self.result.lock();
+        loop {
+            match *result {
+                Some(result) => return result,
+                None => result = self.told.wait(result),
+            }
+        }
+    }
 }
 
 // SAFETY: calls with a handle take the client's lock.
@@ -32,7 +54,9 @@ impl Drop for OpenFile {
         self.mount.counters.handles.fetch_sub(1, Ordering::Relaxed);
         let (calls, mount, file) = self.call();
         // SAFETY: this object's own handle.
-        let _ = unsafe { (calls.ceph_ll_close)(mount, file) };
+        let closed = said(unsafe { (calls.ceph_ll_close)(mount, file) }).map(drop);
+        *self.closed.result.lock() = Some(closed);
+        self.closed.told.notify_all();
     }
 }
 
@@ -41,7 +65,7 @@ impl OpenFile {
     pub(super) fn adopt(mount: &Arc<Mount>, raw: *mut RawFile) -> Result<OpenFile> {
         let raw = NonNull::new(raw).ok_or(Errno::EIO)?;
         mount.counters.handles.fetch_add(1, Ordering::Relaxed);
-        Ok(OpenFile { mount: mount.clone(), raw })
+        Ok(OpenFile { mount: mount.clone(), raw, closed: Arc::default() })
     }
 
     /// What every call with it takes; counted until its first part is dropped.
@@ -95,12 +119,19 @@ impl OpenFile {
         Ok(lock)
     }
 
-    /// Makes data, and the state unless `data_only`, durable.
+    /// How closing it will end.
+    pub(crate) fn closed(&self) -> Arc<Closed> {
+        self.closed.clone()
+    }
+
+    /// Makes data, and the state unless `data_only`, durable. It does not tell of writes
+    /// that failed before: closing does.
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
         let (calls, mount, file) = self.call();
         // SAFETY: live objects.
         let sync = || said(unsafe { (calls.ceph_ll_fsync)(mount, file, data_only.into()) });
-        self.mount.counters.timed(Kind::Sync, sync).map(drop)
+        let synced = self.mount.counters.timed(Kind::Sync, sync);
+        self.mount.synced(synced.map(drop))
     }
 }
 

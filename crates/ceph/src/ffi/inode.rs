@@ -249,10 +249,10 @@ impl Inode {
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
         let (calls, mount, node, _) = self.call();
         // SAFETY: live objects.
-        self.timed(Kind::Sync, || unsafe {
+        let synced = self.timed(Kind::Sync, || unsafe {
             (calls.ceph_ll_sync_inode)(mount, node, data_only.into())
-        })
-        .map(drop)
+        });
+        self.mount.synced(synced.map(drop))
     }
 
     /// An extended attribute.

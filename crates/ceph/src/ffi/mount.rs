@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int, c_uint};
 use std::ptr::{self, NonNull};
 
 use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, RawMount, RawPerms, c_string, said};
@@ -126,7 +127,9 @@ impl Unmounted {
         let root_perms = Owner::new(&self.calls, 0, 0)?;
         let raw = self.raw.take().ok_or(Errno::EINVAL)?;
         let (calls, counters) = (self.calls.clone(), Counters::default());
-        Ok(Arc::new(Mount { calls, raw, service: root_perms, counters }))
+        let (has_failed, is_refused) = Default::default();
+        let service = root_perms;
+        Ok(Arc::new(Mount { calls, raw, service, counters, has_failed, is_refused }))
     }
 }
 
@@ -146,6 +149,10 @@ pub(crate) struct Mount {
     /// Root, whom nothing is refused: rights were checked above.
     pub(super) service: Owner,
     pub(crate) counters: Counters,
+    /// Since the last sync of everything began, one of a file has failed.
+    has_failed: AtomicBool,
+    /// The cluster has refused a file's bytes to this user.
+    is_refused: AtomicBool,
 }
 
 // SAFETY: libcephfs may be called from any thread (its `client_lock`).
@@ -157,6 +164,11 @@ impl Drop for Mount {
     fn drop(&mut self) {
         // SAFETY: a mounted client, which no object refers to any more.
         unsafe {
+            // The library waits until all is written back, for ever where that is refused. What the
+            // sync before the end could not write is given up; the MDS ends the session in time.
+            if self.has_failed.load(Ordering::Relaxed) || self.is_refused.load(Ordering::Relaxed) {
+                let _ = (self.calls.ceph_abort_conn)(self.raw.as_ptr());
+            }
             let _ = (self.calls.ceph_unmount)(self.raw.as_ptr());
             let _ = (self.calls.ceph_release)(self.raw.as_ptr());
         }
@@ -171,8 +183,20 @@ impl Mount {
         UnderWay::new(&*self.calls)
     }
 
+    /// A sync of a file ended so.
+    pub(super) fn synced(&self, result: Result<()>) -> Result<()> {
+        if let Err(errno) = result {
+            self.has_failed.store(true, Ordering::Relaxed);
+            if matches!(errno, Errno::EPERM | Errno::EACCES) {
+                self.is_refused.store(true, Ordering::Relaxed);
+            }
+        }
+        result
+    }
+
     /// Writes everything back.
     pub(crate) fn sync(&self) -> Result<()> {
+        self.has_failed.store(false, Ordering::Relaxed);
         // SAFETY: a mounted client.
         let sync = || said(unsafe { (self.calls().ceph_sync_fs)(self.raw.as_ptr()) }).map(drop);
         self.counters.synced(sync)

@@ -40,6 +40,7 @@ library! {
         pool: *const c_char,
         io: *mut *mut RawPool,
     ) -> c_int;
+    fn rados_set_osdmap_full_try(io: *mut RawPool);
     fn rados_ioctx_destroy(io: *mut RawPool);
 }
 
@@ -114,7 +115,8 @@ impl Cluster {
         Calls::load().map(drop)
     }
 
-    /// A pool by its name. `ENOENT`.
+    /// A pool by its name. `ENOENT`. Where it is full, a write that needs room fails: `ENOSPC`, or
+    /// `EDQUOT` of a pool with a quota. It would wait otherwise.
     pub(crate) fn pool(&self, name: &str) -> Result<Pool> {
         let name = c_string(name.as_bytes())?;
         let mut raw = ptr::null_mut();
@@ -123,6 +125,8 @@ impl Cluster {
             (self.0.calls.rados_ioctx_create)(self.0.raw.as_ptr(), name.as_ptr(), &raw mut raw)
         })?;
         let raw = NonNull::new(raw).ok_or(Errno::ENOMEM)?;
+        // SAFETY: the pool made above.
+        unsafe { (self.0.calls.rados_set_osdmap_full_try)(raw.as_ptr()) };
         Ok(Pool { cluster: self.0.clone(), raw })
     }
 }

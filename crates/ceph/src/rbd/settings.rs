@@ -86,6 +86,10 @@ impl fmt::Display for Failure {
                 "there is no such image, or no such snapshot: make one with 'polylane volume \
                  create', or see 'rbd ls'"
             ),
+            Failure::Open(Errno::ETIMEDOUT) => write!(
+                f,
+                "open the image: the cluster did not answer in time: check its health ('ceph -s')"
+            ),
             Failure::Open(Errno::EPERM | Errno::EACCES) => {
                 write!(f, "the cluster refuses this image to this user: see 'ceph auth get'")
             }
