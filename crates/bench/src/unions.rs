@@ -28,6 +28,8 @@ pub(crate) enum Way {
     LaneFuse,
     /// The same with the library.
     Lane,
+    /// The same in a cache that writes back (`--file-cache`).
+    Cached,
 }
 
 impl Way {
@@ -40,6 +42,7 @@ impl Way {
             Way::FuseOverlayfs => "fuse-overlayfs",
             Way::LaneFuse => "lane (FUSE)",
             Way::Lane => "lane",
+            Way::Cached => "cached",
         }
     }
 
@@ -145,8 +148,11 @@ impl Union {
                 let dirs = (union.dir.path().join("upper"), union.dir.path().join("work"));
                 union.mount_peer(lowers, dirs)?;
             }
-            Way::LaneFuse | Way::Lane => {
+            Way::LaneFuse | Way::Lane | Way::Cached => {
                 let mut words: Vec<OsString> = vec!["mount".into(), "--size".into(), "20G".into()];
+                if way == Way::Cached {
+                    words.extend(["--file-cache".into(), "writeback".into()]);
+                }
                 for lower in lowers {
                     words.extend(["--lower".into(), lower.into()]);
                 }
@@ -219,7 +225,7 @@ impl Union {
     pub(crate) fn program_in_root(&self, name: &str, args: &[&str]) -> Command {
         let mut program = Command::new("chroot");
         program.arg(self.at()).arg(name).args(args).stdin(Stdio::null());
-        if self.way == Way::Lane {
+        if matches!(self.way, Way::Lane | Way::Cached) {
             // chroot itself finds no such library, and says so.
             program.env("LD_PRELOAD", "/.polylane/$LIB/libpolylane.so");
             program.env("POLYLANE_MOUNT", "/").stderr(Stdio::null());
@@ -241,7 +247,9 @@ impl Union {
             Way::Overlayfs | Way::Metacopy | Way::FuseOverlayfs => {
                 bytes_below(&self.dir.path().join("upper"))
             }
-            Way::LaneFuse | Way::Lane => Ok(fs::metadata(self.volume())?.blocks() * 512),
+            Way::LaneFuse | Way::Lane | Way::Cached => {
+                Ok(fs::metadata(self.volume())?.blocks() * 512)
+            }
         }
     }
 
@@ -279,7 +287,7 @@ impl Union {
         let done = done.context("run polylane")?;
         let said = String::from_utf8_lossy(&done.stderr);
         ensure!(done.status.success(), "{}", said.lines().next().unwrap_or("mount failed"));
-        if self.way == Way::Lane {
+        if matches!(self.way, Way::Lane | Way::Cached) {
             let told = command(path(&self.program)?, &["env", "--json", path(&self.at())?])?;
             let told: serde_json::Value = serde_json::from_str(&told).context("polylane env")?;
             let all = told["environment"].as_object().context("no fast way into the lane")?;
@@ -301,7 +309,7 @@ impl Drop for Union {
             Way::Overlayfs | Way::Metacopy => command("umount", &[at]),
             // It unmounts when its process is told so; what it has written need not be kept.
             Way::FuseOverlayfs => command("umount", &["-l", at]),
-            Way::LaneFuse | Way::Lane => {
+            Way::LaneFuse | Way::Lane | Way::Cached => {
                 path(&self.program).and_then(|program| command(program, &["umount", at]))
             }
         };

@@ -8,7 +8,7 @@ use polylane_base::size::{BadSize, ByteSize};
 use polylane_pool::ceph::{ClientOptions, ClusterOptions};
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
-use polylane_pool::spec::{JournalMode, WriteBack};
+use polylane_pool::spec::{FileCache, FileCacheMode, JournalMode, WriteBack};
 use polylane_volume::cache::{Mode, StoreKind};
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::{PREFETCH_BYTES_MIN, Translation};
@@ -29,6 +29,11 @@ pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
 /// The names of the modes of a lane's journal.
 fn journal_modes() -> clap::builder::PossibleValuesParser {
     JournalMode::ALL.map(JournalMode::name).into()
+}
+
+/// The names of the modes of a cache of files.
+fn file_cache_modes() -> clap::builder::PossibleValuesParser {
+    FileCacheMode::ALL.map(FileCacheMode::name).into()
 }
 
 /// The names of what a volume is made on.
@@ -57,6 +62,13 @@ pub(crate) struct WriteBackArgs {
     /// order has written is refused afterwards
     #[arg(long)]
     volatile: bool,
+    /// Keep files in a cache of the lane's own, over all that it is made of: changes go on after
+    /// --flush-interval and when they are synced (writeback), or at once (writethrough)
+    #[arg(long, value_name = "MODE", value_parser = file_cache_modes())]
+    file_cache: Option<String>,
+    /// Most file data in that cache [default: a quarter of the pool's memory]
+    #[arg(long, value_name = "SIZE", requires = "file_cache")]
+    file_cache_size: Option<ByteSize>,
 }
 
 impl WriteBackArgs {
@@ -68,6 +80,11 @@ impl WriteBackArgs {
             journal_mode: self.journal_mode.as_deref().and_then(JournalMode::named),
             discard: self.discard,
             volatile: self.volatile,
+            file_cache: self
+                .file_cache
+                .as_deref()
+                .and_then(FileCacheMode::named)
+                .map(|mode| FileCache { mode, bytes: self.file_cache_size.map(|size| size.0) }),
         }
     }
 }

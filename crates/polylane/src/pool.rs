@@ -202,10 +202,12 @@ fn described(info: &Value) -> String {
     let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
     text += &format!("processes: {}\n", list(&info["processes"]).len());
     let mut rows = vec![
-        ["service", "state", "pid", "instance", "path", "source", "open"].map(str::to_uppercase),
+        ["service", "state", "pid", "instance", "path", "source", "cache", "open"]
+            .map(str::to_uppercase),
     ];
     for service in list(&info["services"]) {
         let of_service = ["lane", "state", "service_pid"].map(|name| word(&service[name]));
+        let cache = cache_of(&service["cache"]);
         let mut instances = list(&service["instances"]);
         if instances.is_empty() {
             instances.push(json!({ "path": service["mount"], "source": service["kind"] }));
@@ -214,10 +216,18 @@ fn described(info: &Value) -> String {
             let [lane, state, pid] = of_service.clone();
             let [number, path, source, open] =
                 ["instance", "path", "source", "open_files"].map(|name| word(&instance[name]));
-            rows.push([lane, state, pid, number, path, source, open]);
+            rows.push([lane, state, pid, number, path, source, cache.clone(), open]);
         }
     }
     text + &columns(rows)
+}
+
+/// A lane's own cache of files in a word.
+fn cache_of(cache: &Value) -> String {
+    match (&cache["mode"], cache["size_bytes"].as_u64()) {
+        (Value::String(mode), Some(size)) => format!("{mode}, {}", ByteSize(size)),
+        _ => word(&Value::Null),
+    }
 }
 
 #[cfg(test)]
@@ -245,13 +255,15 @@ mod tests {
                 {"lane": "web@1", "state": "running", "service_pid": 9, "instances": [
                     {"path": "/a\n", "source": "mem", "instance": 0, "open_files": 3},
                     {"path": "/b", "source": "mem", "instance": 1, "open_files": 0}]},
-                {"lane": "web@2", "mount": "/lane", "kind": "memory", "instances": []}]});
+                {"lane": "web@2", "mount": "/lane", "kind": "memory", "instances": [],
+                    "cache": {"mode": "writeback", "size_bytes": 2 << 20}}]});
         let text = described(&info);
         assert!(text.contains("processes: 2\n") && text.contains("memory: 1024\n"), "{text}");
         let rows: Vec<Vec<&str>> =
             text.lines().skip(9).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows.len(), 3, "{text}");
-        assert_eq!(rows[1], ["web@1", "running", "9", "1", "/b", "mem", "0"]);
-        assert_eq!(rows[2], ["web@2", "-", "-", "-", "/lane", "memory", "-"]);
+        assert_eq!(rows[1], ["web@1", "running", "9", "1", "/b", "mem", "-", "0"]);
+        let last = ["web@2", "-", "-", "-", "/lane", "memory", "writeback,", "2", "MiB", "-"];
+        assert_eq!(rows[2], last);
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! One more libservice is one arm in [`libservice`]; one more door is one line in [`start`].
 
+mod stats;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -32,6 +34,7 @@ use crate::ceph::CephFiles;
 use crate::cluster::{self, check_upper, directory, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::file_cache::{self, LaneCache};
 use crate::link::Link;
 use crate::lower::{self, Lower};
 use crate::spec::{Backing, LowerSpec, PoolSpec};
@@ -155,6 +158,8 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// The files, of a lane over lowers.
     union: Option<Arc<Union>>,
+    /// The cache over the files, of a lane that was asked to have one.
+    cache: Option<LaneCache>,
     /// The files, or some of their layers, are on a cluster: its session ends with the last
     /// reference to them.
     on_cluster: bool,
@@ -199,7 +204,9 @@ pub(crate) fn start(
     let own = (stores.own, client.as_ref());
     let (fs, disk) = libservice(spec, own, clock_of_disk, handover.is_some())?;
     let lowers = (stores.lowers, client.as_ref());
-    let (fs, union) = over_lowers(spec, fs, lowers, clock, handover.as_ref())?;
+    let (fs, union) = over_lowers(spec, fs, lowers, clock.clone(), handover.as_ref())?;
+    let (fs, cache) =
+        file_cache::over(spec, fs, clock, (dirty_bytes_limit(spec), flush_interval(spec)))?;
     let fs = by_their_map(spec, fs)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
@@ -233,6 +240,7 @@ pub(crate) fn start(
         server,
         disk,
         union,
+        cache,
         on_cluster,
         watch: client.as_ref().map(Client::watch),
         share_link: None,
@@ -464,6 +472,7 @@ impl Running {
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);
         drop(self.vfs);
+        drop(self.cache);
         if let Some(union) = self.union.filter(|_| self.on_cluster) {
             union.close();
         }
@@ -513,77 +522,5 @@ impl Running {
         {
             self.share_link = Some(link);
         }
-    }
-
-    /// Counters as JSON.
-    pub(crate) fn stats(&self) -> serde_json::Value {
-        let totals = self.server.totals();
-        let by_op: serde_json::Map<_, _> = totals
-            .by_op
-            .iter()
-            .filter(|(_, count)| *count > 0)
-            .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
-            .collect();
-        let views = self.server.views();
-        let named = |counts: Vec<(&'static str, u64)>| -> serde_json::Map<String, _> {
-            counts.into_iter().map(|(name, count)| (name.to_string(), count.into())).collect()
-        };
-        let vfs = self.vfs.stats();
-        let fuse = self.fuse.stats.totals();
-        let fuse_by_op: serde_json::Map<_, _> = fuse
-            .by_operation
-            .iter()
-            .map(|(name, count)| (name.to_lowercase(), (*count).into()))
-            .collect();
-        serde_json::json!({
-            "shared_memory": {
-                "clients": self.server.session_count(),
-                "clients_by_view": named(views.sessions),
-                "not_admitted": named(views.refused),
-                "requests": totals.requests(),
-                "by_operation": by_op,
-                "failed": totals.failed,
-                "sent_to_kernel": totals.use_kernel,
-                "refused": totals.refused,
-                "handed_off": totals.handed_off,
-                "kept": totals.kept,
-                "read_bytes": totals.read_bytes,
-                "written_bytes": totals.written_bytes,
-                "worker_sleeps": totals.sleeps,
-            },
-            "fuse": {
-                "requests": fuse.requests(),
-                "by_operation": fuse_by_op,
-                "failed": fuse.failed,
-                "deferred": fuse.deferred,
-                "page_notices": fuse.page_notices,
-                "name_notices": fuse.name_notices,
-                "state_notices": fuse.state_notices,
-            },
-            "vfs": {
-                "operations": vfs.ops,
-                "dentry_hits": vfs.dentry_hits,
-                "dentry_misses": vfs.dentry_misses,
-                "dentries": vfs.dentries,
-                "inodes": vfs.inodes,
-                "page_hits": vfs.page_hits,
-                "page_misses": vfs.page_misses,
-                "pages": vfs.pages,
-                "dirty_bytes": vfs.dirty_bytes,
-                "written_back_bytes": vfs.written_back_bytes,
-            },
-            "cluster": self.watch.as_ref().and_then(cluster::describe),
-            "confined": self.confined,
-            "volume": self.disk.as_ref().map(Disk::stats),
-            "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),
-            "writes": self.disk.as_ref().map(|disk| named(disk.fs.writes().into())),
-            "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
-            "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
-                "size_bytes": totals.blocks * u64::from(totals.bsize),
-                "free_bytes": totals.bfree * u64::from(totals.bsize),
-                "inodes": totals.files,
-                "free_inodes": totals.ffree,
-            })),
-        })
     }
 }

@@ -309,10 +309,11 @@ type Former = (Arc<Kept>, Vec<Record>, bool);
 fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Former>> {
     let (store, records) = Kept::attach(kept)?;
     let orderly = store.was_left_orderly();
+    let keeps_back = spec.write_back.file_cache.is_some_and(|cache| cache.keeps_back());
     let lasting = match spec.backing {
         Backing::Mem { .. } => return Ok(None),
-        // Nothing of it is in the service alone.
-        Backing::Dir | Backing::Lowers => true,
+        // Nothing of it is in the service alone, but what a cache of its own keeps back.
+        Backing::Dir | Backing::Lowers => orderly || !keeps_back,
         // What the client library had not written back went with it.
         Backing::Ceph { .. } => orderly,
         Backing::Volume { .. } | Backing::Image { .. } => orderly,

@@ -80,6 +80,49 @@ impl Backing {
     }
 }
 
+/// When what programs write reaches what lies below the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum FileCacheMode {
+    /// After the flush interval, or when it is synced.
+    WriteBack,
+    /// Before the write returns.
+    WriteThrough,
+}
+
+impl FileCacheMode {
+    /// Both.
+    pub const ALL: [FileCacheMode; 2] = [FileCacheMode::WriteBack, FileCacheMode::WriteThrough];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FileCacheMode::WriteBack => "writeback",
+            FileCacheMode::WriteThrough => "writethrough",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn named(name: &str) -> Option<FileCacheMode> {
+        FileCacheMode::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// A lane's cache as it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileCache {
+    /// When writes go on.
+    pub mode: FileCacheMode,
+    /// Most bytes of file data that it keeps; `None`: as many as the service may cache.
+    pub bytes: Option<u64>,
+}
+
+impl FileCache {
+    /// Whether changes may wait in it.
+    pub(crate) fn keeps_back(&self) -> bool {
+        self.mode == FileCacheMode::WriteBack
+    }
+}
+
 /// How what changed in a lane on a volume waits to be written there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct WriteBack {
@@ -95,6 +138,9 @@ pub struct WriteBack {
     /// Over lowers: syncs are not waited for.
     #[serde(default)]
     pub volatile: bool,
+    /// The cache over all of the lane's files, if there is one.
+    #[serde(default)]
+    pub file_cache: Option<FileCache>,
 }
 
 /// A journal's mode, told by its name.
@@ -293,6 +339,7 @@ mod tests {
             write_back: WriteBack {
                 dirty_bytes_limit: Some(3),
                 journal_mode: Some(JournalMode::Writeback),
+                file_cache: Some(FileCache { mode: FileCacheMode::WriteThrough, bytes: None }),
                 ..WriteBack::default()
             },
             weight: 100,

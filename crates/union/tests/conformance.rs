@@ -6,10 +6,12 @@ use polylane_testkit::fs_suite::{self, Can};
 use polylane_testkit::probe;
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::OpCtx;
+use polylane_vfs::cached::{Cached, Mode, Settings};
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn memfs() -> Arc<dyn FileSystem> {
     Arc::new(MemFs::new(1 << 40, 1 << 20, Arc::new(TestClock::default())))
@@ -36,6 +38,31 @@ fn a_union_under_a_union_conforms() {
 #[test]
 fn a_union_on_a_union_conforms() {
     fs_suite::run(CAN, &mut || union(memfs(), union(memfs(), memfs())));
+}
+
+fn cached(below: Arc<dyn FileSystem>, mode: Mode, clock: &Arc<TestClock>) -> Arc<dyn FileSystem> {
+    let settings = Settings {
+        mode,
+        bytes_limit: 64 * 4096,
+        dirty_bytes_limit: 32 * 4096,
+        flush_interval: Duration::from_millis(20),
+        clock: clock.clone(),
+    };
+    Arc::new(Cached::new(below, settings).expect("a root"))
+}
+
+/// A cache over a union, and a union over caches.
+#[test]
+fn a_union_conforms_with_caches_as_without() {
+    let clock = Arc::new(TestClock::default());
+    let memfs = || Arc::new(MemFs::new(1 << 40, 1 << 20, clock.clone())) as Arc<dyn FileSystem>;
+    for mode in [Mode::WriteBack, Mode::WriteThrough] {
+        fs_suite::run(CAN, &mut || cached(union(memfs(), memfs()), mode, &clock));
+        fs_suite::run(CAN, &mut || {
+            let upper = cached(memfs(), Mode::WriteThrough, &clock);
+            union(cached(memfs(), mode, &clock), upper)
+        });
+    }
 }
 
 /// As on a Ceph file system.

@@ -12,9 +12,11 @@ use polylane_testkit::subject::{
     Failure, Outcome, State, Subject, Value, VfsSubject, small_options,
 };
 use polylane_union::{Layer, Union, UpperOn};
+use polylane_vfs::cached::{Cached, Mode, Settings};
 use polylane_vfs::fs::{FileSystem, Kind};
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
+use std::time::Duration;
 
 const SEEDS: std::ops::Range<u64> = 1..9;
 const STEPS_PER_ROUND: usize = 1500;
@@ -69,8 +71,30 @@ fn round(
     }
 }
 
-/// `is_plain`: on uppers that change one name at a time and tell no holes.
-fn run(seed: u64, is_plain: bool) {
+fn cached(below: Arc<dyn FileSystem>, mode: Mode) -> Arc<dyn FileSystem> {
+    let settings = Settings {
+        mode,
+        bytes_limit: CACHE_BYTES,
+        dirty_bytes_limit: CACHE_BYTES / 2,
+        flush_interval: Duration::from_millis(20),
+        clock: clock(),
+    };
+    Arc::new(Cached::new(below, settings).expect("a root"))
+}
+
+/// What a union is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// Of file systems in memory.
+    Usual,
+    /// Of uppers that change one name at a time and tell no holes.
+    Plain,
+    /// Of such as the usual ones in caches, under a cache.
+    Cached,
+}
+
+fn run(seed: u64, made: Made) {
+    let is_plain = made == Made::Plain;
     let limits = Limits {
         no_whiteouts: true,
         no_exchanges: is_plain,
@@ -89,9 +113,17 @@ fn run(seed: u64, is_plain: bool) {
     for depth in 1..3 {
         let upper = if is_plain { Faulty::plain(memfs()) } else { memfs() };
         for time in 0..ROUNDS {
-            let lowers = vec![Layer::new(lower.clone()).expect("a root")];
-            let union = Union::open(lowers, Some(UpperOn::new(upper.clone()))).expect("opens");
-            let fs: Arc<dyn FileSystem> = Arc::new(union);
+            let (mut below, mut above) = (lower.clone(), upper.clone());
+            if made == Made::Cached {
+                below = cached(below, Mode::WriteBack);
+                above = cached(above, Mode::WriteThrough);
+            }
+            let lowers = vec![Layer::new(below).expect("a root")];
+            let union = Union::open(lowers, Some(UpperOn::new(above))).expect("opens");
+            let mut fs: Arc<dyn FileSystem> = Arc::new(union);
+            if made == Made::Cached {
+                fs = cached(fs, Mode::WriteBack);
+            }
             let what = format!("seed {seed}, union {depth}, opened {time} times");
             round(&what, &fs, &mut generator, &mut reference);
         }
@@ -101,19 +133,24 @@ fn run(seed: u64, is_plain: bool) {
 }
 
 /// Runs every seed, or the one that was asked for.
-fn run_all(one_at_a_time: bool) {
+fn run_all(made: Made) {
     match std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => run(seed, one_at_a_time),
-        None => SEEDS.for_each(|seed| run(seed, one_at_a_time)),
+        Some(seed) => run(seed, made),
+        None => SEEDS.for_each(|seed| run(seed, made)),
     }
 }
 
 #[test]
 fn a_union_is_as_the_reference() {
-    run_all(false);
+    run_all(Made::Usual);
 }
 
 #[test]
 fn a_union_on_what_changes_one_name_at_a_time_is_as_the_reference() {
-    run_all(true);
+    run_all(Made::Plain);
+}
+
+#[test]
+fn a_union_with_caches_is_as_the_reference() {
+    run_all(Made::Cached);
 }

@@ -19,7 +19,7 @@ use crate::loans::Loans;
 use crate::lock::{LockTable, Shared};
 use crate::marks::{Marks, Told};
 use crate::nameless::Nameless;
-use crate::stats::{Count, Counters};
+use crate::stats::{Count, Counters, Stats};
 use crate::unsynced::Unsynced;
 use crate::vfs::Options;
 use crate::walk::Covered;
@@ -49,8 +49,18 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Arc<Core> {
+        let character = fs.character();
+        Core::with_character(fs, character, options)
+    }
+
+    /// The same for a libservice that is to be treated otherwise than it says.
+    pub(crate) fn with_character(
+        fs: Arc<dyn FileSystem>,
+        character: Character,
+        options: Options,
+    ) -> Arc<Core> {
         Arc::new(Core {
-            character: fs.character(),
+            character,
             fs,
             inodes: InodeTable::default(),
             dentries: DentryTable::default(),
@@ -84,6 +94,26 @@ impl Core {
         self.counters.add(count, 1);
     }
 
+    /// Counters, for `polylane stats` and for tests.
+    pub(crate) fn stats(&self) -> Stats {
+        let get = |count| self.counters.get(count);
+        let (dentries, dentry_hits, dentry_misses) = self.dentries.totals();
+        Stats {
+            ops: get(Count::Ops),
+            dentry_hits,
+            dentry_misses,
+            dentries,
+            inodes: self.inodes.len() as u64,
+            page_hits: get(Count::PageHits),
+            page_misses: get(Count::PageMisses),
+            pages: self.cache.pages(),
+            dirty_bytes: self.cache.dirty_bytes(),
+            written_back_bytes: get(Count::WrittenBack),
+            evictions: get(Count::Evictions),
+            throttled: get(Count::Throttled),
+        }
+    }
+
     /// `EROFS` when changes are refused.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.character.read_only { Err(Errno::EROFS) } else { Ok(()) }
@@ -98,6 +128,13 @@ impl Core {
     /// The inode of the root.
     pub(crate) fn adopt_root(self: &Arc<Self>, attr: Attr) -> Node {
         let node = self.build(attr, None);
+        self.inodes.insert(&node);
+        node
+    }
+
+    /// The inode of something that was just created, or found again, of which no more is known.
+    pub(crate) fn adopt_made(self: &Arc<Self>, attr: Attr, parent: &Node) -> Node {
+        let node = self.build(attr, Some(parent));
         self.inodes.insert(&node);
         node
     }

@@ -592,7 +592,7 @@ impl Source for Front<'_> {
 }
 
 /// How many of `len` bytes at `at` fit into the largest file. `EFBIG` when none does.
-fn room(size_max: u64, at: u64, len: usize) -> Result<usize> {
+pub(crate) fn room(size_max: u64, at: u64, len: usize) -> Result<usize> {
     if at >= size_max {
         return Err(Errno::EFBIG);
     }

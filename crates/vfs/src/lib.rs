@@ -34,6 +34,7 @@ mod attr;
 mod attrs;
 mod bytes;
 mod cache;
+pub mod cached;
 mod caps;
 mod character;
 mod core;

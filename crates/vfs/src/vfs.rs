@@ -190,23 +190,7 @@ impl Vfs {
 
     /// Counters, for `polylane stats` and for tests.
     pub fn stats(&self) -> Stats {
-        let core = &self.core;
-        let get = |count| core.counters.get(count);
-        let (dentries, dentry_hits, dentry_misses) = core.dentries.totals();
-        Stats {
-            ops: get(Count::Ops),
-            dentry_hits,
-            dentry_misses,
-            dentries,
-            inodes: core.inodes.len() as u64,
-            page_hits: get(Count::PageHits),
-            page_misses: get(Count::PageMisses),
-            pages: core.cache.pages(),
-            dirty_bytes: core.cache.dirty_bytes(),
-            written_back_bytes: get(Count::WrittenBack),
-            evictions: get(Count::Evictions),
-            throttled: get(Count::Throttled),
-        }
+        self.core.stats()
     }
 
     /// Counts an operation.

@@ -15,7 +15,8 @@ use crate::unions::{Union, Way};
 use crate::{Options, progress};
 
 /// The first is the baseline.
-const WAYS: [Way; 5] = [Way::Plain, Way::Overlayfs, Way::FuseOverlayfs, Way::LaneFuse, Way::Lane];
+const WAYS: [Way; 6] =
+    [Way::Plain, Way::Overlayfs, Way::FuseOverlayfs, Way::LaneFuse, Way::Lane, Way::Cached];
 
 /// What the trees are made of, up to so many files and bytes: as many as a small Debian has.
 const SOURCES: [&str; 3] = ["/usr/lib", "/usr/share", "/usr/bin"];

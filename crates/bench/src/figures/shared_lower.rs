@@ -153,7 +153,7 @@ impl Reading<'_> {
 /// Processes that serve unions of that kind, all of this host's.
 fn services(way: Way) -> Result<BTreeSet<u32>> {
     match way {
-        Way::LaneFuse | Way::Lane => processes(),
+        Way::LaneFuse | Way::Lane | Way::Cached => processes(),
         Way::FuseOverlayfs => processes_of(|program| program.ends_with("fuse-overlayfs")),
         Way::Plain | Way::Overlayfs | Way::Metacopy => Ok(BTreeSet::new()),
     }

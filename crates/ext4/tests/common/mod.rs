@@ -15,7 +15,8 @@ use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem as _, Kind};
+use polylane_vfs::cached::{Cached, Mode, Settings};
+use polylane_vfs::fs::{FileSystem, Kind};
 
 pub mod author;
 pub mod log;
@@ -135,7 +136,22 @@ pub fn open(device: &Arc<RamDevice>) -> Arc<Ext4> {
 
 /// The same on any device.
 pub fn open_on(device: Arc<dyn BlockDevice>) -> Arc<Ext4> {
-    let options = Options::default();
-    let clock = Arc::new(TestClock::default());
-    Arc::new(Ext4::open(device, clock, &options).expect("opens"))
+    open_by(device, Arc::new(TestClock::default()))
+}
+
+/// The same by a clock that others go by, too.
+pub fn open_by(device: Arc<dyn BlockDevice>, clock: Arc<TestClock>) -> Arc<Ext4> {
+    Arc::new(Ext4::open(device, clock, &Options::default()).expect("opens"))
+}
+
+/// A cache of `mode` over `fs`, as large as that of a VFS with `options`.
+pub fn cached(fs: Arc<Ext4>, mode: Mode, options: &polylane_vfs::Options) -> Arc<dyn FileSystem> {
+    let settings = Settings {
+        mode,
+        bytes_limit: options.cache_bytes_limit,
+        dirty_bytes_limit: options.dirty_bytes_limit,
+        flush_interval: options.flush_interval,
+        clock: options.clock.clone(),
+    };
+    Arc::new(Cached::new(fs, settings).expect("a root"))
 }

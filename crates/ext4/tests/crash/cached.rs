@@ -6,7 +6,7 @@
 //! each byte, be what that byte was at the last sync of the file before the cut or at any time
 //! since; its size must lie between those it had. A file that is replaced (write another, sync it,
 //! rename it over) must be a whole version, none older than the last one whose directory was
-//! synced.
+//! synced. So it is with a cache of the lane's own between the VFS and ext4.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,9 @@ use polylane_ext4::{DataMode, Ext4};
 use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_testkit::subject::small_options;
-use polylane_vfs::fs::SetAttr;
-use polylane_vfs::{Cred, OpCtx, OpenFile, Vfs};
+use polylane_vfs::cached::{Cached as FileCache, Mode, Settings};
+use polylane_vfs::fs::{FileSystem, SetAttr};
+use polylane_vfs::{Cred, OpCtx, OpenFile, Options, Vfs};
 
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::Tree;
@@ -222,7 +223,20 @@ struct Recorded {
     replaced: Vec<Life>,
 }
 
-fn record(base: &Image, seed: u64, steps: usize) -> Recorded {
+/// A cache of the lane's own over `fs`, as small as the VFS' would be.
+fn in_a_cache(fs: Arc<Ext4>, mode: Option<Mode>, options: &Options) -> Arc<dyn FileSystem> {
+    let Some(mode) = mode else { return fs };
+    let settings = Settings {
+        mode,
+        bytes_limit: options.cache_bytes_limit,
+        dirty_bytes_limit: options.dirty_bytes_limit,
+        flush_interval: options.flush_interval,
+        clock: options.clock.clone(),
+    };
+    Arc::new(FileCache::new(fs, settings).expect("a root"))
+}
+
+fn record(base: &Image, seed: u64, steps: usize, mode: Option<Mode>) -> Recorded {
     let delay = (seed % 2 == 1).then_some(seed);
     let disk = SimDisk::new(base.clone(), SimOptions { record: true, delay, ..Default::default() });
     let clock = Arc::new(TestClock::default());
@@ -231,7 +245,8 @@ fn record(base: &Image, seed: u64, steps: usize) -> Recorded {
         Arc::new(open_with(&disk, clock.clone(), (interval, DataMode::Ordered)).expect("opens"));
     let mut options = small_options(clock, CACHE_BYTES);
     options.flush_interval = Duration::from_millis(1 + seed % 5);
-    let vfs = Vfs::new(fs.clone(), options).expect("a cache");
+    let above = in_a_cache(fs.clone(), mode, &options);
+    let vfs = Vfs::new(above, options).expect("a cache");
     let (rng, written, replaced) = (Rng::new(seed), Vec::new(), Vec::new());
     let mut run = Cached { disk: &disk, vfs, rng, written, replaced };
     run.begin();
@@ -268,8 +283,13 @@ impl Recorded {
     }
 }
 
-fn explore(base: &Image, seed: u64, steps: usize, cuts: u64) -> (u64, Result<(), String>) {
-    let run = record(base, seed, steps);
+fn explore(
+    base: &Image,
+    seed: u64,
+    (steps, cuts): (usize, u64),
+    mode: Option<Mode>,
+) -> (u64, Result<(), String>) {
+    let run = record(base, seed, steps, mode);
     let (mut crash, mut rng, mut states) = (Crash::new(base, &run.events), Rng::new(seed), 0);
     while crash.advance().is_some() {
         if rng.below(run.events.len() as u64) >= cuts {
@@ -296,6 +316,16 @@ fn explore(base: &Image, seed: u64, steps: usize, cuts: u64) -> (u64, Result<(),
 
 #[test]
 fn delayed_writes_keep_their_promises() {
+    keep_their_promises(&[None]);
+}
+
+#[test]
+fn writes_in_a_cache_keep_their_promises() {
+    keep_their_promises(&[Some(Mode::WriteBack), Some(Mode::WriteThrough)]);
+}
+
+/// Run by run with one mode after the other.
+fn keep_their_promises(modes: &[Option<Mode>]) {
     if !have_tools() {
         return;
     }
@@ -307,7 +337,8 @@ fn delayed_writes_keep_their_promises() {
         limit.progress("page cache", done);
         let seed = first + done as u64;
         done += 1;
-        let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, steps, cuts);
+        let (base, mode) = (&bases[seed as usize % bases.len()], modes[done % modes.len()]);
+        let (count, outcome) = explore(base, seed, (steps, cuts), mode);
         states += count;
         if let Err(why) = outcome {
             panic!("seed {seed}: {why}");

@@ -2,14 +2,21 @@
 
 use std::sync::Arc;
 
+use polylane_base::TestClock;
 use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::{self, Can};
+use polylane_testkit::subject::small_options;
 use polylane_vfs::OpCtx;
+use polylane_vfs::cached::Mode;
 use polylane_vfs::fs::FileSystem;
 
 use crate::common;
 
 fn conforms(mib: u64, args: &[&str]) {
+    conforms_in(mib, args, None);
+}
+
+fn conforms_in(mib: u64, args: &[&str], cache: Option<Mode>) {
     if !common::have_tools() {
         return;
     }
@@ -17,10 +24,14 @@ fn conforms(mib: u64, args: &[&str]) {
     let mut made = Vec::new();
     let mut make = || {
         let device = common::load(&image);
-        let fs = common::open(&device);
+        let clock = Arc::new(TestClock::default());
+        let fs = common::open_by(device.clone(), clock.clone());
         empty(&fs);
         made.push((device, fs.clone()));
-        fs as Arc<dyn FileSystem>
+        match cache {
+            Some(mode) => common::cached(fs, mode, &small_options(clock, 1 << 20)),
+            None => fs as Arc<dyn FileSystem>,
+        }
     };
     fs_suite::run(Can::ALL, &mut make);
     for (device, fs) in made {
@@ -33,6 +44,13 @@ fn conforms(mib: u64, args: &[&str]) {
 #[test]
 fn a_lane_conforms() {
     conforms(32, common::LANE);
+}
+
+#[test]
+fn a_lane_in_a_cache_conforms() {
+    for mode in [Mode::WriteBack, Mode::WriteThrough] {
+        conforms_in(32, common::LANE, Some(mode));
+    }
 }
 
 /// What an upstream mke2fs makes.

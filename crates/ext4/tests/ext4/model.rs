@@ -14,6 +14,7 @@ use polylane_testkit::ops::{Generator, Limits, Op, Step};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Outcome, Subject, Value, VfsSubject, small_options};
 use polylane_vfs::OpCtx;
+use polylane_vfs::cached::Mode;
 use polylane_vfs::fs::{FileSystem, Kind};
 
 use crate::common;
@@ -31,9 +32,10 @@ const CACHE_BYTES: u64 = 64 * 4096;
 /// An ext3: its files have block maps, which know no allocation without writing.
 const EXT3: &[&str] = &["-t", "ext3", "-b", "4096", "-m", "0"];
 
-/// An image, the file system on it and a VFS on that.
+/// An image, the file system on it and a VFS on that, with a cache in between if so.
 struct Stack {
     args: &'static [&'static str],
+    cache: Option<Mode>,
     device: Arc<RamDevice>,
     fs: Arc<Ext4>,
     subject: Option<VfsSubject>,
@@ -41,20 +43,28 @@ struct Stack {
 
 impl Stack {
     fn new(args: &'static [&'static str]) -> Stack {
+        Stack::cached(args, None)
+    }
+
+    fn cached(args: &'static [&'static str], cache: Option<Mode>) -> Stack {
         static LANE: OnceLock<Vec<u8>> = OnceLock::new();
         static MAPS: OnceLock<Vec<u8>> = OnceLock::new();
         let image = if args == EXT3 { &MAPS } else { &LANE };
         let image = image.get_or_init(|| common::image(24, args));
-        let mut stack = Stack::open(common::load(image), args);
+        let mut stack = Stack::open(common::load(image), args, cache);
         assert_eq!(stack.root(Op::Rmdir { path: "/lost+found".into() }), Ok(Value::Done));
         stack
     }
 
-    fn open(device: Arc<RamDevice>, args: &'static [&'static str]) -> Stack {
+    fn open(device: Arc<RamDevice>, args: &'static [&'static str], cache: Option<Mode>) -> Stack {
         let fs = common::open(&device);
         let options = small_options(Arc::new(TestClock::default()), CACHE_BYTES);
-        let subject = Some(VfsSubject::new(fs.clone(), options));
-        Stack { args, device, fs, subject }
+        let above = match cache {
+            Some(mode) => common::cached(fs.clone(), mode, &options),
+            None => fs.clone(),
+        };
+        let subject = Some(VfsSubject::new(above, options));
+        Stack { args, cache, device, fs, subject }
     }
 
     /// Closes the image; it is clean.
@@ -66,8 +76,8 @@ impl Stack {
     }
 
     fn reopened(self) -> Stack {
-        let args = self.args;
-        Stack::open(self.close(), args)
+        let (args, cache) = (self.args, self.cache);
+        Stack::open(self.close(), args, cache)
     }
 
     fn root(&mut self, op: Op) -> Outcome {
@@ -140,6 +150,27 @@ fn ext4_is_as_the_reference() {
     for seed in seeds() {
         if let Err(difference) = driver::run_seed(&bench, seed, steps(STEPS)) {
             panic!("{difference}");
+        }
+    }
+}
+
+#[test]
+fn ext4_in_a_cache_is_as_the_reference() {
+    if !common::have_tools() {
+        return;
+    }
+    for mode in [Mode::WriteBack, Mode::WriteThrough] {
+        let bench = Bench {
+            name: &format!("ext4, {mode:?}"),
+            exact: Exact::ALL,
+            limits: Limits::default(),
+            make: &|| Stack::cached(common::LANE, Some(mode)),
+            finish: &finish,
+        };
+        for seed in seeds() {
+            if let Err(difference) = driver::run_seed(&bench, seed, steps(STEPS)) {
+                panic!("{difference}");
+            }
         }
     }
 }

@@ -61,6 +61,7 @@ fn service(lane: &str, entries: &[Entry], files: &[OpenFiles]) -> Value {
         "service_pid": running["service_pid"],
         "mount": running["mount"],
         "kind": running["lane"],
+        "cache": running["service"]["cache"],
         "instances": instances,
     })
 }

@@ -156,8 +156,13 @@ impl RunOptions {
     fn that_apply(mut self) -> RunOptions {
         if !self.source.is_volume() {
             self.cache = polylane_volume::SetOptions::default();
-            let volatile = self.write_back.volatile;
-            self.write_back = WriteBack { volatile, ..WriteBack::default() };
+            let WriteBack { volatile, file_cache, dirty_bytes_limit, flush_interval_us, .. } =
+                self.write_back;
+            let kept = WriteBack { volatile, file_cache, ..WriteBack::default() };
+            self.write_back = match file_cache.is_some_and(|cache| cache.keeps_back()) {
+                true => WriteBack { dirty_bytes_limit, flush_interval_us, ..kept },
+                false => kept,
+            };
         }
         if !matches!(self.source, Source::Volume(_)) {
             (self.medium, self.qos) = (None, None);

@@ -7,6 +7,7 @@ use polylane_volume::cache::StoreKind;
 use super::{RunOptions, Source, cache_bytes_limit};
 use crate::ceph::{self, CephPlace, ClusterOptions};
 use crate::failure::{Failure, Result};
+use crate::file_cache::BYTES_MIN;
 use crate::lower::LowerSource;
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
@@ -165,6 +166,7 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
     }
     let Some(option) = write_back_option(&options.write_back) else { return Ok(()) };
     let waits = (dirty, interval) != (None, None);
+    let cache = options.write_back.file_cache;
     if options.kernel_fs.is_some() {
         let why = match waits {
             true => "the kernel writes back as it does for all",
@@ -173,24 +175,34 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         return Err(Failure::usage(format!("{option}: {why}")));
     }
     let is_ceph = matches!(options.source, Source::Ceph(_));
-    if is_ceph && (options.write_back.journal_mode.is_some() || options.write_back.discard) {
+    let is_of_volume = options.write_back.journal_mode.is_some() || options.write_back.discard;
+    if is_ceph && is_of_volume {
         return Err(Failure::usage(
             "--journal-mode and --discard: only a lane on a volume has a journal and blocks to \
              free",
         ));
     }
-    if !options.source.is_volume() && !is_ceph {
+    let is_cached = !is_of_volume && cache.is_some_and(|cache| cache.keeps_back() || !waits);
+    if !options.source.is_volume() && !is_ceph && !is_cached {
         let why = match waits {
-            true => "a volume or a Ceph file system keeps changes back",
+            true => {
+                "a volume, a Ceph file system or with --file-cache writeback keeps changes back"
+            }
             false => "a volume has a journal and blocks to free",
         };
         return Err(Failure::usage(format!("{option}: only a lane on {why}")));
     }
-    let cache = cache_bytes_limit(options.memory);
-    if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
+    let most = cache_bytes_limit(options.memory);
+    if cache.and_then(|cache| cache.bytes).is_some_and(|size| !(BYTES_MIN..=most).contains(&size)) {
+        return Err(Failure::usage(format!(
+            "--file-cache-size: from 1M to {}, a quarter of the pool's memory",
+            ByteSize(most)
+        )));
+    }
+    if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=most).contains(&bytes)) {
         return Err(Failure::usage(format!(
             "--dirty-limit: from 1M to {}, a quarter of the pool's memory",
-            ByteSize(cache)
+            ByteSize(most)
         )));
     }
     if interval.is_some_and(|us| us < FLUSH_INTERVAL_US_MIN) {
@@ -206,6 +218,7 @@ fn write_back_option(asked: &WriteBack) -> Option<&'static str> {
         ("--flush-interval", asked.flush_interval_us.is_some()),
         ("--journal-mode", asked.journal_mode.is_some()),
         ("--discard", asked.discard),
+        ("--file-cache", asked.file_cache.is_some()),
     ];
     given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
 }

@@ -129,7 +129,10 @@ impl Of<'_> {
             all => format!(", {:.1} % found there", 100.0 * hits as f64 / all as f64),
         };
         let dirty = self.size("/service/vfs/dirty_bytes")?;
-        Some(format!("{pages}{found}, {dirty} not written back"))
+        let own =
+            || Some((self.size("/service/cache/size_bytes")?, self.name("/service/cache/mode")?));
+        let own = own().map(|(size, mode)| format!(" of {size}, {mode}")).unwrap_or_default();
+        Some(format!("{pages}{own}{found}, {dirty} not written back"))
     }
 
     fn traffic(&self, bytes: &str, requests: &str) -> Option<String> {
@@ -169,6 +172,7 @@ mod tests {
                     "dirty_bytes": 0 },
                 "shared_memory": { "requests": 8, "clients": 2 },
                 "fuse": { "requests": 4 },
+                "cache": { "mode": "writeback", "size_bytes": 4u64 << 20 },
                 "volume": { "reads": 5, "read_bytes": 4096, "writes": 6, "written_bytes": 8192 },
                 "share": { "entitled_part": 0.75, "achieved_part": 0.5 },
                 "confined": { "namespaces": true, "user": true, "capabilities": true,
@@ -182,7 +186,7 @@ mod tests {
             "CPUs         0-1, weight 300",
             "files        2 GiB of 3 GiB used, 6 files",
             "calls        12; 8 by 2 programs over shared memory, 4 by FUSE",
-            "page cache   1 MiB, 75.0 % found there, 0 B not written back",
+            "page cache   1 MiB of 4 MiB, writeback, 75.0 % found there, 0 B not written back",
             "volume read  4 KiB in 5 requests",
             "written      8 KiB in 6 requests",
             "share        75.0 % due, 50.0 % had of 8:0",

@@ -5,6 +5,7 @@
 //!  OpenFile::read ──► io ──► pages (hit) ──► sink
 //!                      └───► libservice (miss, read-ahead) ──► pages
 //!  OpenFile::write ─► throttle ─► io ──► pages, dirty ─► size and times kept here ("delayed")
+//!  cached ─────────► through ─► libservice, then pages
 //!  flusher, fsync ──► writeback ──► runs of dirty pages ──► libservice ──► then size and times
 //! ```
 //!
@@ -28,6 +29,7 @@
 mod evict;
 mod io;
 mod pages;
+mod through;
 mod writeback;
 
 pub(crate) use io::ReadAhead;

@@ -18,7 +18,7 @@ use polylane_base::sync::{Mutex, RwLock};
 use polylane_base::{Errno, Result};
 use polylane_sys::frames::Frames;
 
-use super::{PAGE, PageData};
+use super::{PAGE, PageCache, PageData};
 use crate::fs::{Attr, Sink, Source};
 
 /// Most pages handed to the libservice in one write: 1 MiB.
@@ -321,6 +321,35 @@ impl FilePages {
     /// exclusively.
     pub(super) fn forget_range(&self, start: u64, end: u64) -> Delta {
         self.map.write().drop_range(start / PAGE as u64, end.div_ceil(PAGE as u64))
+    }
+
+    /// Puts bytes that the libservice has into the pages that are there, and adds those that they
+    /// fill. Call with `backing` held exclusively.
+    pub(super) fn refresh(&self, offset: u64, bytes: &[u8], cache: &PageCache) -> Delta {
+        let mut map = self.map.write();
+        let (mut done, mut pages) = (0, 0);
+        while done < bytes.len() {
+            let (index, from) = split(offset + done as u64);
+            let part = &bytes[done..bytes.len().min(done + PAGE - from)];
+            match map.pages.get_mut(&index) {
+                Some(page) => page.data[from..from + part.len()].copy_from_slice(part),
+                None if part.len() == PAGE => {
+                    map.add(index, cache.filled(part), true);
+                    pages += 1;
+                }
+                None => (),
+            }
+            done += part.len();
+        }
+        Delta { pages, dirty: 0 }
+    }
+
+    /// Forgets the pages that are clean and not on their way to the libservice.
+    pub(super) fn forget_clean(&self) -> Delta {
+        let mut map = self.map.write();
+        let before = map.pages.len() as u64;
+        map.pages.retain(|_, page| page.dirty || page.writing);
+        Delta { pages: before - map.pages.len() as u64, dirty: 0 }
     }
 
     /// Looks at `count` pages in CLOCK order and forgets those that are clean and were not used

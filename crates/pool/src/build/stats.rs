@@ -1,0 +1,87 @@
+//! A running lane's counters.
+
+use polylane_vfs::OpCtx;
+use polylane_volume::disk::Disk;
+
+use super::Running;
+use crate::file_cache::{self, LaneCache};
+use crate::{cluster, share};
+
+/// Counters by name.
+type Named = serde_json::Map<String, serde_json::Value>;
+
+fn named(counts: impl IntoIterator<Item = (&'static str, u64)>) -> Named {
+    counts.into_iter().map(|(name, count)| (name.to_string(), count.into())).collect()
+}
+
+impl Running {
+    /// Counters as JSON.
+    pub(crate) fn stats(&self) -> serde_json::Value {
+        let totals = self.server.totals();
+        let by_op: Named = totals
+            .by_op
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
+            .collect();
+        let views = self.server.views();
+        let vfs = file_cache::stats(&self.vfs, self.cache.as_ref());
+        let fuse = self.fuse.stats.totals();
+        let fuse_by_op: Named = fuse
+            .by_operation
+            .iter()
+            .map(|(name, count)| (name.to_lowercase(), (*count).into()))
+            .collect();
+        serde_json::json!({
+            "shared_memory": {
+                "clients": self.server.session_count(),
+                "clients_by_view": named(views.sessions),
+                "not_admitted": named(views.refused),
+                "requests": totals.requests(),
+                "by_operation": by_op,
+                "failed": totals.failed,
+                "sent_to_kernel": totals.use_kernel,
+                "refused": totals.refused,
+                "handed_off": totals.handed_off,
+                "kept": totals.kept,
+                "read_bytes": totals.read_bytes,
+                "written_bytes": totals.written_bytes,
+                "worker_sleeps": totals.sleeps,
+            },
+            "fuse": {
+                "requests": fuse.requests(),
+                "by_operation": fuse_by_op,
+                "failed": fuse.failed,
+                "deferred": fuse.deferred,
+                "page_notices": fuse.page_notices,
+                "name_notices": fuse.name_notices,
+                "state_notices": fuse.state_notices,
+            },
+            "vfs": {
+                "operations": vfs.ops,
+                "dentry_hits": vfs.dentry_hits,
+                "dentry_misses": vfs.dentry_misses,
+                "dentries": vfs.dentries,
+                "inodes": vfs.inodes,
+                "page_hits": vfs.page_hits,
+                "page_misses": vfs.page_misses,
+                "pages": vfs.pages,
+                "dirty_bytes": vfs.dirty_bytes,
+                "written_back_bytes": vfs.written_back_bytes,
+            },
+            "cluster": self.watch.as_ref().and_then(cluster::describe),
+            "cache": self.cache.as_ref().map(LaneCache::describe),
+            "confined": self.confined,
+            "volume": self.disk.as_ref().map(Disk::stats),
+            "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),
+            "writes": self.disk.as_ref().map(|disk| named(disk.fs.writes())),
+            "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
+            "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
+                "size_bytes": totals.blocks * u64::from(totals.bsize),
+                "free_bytes": totals.bfree * u64::from(totals.bsize),
+                "inodes": totals.files,
+                "free_inodes": totals.ffree,
+            })),
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! Data of files: through the pages, and, where others change the files below, with a look at
+//! whether the pages are still of what lies there.
+
+use polylane_base::{Result, Time};
+
+use super::{Cached, Held, Mode};
+use crate::cache::FilePages;
+use crate::ctx::OpCtx;
+use crate::file::room;
+use crate::fs::{Attr, Sink, Source};
+use crate::lease::Room;
+
+/// Files carry the time of the last tick of their host's clock: a second change within it leaves
+/// no trace. Four ticks of 100 Hz.
+const TICK_NANOSECONDS: i128 = 40_000_000;
+
+/// A state of a file below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stamp {
+    size: u64,
+    mtime: Time,
+    ctime: Time,
+    /// The last change was old enough that another one would show.
+    is_settled: bool,
+}
+
+impl Stamp {
+    fn of(attr: &Attr, now: Time) -> Stamp {
+        let Attr { size, mtime, ctime, .. } = *attr;
+        let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+        let is_settled = nanoseconds(now) - nanoseconds(ctime) > TICK_NANOSECONDS;
+        Stamp { size, mtime, ctime, is_settled }
+    }
+
+    /// Whether pages of this state are those of `now`, too.
+    fn holds(&self, now: &Stamp) -> bool {
+        self.is_settled && Stamp { is_settled: true, ..*now } == *self
+    }
+}
+
+impl Cached {
+    pub(super) fn read_pages(
+        &self,
+        ctx: &OpCtx<'_>,
+        held: &Held,
+        pages: &FilePages,
+        (offset, len): (u64, usize),
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let (node, ahead) = (&held.node, &held.ahead);
+        let mut read = || self.core.cached_read(ctx, node, pages, ahead, offset, len, sink);
+        {
+            let _data = node.lock.read();
+            if self.is_current(ctx, held)? {
+                return read();
+            }
+        }
+        let _alone = node.lock.write();
+        self.renew(ctx, held, pages)?;
+        read()
+    }
+
+    pub(super) fn write_pages(
+        &self,
+        ctx: &OpCtx<'_>,
+        held: &Held,
+        pages: &FilePages,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let (core, node) = (&self.core, &held.node);
+        let len = room(core.character.max_file_size, offset, source.len())?;
+        if self.mode == Mode::WriteBack {
+            core.throttle(len)?;
+        }
+        let _alone = node.lock.write();
+        self.renew(ctx, held, pages)?;
+        match self.mode {
+            Mode::WriteBack => {
+                core.cached_write(ctx, node, pages, (offset, len), source, Room::Free)
+            }
+            Mode::WriteThrough => {
+                let written = core.write_through(ctx, node, pages, (offset, len), source);
+                // The pages that are left are of what lies below now, if that can be known.
+                if self.keep_stamp(ctx, held).is_err() {
+                    *held.stamp.lock() = None;
+                }
+                written
+            }
+        }
+    }
+
+    /// Looks at the file below, where others may have changed it, and drops what is old. Call with
+    /// the data locked for change.
+    pub(super) fn renew(&self, ctx: &OpCtx<'_>, held: &Held, pages: &FilePages) -> Result<()> {
+        if !self.is_current(ctx, held)? {
+            self.core.drop_clean(pages);
+            self.keep_stamp(ctx, held)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the pages are of what lies below. Call with the data locked.
+    fn is_current(&self, ctx: &OpCtx<'_>, held: &Held) -> Result<bool> {
+        if !self.is_volatile() {
+            return Ok(true);
+        }
+        let new = self.look_below(ctx, held)?;
+        Ok(held.stamp.lock().is_some_and(|stamp| stamp.holds(&new)))
+    }
+
+    fn keep_stamp(&self, ctx: &OpCtx<'_>, held: &Held) -> Result<()> {
+        if self.is_volatile() {
+            let new = self.look_below(ctx, held)?;
+            *held.stamp.lock() = Some(new);
+        }
+        Ok(())
+    }
+
+    fn look_below(&self, ctx: &OpCtx<'_>, held: &Held) -> Result<Stamp> {
+        let mut attr = held.node.attr();
+        let new = self.below().getattr(ctx, held.node.ino())?;
+        let stamp = Stamp::of(&new, self.core.now(&OpCtx::service()));
+        held.node.keep(&mut attr, new);
+        Ok(stamp)
+    }
+}

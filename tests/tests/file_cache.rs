@@ -1,0 +1,166 @@
+//! Lanes whose files are in a cache of their own: `--file-cache`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use polylane_tests::host::succeeds;
+use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::unavailable;
+use serde_json::Value;
+
+const MODES: [&str; 2] = ["writeback", "writethrough"];
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A lane whose files are of that kind in `dir`.
+fn run(kind: &str, dir: &Path, options: &str) -> Run {
+    let run = Run::new(options);
+    match kind {
+        "mem" => run.arg("--mem"),
+        "dir" => run.arg("--dir").arg(dir.join("d")),
+        "volume" => run.arg("--volume").arg(dir.join("v.img")).arg("--size").arg("256M"),
+        _ => run.arg("--lower").arg(dir.join("low")).arg("--dir").arg(dir.join("up")),
+    }
+}
+
+/// The same work by the library and by FUSE, with a cache and without.
+#[test]
+fn lanes_are_the_same_with_a_cache_and_without() {
+    if unavailable("lanes_are_the_same_with_a_cache_and_without") {
+        return;
+    }
+    let script = "cd /lane && seq 200000 >a && cp a b && truncate -s 100000 b && mkdir d && \
+                  mv b d/c && ln a d/l && echo more >>a && tail -n 1 d/l && rm a && sync && \
+                  dd if=/dev/zero of=d/l bs=4096 seek=7 count=3 conv=notrunc 2>/dev/null && \
+                  find . -type f -exec cksum {} + | sort && stat -c '%n %s %h' d/c d/l && \
+                  (cd d && ! cat none 2>/dev/null)";
+    for kind in ["mem", "dir", "volume", "lower"] {
+        let mut all = Vec::new();
+        for cache in ["", "--file-cache writeback", "--file-cache writethrough"] {
+            for door in ["", "--no-preload"] {
+                let dir = tempfile::tempdir().expect("tempdir");
+                for name in ["d", "low"] {
+                    fs::create_dir(dir.path().join(name)).expect("mkdir");
+                }
+                let options = format!("{cache} {door}");
+                let first = printed(&run(kind, dir.path(), &options).script(script).output());
+                let again = "cd /lane && find . -type f -exec cksum {} + | sort";
+                let left = match kind {
+                    "mem" => String::new(),
+                    _ => printed(&run(kind, dir.path(), door).script(again).output()),
+                };
+                all.push((first, left));
+            }
+        }
+        assert!(all[0].0.contains("more"), "{kind}: {all:?}");
+        assert!(all.iter().all(|one| *one == all[0]), "{kind}: {all:#?}");
+    }
+}
+
+/// What is written reaches the host at once or after the interval, and when it is synced.
+#[test]
+fn writes_reach_the_host_when_it_was_said() {
+    if unavailable("writes_reach_the_host_when_it_was_said") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::create_dir(dir.path().join("d")).expect("mkdir");
+    let host = dir.path().join("d/f").display().to_string();
+    for (options, seen) in
+        [("--file-cache writethrough", "x"), ("--file-cache writeback --flush-interval 3600s", "")]
+    {
+        let script = format!("printf x >/lane/f; cat {host}; echo; sync /lane/f; cat {host}");
+        let told = printed(&run("dir", dir.path(), options).script(&script).output());
+        assert_eq!(told, format!("{seen}\nx"), "{options}");
+        fs::remove_file(&host).expect("there");
+    }
+    let waits = format!("printf x >/lane/f; until [ -s {host} ]; do sleep 0.01; done; cat {host}");
+    let options = "--file-cache writeback --flush-interval 20ms";
+    assert_eq!(printed(&run("dir", dir.path(), options).script(&waits).output()), "x");
+}
+
+#[test]
+fn a_cache_is_shown_and_kept_within_its_size() {
+    if unavailable("a_cache_is_shown_and_kept_within_its_size") {
+        return;
+    }
+    for mode in MODES {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let options = format!("--file-cache {mode} --file-cache-size 2M");
+        let script = "head -c 10000000 /dev/urandom >/lane/f; sync; cat /lane/f >/dev/null; \
+                      echo up; sleep 60";
+        let mut run = run("mem", dir.path(), &options).script(script).start();
+        assert_eq!(run.line(), "up");
+        let stats = succeeds(&["stats", "--json", "--pool", &run.pool]);
+        let stats: Value = serde_json::from_str(&stats).expect("JSON");
+        let service = &stats[0]["service"];
+        let cache = &service["cache"];
+        assert_eq!(
+            (cache["mode"].as_str(), cache["size_bytes"].as_u64()),
+            (Some(mode), Some(2 << 20))
+        );
+        let pages = service["vfs"]["pages"].as_u64().expect("a count");
+        assert!((1..=512).contains(&pages), "{mode}: {service}");
+        assert_eq!(service["vfs"]["dirty_bytes"].as_u64(), Some(0));
+        let told = succeeds(&["stats", "--pool", &run.pool]);
+        assert!(told.contains(&format!("of 2 MiB, {mode}")), "{told}");
+        signal_to(run.child.id(), "TERM");
+        run.end();
+    }
+}
+
+/// What was synced is there after a kill; an open file that lost bytes is an error, never old.
+#[test]
+fn a_killed_service_loses_nothing_that_was_synced() {
+    if unavailable("a_killed_service_loses_nothing_that_was_synced") {
+        return;
+    }
+    for (mode, kind) in [("writeback", "dir"), ("writethrough", "dir"), ("writeback", "volume")] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        fs::create_dir(dir.path().join("d")).expect("mkdir");
+        let options = format!("--no-preload --file-cache {mode} --flush-interval 3600s");
+        let options = if mode == "writeback" {
+            options
+        } else {
+            options.replace("--flush-interval 3600s", "")
+        };
+        let script = "cd /lane; printf synced >s; sync s; exec 3>>n; printf lost >&3; echo up; \
+                      read line; cat s; echo; printf more >&3 && echo went on || echo error";
+        let (mut run, input) = run(kind, dir.path(), &options).script(script).start_with_input();
+        assert_eq!(run.line(), "up");
+        let before = run.service();
+        signal_to(before, "KILL");
+        while run.service_now().is_none_or(|now| now == before) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        drop(input);
+        assert_eq!(run.line(), "synced", "{mode} {kind}");
+        let expected = if mode == "writeback" { "error" } else { "went on" };
+        assert_eq!(run.line(), expected, "{mode} {kind}");
+        assert_eq!(run.end().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_is_refused_in_one_line() {
+    for (words, part) in [
+        ("--mem --file-cache both", "--file-cache <MODE>"),
+        ("--mem --file-cache-size 4M", "--file-cache"),
+        ("--mem --file-cache writeback --file-cache-size 100K", "--file-cache-size: from 1M to "),
+        (
+            "--mem --memory 64M --file-cache writeback --file-cache-size 17M",
+            "--file-cache-size: from 1M to 16 MiB",
+        ),
+        ("--mem --file-cache writethrough --flush-interval 1s", "--flush-interval: only a lane on"),
+        ("--mem --file-cache writeback --journal-mode data", "--journal-mode: only a lane on"),
+        ("--kernel-fs ext4 --file-cache writeback", "--file-cache: the kernel mounts"),
+    ] {
+        let (status, line) = Run::new(words).script("true").refusal();
+        assert!(status == 2 && line.contains(part), "{words}: {status}: {line}");
+    }
+}
