@@ -68,8 +68,8 @@ impl Author {
         }
     }
 
-    /// The users that may exchange names in a directory, or make `missing` ones: in a sticky one too
-    /// these are all who may write to it.
+    /// The users that may exchange names in a directory, or make `missing` ones: also in a sticky
+    /// one these are all who may write to it.
     fn of_end(stat: &Stat, missing: bool) -> Author {
         match missing {
             true => Author::of_file(stat),

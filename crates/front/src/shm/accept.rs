@@ -17,6 +17,8 @@
 //!   be: its close can wait for a file system of the client's own. The witness does both.
 //! - The connection of a session receives nothing: its end keeps this process from nothing.
 
+mod view;
+
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,14 +27,13 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
-use polylane_ipc::owners::Owners;
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
-use polylane_sys::notice::Notice;
 use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Identity, Peeked, Peer};
-use polylane_vfs::{Attachment, Cred, Kind};
+use polylane_vfs::Cred;
 
+use self::view::{Told, View};
 use super::connection::Connection;
 use super::helpers::Helpers;
 use super::process::{Holders, Process, is_readable};
@@ -44,12 +45,11 @@ use super::users::Users;
 use super::views::Views;
 use super::worker::Inbox;
 use super::{Config, guarded};
+use crate::lane::Lane;
 use crate::lane::locks::{FormerProcess, process_owner};
-use crate::lane::nodes::Target;
 use crate::lane::record::Record;
 use crate::lane::slots::Token;
-use crate::lane::{Attached, Lane};
-use crate::witness::{self, Client, Numbers, Seen};
+use crate::witness::{self, Client, Numbers};
 
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(1);
@@ -93,72 +93,6 @@ enum Watched {
     Newcomer { socket: OwnedFd, peer: Peer, since: Instant },
     Client { socket: OwnedFd, session: Arc<Session> },
     Process { pid: u32 },
-}
-
-/// What a newcomer sees of the lane.
-struct View {
-    /// Its first thread, as the kernel's FUSE requests have it.
-    thread: u32,
-    attachment: Option<Arc<Attached>>,
-    mounts: Option<Arc<Notice>>,
-    other_numbers: bool,
-    told: Told,
-}
-
-/// What a newcomer is told of its view.
-#[derive(Default)]
-struct Told {
-    /// The page that tells of mounts at its lane.
-    notice: Option<OwnedFd>,
-    /// Where numbers of users and groups are others to it.
-    owners: Option<Owners>,
-}
-
-impl View {
-    /// As the tenant sees it.
-    fn at_home(numbers: Numbers, mounts: Option<Arc<Notice>>) -> View {
-        let (thread, told) = (numbers.thread, Told::default());
-        View { thread, attachment: None, mounts, other_numbers: false, told }
-    }
-
-    /// By the root that it opened, which is at `path` to it. `EROFS`: it may write there only if
-    /// it also shows that it can.
-    fn of(
-        around: &Around,
-        client: Client<'_>,
-        connection: &OwnedFd,
-        path: Vec<u8>,
-    ) -> Result<View> {
-        let pid = client.pid;
-        let lane = &around.lane;
-        let witness = lane.slots.witness.get().ok_or(Errno::EACCES)?;
-        let seen = witness.attach(client, connection.as_fd()).map_err(|why| {
-            around.views.refused(why);
-            Errno::EACCES
-        })?;
-        let Seen { number, node, confined, made, other_numbers, .. } = seen;
-        let root = match lane.nodes.get(node)? {
-            Target::Node(node) if node.kind() == Kind::Dir => node,
-            _ => return Err(Errno::EACCES),
-        };
-        if confined && !seen.read_only && !seen.shows_made {
-            return Err(Errno::EROFS);
-        }
-        let has_made = |made| match lane.nodes.get(made) {
-            Ok(Target::Node(file)) if file.is_linkable() => lane
-                .take_unnamed(&file, &root)
-                .is_some_and(|thread| thread == number || witness.has_thread(pid, thread)),
-            _ => false,
-        };
-        let read_only = seen.read_only || confined && !made.is_some_and(has_made);
-        let mounts = Notice::attach(&seen.notice)?;
-        let bounds = Attachment { root: root.ino(), read_only, path };
-        let attachment = Arc::new(Attached { root, bounds });
-        lane.attached(&attachment);
-        let (attachment, mounts) = (Some(attachment), Some(Arc::new(mounts)));
-        let told = Told { notice: Some(seen.notice), owners: seen.owners };
-        Ok(View { thread: number, attachment, mounts, other_numbers, told })
-    }
 }
 
 /// The thread's state.
