@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The pages, the table of names and the flusher are those of the VFS (`cache`, `dentry`), in a set
-//! of their own. So that no byte is in two caches of one process, the libservice says [`cache_data: false`](Character::cache_data): the VFS above it has
-//! no pages then.
+//! of their own. So that no byte is in two caches of one process, the libservice says [`cache_data:
+//! false`](Character::cache_data): the VFS above it has no pages then.
 //!
 //! # What it promises
 //!
