@@ -21,8 +21,8 @@ pub fn state_dir() -> Result<PathBuf> {
         Author::Anyone => "several users decide".to_string(),
     };
     Err(Failure::failed(format!(
-        "{}: {who} what is in this state directory, by owner, mode or links on the way, or \
-         may make it first: set XDG_STATE_HOME to one of your own that is there, or unset it",
+        "{}: {who} what is in this state directory, by owner, mode or links on the way: set \
+         XDG_STATE_HOME to one of your own, or unset it",
         Shown::new(&dir)
     )))
 }

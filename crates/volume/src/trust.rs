@@ -68,15 +68,6 @@ impl Author {
         }
     }
 
-    /// The users that may exchange names in a directory, or make `missing` ones: also in a sticky
-    /// one these are all who may write to it.
-    fn of_end(stat: &Stat, missing: bool) -> Author {
-        match missing {
-            true => Author::of_file(stat),
-            false => Author::of_directory(stat),
-        }
-    }
-
     /// Whether this author may already read and write a file of this owner.
     fn owns(self, owner: u32) -> bool {
         match self {
@@ -187,41 +178,41 @@ pub(crate) fn check_links(path: &Path) -> Result<()> {
 }
 
 /// The users other than the caller and root that decide what is in `dir`, or will be there once it
-/// is made: who has it or a directory on the way, may write to one of them, may make it before the
-/// caller does, or made a link on the way. [`Author::Caller`]: none.
+/// is made: who has it or a directory on the way, may write to one of them, or made a link on the
+/// way. [`Author::Caller`]: none.
 ///
 /// In a user namespace the number that stands for those without one is not told from root.
 pub(crate) fn strangers_on(dir: &Path) -> Author {
     let Some(above) = dir.ancestors().find(|above| above.exists()) else { return Author::Caller };
     let found = way_to(above).and_then(|way| {
-        let own = Author::of_end(&statat(CWD, above, AtFlags::empty())?, above != dir);
+        let own = Author::of_directory(&statat(CWD, above, AtFlags::empty())?);
         Ok(way.directories.and(way.links).and(own))
     });
     match found {
         Ok(found) if found == Author::Caller || maps_all_users() => found,
         Err(_) if maps_all_users() => Author::Anyone,
-        _ => strangers_in_namespace(above, above != dir),
+        _ => strangers_in_namespace(above),
     }
 }
 
 /// The same by the directories alone, where one of the number for users without one counts as
-/// root's. `missing`: the names below are still to be made.
-fn strangers_in_namespace(above: &Path, missing: bool) -> Author {
+/// root's.
+fn strangers_in_namespace(above: &Path) -> Author {
     let unknown = |which: &str| -> Option<u32> {
         let said = std::fs::read_to_string(format!("/proc/sys/kernel/overflow{which}"));
         said.ok()?.trim().parse().ok()
     };
     let (user, group) = (unknown("uid"), unknown("gid"));
     let Ok(whole) = above.canonicalize() else { return Author::Anyone };
-    let stats = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
-    let authors = stats.enumerate().map(|(above, mut stat)| {
+    let all = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
+    let authors = all.map(|mut stat| {
         if Some(stat.st_uid) == user {
             stat.st_uid = 0;
         }
         if Some(stat.st_gid) == group {
             stat.st_gid = 0;
         }
-        Author::of_end(&stat, missing && above == 0)
+        Author::of_directory(&stat)
     });
     authors.fold(Author::Caller, Author::and)
 }
@@ -403,13 +394,9 @@ mod tests {
         ] {
             std::fs::create_dir_all(at("on/inner")).expect("mkdir");
             std::fs::set_permissions(at("on"), PermissionsExt::from_mode(mode)).expect("chmod");
-            for path in ["on", "on/inner", "on/inner/not/made"] {
+            for path in ["on", "on/inner", "on/inner/not/made", "on/not/made"] {
                 assert_eq!(strangers_on(&at(path)), strangers, "{path} {mode:o}");
             }
-            // In a sticky directory others may make the name first.
-            let others_may = mode & 0o002 != 0;
-            let to_come = if others_may { Author::Anyone } else { strangers };
-            assert_eq!(strangers_on(&at("on/not/made")), to_come, "{mode:o}");
         }
         // A group of its owner's number is the owner's own.
         if rustix::process::geteuid().is_root() {
@@ -442,14 +429,13 @@ mod tests {
         for (path, strangers) in [
             ("own", own),
             ("own/inner/not/made", own),
-            ("sticky/not/made", Author::Anyone),
+            ("sticky/not/made", own),
             ("theirs", theirs),
             ("theirs/inner", theirs),
             ("theirs/not/made", theirs),
             ("link/inner", theirs),
             ("sticky/link/inner", Author::User(1002)),
             ("sticky/link/not/made", Author::User(1002)),
-            ("sticky/missing", Author::Anyone),
         ] {
             assert_eq!(strangers_on(&at(path)), strangers, "{path}");
         }
