@@ -11,7 +11,7 @@ use polylane_ceph::conf::{DEBUG, Sections, keyrings};
 use polylane_pool::ceph::CephPlace;
 
 use crate::Options;
-use crate::tools::{command, cpu_seconds, path};
+use crate::tools::{command, cpu_seconds, path, polylane};
 
 /// What names the file system to a worker of [`Way::Library`]; its configuration is `CEPH_CONF`.
 const PLACE_VARIABLE: &str = "POLYLANE_BENCH_CEPH";
@@ -157,13 +157,22 @@ impl Cluster {
 
 /// Runs a program in a lane on the whole file system.
 fn by_lane(cluster: &Cluster, words: &[&str]) -> Result<()> {
-    let me = std::env::current_exe().context("own path")?;
-    let mut command = Command::new(me);
-    command.args(cluster.lane(Path::new("/"), Way::LaneFuse)).arg("--").args(words);
-    let done = command.stdin(Stdio::null()).output().context("run polylane")?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{}", said.lines().next().unwrap_or("a lane failed"));
-    Ok(())
+    let mut all = cluster.lane(Path::new("/"), Way::LaneFuse);
+    all.extend(["--"].iter().chain(words).map(Into::into));
+    polylane(&all).map(drop)
+}
+
+/// The name of a directory of this process in the file system.
+fn own_dir(cluster: &Cluster, of: &str) -> String {
+    let above = cluster.place.path.trim_end_matches('/');
+    format!("{above}/polylane-bench-{}{of}", std::process::id())
+}
+
+/// Removes such a directory, and says where that failed.
+fn remove(cluster: &Cluster, dir: &str) {
+    if let Err(error) = by_lane(cluster, &["rm", "-rf", &format!("/lane{dir}")]) {
+        eprintln!("polylane: bench: remove {dir} of the cluster: {error:#}");
+    }
 }
 
 /// A directory of a file system that holds layers and branches of unions, shown by a client of its
@@ -173,7 +182,7 @@ pub(crate) struct Layers {
     dir: String,
     /// Taken when the directory is removed.
     mount: Option<CephFuse>,
-    _host: tempfile::TempDir,
+    host: tempfile::TempDir,
 }
 
 impl Layers {
@@ -182,12 +191,11 @@ impl Layers {
     /// # Errors
     /// Not root, the cluster does not answer, or ceph-fuse is missing or ends.
     pub(crate) fn new(cluster: &'static Cluster) -> Result<Layers> {
-        let above = cluster.place.path.trim_end_matches('/');
-        let dir = format!("{above}/polylane-bench-{}-layers", std::process::id());
+        let dir = own_dir(cluster, "-layers");
         by_lane(cluster, &["mkdir", "-p", &format!("/lane{dir}")])?;
         let host = tempfile::tempdir().context("mount point of ceph-fuse")?;
         let at = host.path().to_path_buf();
-        let mut layers = Layers { cluster, dir, mount: None, _host: host };
+        let mut layers = Layers { cluster, dir, mount: None, host };
         layers.mount = Some(layers.show(at)?);
         Ok(layers)
     }
@@ -204,7 +212,7 @@ impl Layers {
 
     /// Where it is shown first.
     pub(crate) fn at(&self) -> &Path {
-        self._host.path()
+        self.host.path()
     }
 
     /// What `polylane` calls a directory in it.
@@ -221,9 +229,7 @@ impl Layers {
 impl Drop for Layers {
     fn drop(&mut self) {
         drop(self.mount.take());
-        if let Err(error) = by_lane(self.cluster, &["rm", "-rf", &format!("/lane{}", self.dir)]) {
-            eprintln!("polylane: bench: remove {} of the cluster: {error:#}", self.dir);
-        }
+        remove(self.cluster, &self.dir);
     }
 }
 
@@ -240,8 +246,7 @@ pub(crate) struct Tenants {
 impl Tenants {
     /// None yet, for so many tenants of each way.
     pub(crate) fn new(cluster: &'static Cluster, count: usize) -> Tenants {
-        let above = cluster.place.path.trim_end_matches('/');
-        let dir = format!("{above}/polylane-bench-{}", std::process::id());
+        let dir = own_dir(cluster, "");
         Tenants { cluster, dir, count, ready: Vec::new(), mounts: Vec::new() }
     }
 
@@ -267,8 +272,7 @@ impl Tenants {
                 let mount = CephFuse::start(self.cluster, way, &format!("{below}/{number}"), at)?;
                 self.mounts.push(mount);
             }
-            let begun = &mut self.mounts[..];
-            begun.iter_mut().try_for_each(CephFuse::wait)?;
+            self.mounts.iter_mut().try_for_each(CephFuse::wait)?;
         }
         self.ready.push((way, shared.clone()));
         Ok(shared)
@@ -284,11 +288,8 @@ impl Tenants {
 impl Drop for Tenants {
     fn drop(&mut self) {
         self.mounts.clear();
-        if self.ready.is_empty() {
-            return;
-        }
-        if let Err(error) = by_lane(self.cluster, &["rm", "-rf", &format!("/lane{}", self.dir)]) {
-            eprintln!("polylane: bench: remove {} of the cluster: {error:#}", self.dir);
+        if !self.ready.is_empty() {
+            remove(self.cluster, &self.dir);
         }
     }
 }

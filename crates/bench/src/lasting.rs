@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::tools::{fast_way, path, polylane};
 use crate::worker::Outcome;
 
 /// A lane in a pool that has nothing else. Dropped, both are gone.
@@ -35,11 +36,7 @@ impl Lane {
         let (shares, environment, run) = (Vec::new(), Vec::new(), PathBuf::new());
         let mut lane = Lane { at, pool, shares, environment, run };
         lane.mount_at(&lane.at, &[], source)?;
-        let told: Value = serde_json::from_str(&polylane(&["env", "--json", lane.path()?])?)?;
-        let all = told["environment"].as_object().context("no fast way into the lane")?;
-        let pair = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.into()));
-        lane.environment = all.iter().filter_map(pair).collect();
-        lane.run = PathBuf::from(told["run"].as_str().context("env names no run directory")?);
+        (lane.environment, lane.run) = fast_way(&lane.at)?;
         Ok(lane)
     }
 
@@ -56,18 +53,13 @@ impl Lane {
     }
 
     fn mount_at(&self, at: &Path, words: &[&str], source: &[&str]) -> Result<()> {
-        let at = at.to_str().context("temporary directory is not UTF-8")?;
-        let all = [&["mount", "--pool", &self.pool], words, source, &[at]].concat();
+        let all = [&["mount", "--pool", &self.pool], words, source, &[path(at)?]].concat();
         polylane(&all).map(drop)
     }
 
     /// Where it is.
     pub(crate) fn at(&self) -> &Path {
         &self.at
-    }
-
-    fn path(&self) -> Result<&str> {
-        self.at.to_str().context("temporary directory is not UTF-8")
     }
 
     /// The directory with its socket and library.
@@ -116,17 +108,6 @@ impl Drop for Lane {
             eprintln!("polylane: bench: lanes: {error:#}");
         }
     }
-}
-
-/// Runs this program; what it printed.
-///
-/// # Errors
-/// It failed; its own words.
-pub(crate) fn polylane(words: &[impl AsRef<OsStr>]) -> Result<String> {
-    let program = std::env::current_exe().context("own path")?;
-    let output = Command::new(program).args(words).stdin(Stdio::null()).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A worker (`bench worker`) that is ready. Dropped, it has ended.

@@ -45,6 +45,20 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// The median of what was found, as a number, and words about its range and its floor.
+pub(crate) fn judged(found: &[f64], floor: f64, better: Better) -> (String, String) {
+    let middle = median(found);
+    let least = found.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = found.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let holds = match better {
+        Better::Higher => middle >= floor,
+        Better::Lower => middle <= floor,
+    };
+    let said = if holds { "holds" } else { "is missed" };
+    let [middle, least, most, floor] = [middle, least, most, floor].map(number);
+    (middle, format!("({least} to {most}); the floor {floor} {said}"))
+}
+
 /// The machine a result was obtained on: without it a number means nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {

@@ -1,13 +1,15 @@
 //! Programs that figures run, and files that they lay out.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use polylane_sys::procstat::{ProcessStat, TICKS_PER_SECOND};
+use serde_json::Value;
 
 /// The path as text, for command lines.
 ///
@@ -29,6 +31,31 @@ pub fn command(tool: &str, args: &[&str]) -> Result<String> {
         bail!("{tool} failed: {}", said.lines().next().unwrap_or("no message").trim());
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// Runs this program; what it printed.
+///
+/// # Errors
+/// It failed; its own words.
+pub(crate) fn polylane(words: &[impl AsRef<OsStr>]) -> Result<String> {
+    let program = std::env::current_exe().context("own path")?;
+    let done = Command::new(program).args(words).stdin(Stdio::null()).output();
+    let done = done.context("run polylane")?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr).trim());
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// What gives a program the fast way into the lane at a path: its environment, and the directory
+/// with the lane's socket and library.
+///
+/// # Errors
+/// There is no such lane, or no fast way into it.
+pub(crate) fn fast_way(at: &Path) -> Result<(Vec<(String, String)>, PathBuf)> {
+    let told: Value = serde_json::from_str(&polylane(&["env", "--json", path(at)?])?)?;
+    let all = told["environment"].as_object().context("no fast way into the lane")?;
+    let pair = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.into()));
+    let run = told["run"].as_str().context("env names no run directory")?;
+    Ok((all.iter().filter_map(pair).collect(), PathBuf::from(run)))
 }
 
 /// CPU time of a process, its descendants, and those of these that were waited for, in seconds; by

@@ -7,11 +7,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::Options;
 use crate::ceph::{CephFuse, Cluster, Layers};
-use crate::tools::{command, path};
+use crate::tools::{command, fast_way, path, polylane};
 
 /// How trees are put over each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,6 @@ pub(crate) struct Union {
     way: Way,
     /// Upper, work directory, volume and mount point.
     dir: tempfile::TempDir,
-    program: PathBuf,
     environment: Vec<(String, String)>,
     /// What shows the lowers and the upper to a peer, of a union on CephFS.
     client: Option<CephFuse>,
@@ -140,8 +139,7 @@ impl Union {
         for name in ["at", "upper", "work"] {
             fs::create_dir(dir.path().join(name)).context("directory of a union")?;
         }
-        let program = std::env::current_exe().context("own path")?;
-        let mut union = Union::new(way, dir, program);
+        let mut union = Union::new(way, dir);
         match way {
             Way::Plain => union.copy(lowers)?,
             Way::Overlayfs | Way::Metacopy | Way::FuseOverlayfs => {
@@ -165,8 +163,8 @@ impl Union {
         Ok(union)
     }
 
-    fn new(way: Way, dir: tempfile::TempDir, program: PathBuf) -> Union {
-        Union { way, dir, program, environment: Vec::new(), client: None, upper: None }
+    fn new(way: Way, dir: tempfile::TempDir) -> Union {
+        Union { way, dir, environment: Vec::new(), client: None, upper: None }
     }
 
     /// The same on a Ceph file system, by a client of this tree's own.
@@ -186,7 +184,7 @@ impl Union {
         let below = |path: &Path| -> Result<PathBuf> {
             Ok(path.strip_prefix(layers.at()).context("a layer is elsewhere")?.to_path_buf())
         };
-        let mut union = Union::new(way, dir, std::env::current_exe().context("own path")?);
+        let mut union = Union::new(way, dir);
         union.upper = Some(own.clone());
         let lowers = lowers.iter().map(|lower| below(lower)).collect::<Result<Vec<_>>>()?;
         let upper = below(&own.join("upper"))?;
@@ -283,18 +281,9 @@ impl Union {
 
     /// `words`: what `polylane` is told.
     fn mount_lane(&mut self, words: Vec<OsString>) -> Result<()> {
-        let done = Command::new(&self.program).args(words).stdin(Stdio::null()).output();
-        let done = done.context("run polylane")?;
-        let said = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "{}", said.lines().next().unwrap_or("mount failed"));
+        polylane(&words)?;
         if matches!(self.way, Way::Lane | Way::Cached) {
-            let told = command(path(&self.program)?, &["env", "--json", path(&self.at())?])?;
-            let told: serde_json::Value = serde_json::from_str(&told).context("polylane env")?;
-            let all = told["environment"].as_object().context("no fast way into the lane")?;
-            let pair = |(name, value): (&String, &serde_json::Value)| {
-                Some((name.clone(), value.as_str()?.to_string()))
-            };
-            self.environment = all.iter().filter_map(pair).collect();
+            (self.environment, _) = fast_way(&self.at())?;
         }
         Ok(())
     }
@@ -309,9 +298,7 @@ impl Drop for Union {
             Way::Overlayfs | Way::Metacopy => command("umount", &[at]),
             // It unmounts when its process is told so; what it has written need not be kept.
             Way::FuseOverlayfs => command("umount", &["-l", at]),
-            Way::LaneFuse | Way::Lane | Way::Cached => {
-                path(&self.program).and_then(|program| command(program, &["umount", at]))
-            }
+            Way::LaneFuse | Way::Lane | Way::Cached => polylane(&["umount", at]),
         };
         if let Err(error) = done {
             eprintln!("polylane: bench: unions: {error:#}");

@@ -78,9 +78,7 @@ impl Client {
             false => Err(Errno::ENOTDIR),
         }
     }
-}
 
-impl Client {
     /// What shows how the client is, and keeps it from nothing.
     pub fn watch(&self) -> Watch {
         Watch(Arc::downgrade(&self.mount))

@@ -501,7 +501,7 @@ impl<M: Memory> Views<M> {
     }
 
     /// Whether the client wrote to the page in an entry since it was lent, by its own account. The
-    /// gate must be shut and nobody inside: then the page needs to be taken back only if so.
+    /// gate must be shut and no thread inside: then the page needs to be taken back only if so.
     pub fn is_written(&self, entry: usize) -> bool {
         self.loan(entry).load(Acquire) & DIRTY != 0
     }

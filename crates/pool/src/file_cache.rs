@@ -53,7 +53,8 @@ impl LaneCache {
 
 /// A lane's counters, with those of its pages wherever they are.
 pub(crate) fn stats(vfs: &Vfs, cache: Option<&LaneCache>) -> Stats {
-    let Stats { ops, dentry_hits, dentry_misses, dentries, inodes, .. } = vfs.stats();
-    let pages = cache.map_or(vfs.stats(), |cache| cache.cached.stats());
-    Stats { ops, dentry_hits, dentry_misses, dentries, inodes, ..pages }
+    let own = vfs.stats();
+    let Some(cache) = cache else { return own };
+    let Stats { ops, dentry_hits, dentry_misses, dentries, inodes, .. } = own;
+    Stats { ops, dentry_hits, dentry_misses, dentries, inodes, ..cache.cached.stats() }
 }

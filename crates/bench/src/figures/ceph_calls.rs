@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use super::sweep::available;
 use crate::ceph::{Cluster, Way};
 use crate::place::{Ground, Place, Tenant, on_cluster, together};
-use crate::report::{Better, Report, median, number};
+use crate::report::{Better, Report, judged, median};
 use crate::worker::Length;
 use crate::{Options, progress};
 
@@ -164,13 +164,8 @@ fn shares(report: &mut Report) {
 }
 
 fn line(way: Way, point: &str, of: &str, found: &[f64], floor: f64) -> String {
-    let least = found.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = found.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let middle = median(found);
-    let said = if middle <= floor { "holds" } else { "is missed" };
-    let name = way.name();
-    let [middle, least, most, floor] = [middle, least, most, floor].map(number);
-    format!("{name}, {point}: {middle} {of} ({least} to {most}); the floor {floor} {said}")
+    let (middle, said) = judged(found, floor, Better::Lower);
+    format!("{}, {point}: {middle} {of} {said}", way.name())
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::tools::{path, polylane};
+
 /// An attached volume, mounted once it has a file system.
 pub(super) struct Guest {
     /// The volume's file.
@@ -36,9 +38,10 @@ impl Guest {
         let (volume, mount) = (dir.join(format!("{name}.img")), dir.join(name));
         fs::create_dir(&mount)?;
         let create = ["volume", "create", "--size", size, "--fs", "none"];
-        polylane(&[&create[..], cache].concat(), &volume)?;
-        let attach = [&["attach", "--via", "loop"][..], attach].concat();
-        let device = polylane(&attach, &volume)?.trim().to_string();
+        let name = [path(&volume)?];
+        polylane(&[&create[..], cache, &name].concat())?;
+        let attach = [&["attach", "--via", "loop"][..], attach, &name].concat();
+        let device = polylane(&attach)?.trim().to_string();
         Ok(Guest { volume, device, mount, mounted: false })
     }
 
@@ -63,7 +66,7 @@ impl Guest {
         if std::mem::take(&mut self.mounted) {
             command("umount", &[self.mount.to_str().context("a name")?])?;
         }
-        let detached = polylane(&["detach"], &self.volume);
+        let detached = polylane(&["detach", path(&self.volume)?]);
         for _ in 0..100 {
             // A keeper whose device is gone ends by itself, and may not answer any more.
             if detached.is_ok() || self.stats().is_err() {
@@ -79,9 +82,8 @@ impl Guest {
     /// # Errors
     /// It does not answer.
     pub(super) fn stats(&self) -> Result<serde_json::Value> {
-        let output =
-            Command::new(std::env::current_exe()?).args(["attach", "--list", "--json"]).output()?;
-        let listed: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)?;
+        let listed = polylane(&["attach", "--list", "--json"])?;
+        let listed: Vec<serde_json::Value> = serde_json::from_str(&listed)?;
         let own = |one: &serde_json::Value| one["device"].as_str() == Some(&self.device);
         let found = listed.into_iter().find(own).context("it is not listed")?;
         Ok(found["stats"]["engine"].clone())
@@ -94,19 +96,8 @@ impl Drop for Guest {
             let _ = Command::new("umount").arg(&self.mount).status();
         }
         // Detached already by `end`, as a rule.
-        let _ = polylane(&["detach"], &self.volume);
+        let _ = path(&self.volume).and_then(|volume| polylane(&["detach", volume]));
     }
-}
-
-/// Runs this program on a volume; what it printed.
-///
-/// # Errors
-/// What it said.
-pub(super) fn polylane(words: &[&str], volume: &Path) -> Result<String> {
-    let output = Command::new(std::env::current_exe()?).args(words).arg(volume).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "polylane {}: {}", words[0], said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Runs a tool; what it printed.

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::histogram::Histogram;
 use crate::report::{Better, Report};
+use crate::tools::{fast_way, path, polylane};
 use crate::worker::limits::{Client, LOAD};
 use crate::{Options, progress};
 
@@ -41,9 +42,8 @@ pub fn run(options: &Options) -> Result<Report> {
         add("one that computes", own.pings(time)?);
         drop(computes);
         let program = std::env::current_exe().context("own path")?;
-        let program = program.to_str().context("own path is not UTF-8")?;
-        let at = lane.at.to_str().context("temporary directory is not UTF-8")?;
-        let user = Busy::start(&[program, "bench", "worker", LOAD, at, "600s"], &lane)?;
+        let words = [path(&program)?, "bench", "worker", LOAD, path(&lane.at)?, "600s"];
+        let user = Busy::start(&words, &lane)?;
         add("one at all limits", own.pings(time)?);
         if repeat == 0 {
             report.notes.push(format!("that user has {}", user.said));
@@ -70,31 +70,20 @@ impl Lane {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         };
         open(dir.path(), 0o755)?;
-        polylane(&["mount", "mem:256M"], &at)?;
+        polylane(&["mount", "mem:256M", path(&at)?])?;
         let mut lane = Lane { at, socket: PathBuf::new(), _dir: dir };
         open(&lane.at, 0o777)?;
         std::fs::write(lane.at.join("f"), "x")?;
         open(&lane.at.join("f"), 0o666)?;
-        let told: serde_json::Value =
-            serde_json::from_str(&polylane(&["env", "--json"], &lane.at)?)?;
-        let run = told["run"].as_str().context("env names no run directory")?;
-        lane.socket = Path::new(run).join("socket");
+        lane.socket = fast_way(&lane.at)?.1.join("socket");
         Ok(lane)
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let _ = polylane(&["umount", "-l"], &self.at);
+        let _ = path(&self.at).and_then(|at| polylane(&["umount", "-l", at]));
     }
-}
-
-fn polylane(words: &[&str], at: &Path) -> Result<String> {
-    let program = std::env::current_exe().context("own path")?;
-    let output = Command::new(program).args(words).arg(at).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{words:?}: {said}");
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A process of the other user, from when it said a line; it ends with this.

@@ -7,15 +7,15 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use polylane_sys::procstat::ProcessStat;
 
 use crate::report::{Better, Report, median};
+use crate::tools::polylane;
 use crate::{Options, progress};
 
 /// Lanes that are started one after the other, for the time of a start.
@@ -59,7 +59,7 @@ fn measure(report: &mut Report, count: usize, rest: Duration) -> Result<()> {
     let pools = Pools::new(count)?;
     let begun = Instant::now();
     pools.each(|pools, number| {
-        pools.command(&["pool", "create", &pools.name(number)])?;
+        polylane(&["pool", "create", &pools.name(number)])?;
         pools.mount(number, &pools.path(number, "a"), &[])
     })?;
     let all = begun.elapsed();
@@ -104,14 +104,13 @@ fn starts_of(pools: &Pools) -> Result<Vec<f64>> {
         let begun = Instant::now();
         pools.mount(0, &path, &[])?;
         times.push(begun.elapsed().as_secs_f64() * 1000.0);
-        pools.command(&[OsStr::new("umount"), path.as_os_str()])?;
+        polylane(&[OsStr::new("umount"), path.as_os_str()])?;
     }
     Ok(times)
 }
 
 /// Pools of this run, their lanes below a directory of their own; both go with it.
 struct Pools {
-    program: PathBuf,
     dir: tempfile::TempDir,
     count: usize,
 }
@@ -119,7 +118,7 @@ struct Pools {
 impl Pools {
     fn new(count: usize) -> Result<Pools> {
         let dir = tempfile::tempdir().context("directory of lanes")?;
-        Ok(Pools { program: std::env::current_exe().context("own path")?, dir, count })
+        Ok(Pools { dir, count })
     }
 
     fn name(&self, number: usize) -> String {
@@ -141,15 +140,7 @@ impl Pools {
         let words = [&["mount", "--pool", &pool], words, &[SOURCE]].concat();
         let mut words: Vec<&OsStr> = words.into_iter().map(OsStr::new).collect();
         words.push(path.as_os_str());
-        self.command(&words)
-    }
-
-    fn command(&self, words: &[impl AsRef<OsStr>]) -> Result<()> {
-        let done = Command::new(&self.program).args(words).output().context("run polylane")?;
-        match done.status.success() {
-            true => Ok(()),
-            false => bail!("{}", String::from_utf8_lossy(&done.stderr).trim()),
-        }
+        polylane(&words).map(drop)
     }
 
     /// Does something for each pool, as many at a time as there are CPUs.
@@ -178,10 +169,10 @@ impl Drop for Pools {
             let own = (1..LANES).map(|lane| pools.lane(number, lane));
             for lane in own.chain(["b", "a"].map(|lane| pools.path(number, lane))) {
                 if lane.exists() {
-                    pools.command(&[OsStr::new("umount"), lane.as_os_str()])?;
+                    polylane(&[OsStr::new("umount"), lane.as_os_str()])?;
                 }
             }
-            pools.command(&["pool", "rm", &pools.name(number)])
+            polylane(&["pool", "rm", &pools.name(number)]).map(drop)
         });
         if let Err(error) = gone {
             eprintln!("polylane: bench: pools: {error:#}");

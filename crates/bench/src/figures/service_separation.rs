@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::lasting::{Lane, Worker, polylane};
+use crate::lasting::{Lane, Worker};
 use crate::report::{Better, Report};
+use crate::tools::polylane;
 use crate::{Options, progress};
 
 /// What happens to the other tenant's service.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use super::{rocksdb, synced_programs as programs};
 use crate::journaled::Journaled;
 use crate::place::{Ground, Place, Script, Tenant, together};
-use crate::report::{Better, Report, median, number};
+use crate::report::{Better, Report, judged};
 use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
@@ -256,17 +256,13 @@ fn ratio(floor: Floor, host: &Found, lane: &Found) -> f64 {
 
 /// A line about a row and its floor.
 fn verdict(row: &Row, ratios: &[f64]) -> String {
-    let (of, floor, holds): (_, _, fn(f64, f64) -> bool) = match row.floor {
-        Floor::P50(floor) => ("p50 × host", floor, |found, floor| found <= floor),
-        Floor::Rate(floor) => ("rate × host", floor, |found, floor| found >= floor),
-        Floor::Harm(floor) => ("p99 × alone", floor, |found, floor| found <= floor),
+    let (of, floor, better) = match row.floor {
+        Floor::P50(floor) => ("p50 × host", floor, Better::Lower),
+        Floor::Rate(floor) => ("rate × host", floor, Better::Higher),
+        Floor::Harm(floor) => ("p99 × alone", floor, Better::Lower),
     };
-    let found = median(ratios);
-    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let said = if holds(found, floor) { "holds" } else { "is missed" };
-    let (found, least, most) = (number(found), number(least), number(most));
-    format!("{}: {of} {found} ({least} to {most}); the floor {} {said}", row.name, number(floor))
+    let (found, said) = judged(ratios, floor, better);
+    format!("{}: {of} {found} {said}", row.name)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! How many calls of the client libraries are under way.
 //!
-//! A call waits for as long as its cluster is away, which is no fault of the thread in it. Whoever
-//! judges threads by whether they go on has to ask first whether one is in a call.
+//! A call waits for as long as its cluster is away, which is no fault of the thread in it. A
+//! watchdog, which judges threads by whether they go on, asks first whether one is in a call.
 
 use std::ops::Deref;
 

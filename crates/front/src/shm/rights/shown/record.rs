@@ -18,7 +18,7 @@ pub(in super::super) struct LastLoan {
 
 impl LastLoan {
     /// Whether the same is worth giving after a sync: of a client that only syncs, or to whom
-    /// somebody else comes between, such a loan brings nothing.
+    /// another program comes between, such a loan brings nothing.
     pub(in super::super) fn pays(&self) -> bool {
         self.used || !self.again
     }

@@ -53,7 +53,7 @@ impl State {
         let first = tag(view.generation, 0).unwrap_or(0);
         let mut entries = std::mem::take(&mut view.writable);
         entries.retain(|&entry| self.frame(entry).writable && self.is_mine(entry, number));
-        // Where somebody is inside, what he writes next must fail. Most pages of a loan that ends
+        // Where a thread is inside, what it writes next must fail. Most pages of a loan that ends
         // with a sync were not written since the one before: those are looked at and no more.
         let is_due = |&entry: &usize| !left || channel.views().is_written(entry);
         let mut known = HashSet::new();
