@@ -572,12 +572,13 @@ impl Client for Volume {
         Ok(())
     }
 
-    fn discard(&self, freed: &[Freed]) {
+    fn gives_back(&self) -> bool {
         // What is removed on a full medium makes room there at once.
         let is_short = || self.journal.as_ref().is_some_and(Journal::is_short);
-        if !self.discard && !is_short() && !self.full.load(Ordering::Relaxed) {
-            return;
-        }
+        self.discard || is_short() || self.full.load(Ordering::Relaxed)
+    }
+
+    fn discard(&self, freed: &[Freed]) {
         let mut given = 0;
         for run in freed {
             // Advice: a device that cannot, or will not, keeps the blocks.

@@ -169,8 +169,8 @@ struct Flying {
     write: Option<u8>,
 }
 
-/// Random requests on two roads, several in flight, writes with any admission, against a model.
-/// Dirty blocks take the cache's room, not the medium's; beside them a hole stays one.
+/// Dirty blocks take the cache's room, not the medium's; beside them a hole stays one, also where
+/// blocks of it are in the cache: given up, or read.
 #[test]
 fn a_dirty_own_store_knows_the_holes_of_its_medium() {
     let path = tempfile::NamedTempFile::new().expect("file").into_temp_path();
@@ -188,8 +188,15 @@ fn a_dirty_own_store_knows_the_holes_of_its_medium() {
     let (allocation, _) = store.allocation(Sector(64), 16);
     assert_eq!(allocation, Allocation::Data, "the medium has it now");
     assert_eq!(store.allocation(Sector(80), 8), (Allocation::Hole, 8));
+    waiter.discard(Sector(64), 8).expect("given up");
+    waiter.read(Sector(256), 8192).expect("zeros");
+    waiter.write(Sector(128), Buffer::copy_of(&[1; 512]), false).expect("kept");
+    assert_eq!(store.allocation(Sector(64), 8), (Allocation::Hole, 8), "given up");
+    assert_eq!(store.allocation(Sector(256), 16), (Allocation::Hole, 16), "read");
+    assert_eq!(store.allocation(Sector(128), 8), (Allocation::Data, 1));
 }
 
+/// Random requests on two roads, several in flight, writes with any admission, against a model.
 /// Requests in flight together share blocks but no sector, so every answer is known.
 fn any_admission_agrees_with_a_model(store: Arc<dyn Store>, seed: u64, steps: usize) {
     const AREA: u64 = 4096;

@@ -135,8 +135,9 @@ impl Journal {
         freed: &[Freed],
         (written, copies): (Result<()>, Option<Vec<Buffer>>),
     ) -> Result<MutexGuard<'a, Log>> {
-        if written.is_ok() && !self.is_stopped() {
-            client.discard(freed);
+        if written.is_ok() && !self.is_stopped() && !freed.is_empty() && client.gives_back() {
+            let settled = self.log.lock().settled_part(tid, freed);
+            client.discard(&settled);
         }
         let mut log = self.log.lock();
         copies.into_iter().for_each(|copies| log.give_back(copies));

@@ -174,7 +174,18 @@ impl Log {
     /// longer.
     pub(super) fn retire(&mut self, closed: Closed) {
         closed.freed.iter().for_each(|run| self.homes.lose(*run));
-        for home in &closed.revoked {
+        self.drop_revoked(&closed.revoked);
+        self.last = Some(closed.tid);
+        for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
+            block.closed_in.fetch_sub(1, Ordering::AcqRel);
+            let older = self.pending.insert(block.home, Pending { data, block });
+            self.keep(older.map(|older| older.data));
+        }
+    }
+
+    /// What a durable transaction revoked waits no longer for its way home.
+    fn drop_revoked(&mut self, revoked: &[DeviceBlock]) {
+        for home in revoked {
             if let Some(pending) = self.pending.remove(home) {
                 pending.block.home_is_old.store(false, Ordering::Release);
             }
@@ -182,12 +193,28 @@ impl Log {
                 self.revoked_since.insert(*home);
             }
         }
-        self.last = Some(closed.tid);
-        for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
-            block.closed_in.fetch_sub(1, Ordering::AcqRel);
-            let older = self.pending.insert(block.home, Pending { data, block });
-            self.keep(older.map(|older| older.data));
+    }
+
+    /// What transaction `tid`, which is durable, freed and nothing is written to any more: not what
+    /// a checkpoint under way writes to, and no later one writes what `tid` revoked.
+    pub(super) fn settled_part(&mut self, tid: Tid, freed: &[Freed]) -> Vec<Freed> {
+        if let Some(at) = self.flying.iter().position(|flying| flying.closed.tid == tid) {
+            let revoked = std::mem::take(&mut self.flying[at].closed.revoked);
+            self.drop_revoked(&revoked);
+            self.flying[at].closed.revoked = revoked;
         }
+        let mut parts = Vec::new();
+        for run in freed {
+            let (mut at, end) = (run.start.0, run.start.0 + u64::from(run.count));
+            let homing = self.homing.range(run.start..DeviceBlock(end)).map(|home| home.0);
+            for stop in homing.chain([end]) {
+                if stop > at {
+                    parts.push(Freed { start: DeviceBlock(at), count: (stop - at) as u32 });
+                }
+                at = stop + 1;
+            }
+        }
+        parts
     }
 
     /// Whether a checkpoint under way writes to one of these blocks.

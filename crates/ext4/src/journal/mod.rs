@@ -119,8 +119,12 @@ pub trait Client: Send + Sync {
     /// The device's; the journal then stops.
     fn seal(&self, handle: &Handle<'_>, groups: &FxHashSet<GroupIndex>) -> Result<()>;
 
-    /// The transaction that freed these blocks has committed, and nobody uses them yet: the device
-    /// may have them back. Called without locks, since it may take its time.
+    /// Whether the device is to have freed blocks back.
+    fn gives_back(&self) -> bool;
+
+    /// The transaction that freed these blocks has committed, nobody uses them yet, and no
+    /// checkpoint writes to them: the device may have them back. Called without locks, since it may
+    /// take its time.
     fn discard(&self, freed: &[Freed]);
 
     /// Now they may be used again. Called with the log's lock: does no I/O.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::Error as DeviceError;
-use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
+use polylane_testkit::sim::{Crash, Event, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
 
@@ -326,10 +326,11 @@ fn nobody_waits_for_the_log_while_freed_blocks_are_given_back() {
     let Some(bench) = Bench::with(&["file", "other"]) else { return };
     let (gate, fs) = (&bench.gate, &bench.fs);
     let lookup = |name: &[u8]| fs.lookup(&OpCtx::service(), root(fs), name).expect("is there").ino;
-    fs.write(&OpCtx::service(), lookup(b"file"), 0, &mut &[1; 4096][..]).expect("room");
-    fs.sync(&OpCtx::service()).expect("durable");
-    let gone = fs.unlink(&OpCtx::service(), root(fs), b"file").expect("is there").node;
-    fs.forget(gone.ino);
+    let (file, syncing) = (lookup(b"file"), Syncing { bytes: 4096, data_only: false });
+    fs.write_synced(&OpCtx::service(), file, 0, &mut &[7; 4096][..], syncing).expect("room");
+    fs.fsync(&OpCtx::service(), file, false).expect("durable");
+    fs.unlink(&OpCtx::service(), root(fs), b"file").expect("is there");
+    fs.forget(file);
     let other = lookup(b"other");
     fs.write(&OpCtx::service(), other, 0, &mut &[1; 4096][..]).expect("room");
     gate.shut();
@@ -338,7 +339,10 @@ fn nobody_waits_for_the_log_while_freed_blocks_are_given_back() {
     gate.let_go(gate.durable_write());
     let discard = gate.durable_write();
     let journal = fs.volume.journal.as_ref().expect("a journal");
-    assert!(journal.log.try_lock().is_some(), "the log waits for a discard");
+    let log = journal.log.try_lock().expect("the log does not wait for a discard");
+    let goes_home = |pending: &super::log::Pending| pending.data[..] == [7; 4096];
+    assert!(!log.pending.values().any(goes_home), "what is given back goes home");
+    drop(log);
     assert!(untold(&commit), "its blocks are not free yet");
     gate.let_go(discard);
     assert_eq!(told(&commit), Ok(()));
@@ -442,7 +446,8 @@ fn a_checkpoint_without_room_is_made_later() {
     assert_eq!(journal.freeing(), 0);
 }
 
-/// What a commit frees while an older version of it is on its way home comes to nobody's file.
+/// What a commit frees while an older version of it is on its way home comes to nobody's file, and
+/// the medium does not get it back.
 #[test]
 fn a_block_is_nobodys_while_an_older_version_of_it_goes_home() {
     let Some(bench) = Bench::with(&["gone", "other"]) else { return };
@@ -453,10 +458,21 @@ fn a_block_is_nobodys_while_an_older_version_of_it_goes_home() {
     let syncing = Syncing { bytes: 4096, data_only: false };
     fs.write_synced(&OpCtx::service(), gone, 0, &mut &[1; 4096][..], syncing).expect("room");
     fs.fsync(&OpCtx::service(), gone, false).expect("durable");
+    // Two blocks more, which are in place.
+    fs.write(&OpCtx::service(), gone, 4096, &mut &[1; 8192][..]).expect("room");
     let mut plan = journal.begin_background(&mut journal.log.lock());
+    let homes = journal.log.lock().homing.clone();
     fs.unlink(&OpCtx::service(), root(fs), b"gone").expect("is there");
     fs.forget(gone);
     fs.fsync(&OpCtx::service(), root(fs), false).expect("durable");
+    let events = bench.disk.events();
+    let given = events.iter().filter_map(|event| match event {
+        Event::Zero { at, len, .. } => Some(at / 4096..(at + len) / 4096),
+        _ => None,
+    });
+    let given: Vec<_> = given.flatten().map(|block| DeviceBlock(block as u64)).collect();
+    assert_eq!(given.len(), 2, "the others are given back: {given:?}");
+    assert!(given.iter().all(|block| !homes.contains(block)), "{given:?} of {homes:?}");
     // The first blocks that are free, in place.
     const LEN: usize = 64 * 4096;
     fs.write(&OpCtx::service(), other, 0, &mut &[2; LEN][..]).expect("room");

@@ -45,7 +45,9 @@ impl Journal {
                 block.home_is_old.store(false, Ordering::Release);
             }
         }
-        client.discard(&closed.freed);
+        if client.gives_back() {
+            client.discard(&closed.freed);
+        }
         self.release_freed(client, &closed.freed);
         log.keep(closed.copies);
         self.tell_committed(closed.tid);

@@ -132,7 +132,7 @@ impl Channel for Noted {
     }
 }
 
-fn open(bytes: Vec<u8>, reserves: bool, has_cache: bool) -> (Arc<Sparse>, Ext4) {
+fn open(bytes: Vec<u8>, reserves: bool, has_cache: bool, discard: bool) -> (Arc<Sparse>, Ext4) {
     let blocks = bytes.chunks(BLOCK_BYTES).zip(0..);
     let used = blocks.filter(|(block, _)| block.iter().any(|byte| *byte != 0));
     let taken = used.map(|(_, at)| at).collect();
@@ -140,7 +140,8 @@ fn open(bytes: Vec<u8>, reserves: bool, has_cache: bool) -> (Arc<Sparse>, Ext4) 
     let room = Mutex::new(Room { taken, ..Room::default() });
     let sparse = Arc::new(Sparse { disk, reserves, opener: std::thread::current().id(), room });
     let commit_interval = Duration::from_secs(3600);
-    let options = Options { commit_interval, data: DataMode::Data, ..Options::default() };
+    let data = DataMode::Data;
+    let options = Options { commit_interval, data, discard, ..Options::default() };
     let clock = Arc::new(TestClock::default());
     let device: Arc<dyn BlockDevice> = match has_cache {
         true => Cached::new(OwnStore::new(sparse.clone(), BYTES_MIN), Mode::Writeback),
@@ -158,10 +159,17 @@ fn homes_take_space_before_they_get_content() {
     }
     let bytes = common::image(32, common::LANE);
     // Behind a cache of its own zeros have to get to the medium before what replaces them.
-    let kinds =
-        [(1, true, false), (2, true, false), (3, false, false), (4, false, true), (5, true, true)];
+    let kinds = [
+        (1, true, false),
+        (2, true, false),
+        (3, false, false),
+        (4, false, true),
+        (5, true, true),
+        (6, true, true),
+    ];
     for (seed, reserves, has_cache) in kinds {
-        let (sparse, fs) = open(bytes.clone(), reserves, has_cache);
+        // Also freed blocks are given back, by some.
+        let (sparse, fs) = open(bytes.clone(), reserves, has_cache, seed % 2 == 0);
         let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
         let (mut rng, mut sizes) = (Rng::new(seed), [0_u64; 6]);
         for _ in 0..400 {
@@ -205,7 +213,7 @@ fn a_growing_file_seldom_needs_space() {
     }
     let bytes = common::image(32, common::LANE);
     let [with, without] = [true, false].map(|reserves| {
-        let (sparse, fs) = open(bytes.clone(), reserves, false);
+        let (sparse, fs) = open(bytes.clone(), reserves, false, false);
         let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
         let new = NewNode::new(Kind::File, 0o600);
         let ino = fs.create(&ctx, root, b"log", &new).expect("room").node.ino;
@@ -233,7 +241,7 @@ fn no_sync_of_the_first_lap_makes_room_for_the_log() {
     const LOG_BLOCKS: u64 = 4096;
     const APPENDS: u64 = 700;
     let bytes = common::image(64, &[common::LANE, &["-J", "size=16"]].concat());
-    let (sparse, fs) = open(bytes, true, false);
+    let (sparse, fs) = open(bytes, true, false, false);
     let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
     let new = NewNode::new(Kind::File, 0o600);
     let ino = fs.create(&ctx, root, b"log", &new).expect("room").node.ino;

@@ -76,13 +76,12 @@ impl Store for OwnStore {
     }
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
-        // First the cache: what leaves it meanwhile is on the medium before.
-        let cached = self.state.lock().first_cached(&(sector.0..sector.0 + count));
-        match cached {
-            Some(cached) if cached.start <= sector.0 => {
-                (Allocation::Data, count.min(cached.end - sector.0))
-            }
-            Some(cached) => self.inner.allocation(sector, cached.start - sector.0),
+        // First the cache: what leaves it meanwhile is on the medium before. What is here and was
+        // given up, or only read, tells nothing of the medium.
+        let unwritten = self.state.lock().first_unwritten(&(sector.0..sector.0 + count));
+        match unwritten {
+            Some(run) if run.start == sector.0 => (Allocation::Data, run.end - run.start),
+            Some(run) => self.inner.allocation(sector, run.start - sector.0),
             None => self.inner.allocation(sector, count),
         }
     }

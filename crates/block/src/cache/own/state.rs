@@ -160,17 +160,25 @@ impl State {
         self.dirty_count == 0 && self.batches.is_empty()
     }
 
-    /// The sectors of the first block of `range` that is here and that the medium may not have.
-    pub(super) fn first_cached(&self, range: &Range<u64>) -> Option<Range<u64>> {
+    /// The first sectors of `range` that are here and that the medium does not have.
+    pub(super) fn first_unwritten(&self, range: &Range<u64>) -> Option<Range<u64>> {
         if self.is_clean() || range.is_empty() {
             return None;
         }
-        let wanted = blocks(range);
-        let block = match wanted.end - wanted.start > self.index.len() as u64 {
-            true => self.index.keys().copied().filter(|block| wanted.contains(block)).min(),
-            false => wanted.into_iter().find(|block| self.index.contains_key(block)),
+        let unwritten = |block: u64| {
+            let frame = &self.frames[*self.index.get(&block)? as usize];
+            let first = runs((frame.dirty | frame.writing) & mask(range, block)).next()?;
+            let start = block * BLOCK_SECTORS + u64::from(first.trailing_zeros());
+            Some(start..start + u64::from(first.count_ones()))
         };
-        block.map(|block| block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS)
+        let mut wanted = blocks(range);
+        match wanted.end - wanted.start > self.index.len() as u64 {
+            true => {
+                let here = self.index.keys().copied().filter(|block| wanted.contains(block));
+                here.filter_map(unwritten).min_by_key(|sectors| sectors.start)
+            }
+            false => wanted.find_map(unwritten),
+        }
     }
 
     /// Enough is dirty that somebody should write.
