@@ -47,6 +47,10 @@ struct State {
     plans: [Plan; CALLS],
     blocked: [bool; CALLS],
     waiting: usize,
+    /// The next answer of this class is kept back.
+    kept_back: Option<Call>,
+    /// An answer is.
+    keeps_back: bool,
 }
 
 /// See the module header. Thread-safe.
@@ -90,6 +94,12 @@ impl Faulty {
         Arc::new(Faulty { is_plain: true, ..Faulty::of(inner, character, false) })
     }
 
+    /// As [`new`](Self::new), and says that others change the files.
+    pub fn volatile(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        let character = Character { volatile: true, ..inner.character() };
+        Self::with_character(inner, character)
+    }
+
     /// As [`new`](Self::new), and says that writes lie in it until they are synced.
     pub fn keeping(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
         let character = inner.character();
@@ -129,6 +139,34 @@ impl Faulty {
     pub fn block(&self, call: Call, blocked: bool) {
         self.state.lock().unwrap().blocked[call as usize] = blocked;
         self.changed.notify_all();
+    }
+
+    /// The next rename, unlink or lookup that is of this class is done, and its answer waits until
+    /// [`answer`](Self::answer).
+    pub fn keep_answer_back(&self, call: Call) {
+        self.state.lock().unwrap().kept_back = Some(call);
+    }
+
+    /// Waits until an answer is kept back.
+    pub fn await_kept_back(&self) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| !state.keeps_back).unwrap());
+    }
+
+    /// Gives the answer that is kept back.
+    pub fn answer(&self) {
+        self.state.lock().unwrap().keeps_back = false;
+        self.changed.notify_all();
+    }
+
+    fn answered<T>(&self, call: Call, answer: T) -> T {
+        let mut state = self.state.lock().unwrap();
+        if state.kept_back == Some(call) {
+            (state.kept_back, state.keeps_back) = (None, true);
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| state.keeps_back).unwrap());
+        }
+        answer
     }
 
     /// Waits until this many calls are blocked.
@@ -208,7 +246,7 @@ impl FileSystem for Faulty {
 
     fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.pass(Call::Look)?;
-        self.inner.lookup(ctx, dir, name)
+        self.answered(Call::Look, self.inner.lookup(ctx, dir, name))
     }
 
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
@@ -241,7 +279,7 @@ impl FileSystem for Faulty {
 
     fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         self.pass(Call::Change)?;
-        self.inner.unlink(ctx, dir, name)
+        self.answered(Call::Change, self.inner.unlink(ctx, dir, name))
     }
 
     fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
@@ -262,7 +300,8 @@ impl FileSystem for Faulty {
         if self.is_plain && mode != RenameMode::Replace {
             return Err(Errno::EINVAL);
         }
-        self.inner.rename(ctx, from_dir, from, to_dir, to, mode)
+        let renamed = self.inner.rename(ctx, from_dir, from, to_dir, to, mode);
+        self.answered(Call::Change, renamed)
     }
 
     fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {

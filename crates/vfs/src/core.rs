@@ -163,7 +163,7 @@ impl Core {
             .inodes
             .find_or_insert(attr.ino, attr.generation, epoch, || self.build(attr, Some(parent)))?;
         if self.character.volatile {
-            node.keep_now(attr);
+            node.keep_found(attr);
             self.follow_move(&node, parent);
         }
         Some(node)

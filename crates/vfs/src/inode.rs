@@ -251,6 +251,15 @@ impl Inode {
         self.keep(&mut self.attr.lock(), new);
     }
 
+    /// Keeps a state that a lookup brought, unless the data passes through pages: then the size may
+    /// have changed since, and is asked for in turn. The first page comes after its size.
+    pub(crate) fn keep_found(&self, new: Attr) {
+        let mut held = self.attr.lock();
+        if self.pages_used().is_none() {
+            self.keep(&mut held, new);
+        }
+    }
+
     /// It lost its last name while nobody held it; `is_freed` by the libservice, too.
     pub(crate) fn ended(&self, is_freed: bool) {
         self.nlink.store(0, Release);

@@ -115,7 +115,8 @@ impl Core {
         let last = page_of(offset + len as u64 - 1);
         let file_end = node.size().div_ceil(PAGE as u64);
         let wanted = (last - first + 1).min(CHUNK_BYTES as u64 / PAGE as u64);
-        let wanted = wanted.max(extra).min(file_end - first).max(1);
+        // Where others change the file, it may have become shorter meanwhile.
+        let wanted = wanted.max(extra).min(file_end.saturating_sub(first)).max(1);
         let fresh = self.fetch(ctx, node, pages, first, pages.absent(first, wanted).max(1))?;
         let mut count = 0;
         for (index, page) in (first..).zip(&fresh) {

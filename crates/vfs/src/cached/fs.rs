@@ -44,22 +44,27 @@ impl Cached {
 
     /// An inode lost a name. Returns its state with what the one below does not know yet.
     fn unnamed(&self, attr: Attr) -> Attr {
-        self.kept(attr, |node| self.core.cache.unlinked(node))
+        self.renamed(attr, |node| self.core.cache.unlinked(node))
     }
 
     /// An inode is in directory `to` now.
     fn moved(&self, attr: Attr, to: &Node) -> Attr {
-        self.kept(attr, |node| {
+        self.renamed(attr, |node| {
             if node.is_dir() {
                 drop(node.set_parent(to.clone()));
             }
         })
     }
 
-    /// Keeps a state that the one below returned, and returns it with what that does not know yet.
-    fn kept(&self, new: Attr, also: impl FnOnce(&Node)) -> Attr {
-        let Some(node) = self.core.inodes.live(new.ino) else { return new };
-        node.keep_now(new);
+    /// The names of an inode changed. Returns its state with what the one below does not know yet.
+    /// That is asked for: since the one below answered with `then`, more may have reached it.
+    fn renamed(&self, then: Attr, also: impl FnOnce(&Node)) -> Attr {
+        let Some(node) = self.core.inodes.live(then.ino) else { return then };
+        let mut held = node.attr();
+        let known = Attr { nlink: then.nlink, ctime: then.ctime, ..*held };
+        let now = self.below().getattr(&OpCtx::service(), then.ino).unwrap_or(known);
+        node.keep(&mut held, now);
+        drop(held);
         also(&node);
         let attr = *node.attr();
         Cached::told(&node, attr)
@@ -80,8 +85,9 @@ impl FileSystem for Cached {
         let dir = self.held(dir)?;
         let node = self.core.child(ctx, &dir.node, name)?;
         self.hold(&node);
-        // Where others change files, the lookup has just brought the state.
-        let attr = if self.is_volatile() { *node.attr() } else { *node.fresh_attr(ctx)? };
+        // Where others change files, the lookup has just brought the state, unless there are pages.
+        let is_kept = self.is_volatile() && node.pages_used().is_none();
+        let attr = if is_kept { *node.attr() } else { *node.fresh_attr(ctx)? };
         Ok(Cached::told(&node, attr))
     }
 
@@ -373,7 +379,7 @@ impl FileSystem for Cached {
             Some(node) => self.hold(&node),
             None => drop(self.made(attr, &self.root)),
         }
-        Ok(Revived { attr: self.kept(attr, |_| ()), ..revived })
+        Ok(Revived { attr: self.renamed(attr, |_| ()), ..revived })
     }
 
     fn end_revival(&self) {

@@ -1,11 +1,12 @@
 //! The cache libservice over others: what every file system must do, random operations beside the
-//! reference with it and without it, failures below, changes by others, what reaches what lies
-//! below and when.
+//! reference with it and without it, failures below, changes by others, answers that come late,
+//! what reaches what lies below and when.
 //!
 //! `POLYLANE_SEED` runs that seed alone.
 
 mod below;
 mod failures;
+mod order;
 
 use std::sync::Arc;
 use std::time::Duration;
