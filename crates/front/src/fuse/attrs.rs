@@ -52,6 +52,8 @@ pub(super) fn getattr(call: &mut Call<'_>) -> End {
         Target::Node(node) if lane.remembers() => {
             lane.vfs.tell_attr(&call.ctx(&call.caller()), &node)?
         }
+        // Only its owner changes, with the root's, and grants nothing that others are refused.
+        Target::Virtual(dir) => (call.virtual_attr(dir)?, true),
         _ => (call.attr()?, false),
     };
     lane.nodes.tell_size(call.header.node_id, attr.size);

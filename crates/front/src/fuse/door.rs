@@ -22,12 +22,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
-use polylane_base::sync::{Arc, thread};
+use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_vfs::handover::{Answered, InFlight, RequestId, Turn};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::call::{Call, Exit, Outcome};
@@ -47,6 +48,13 @@ use crate::lane::progress::{Mark, Marks};
 /// The name of threads that wait for the kernel, and with it perhaps for this session itself.
 pub const NOTIFIER_NAME: &str = "fuse-notify";
 const NOTIFIER_NAME_C: &std::ffi::CStr = c"fuse-notify";
+
+/// How long the other readers sleep while one looks out: one request of those that are awaited may
+/// wait for as long beside one that is slow.
+const LOOKOUT_PAUSE: Duration = Duration::from_micros(500);
+
+/// How long names to drop let a client open its tickets' files.
+const OPENS_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
@@ -109,6 +117,8 @@ struct Serving {
     deferred: Deferred,
     fills: Deferred,
     quit: AtomicBool,
+    /// Held by the reader that looks out for opens by tickets.
+    lookout: Mutex<()>,
     /// For the next service; `None` where the kernel sends again what this one leaves.
     in_flight: Option<Arc<InFlight>>,
 }
@@ -131,6 +141,7 @@ impl Door {
             deferred: Deferred::default(),
             fills: Deferred::default(),
             quit: AtomicBool::new(false),
+            lookout: Mutex::default(),
             in_flight,
         };
         Ok(Door { serving, options })
@@ -283,12 +294,35 @@ impl Serving {
                     self.serve_one(&message[..count], &mut body, false);
                     mark.step();
                 }
-                Err(rustix::io::Errno::AGAIN) => mark.asleep(|| wait(&doorbell))?,
+                Err(rustix::io::Errno::AGAIN) => self.await_request(&mark, &doorbell)?,
                 // ENOENT: the request was taken back while we read it.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {}
                 Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next request: awake while a client opens its tickets' files one by one, since
+    /// to be woken takes longer than to serve such a request. The other readers are not rung
+    /// meanwhile.
+    fn await_request(&self, mark: &Mark<'_>, doorbell: &OwnedFd) -> io::Result<()> {
+        let tickets = &self.session.lane.tickets;
+        if !tickets.are_awaited() {
+            return mark.asleep(|| wait(doorbell));
+        }
+        let Some(_lookout) = self.lookout.try_lock() else {
+            mark.asleep(|| thread::sleep(LOOKOUT_PAUSE));
+            return Ok(());
+        };
+        while tickets.are_awaited() {
+            let mut device = [PollFd::new(&self.session.device, PollFlags::IN)];
+            if poll(&mut device, Some(&Timespec::default()))? > 0 {
+                break;
+            }
+            mark.step();
+            thread::yield_now();
         }
         Ok(())
     }
@@ -470,9 +504,19 @@ impl Serving {
         }
     }
 
+    /// The kernel holds the directory of slots for the opens by tickets that are under way, and a
+    /// name that waits to be dropped there would hold up each that follows.
+    fn let_opens_pass(&self) {
+        let end = Instant::now() + OPENS_PATIENCE;
+        while self.session.lane.tickets.are_awaited() && Instant::now() < end {
+            thread::sleep(LOOKOUT_PAUSE);
+        }
+    }
+
     fn drop_names(&self) {
         be_notifier();
         while let Some(gone) = self.session.lane.notifier.next_name() {
+            self.let_opens_pass();
             if gone.expires || !self.session.lane.is_known_anew(gone.dir_id, &gone.name) {
                 self.stats.name_notice();
                 self.session.device.forget_name(gone.dir_id, &gone.name, gone.expires);

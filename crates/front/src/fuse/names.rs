@@ -417,7 +417,9 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
 /// The open file of a ticket gets a descriptor of the file's own node, for a client that puts it in
 /// its slot's place. The permissions of today do not count: the file is open.
 fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> End {
-    let file = call.session.lane.tickets.redeem(&ticket.0).ok_or(Errno::EACCES)?.file;
+    let tickets = &call.session.lane.tickets;
+    let file = tickets.redeem(&ticket.0).ok_or(Errno::EACCES)?.file;
+    tickets.has_opened();
     if (file.flags() ^ flags) & libc::O_ACCMODE != 0 {
         return Err(Errno::EINVAL.into());
     }

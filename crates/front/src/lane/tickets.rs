@@ -12,9 +12,13 @@
 //! - The table holds at most [`CAPACITY`] tickets; the oldest gives way.
 //! - A ticket keeps nothing open: it is void when the last descriptor or handle is closed.
 //!
+//! A client that replaces slots by own nodes opens one ticket's file after the other by the kernel.
+//! The table counts those to come, so that a reader of the kernel's requests looks out for the next
+//! one in place of sleeping ([`TicketTable::are_awaited`]).
+//!
 //! # Locking
 //!
-//! `entries` is a leaf.
+//! `entries` and `opens` are leaves.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -30,6 +34,13 @@ pub const LIFETIME: Duration = Duration::from_secs(10);
 
 /// Tickets outstanding in one lane: every thread of a large tenant may have one in hand.
 pub const CAPACITY: usize = 4096;
+
+/// How long after the last open by a ticket the next one is looked out for: a few times what a
+/// client takes between two that it does not wait for its CPU.
+const OPENS_PATIENCE: Duration = Duration::from_micros(300);
+
+/// Fewer are over before a reader that looks out has gained what it costs those beside it.
+const OPENS_MIN: usize = 4;
 
 /// What a ticket stands for.
 #[derive(Clone, Debug)]
@@ -58,10 +69,28 @@ struct Entry {
     slot: Option<TicketSlot>,
 }
 
+/// Opens by tickets that are to come.
+struct Opens {
+    count: usize,
+    since: Instant,
+}
+
+impl Opens {
+    /// Those that have not come by then are not waited for.
+    fn left(&self, now: Instant) -> usize {
+        if now.duration_since(self.since) < OPENS_PATIENCE { self.count } else { 0 }
+    }
+
+    fn are_awaited(&self, now: Instant) -> bool {
+        self.left(now) >= OPENS_MIN
+    }
+}
+
 /// The tickets of one lane. Thread-safe.
 #[derive(Default)]
 pub struct TicketTable {
     entries: Mutex<VecDeque<Entry>>,
+    opens: Mutex<Option<Opens>>,
 }
 
 impl TicketTable {
@@ -73,6 +102,25 @@ impl TicketTable {
     /// Takes a ticket back; `None` when it is unknown, used, too old, or its file is closed.
     pub fn redeem(&self, key: &[u8; 16]) -> Option<Ticket> {
         self.redeem_at(key, Instant::now())
+    }
+
+    /// A client that has tickets of `count` files opens them next.
+    pub(crate) fn expect_opens(&self, count: usize) {
+        let (mut opens, now) = (self.opens.lock(), Instant::now());
+        let left = opens.as_ref().map_or(0, |opens| opens.left(now));
+        *opens = Some(Opens { count: left + count, since: now });
+    }
+
+    /// One of them was opened.
+    pub(crate) fn has_opened(&self) {
+        let mut opens = self.opens.lock();
+        let left = opens.take().map_or(0, |opens| opens.count.saturating_sub(1));
+        *opens = (left > 0).then(|| Opens { count: left, since: Instant::now() });
+    }
+
+    /// Whether a client is about to open a ticket's file.
+    pub(crate) fn are_awaited(&self) -> bool {
+        self.opens.lock().as_ref().is_some_and(|opens| opens.are_awaited(Instant::now()))
     }
 
     fn issue_at(&self, ticket: &Ticket, now: Instant) -> Result<[u8; 16]> {
@@ -138,6 +186,26 @@ mod tests {
         let key = table.issue(&ticket).unwrap();
         drop(ticket);
         assert!(table.redeem(&key).is_none());
+    }
+
+    #[test]
+    fn opens_are_awaited_until_the_last_few_and_not_for_long() {
+        let table = TicketTable::default();
+        let now = Instant::now();
+        let awaits = |at| table.opens.lock().as_ref().is_some_and(|o: &Opens| o.are_awaited(at));
+        table.expect_opens(OPENS_MIN - 1);
+        assert!(!awaits(now));
+        table.expect_opens(2);
+        assert!(awaits(now));
+        table.has_opened();
+        assert!(awaits(now));
+        let since = table.opens.lock().as_ref().map(|opens| opens.since).unwrap();
+        assert!(!awaits(since + OPENS_PATIENCE), "a client that stops is not looked out for");
+        (0..2).for_each(|_| table.has_opened());
+        assert!(!awaits(now));
+        // More than were expected: those of before, or of a client that lies.
+        (0..9).for_each(|_| table.has_opened());
+        assert!(!awaits(now));
     }
 
     #[test]

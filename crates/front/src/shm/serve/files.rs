@@ -413,6 +413,7 @@ impl Call<'_> {
         // Others may reach the file past the session from now on.
         self.session.rights().revoke();
         let words: [U64; 2] = zerocopy::transmute!(self.ticket_of(file)?);
+        self.session.connection.lane.tickets.expect_opens(1);
         let mut reply = done(0);
         (reply.value[0], reply.value[1]) = (words[0].get(), words[1].get());
         Ok(reply)
@@ -432,6 +433,8 @@ impl Call<'_> {
             *ticket = found.unwrap_or_default();
         }
         channel.payload_put(self.mailbox, 0, tickets.as_flattened());
+        let issued = tickets.iter().filter(|ticket| **ticket != [0; 16]).count();
+        self.session.connection.lane.tickets.expect_opens(issued);
         Ok(done(16 * count))
     }
 
