@@ -128,7 +128,11 @@ impl<T> Call<Result<T>> {
         let result = work();
         let mut state = self.state.lock();
         match *state {
-            State::Overdue => shared.settle(on),
+            State::Overdue => {
+                // Before another call on the same: what it refers to is let go of.
+                drop(result);
+                shared.settle(on);
+            }
             _ => *state = State::Ended(result),
         }
         self.ended.notify_all();
@@ -244,7 +248,9 @@ mod tests {
         assert_eq!(hasty.call(&[Ino(1)], || Ok(7)), Ok(7));
         assert_eq!(hasty.call(&[], || Err::<(), _>(Errno::ENOENT)), Err(Errno::ENOENT));
         let (go, stop) = mpsc::channel::<()>();
-        let stuck = move || stop.recv_timeout(LONG).map_err(|_| Errno::EINVAL);
+        let late = Arc::new(());
+        let kept = Arc::downgrade(&late);
+        let stuck = move || stop.recv_timeout(LONG).map_err(|_| Errno::EINVAL).map(|()| late);
         assert_eq!(hasty.call(&[Ino(1), Ino(2)], stuck), Err(Errno::EIO));
         assert!(hasty.overdue() == 2 && hasty.is_behind());
         assert_eq!(hasty.call(&[Ino(3)], || Ok(8)), Ok(8), "of another inode");
@@ -254,6 +260,7 @@ mod tests {
         let waits = thread::spawn(move || patient.call(&[Ino(1)], || Ok(9)));
         go.send(()).expect("it runs");
         assert_eq!(waits.join().expect("no panic"), Ok(9), "begun when the overdue one ended");
+        assert_eq!(kept.strong_count(), 0, "what is late is dropped");
         assert!(hasty.overdue() == 0 && !hasty.is_behind());
     }
 

@@ -8,6 +8,8 @@
 //! Files without a name (`O_TMPFILE`), `renameat2` with flags, `fallocate` but for holes:
 //! `EOPNOTSUPP` or `EINVAL`, as on the kernel's own client.
 
+mod names;
+
 use std::time::SystemTime;
 
 use polylane_base::sync::{Arc, Mutex};
@@ -18,7 +20,7 @@ use polylane_vfs::fs::{
 };
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
-use crate::ffi::{Inode, Mount, New, Stat, change};
+use crate::ffi::{Inode, Mount, Stat, change};
 use crate::inodes::{Inodes, Node, Tables};
 use crate::listing::Listing;
 
@@ -69,40 +71,12 @@ impl CephFs {
         &self.inodes
     }
 
-    fn adopt(&self, (inode, stat): (Inode, Stat)) -> Result<Attr> {
-        let node = self.inodes.hold(inode, &stat);
-        attr(node.ino, &stat)
-    }
-
     fn state(node: &Node) -> Result<Attr> {
         attr(node.ino, &node.inode.stat()?)
     }
 
     fn changed(&self, dir: &Node, node: Attr) -> Result<Changed> {
         Ok(Changed { dir: Self::state(dir)?, node })
-    }
-
-    /// A name of this inode is about to go. If it is the last one of a regular file that the VFS
-    /// holds, the data lives on until the VFS forgets it.
-    fn keep_data(&self, stat: &Stat) -> Result<()> {
-        if stat.is_file()
-            && stat.nlink == 1
-            && let Ok(node) = self.inodes.get(self.inodes.number_of(stat))
-        {
-            node.pin()?;
-        }
-        Ok(())
-    }
-
-    /// The state of an inode after a name of it went. It may be gone.
-    fn after(&self, inode: &Inode, before: &Stat) -> Result<Attr> {
-        let mut stat = inode.stat().unwrap_or(*before);
-        stat.nlink = stat.nlink.min(before.nlink.saturating_sub(1));
-        // A directory goes with its one name, whatever the client still remembers.
-        if before.is_dir() {
-            stat.nlink = 0;
-        }
-        attr(self.inodes.number_of(before), &stat)
     }
 }
 
@@ -229,7 +203,7 @@ impl FileSystem for CephFs {
     }
 
     fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.adopt(self.inodes.get(dir)?.inode.lookup(name)?)
+        self.adopt(self.find(dir, name)?)
     }
 
     fn shared_locks(&self) -> Option<&dyn SharedLocks> {
@@ -263,36 +237,7 @@ impl FileSystem for CephFs {
     }
 
     fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
-        let dir = self.inodes.get(dir)?;
-        let owner = self.mount.owner(new.uid.0, new.gid.0)?;
-        let (node, stat) = match new.kind {
-            Kind::File => {
-                let (inode, file, stat) = dir.inode.create(name, new.perm, &owner)?;
-                let node = self.inodes.hold(inode, &stat);
-                self.inodes.put_writer(&node, file);
-                (node, stat)
-            }
-            kind => {
-                let new = match kind {
-                    Kind::Dir => New::Dir(new.perm),
-                    Kind::Symlink => New::Symlink(new.target),
-                    _ => New::Node(new.kind.mode_bits() | new.perm, new.rdev),
-                };
-                let (inode, stat) = dir.inode.make(name, new, &owner)?;
-                (self.inodes.hold(inode, &stat), stat)
-            }
-        };
-        let mut attr = attr(node.ino, &stat)?;
-        // The MDS takes some bits and the group from the directory; what was decided above counts,
-        // but for a snapshot (a directory of `.snap`), which is as what it is of.
-        let is_settled = attr.kind == Kind::Symlink || node.is_in_snapshot();
-        if !is_settled && (attr.perm, attr.gid) != (new.perm, new.gid) {
-            let (mut stat, mask) = (Stat::empty(), change::MODE | change::GID);
-            (stat.mode, stat.gid) = (new.perm as u16 & 0o7777, new.gid.0);
-            node.inode.change(stat, mask)?;
-            attr = Self::state(&node)?;
-        }
-        self.changed(&dir, attr)
+        self.adopt_made(self.make(dir, name, new)?)
     }
 
     fn create_unlinked(&self, _: &OpCtx<'_>, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
@@ -355,32 +300,7 @@ impl FileSystem for CephFs {
         to: &[u8],
         mode: RenameMode,
     ) -> Result<Renamed> {
-        let (from_dir, to_dir) = (self.inodes.get(from_dir)?, self.inodes.get(to_dir)?);
-        let (inode, stat) = from_dir.inode.lookup(from)?;
-        let replaced = match to_dir.inode.lookup(to) {
-            Ok(replaced) => Some(replaced),
-            Err(Errno::ENOENT) => None,
-            Err(errno) => return Err(errno),
-        };
-        match mode {
-            RenameMode::Replace => {}
-            RenameMode::NoReplace if replaced.is_some() => return Err(Errno::EEXIST),
-            RenameMode::Exchange if replaced.is_none() => return Err(Errno::ENOENT),
-            // Other hosts could come in between two changes.
-            RenameMode::NoReplace | RenameMode::Exchange | RenameMode::Whiteout => {
-                return Err(Errno::EINVAL);
-            }
-        }
-        if let Some((_, stat)) = &replaced {
-            self.keep_data(stat)?;
-        }
-        from_dir.inode.rename(from, &to_dir.inode, to)?;
-        Ok(Renamed {
-            from_dir: Self::state(&from_dir)?,
-            to_dir: Self::state(&to_dir)?,
-            node: Self::state(&self.inodes.hold(inode, &stat))?,
-            other: replaced.map(|(inode, stat)| self.after(&inode, &stat)).transpose()?,
-        })
+        self.adopt_moved(self.rename_name((from_dir, from), (to_dir, to), mode)?)
     }
 
     fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -537,9 +457,7 @@ impl FileSystem for CephFs {
     }
 
     fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
-        let inode = Inode::by_number(&self.mount, ino.0)?;
-        let stat = inode.stat()?;
-        Ok(Revived { attr: self.adopt((inode, stat))?, dir: None })
+        Ok(Revived { attr: self.adopt(self.find_number(ino)?)?, dir: None })
     }
 
     fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {

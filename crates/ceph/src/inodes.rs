@@ -15,6 +15,10 @@
 //! it for a new one to hear what the former has to say. Without a sync it stays open for
 //! [`UNSYNCED_TIME_MAX`]; what it says then is told by the next sync.
 //!
+//! # Locking
+//!
+//! A node's `failed`, then its `handle`; the other way round `failed` is only tried.
+//!
 //! # Calls that do not end
 //!
 //! libcephfs 16.2 can leave a read or a write waiting for a capability that it was granted long
@@ -59,6 +63,11 @@ impl Key {
     }
 }
 
+/// Whether an inode in this state is of a snapshot: it cannot be changed.
+pub(crate) fn is_in_snapshot(stat: &Stat) -> bool {
+    !Key::of(stat).is_living()
+}
+
 /// An inode that the VFS holds.
 pub(crate) struct Node {
     /// Its number above.
@@ -73,8 +82,11 @@ pub(crate) struct Node {
     /// Where the last listing of this directory stopped.
     pub(crate) listing: Mutex<Option<Listing>>,
     calls: Calls,
-    /// Of a write that failed behind its caller's back, until a sync has told it.
+    /// Of a write that failed behind its caller's back, until a sync has told it. Locked while a
+    /// handle is closed that may say so: a sync that comes by then waits for what it says.
     failed: Mutex<Option<Errno>>,
+    /// How often a sync began to change the handle. Counted with `failed` locked.
+    changes: AtomicU64,
 }
 
 /// Reads and writes by a handle.
@@ -157,11 +169,6 @@ impl Node {
         self.is_dir
     }
 
-    /// Whether it is of a snapshot: it cannot be changed.
-    pub(crate) fn is_in_snapshot(&self) -> bool {
-        !self.key.is_living()
-    }
-
     /// Blocks of a file system, all and free ones, as far as the quota of this directory lets it
     /// have them.
     pub(crate) fn within_quota(&self, bsize: u64, (blocks, free): (u64, u64)) -> (u64, u64) {
@@ -213,17 +220,22 @@ impl Node {
         self.handle.lock().as_ref().map(|handle| handle.file.clone())
     }
 
-    /// Makes data, and the state unless `data_only`, durable.
+    /// Makes data, and the state unless `data_only`, durable. A write that failed before is told to
+    /// one of the syncs that overlap.
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
         self.calls.sync(|wrote| {
             match self.open_handle() {
                 Some(file) => file.sync(data_only)?,
                 None => self.inode.sync(data_only)?,
             }
-            if wrote {
+            let changes = self.changes.load(Ordering::SeqCst);
+            let mut failed = self.failed.lock();
+            // Another sync may have begun to since: it has heard all that this one would.
+            if wrote && self.changes.load(Ordering::SeqCst) == changes {
+                self.changes.fetch_add(1, Ordering::SeqCst);
                 self.change_handle()?;
             }
-            self.failed.lock().take().map_or(Ok(()), Err)
+            failed.take().map_or(Ok(()), Err)
         })
     }
 
@@ -267,11 +279,12 @@ impl Node {
         if handle.pinned || !self.calls.is_idle(unused) {
             return true;
         }
+        let Some(mut failed) = self.failed.try_lock() else { return true };
         let closed = place.take();
         drop(place);
         // Closing may wait for the MDS.
         if let Some(Err(errno)) = closed.map(|handle| close(handle.file)) {
-            *self.failed.lock() = Some(errno);
+            *failed = Some(errno);
         }
         false
     }
@@ -322,8 +335,8 @@ impl Inodes {
             return node;
         }
         let is_dir = stat.is_dir();
-        let (handle, locks, listing, calls, failed) = Default::default();
-        let node = Node { ino, key, is_dir, inode, handle, locks, listing, calls, failed };
+        let (handle, locks, listing, calls, failed, changes) = Default::default();
+        let node = Node { ino, key, is_dir, inode, handle, locks, listing, calls, failed, changes };
         let node = Arc::new(node);
         inner.nodes.insert(ino, node.clone());
         node

@@ -53,6 +53,6 @@ pub use client::{Client, Watch};
 pub use connect::{Caching, Prepared, Settings, look};
 pub use direct::{Direct, DirectFile};
 pub use failure::Failure;
-pub use ffi::{calls_under_way, on_barred};
+pub use ffi::{UnderWay, ask_calls, calls_under_way, on_barred};
 pub use fs::CephFs;
 pub use timed::TimedFs;

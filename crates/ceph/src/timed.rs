@@ -2,7 +2,8 @@
 //!
 //! A call that is overdue is `EIO` for the program, which then knows nothing of whether it is done,
 //! as on a network file system that is mounted `soft`. It may be done when the cluster is back, and
-//! before any later call on the same inodes.
+//! before any later call on the same inodes. What it finds or makes then is let go of: an inode is
+//! held for the VFS when it is told in time.
 //!
 //! What is read or written is copied once more here: an overdue call must not have the caller's
 //! memory.
@@ -93,7 +94,8 @@ impl FileSystem for TimedFs {
 
     fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let name = name.to_vec();
-        self.within(&[dir], move |fs| fs.lookup(&CTX, dir, &name))
+        let found = self.within(&[dir], move |fs| fs.find(dir, &name))?;
+        self.fs.adopt(found)
     }
 
     fn shared_locks(&self) -> Option<&dyn SharedLocks> {
@@ -125,12 +127,13 @@ impl FileSystem for TimedFs {
     fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let NewNode { kind, perm, uid, gid, rdev, flags, .. } = *new;
         let (name, target) = (name.to_vec(), new.target.to_vec());
-        self.within(&[dir], move |fs| {
+        let made = self.within(&[dir], move |fs| {
             // The cluster keeps no lists.
             let acls = Acls::NONE;
             let new = NewNode { kind, perm, uid, gid, rdev, target: &target, acls, flags };
-            fs.create(&CTX, dir, &name, &new)
-        })
+            fs.make(dir, &name, &new)
+        })?;
+        self.fs.adopt_made(made)
     }
 
     fn create_unlinked(&self, ctx: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
@@ -173,9 +176,10 @@ impl FileSystem for TimedFs {
         mode: RenameMode,
     ) -> Result<Renamed> {
         let (from, to) = (from.to_vec(), to.to_vec());
-        self.within(&[from_dir, to_dir], move |fs| {
-            fs.rename(&CTX, from_dir, &from, to_dir, &to, mode)
-        })
+        let moved = self.within(&[from_dir, to_dir], move |fs| {
+            fs.rename_name((from_dir, &from), (to_dir, &to), mode)
+        })?;
+        self.fs.adopt_moved(moved)
     }
 
     fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -303,8 +307,9 @@ impl FileSystem for TimedFs {
         self.within(&[ALL], |fs| fs.sync(&CTX))
     }
 
-    fn revive(&self, ino: Ino, generation: Option<u64>) -> Result<Revived> {
-        self.within(&[ino], move |fs| fs.revive(ino, generation))
+    fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
+        let found = self.within(&[ino], move |fs| fs.find_number(ino))?;
+        Ok(Revived { attr: self.fs.adopt(found)?, dir: None })
     }
 
     fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {

@@ -17,21 +17,24 @@ use polylane_block::wait::Waiter;
 use polylane_ceph::{TimedFs, calls_under_way, rbd};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::fs::{FileSystem, Kind, Work};
+use polylane_vfs::fs::{FileSystem, Kind, RenameMode, Work};
 
-/// OSDs that stand still until this is dropped.
-struct Stopped<'a>(&'a Path);
+const OSDS: [&str; 2] = ["osd.0", "osd.1"];
+const MDS: [&str; 2] = ["mds.a", "mds.b"];
 
-impl Stopped<'_> {
-    fn new(cluster: &Path) -> Stopped<'_> {
-        let stopped = Stopped(cluster);
+/// Daemons that stand still until this is dropped.
+struct Stopped<'a>(&'a Path, [&'static str; 2]);
+
+impl<'a> Stopped<'a> {
+    fn new(cluster: &'a Path, daemons: [&'static str; 2]) -> Stopped<'a> {
+        let stopped = Stopped(cluster, daemons);
         stopped.signal("-STOP");
         stopped
     }
 
     fn signal(&self, signal: &str) {
-        for osd in ["osd.0", "osd.1"] {
-            let pid = std::fs::read_to_string(self.0.join(format!("run/{osd}.pid"))).unwrap();
+        for daemon in self.1 {
+            let pid = std::fs::read_to_string(self.0.join(format!("run/{daemon}.pid"))).unwrap();
             assert!(Command::new("kill").args([signal, pid.trim()]).status().unwrap().success());
         }
     }
@@ -81,7 +84,7 @@ fn a_call_that_waits_for_the_cluster_is_under_way_and_no_other() {
     fs.fsync(&CTX, file.ino, false).unwrap();
     stays(|| calls_under_way() == 0);
     std::thread::scope(|scope| {
-        let stopped = Stopped::new(&cluster);
+        let stopped = Stopped::new(&cluster, OSDS);
         fs.write(&CTX, file.ino, 0, &mut &[2; 4096][..]).unwrap();
         scope.spawn(|| fs.fsync(&CTX, file.ino, false).unwrap());
         stays(|| calls_under_way() == 1);
@@ -91,6 +94,7 @@ fn a_call_that_waits_for_the_cluster_is_under_way_and_no_other() {
     });
     stays(|| calls_under_way() == 0);
     others_are_served_beside_an_overdue_call(&cluster);
+    what_is_found_or_made_late_is_let_go_of(&cluster);
 }
 
 /// Who serves programs is told that calls wait, also before one of them has ended.
@@ -101,10 +105,45 @@ fn others_are_served_beside_an_overdue_call(cluster: &Path) {
     let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
     stays(|| !fs.is_slow(Work::Look));
     fs.write(&CTX, file.ino, 0, &mut &[1; 4096][..]).unwrap();
-    let stopped = Stopped::new(cluster);
+    let stopped = Stopped::new(cluster, OSDS);
     assert_eq!(fs.fsync(&CTX, file.ino, false), Err(Errno::EIO));
     assert!(fs.is_slow(Work::Look) && calls_under_way() == 1);
     drop(stopped);
     stays(|| !fs.is_slow(Work::Look) && calls_under_way() == 0);
     fs.fsync(&CTX, file.ino, false).unwrap();
+}
+
+/// Whoever asked has gone: nothing of it stays held for the life of the lane.
+fn what_is_found_or_made_late_is_let_go_of(cluster: &Path) {
+    let root = directory(cluster);
+    let other = mount(settings(cluster, &root));
+    let dir = other.root().unwrap().ino;
+    for name in ["a", "b", "c"] {
+        let made = other.create(&CTX, dir, name.as_bytes(), &node(Kind::Dir, 0o700)).unwrap();
+        other.create(&CTX, made.node.ino, b"old", &node(Kind::File, 0o600)).unwrap();
+    }
+    let client = settings(cluster, &root).prepare().unwrap().mount().unwrap();
+    let watch = client.watch();
+    let fs = TimedFs::new(client.files(root.as_bytes()).unwrap(), Duration::from_secs(2));
+    let dirs = ["a", "b", "c"].map(|name| fs.lookup(&CTX, dir, name.as_bytes()).unwrap().ino);
+    stays(|| watch.held().unwrap().1 == 0);
+    let before = watch.held().unwrap();
+    let stopped = Stopped::new(cluster, MDS);
+    std::thread::scope(|scope| {
+        let late = [
+            scope.spawn(|| fs.lookup(&CTX, dirs[0], b"old").map(drop)),
+            scope.spawn(|| fs.create(&CTX, dirs[1], b"new", &node(Kind::File, 0o600)).map(drop)),
+            scope.spawn(|| {
+                let mode = RenameMode::Replace;
+                fs.rename(&CTX, dirs[2], b"old", dirs[2], b"new", mode).map(drop)
+            }),
+        ];
+        for call in late {
+            assert_eq!(call.join().unwrap(), Err(Errno::EIO));
+        }
+    });
+    drop(stopped);
+    stays(|| calls_under_way() == 0);
+    assert_eq!(watch.held().unwrap(), before);
+    fs.lookup(&CTX, dirs[1], b"new").expect("it was made");
 }

@@ -17,7 +17,6 @@ use polylane_ceph::{Client, Prepared, Watch, rbd};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
-use polylane_sys::uring;
 use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
@@ -491,11 +490,6 @@ impl Running {
             vfs.sync(&OpCtx::service())
                 .map_err(|error| Failure::because("lane", "write everything back", error))
         })
-    }
-
-    /// Whether a call is under way that lasts for as long as a device, or a cluster, is away.
-    pub(crate) fn may_wait(&self) -> bool {
-        polylane_ceph::calls_under_way() > 0 || uring::waiters() > 0
     }
 
     /// Makes the files of the upper whole; says so on `control` when they are.

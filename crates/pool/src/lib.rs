@@ -14,6 +14,7 @@ mod cluster;
 mod confine;
 mod copying;
 pub mod doctor;
+mod excuse;
 mod file_cache;
 mod fuse_device;
 mod init;

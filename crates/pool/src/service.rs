@@ -6,7 +6,7 @@
 //! supervisor: flush and go.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -15,7 +15,7 @@ use polylane_block::file::{Files, reserve_rings};
 use polylane_ceph::{Caching, Prepared, rbd};
 use polylane_front::beat::{self, Beat};
 use polylane_front::{Handover, former_processes};
-use polylane_sys::{balloon, footprint, frames, heap, ns, sched};
+use polylane_sys::{balloon, footprint, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use polylane_volume::held::files_of;
@@ -26,6 +26,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::build::{self, Below, Running, Store, Stores};
 use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
+use crate::excuse::Excuse;
 use crate::failure::{FAILED, Failure, Result, USAGE, say};
 use crate::link::{FromService, Link, ToService};
 use crate::lower::Lower;
@@ -329,6 +330,11 @@ fn make_room() {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
 }
 
+/// Whether workers may wait for a device, or for a cluster, that is away.
+fn waits_for_others(excuse: &mut Excuse) -> bool {
+    excuse.is_given(polylane_ceph::ask_calls(), Instant::now()) || uring::waiters() > 0
+}
+
 /// Answers the supervisor until it wants the end or is gone itself, and shows it that it lives.
 fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
     let ready = FromService::Ready { wire: polylane_ipc::message::VERSION };
@@ -337,6 +343,7 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
     }
     // Whoever wants to know something about a volume that stands still has to wait.
     let mut asked = false;
+    let mut excuse = Excuse::default();
     // Until the first beat: what the first programs of the lane need is mapped by then.
     let mut starting = true;
     log::event("ready", serde_json::json!({}));
@@ -352,7 +359,7 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
             }
             // While the volume stands still, so may everybody who works on it.
             match left {
-                None if !running.may_wait() => beat.busy(),
+                None if !waits_for_others(&mut excuse) => beat.busy(),
                 _ => beat.excused(),
             }
             if left.is_some_and(|left| left <= BEAT_PERIOD) {

@@ -10,7 +10,7 @@ use polylane_vfs::fs::{
     Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// A class of calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +46,7 @@ pub struct Plan {
 struct State {
     plans: [Plan; CALLS],
     blocked: [bool; CALLS],
+    failures_blocked: bool,
     waiting: usize,
     /// The next answer of this class is kept back.
     kept_back: Option<Call>,
@@ -169,6 +170,12 @@ impl Faulty {
         answer
     }
 
+    /// Calls that fail wait before they return, until unblocked.
+    pub fn block_failures(&self, blocked: bool) {
+        self.state.lock().unwrap().failures_blocked = blocked;
+        self.changed.notify_all();
+    }
+
     /// Waits until this many calls are blocked.
     pub fn await_blocked(&self, count: usize) {
         let mut state = self.state.lock().unwrap();
@@ -187,20 +194,29 @@ impl Faulty {
         self.calls[call as usize].load(Ordering::SeqCst)
     }
 
-    fn pass(&self, call: Call) -> Result<()> {
-        self.calls[call as usize].fetch_add(1, Ordering::SeqCst);
-        let mut state = self.state.lock().unwrap();
-        while state.blocked[call as usize] {
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        is_blocked: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        while is_blocked(&state) {
             state.waiting += 1;
             self.changed.notify_all();
             state = self.changed.wait(state).unwrap();
             state.waiting -= 1;
         }
+        state
+    }
+
+    fn pass(&self, call: Call) -> Result<()> {
+        self.calls[call as usize].fetch_add(1, Ordering::SeqCst);
+        let mut state = self.wait(self.state.lock().unwrap(), |state| state.blocked[call as usize]);
         let plan = &mut state.plans[call as usize];
         match plan.errno {
             Some(_) if plan.skip > 0 => plan.skip -= 1,
             Some(errno) if plan.count > 0 => {
                 plan.count -= 1;
+                drop(self.wait(state, |state| state.failures_blocked));
                 return Err(errno);
             }
             _ => {}

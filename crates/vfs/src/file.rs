@@ -377,7 +377,7 @@ impl OpenFile {
         core.end_loan_on(&self.node);
         let begun = core.begin_sync(&self.node);
         let Some(pages) = self.node.pages_used() else {
-            self.synced(core.fs.fsync(ctx, self.node.ino(), data_only))?;
+            core.sync_file((ctx, &self.node, data_only), &self.syncs_seen)?;
             core.end_sync(begun);
             return match self.node.is_dir() && self.failures_seen.swap(1, Relaxed) == 0 {
                 true => core.tell_of_lost_names(&self.node),
@@ -385,20 +385,12 @@ impl OpenFile {
             };
         };
         let written = core.write_synced(&self.node, pages, data_only);
-        let synced = self.synced(core.fs.fsync(ctx, self.node.ino(), data_only));
+        let synced = core.sync_file((ctx, &self.node, data_only), &self.syncs_seen);
         if written.is_ok() && synced.is_ok() {
             core.end_sync(begun);
         }
         // A failure of this very write-back is among those reported.
         pages.report(&self.failures_seen).and(written).and(synced)
-    }
-
-    /// What the file system said of a sync, and of those that it was not asked for by programs.
-    fn synced(&self, synced: Result<()>) -> Result<()> {
-        match self.node.is_dir() {
-            true => synced,
-            false => self.node.core.tell_failures(&self.node, synced, &self.syncs_seen),
-        }
     }
 
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,

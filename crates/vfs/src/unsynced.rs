@@ -14,7 +14,9 @@
 //! A libservice that keeps writes itself may lose them and yet say that a sync of everything has
 //! succeeded (libcephfs does once the cluster has barred it): there each file that changed is asked
 //! for after such a sync. A failure that a program has not asked for is told to each opening of the
-//! file once, and until one was told the file keeps its record.
+//! file once, and until one was told the file keeps its record. The libservice may tell a failure
+//! to one of several syncs of a file that overlap: each of them waits until the outcome of the
+//! others is recorded.
 //!
 //! # Invariants
 //!
@@ -26,15 +28,15 @@
 //!
 //! # Locking
 //!
-//! A file's data or a directory's entries, then `files`, `failed` or `lost`, leaves. `asking` is
-//! taken without any of them, and held while the file system is asked for a file.
+//! A file's data or a directory's entries, then `files`, `failed`, `lost` or `syncs`, leaves.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::sync::{Arc, Condvar, Mutex, Weak};
 use polylane_base::{Errno, Result};
 
 use crate::core::Core;
@@ -61,10 +63,7 @@ pub(crate) struct Unsynced {
     failed: Mutex<FxHashMap<u64, Failed>>,
     /// There was one.
     has_failed: AtomicBool,
-    /// Held by who asks for a file after a sync of everything.
-    asking: Mutex<()>,
-    /// Which file that is; 0: none.
-    asked: AtomicU64,
+    syncs: Syncs,
     /// Directories that lost names with a former service, by number and generation.
     lost: OnceLock<Mutex<FxHashMap<(u64, u64), Told>>>,
 }
@@ -77,6 +76,45 @@ struct Failed {
     times: u64,
     /// A program knows.
     is_told: bool,
+}
+
+/// Syncs of single files which a file system that keeps writes was asked for.
+#[derive(Default)]
+struct Syncs {
+    asked: Mutex<Asked>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// The number of the last one.
+    last: u64,
+    /// Those whose outcome is not recorded yet, by number, and the `Inode::id` of each.
+    open: BTreeMap<u64, u64>,
+}
+
+impl Syncs {
+    /// Makes a sync of a file and records its outcome. When this returns, the outcome of those of
+    /// the same file that overlap it is recorded, too.
+    fn run(&self, file: u64, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let number = {
+            let mut asked = self.asked.lock();
+            asked.last += 1;
+            let number = asked.last;
+            asked.open.insert(number, file);
+            number
+        };
+        let result = sync();
+        let mut asked = self.asked.lock();
+        asked.open.remove(&number);
+        self.ended.notify_all();
+        // Those that begin later learn of all that failed until now.
+        let last = asked.last;
+        while asked.open.range(..=last).any(|(_, of)| *of == file) {
+            asked = self.ended.wait(asked);
+        }
+        result
+    }
 }
 
 /// Whether anybody was told that a directory lost names.
@@ -190,23 +228,18 @@ impl Core {
         failed.get(&inode.id).filter(|failed| failed.is_told).map_or(0, |failed| failed.times)
     }
 
-    /// A program's own sync of a file ended: what is to be told of it, and of those before that the
-    /// program did not ask for, unless `seen` says that it was told.
-    pub(crate) fn tell_failures(
+    /// Has the file system make one file durable, for a program: what is to be told of that, and of
+    /// syncs before that the program did not ask for, unless `seen` says that it was told.
+    pub(crate) fn sync_file(
         &self,
-        node: &Node,
-        synced: Result<()>,
+        (ctx, node, data_only): (&OpCtx<'_>, &Node, bool),
         seen: &AtomicU64,
     ) -> Result<()> {
-        if !self.fs.keeps_writes() {
-            return synced;
+        let sync = || self.fs.fsync(ctx, node.ino(), data_only);
+        if node.is_dir() || !self.fs.keeps_writes() {
+            return sync();
         }
-        if let Err(errno) = synced {
-            self.sync_failed(node, errno);
-        } else if self.unsynced.asked.load(SeqCst) == node.id {
-            // What was to be said of the file may just have been said there.
-            drop(self.unsynced.asking.lock());
-        }
+        let synced = self.recorded(node, sync);
         if !self.unsynced.has_failed.load(SeqCst) {
             return synced;
         }
@@ -217,6 +250,13 @@ impl Core {
         }
         failed.is_told = true;
         Err(failed.errno)
+    }
+
+    /// Makes a sync of a file and records a failure; see [`Syncs::run`].
+    fn recorded(&self, node: &Node, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.unsynced
+            .syncs
+            .run(node.id, || sync().inspect_err(|&errno| self.sync_failed(node, errno)))
     }
 
     fn sync_failed(&self, node: &Node, errno: Errno) {
@@ -302,17 +342,17 @@ impl Core {
         if node.is_dir() {
             return Ok(());
         }
-        let _asking = self.unsynced.asking.lock();
-        self.unsynced.asked.store(node.id, SeqCst);
-        let synced = match self.fs.fsync(ctx, node.ino(), true) {
+        let failures = || {
+            let failed = self.unsynced.failed.lock();
+            failed.get(&node.id).map(|failed| (failed.times, failed.errno))
+        };
+        let before = failures();
+        self.recorded(node, || match self.fs.fsync(ctx, node.ino(), true) {
             // Its last name has gone meanwhile, and it with it.
             Err(Errno::ESTALE) => Ok(()),
             synced => synced,
-        };
-        if let Err(errno) = synced {
-            self.sync_failed(node, errno);
-        }
-        self.unsynced.asked.store(0, SeqCst);
-        synced
+        })?;
+        // A program's own sync beside this one was told instead.
+        failures().filter(|&now| Some(now) != before).map_or(Ok(()), |(_, errno)| Err(errno))
     }
 }

@@ -11,7 +11,7 @@ use polylane_sys::buffer::Buffer;
 use super::calls::{c_string, said};
 use super::library::{Missing, library};
 use super::rados::{Pool, RawPool};
-use super::under_way::UnderWay;
+use super::under_way::Call;
 
 /// The library by the name that its packages give it.
 const LIBRARY: &str = "librbd.so.1";
@@ -202,7 +202,7 @@ pub(crate) type Ended = Box<dyn FnOnce(Vec<Buffer>, Result<usize>) + Send>;
 
 /// A request under way: its memory stays where it is until the library calls back.
 struct Pending {
-    calls: UnderWay<&'static Calls>,
+    calls: Call<&'static Calls>,
     data: Vec<Buffer>,
     /// The library keeps a pointer to it.
     parts: Vec<iovec>,
@@ -513,7 +513,7 @@ impl Image {
         };
         let parts: Vec<iovec> = data.iter_mut().map(part).collect();
         // The buffers' bytes stay where they are when the list moves.
-        let pending = Box::new(Pending { calls: UnderWay::new(self.calls), data, parts, ended });
+        let pending = Box::new(Pending { calls: Call::new(self.calls), data, parts, ended });
         let (parts, count) = (pending.parts.as_ptr(), pending.parts.len() as c_int);
         let argument = Box::into_raw(pending);
         let mut completion = ptr::null_mut();

@@ -29,4 +29,4 @@ pub(crate) use inode::{Inode, New};
 pub(crate) use library::Missing;
 pub(crate) use mount::{Mount, Unmounted};
 pub(crate) use rados::{Cluster, Pool, Unconnected};
-pub use under_way::calls_under_way;
+pub use under_way::{UnderWay, ask_calls, calls_under_way};

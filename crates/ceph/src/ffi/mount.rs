@@ -10,7 +10,7 @@ use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, RawMount, RawPerms, c_string, said};
 use super::library::Missing;
-use super::under_way::UnderWay;
+use super::under_way::Call;
 use crate::counters::Counters;
 
 /// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
@@ -176,11 +176,11 @@ impl Drop for Mount {
 }
 
 /// The library's functions, for a call that is counted until this is dropped.
-pub(super) type Counted<'a> = UnderWay<&'a Calls>;
+pub(super) type Counted<'a> = Call<&'a Calls>;
 
 impl Mount {
     pub(super) fn calls(&self) -> Counted<'_> {
-        UnderWay::new(&*self.calls)
+        Call::new(&*self.calls)
     }
 
     /// A sync of a file ended so.

@@ -1,13 +1,15 @@
 //! A libservice that keeps writes to itself, and loses some of them.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use polylane_base::{Errno, TestClock};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::handover::{Kind, Store};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{OpCtx, Vfs};
+use polylane_vfs::{OpCtx, OpenFile, Vfs};
 
 use crate::common::*;
 
@@ -77,5 +79,46 @@ fn a_failed_fsync_is_told_to_every_opening() {
     }
     write(&first, 0, b"again");
     assert_eq!(second.fsync(ctx, true), Ok(()));
+    assert_eq!(unsynced(&handover), []);
+}
+
+/// A failure is told to one of two syncs that overlap, and late: the other one is no success, and
+/// each opening is told once.
+#[test]
+fn syncs_that_overlap_a_failure_are_all_told_of_it() {
+    let (handover, lane) = keeping();
+    let sync = |file: &OpenFile| file.fsync(&OpCtx::service(), false);
+    let first = lane.file("a", b"bytes");
+    let second = lane.open("a", O_RDWR).unwrap();
+    let other = lane.file("b", b"bytes");
+    for way in ["fsync", "sync"] {
+        write(&first, 0, b"again");
+        lane.fs.fail_once(Call::Sync, 0, Errno::EIO);
+        lane.fs.block_failures(true);
+        let (ended, ends) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(sync(&first), Err(Errno::EIO)));
+            lane.fs.await_blocked(1);
+            let (second, lane) = (&second, &lane);
+            scope.spawn(move || {
+                let synced = match way {
+                    "fsync" => sync(second),
+                    _ => lane.vfs.sync(&OpCtx::service()),
+                };
+                ended.send(synced).unwrap();
+            });
+            assert_eq!(sync(&other), Ok(()), "of another file");
+            // That it does not end can be seen for some time only.
+            let early = ends.recv_timeout(Duration::from_millis(100));
+            lane.fs.block_failures(false);
+            early.expect_err("its outcome is not known yet");
+        });
+        assert_eq!(ends.recv().unwrap(), Err(Errno::EIO), "{way}");
+        let told = if way == "sync" { Err(Errno::EIO) } else { Ok(()) };
+        assert_eq!(sync(&second), told, "{way}");
+        for file in [&first, &second] {
+            assert_eq!(sync(file), Ok(()), "{way}");
+        }
+    }
     assert_eq!(unsynced(&handover), []);
 }
