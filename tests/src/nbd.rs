@@ -96,8 +96,27 @@ impl Client {
     /// # Panics
     /// The answer is to another request.
     pub fn ask(&mut self, request: Request, data: &[u8], answer: &mut [u8]) -> Result<u32> {
-        self.stream.write_all(&request.bytes())?;
+        self.send(request)?;
         self.stream.write_all(data)?;
+        self.answer(answer)
+    }
+
+    /// Sends a request that has no data, and does not wait.
+    ///
+    /// # Errors
+    /// The connection ends.
+    pub fn send(&mut self, request: Request) -> Result<()> {
+        self.stream.write_all(&request.bytes())
+    }
+
+    /// The error of the next answer, 0 for none, with which `answer` is filled.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    ///
+    /// # Panics
+    /// As [`ask`](Self::ask).
+    pub fn answer(&mut self, answer: &mut [u8]) -> Result<u32> {
         let (mut magic, mut error, mut cookie) = ([0; 4], [0; 4], [0; 8]);
         for part in [&mut magic[..], &mut error, &mut cookie] {
             self.stream.read_exact(part)?;

@@ -21,6 +21,15 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// Variable that marks every process of a run.
 const MARK: &str = "POLYLANE_TEST_POOL";
 
+/// A script for root of a tenant: uses what lies in the run directory of the lane at `$MOUNT`, and
+/// tries to change it. It prints what it could change, and `done`.
+pub const TRIES_THE_RUN_DIRECTORY: &str = "cd \"$MOUNT/.polylane\" && test -S socket && \
+     cat mounts >/dev/null && \
+     for name in *; do ! (: >>\"$name\") 2>/dev/null || test -L \"$name\" -o -d \"$name\" || \
+     test -S \"$name\" || echo \"changed $name\"; \
+     ! rm \"$name\" 2>/dev/null || echo \"gone $name\"; done; \
+     ! mkdir new 2>/dev/null || echo made; ! chmod 777 . 2>/dev/null || echo opened; echo done";
+
 /// A run to be.
 pub struct Run {
     command: Command,

@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polylane_tests::host::{Host, text, until};
+use polylane_tests::pool::TRIES_THE_RUN_DIRECTORY;
 use polylane_tests::{binary, lacks, unavailable};
 use serde_json::{Value, json};
 
@@ -644,6 +645,18 @@ fn set_id_programs_work_in_a_container() {
                  exec /bin/busybox su web -c /srv/own";
     let told = engine.succeeds(&[&run[..], &["set-id", "sh", "-c", makes]].concat());
     assert_eq!(told, "33 0\n");
+    engine.assert_nothing_is_left(&[]);
+}
+
+#[test]
+fn the_library_and_the_socket_are_a_containers_to_use_and_not_to_change() {
+    let name = "the_library_and_the_socket_are_a_containers_to_use_and_not_to_change";
+    let Some(engine) = Engine::new(name) else { return };
+    let root = engine.host.path("busybox");
+    engine.succeeds(&["image", "import", text(&root), "tries"]);
+    let run = ["container", "run", "--rm", "-e", "MOUNT=", "tries", "sh", "-c"];
+    let told = engine.succeeds(&[&run[..], &[TRIES_THE_RUN_DIRECTORY]].concat());
+    assert_eq!(told, "done\n");
     engine.assert_nothing_is_left(&[]);
 }
 

@@ -294,25 +294,33 @@ fn only_names_of_libc_are_exported() {
 
 /// An image need not have more than the C library, and one of 2013 will do: the dynamic linker ends
 /// a program whose preloaded library wants a newer one.
+fn readelf(option: &str, library: &Path) -> String {
+    let output = Command::new("readelf").args(["-W", option]).arg(library).output();
+    String::from_utf8(output.expect("run readelf").stdout).expect("text")
+}
+
+fn needs_only(library: &Path, of_the_c_library: &[&str]) {
+    let text = readelf("-d", library);
+    let needed: Vec<&str> = text.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(!needed.is_empty(), "readelf shows nothing of {}", library.display());
+    for line in needed {
+        assert!(of_the_c_library.iter().any(|name| line.contains(name)), "{line}");
+    }
+}
+
 #[test]
 fn the_library_loads_with_any_c_library() {
     let test = "the_library_loads_with_any_c_library";
     if no_library(test) || lacks(test, &["readelf"]) {
         return;
     }
-    let library = polylane_tests::binary().with_file_name("libpolylane.so");
-    let read = |option: &str| {
-        let output = Command::new("readelf").args(["-W", option]).arg(&library).output();
-        String::from_utf8(output.expect("run readelf").stdout).expect("text")
-    };
-    let needed = read("-d");
-    let needed: Vec<&str> = needed.lines().filter(|line| line.contains("(NEEDED)")).collect();
-    let of_the_c_library = ["[libc.so.6]", "[ld-linux"];
-    assert!(!needed.is_empty(), "readelf shows nothing");
-    for line in needed {
-        assert!(of_the_c_library.iter().any(|name| line.contains(name)), "{line}");
+    let of_musl = polylane_tests::binary().with_file_name("libpolylane-musl.so");
+    if of_musl.exists() {
+        needs_only(&of_musl, &["[libc.so]", "[libc.musl-"]);
     }
-    let versions = read("--version-info");
+    let library = polylane_tests::binary().with_file_name("libpolylane.so");
+    needs_only(&library, &["[libc.so.6]", "[ld-linux"]);
+    let versions = readelf("--version-info", &library);
     let versions: Vec<(u32, u32)> = versions
         .split("GLIBC_")
         .skip(1)

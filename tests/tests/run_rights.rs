@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use polylane_tests::pool::{Run, no_library};
+use polylane_tests::pool::{Run, TRIES_THE_RUN_DIRECTORY, no_library};
 use polylane_tests::{lacks, skip, tool, unavailable};
 
 fn printed(output: &Output) -> String {
@@ -158,13 +158,6 @@ fn owners_of_a_dir_lane_are_the_hosts_by_both_doors() {
     }
 }
 
-/// As root of the tenant: use what lies in the lane's run directory, and try to change it.
-const CHANGES: &str = "cd \"$MOUNT/.polylane\" && test -S socket && cat mounts >/dev/null && \
-     for name in *; do ! (: >>\"$name\") 2>/dev/null || test -L \"$name\" -o -d \"$name\" || \
-     test -S \"$name\" || echo \"changed $name\"; \
-     ! rm \"$name\" 2>/dev/null || echo \"gone $name\"; done; \
-     ! mkdir new 2>/dev/null || echo made; ! chmod 777 . 2>/dev/null || echo opened; echo done";
-
 #[test]
 fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change() {
     let name = "the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change";
@@ -175,10 +168,47 @@ fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change
     let library = polylane_tests::binary().with_file_name("libpolylane.so");
     let before = fs::read(&library).expect("the library");
     for options in ["--mem".to_string(), format!("--dir {}", dir.path().display())] {
-        let run = Run::new(&format!("--at /srv {options}")).env("MOUNT", "/srv").script(CHANGES);
+        let run = Run::new(&format!("--at /srv {options}"))
+            .env("MOUNT", "/srv")
+            .script(TRIES_THE_RUN_DIRECTORY);
         assert_eq!(printed(&run.output()), "done\n", "{options}");
     }
+    if !lacks(name, &["busybox"]) {
+        let root = tempfile::tempdir().expect("tempdir");
+        busybox_root(root.path());
+        for privileged in ["", "--privileged"] {
+            let run = Run::new(&format!("--root {privileged}")).env("PATH", "/bin");
+            let run =
+                run.env("MOUNT", "").arg("--dir").arg(root.path()).script(TRIES_THE_RUN_DIRECTORY);
+            assert_eq!(printed(&run.output()), "done\n", "--root {privileged}");
+        }
+    }
     assert!(before == fs::read(&library).expect("the library"), "the host's file is as it was");
+}
+
+#[test]
+fn what_the_library_made_unfit_to_run_the_kernel_does_not_run() {
+    let name = "what_the_library_made_unfit_to_run_the_kernel_does_not_run";
+    if unavailable(name) || no_library(name) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::create_dir(at("lower")).expect("mkdir");
+    fs::copy("/bin/true", at("lower/t")).expect("copied");
+    let sources = [
+        "--mem".to_string(),
+        format!("--dir {}", at("dir")),
+        format!("--volume {} --size 64M", at("volume")),
+        format!("--lower {} --mem", at("lower")),
+    ];
+    // The kernel has run it, and remembers what it may.
+    let script = "test -e /srv/t || cp /bin/true /srv/t; chmod 755 /srv/t; /srv/t; echo $?; \
+                  chmod 644 /srv/t; /srv/t 2>/dev/null; echo $?; chmod 100 /srv/t; /srv/t; echo $?";
+    for source in sources {
+        let run = Run::new(&format!("--at /srv {source}")).script(script);
+        assert_eq!(printed(&run.output()), "0\n126\n0\n", "{source}");
+    }
 }
 
 /// Makes a set-user-id program of root's, if there is none; runs it as somebody else.
@@ -277,7 +307,9 @@ fn busybox_root(dir: &Path) {
     fs::create_dir(dir.join("bin")).expect("mkdir");
     let busybox = tool("busybox").expect("busybox");
     fs::copy(busybox, dir.join("bin/busybox")).expect("copy");
-    for name in ["sh", "cat", "ls", "grep", "mount", "mkdir", "wc", "stat", "id", "touch"] {
+    for name in
+        ["sh", "cat", "ls", "grep", "mount", "mkdir", "wc", "stat", "id", "touch", "rm", "chmod"]
+    {
         std::os::unix::fs::symlink("busybox", dir.join("bin").join(name)).expect("link");
     }
 }
@@ -406,14 +438,16 @@ fn limits_of_the_callers_shell_are_commands() {
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     assert_eq!(lines.next().expect("a line").expect("text"), "64 8 4000000");
     let service = polylane_tests::pool::service_of(&pool).expect("a service");
-    let limits = fs::read_to_string(format!("/proc/{service}/limits")).expect("limits");
-    let soft = |name: &str| {
-        let line = limits.lines().find_map(|line| line.strip_prefix(name));
-        line.expect(name).split_whitespace().next().expect("a value").to_string()
-    };
-    assert_ne!(soft("Max open files"), "64");
-    assert_ne!(soft("Max file size"), "8192");
-    assert_eq!(soft("Max address space"), "unlimited");
+    for process in [service, child.id()] {
+        let limits = fs::read_to_string(format!("/proc/{process}/limits")).expect("limits");
+        let soft = |name: &str| {
+            let line = limits.lines().find_map(|line| line.strip_prefix(name));
+            line.expect(name).split_whitespace().next().expect("a value").to_string()
+        };
+        assert_ne!(soft("Max open files"), "64");
+        assert_ne!(soft("Max file size"), "8192");
+        assert_eq!(soft("Max address space"), "unlimited");
+    }
     polylane_tests::pool::signal_to(child.id(), "TERM");
     child.wait().expect("ends");
     polylane_tests::pool::assert_nothing_remains(&pool);

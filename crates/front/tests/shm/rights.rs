@@ -115,7 +115,7 @@ fn a_loan_to_read_takes_nothing_whatever_its_client_says() {
 /// What the owner of a file does to it so that others' writing counts no more, or says more.
 type Change = fn(&House, &OpenFile);
 
-const CHANGES: [(&str, Change); 4] = [
+const CHANGES: [(&str, Change); 5] = [
     ("set-user-id", |house, direct| chmod(house, direct, 0o4755)),
     ("set-group-id", |house, direct| chmod(house, direct, 0o2755)),
     ("capabilities", |house, direct| {
@@ -126,6 +126,10 @@ const CHANGES: [(&str, Change); 4] = [
     ("immutable", |house, direct| {
         // FS_IMMUTABLE_FL
         house.lane.vfs.set_flags(&OpCtx::service(), direct.node(), 0x10).expect("chattr +i");
+    }),
+    ("append-only", |house, direct| {
+        // FS_APPEND_FL
+        house.lane.vfs.set_flags(&OpCtx::service(), direct.node(), 0x20).expect("chattr +a");
     }),
 ];
 
