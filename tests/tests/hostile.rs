@@ -1,9 +1,11 @@
 //! Clients that speak the wire by themselves and want a session that is not theirs.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
@@ -630,5 +632,41 @@ fn a_session_is_bound_by_what_is_mounted_later() {
     answers(false, Op::Mkdir, 0, "new");
     assert!(lane.at.join("new").is_dir());
     drop(client);
+    lane.end();
+}
+
+/// Memory of a process that no other one has, and that no file backs, in bytes.
+fn own_memory(pid: u64) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("its memory");
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("a line");
+    1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number")
+}
+
+/// Open files, locks, sessions, silent connections and requests of all mailboxes at once.
+#[test]
+fn a_user_at_all_limits_takes_little_memory_of_the_service() {
+    let name = "a_user_at_all_limits_takes_little_memory_of_the_service";
+    if unavailable(name) {
+        return;
+    }
+    let lane = Lane::open_to_all();
+    let file = lane.at.join("f");
+    fs::write(&file, "x").expect("written");
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    fs::set_permissions(&file, all).expect("chmod");
+    let service = lane.service();
+    let before = own_memory(service);
+    let mut user = Command::new(polylane_tests::binary());
+    user.args(["bench", "worker", "limits", text(&lane.at), "600s"]);
+    user.env("LIMITS_SOCKET", format!("{}/socket", lane.run)).uid(54_321).gid(54_321);
+    let mut user = user.stdout(Stdio::piped()).spawn().expect("started");
+    let mut said = String::new();
+    let out = user.stdout.as_mut().expect("piped");
+    BufReader::new(out).read_line(&mut said).expect("a line");
+    assert!(said.contains(" 65536 open files, 16384 locks"), "{said:?}");
+    let taken = own_memory(service).saturating_sub(before);
+    assert!((1 << 20..64 << 20).contains(&taken), "{taken} bytes");
+    user.kill().expect("killed");
+    user.wait().expect("ended");
     lane.end();
 }
