@@ -114,23 +114,30 @@ fn a_cache_is_shown_and_kept_within_its_size() {
     }
 }
 
-/// What was synced is there after a kill; an open file that lost bytes is an error, never old.
+/// What was synced is there after a kill; an open file that lost bytes is an error, never old, and
+/// a directory that lost names says so to the next sync: as without a cache.
 #[test]
 fn a_killed_service_loses_nothing_that_was_synced() {
     if unavailable("a_killed_service_loses_nothing_that_was_synced") {
         return;
     }
-    for (mode, kind) in [("writeback", "dir"), ("writethrough", "dir"), ("writeback", "volume")] {
+    // How the cache works, the files' kind, whether bytes and whether names are lost.
+    let cases = [
+        ("--file-cache writeback", "dir", true, false),
+        ("--file-cache writethrough", "dir", false, false),
+        ("--file-cache writeback", "volume", true, true),
+        ("--file-cache writethrough", "volume", true, true),
+        ("", "volume", true, true),
+    ];
+    for (cache, kind, loses, loses_names) in cases {
         let dir = tempfile::tempdir().expect("tempdir");
         fs::create_dir(dir.path().join("d")).expect("mkdir");
-        let options = format!("--no-preload --file-cache {mode} --flush-interval 3600s");
-        let options = if mode == "writeback" {
-            options
-        } else {
-            options.replace("--flush-interval 3600s", "")
-        };
-        let script = "cd /lane; printf synced >s; sync s; exec 3>>n; printf lost >&3; echo up; \
-                      read line; cat s; echo; printf more >&3 && echo went on || echo error";
+        let interval = if loses { "--flush-interval 3600s" } else { "" };
+        let options = format!("--no-preload {cache} {interval}");
+        let script = "cd /lane; mkdir sub; printf synced >s; sync s . sub; exec 3>>n; \
+                      printf lost >&3; >sub/name; echo up; read line; cat s; echo; \
+                      printf more >&3 && echo went on || echo error; \
+                      for dir in . sub sub; do sync $dir && echo well || echo lost names; done";
         let (mut run, input) = run(kind, dir.path(), &options).script(script).start_with_input();
         assert_eq!(run.line(), "up");
         let before = run.service();
@@ -139,9 +146,10 @@ fn a_killed_service_loses_nothing_that_was_synced() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         drop(input);
-        assert_eq!(run.line(), "synced", "{mode} {kind}");
-        let expected = if mode == "writeback" { "error" } else { "went on" };
-        assert_eq!(run.line(), expected, "{mode} {kind}");
+        let told: Vec<_> = (0..5).map(|_| run.line()).collect();
+        let bytes = if loses { "error" } else { "went on" };
+        let names = if loses_names { "lost names" } else { "well" };
+        assert_eq!(told, ["synced", bytes, names, names, "well"], "{cache} {kind}");
         assert_eq!(run.end().code(), Some(0));
     }
 }

@@ -319,6 +319,19 @@ impl FileSystem for Union {
         self.upper.as_ref().is_some_and(|upper| upper.fs().keeps_writes())
     }
 
+    fn keeps_names(&self) -> bool {
+        self.upper.as_ref().is_some_and(|upper| upper.fs().keeps_names())
+    }
+
+    fn dirty_bytes(&self, ino: Ino) -> u64 {
+        let upper = self.table.get(ino).ok().and_then(|node| node.upper());
+        upper.map_or(0, |upper| upper.fs().dirty_bytes(upper.ino()))
+    }
+
+    fn write_may_wait(&self, len: usize) -> bool {
+        self.upper.as_ref().is_some_and(|upper| upper.fs().write_may_wait(len))
+    }
+
     fn root(&self) -> Result<Attr> {
         let ctx = &OpCtx::service();
         self.act(ctx).attr(&self.root)

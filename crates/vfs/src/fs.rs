@@ -241,6 +241,26 @@ pub trait FileSystem: Send + Sync {
         false
     }
 
+    /// Whether names may lie in this process, below the VFS, until they are synced, as
+    /// [`keeps_writes`](Self::keeps_writes) says of data.
+    fn keeps_names(&self) -> bool {
+        false
+    }
+
+    /// Where [`keeps_writes`](Self::keeps_writes) says so: bytes of a file that a sync of it has to
+    /// write. Stale as soon as it returns.
+    fn dirty_bytes(&self, ino: Ino) -> u64 {
+        let _ = ino;
+        0
+    }
+
+    /// Whether a write of `len` bytes would have to wait until others are written. Stale as soon as
+    /// it returns.
+    fn write_may_wait(&self, len: usize) -> bool {
+        let _ = len;
+        false
+    }
+
     /// Whether such work waits for others than this process just now, by what it took lately: then
     /// who serves programs has another thread serve others meanwhile.
     fn is_slow(&self, _: Work) -> bool {

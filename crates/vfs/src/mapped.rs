@@ -162,6 +162,18 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
         self.inner.keeps_writes()
     }
 
+    fn keeps_names(&self) -> bool {
+        self.inner.keeps_names()
+    }
+
+    fn dirty_bytes(&self, ino: Ino) -> u64 {
+        self.inner.dirty_bytes(ino)
+    }
+
+    fn write_may_wait(&self, len: usize) -> bool {
+        self.inner.write_may_wait(len)
+    }
+
     fn is_slow(&self, work: Work) -> bool {
         self.inner.is_slow(work)
     }

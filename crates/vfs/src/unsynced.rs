@@ -5,7 +5,8 @@
 //! durable which are gone. So a file or directory that begins to change has a record in the
 //! handover (`Kind::Unsynced`: its number and generation, and 1 for a directory), which goes when
 //! everything of it is durable. Only where data is cached, here or by the libservice
-//! (`FileSystem::keeps_writes`: files alone); elsewhere nothing is lost.
+//! (`FileSystem::keeps_writes`; of directories only where it says `keeps_names`, too); elsewhere
+//! nothing is lost.
 //!
 //! A lost directory is as it was when it was last durable, and can be used; the fsync that was to
 //! make its names last fails, as the kernel has a failed write-back told: once to each that had it
@@ -189,8 +190,8 @@ impl Core {
 
     #[cold]
     fn note_change(&self, node: &Node, store: &Store) {
-        // Names that are kept below the VFS are another process', which lives on.
-        if node.is_dir() && !self.character.cache_data {
+        let keeps_names = || self.character.cache_data || self.fs.keeps_names();
+        if node.is_dir() && !keeps_names() {
             return;
         }
         let mut files = self.unsynced.files.lock();

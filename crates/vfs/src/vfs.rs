@@ -139,6 +139,11 @@ impl Vfs {
         self.core.fs.is_slow(work)
     }
 
+    /// Whether data may wait in this process until it is synced, here or in the file system.
+    pub fn keeps_writes(&self) -> bool {
+        self.core.loses_writes()
+    }
+
     /// Totals of the file system.
     pub fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
         self.begin();

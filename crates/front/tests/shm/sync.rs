@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
-use polylane_base::{Errno, TestClock};
+use polylane_base::{Errno, SystemClock, TestClock};
 use polylane_front::shm::Config;
 use polylane_ipc::message::{Message, Op};
 use polylane_testkit::fault::{Call, Faulty};
+use polylane_vfs::cached::{Cached, Mode, Settings};
 use polylane_vfs::fs::FileSystem;
 use polylane_vfs::memfs::MemFs;
 
@@ -31,6 +32,103 @@ fn dirty(client: &Client, path: &str) -> u64 {
 
 fn fsync(client: &Client, handle: u64) -> Result<(), Errno> {
     client.call(&Message { handle, ..Message::new(Op::Fsync) }).map(drop)
+}
+
+/// A lane on a device, with a file cache between them.
+struct InACache {
+    device: Arc<Faulty>,
+    cache: Arc<Cached>,
+    house: House,
+}
+
+fn house_in_a_cache(mode: Mode) -> InACache {
+    let (device, _) = house(0);
+    let settings = Settings {
+        mode,
+        bytes_limit: 16 << 20,
+        dirty_bytes_limit: 4 << 20,
+        flush_interval: Duration::from_secs(3600),
+        clock: Arc::new(SystemClock),
+    };
+    let cache = Arc::new(Cached::new(device.clone(), settings).unwrap());
+    let house = House::over(lane_of(cache.clone()), Config::default());
+    InACache { device, cache, house }
+}
+
+/// While `call` waits for the device, stopped at `blocked`, another client is served. `waits`
+/// returns once it does.
+fn others_are_served_while(
+    InACache { device, house, .. }: &InACache,
+    (blocked, waits): (Call, impl Fn()),
+    call: impl FnOnce() + Send,
+) {
+    let other = house.client();
+    other.create("other");
+    device.block(blocked, true);
+    let served = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(call);
+        waits();
+        scope.spawn(|| {
+            other.stat("other").unwrap();
+            served.store(true, Ordering::SeqCst);
+        });
+        let start = Instant::now();
+        while !served.load(Ordering::SeqCst) && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let in_time = served.load(Ordering::SeqCst);
+        device.block(blocked, false);
+        assert!(in_time, "nobody was served while {blocked:?} waited");
+    });
+}
+
+fn fill(client: &Client, handle: u64, len: usize) {
+    let mut at = 0;
+    while at < len {
+        let part = &[1; PART][..PART.min(len - at)];
+        at += client.write(handle, at as u64, part).unwrap();
+    }
+}
+
+/// Bytes of a write.
+const PART: usize = 32 << 10;
+
+#[test]
+fn others_are_served_while_a_file_cache_waits_for_the_device() {
+    for (mode, len) in [
+        (Mode::WriteThrough, 1 << 10),
+        (Mode::WriteBack, 1 << 10),
+        (Mode::WriteBack, 1 << 20),
+        (Mode::WriteBack, 3 << 20),
+    ] {
+        let house = house_in_a_cache(mode);
+        let client = house.house.client();
+        let handle = client.create("f");
+        fill(&client, handle, len);
+        let blocked = (Call::Sync, || house.device.await_blocked(1));
+        others_are_served_while(&house, blocked, || fsync(&client, handle).unwrap());
+    }
+}
+
+#[test]
+fn others_are_served_while_a_write_waits_for_room_in_a_file_cache() {
+    let house = house_in_a_cache(Mode::WriteBack);
+    let client = house.house.client();
+    let handle = client.create("f");
+    let throttled = || wait_for("a write to wait", || house.cache.stats().throttled > 0);
+    others_are_served_while(&house, (Call::Write, throttled), || fill(&client, handle, 6 << 20));
+}
+
+#[test]
+fn others_are_served_while_a_write_goes_through_a_file_cache() {
+    let house = house_in_a_cache(Mode::WriteThrough);
+    let client = house.house.client();
+    let handle = client.create("f");
+    let blocked = (Call::Write, || house.device.await_blocked(1));
+    others_are_served_while(&house, blocked, || {
+        client.write(handle, 0, b"bytes").unwrap();
+    });
 }
 
 /// As many fsyncs as threads can wait, and more, each of a session of its own or of one session's

@@ -379,6 +379,11 @@ impl FilePages {
         Delta { pages: map.pages.len() as u64, dirty: map.dirty.len() as u64 }
     }
 
+    /// Bytes in dirty pages now.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.counts().dirty * PAGE as u64
+    }
+
     /// 512-byte units that the dirty pages of a file may still need.
     pub(crate) fn blocks_to_come(&self, attr: &Attr) -> u64 {
         let missing = attr.size.div_ceil(512).saturating_sub(attr.blocks);

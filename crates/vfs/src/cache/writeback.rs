@@ -245,10 +245,11 @@ impl PageCache {
         self.dirty_now() > self.dirty_max / 2
     }
 
-    fn is_over(&self, more: u64) -> bool {
+    /// Whether `more` bytes would be more than may be dirty.
+    pub(crate) fn is_over(&self, more: usize) -> bool {
         // A write that is larger than the limit must be possible when nothing else is dirty.
         let dirty = self.dirty_now();
-        dirty > 0 && dirty + more > self.dirty_max
+        dirty > 0 && dirty + more.div_ceil(PAGE) as u64 > self.dirty_max
     }
 
     /// Enters a file with dirty pages into the list.
@@ -292,7 +293,10 @@ impl crate::Vfs {
     /// Whether a write of `len` bytes would have to wait until dirty data is written back. For
     /// front ends whose threads must not wait; stale as soon as it returns.
     pub fn write_may_wait(&self, len: usize) -> bool {
-        self.core.character.cache_data && self.core.cache.is_over(len.div_ceil(PAGE) as u64)
+        match self.core.character.cache_data {
+            true => self.core.cache.is_over(len),
+            false => self.core.fs.write_may_wait(len),
+        }
     }
 }
 
@@ -300,18 +304,17 @@ impl Core {
     /// Waits until `len` more bytes may become dirty. An error of the libservice is returned
     /// instead of waiting for ever. Call without locks.
     pub(crate) fn throttle(&self, len: usize) -> Result<()> {
-        let more = len.div_ceil(PAGE) as u64;
         let cache = &self.cache;
-        if !cache.is_over(more) {
+        if !cache.is_over(len) {
             if cache.is_pressed() {
                 cache.flusher.kick();
             }
             return Ok(());
         }
         self.count(Count::Throttled);
-        while cache.is_over(more) {
+        while cache.is_over(len) {
             match cache.flusher.pass() {
-                Some(errno) if cache.is_over(more) => return Err(errno),
+                Some(errno) if cache.is_over(len) => return Err(errno),
                 _ => (),
             }
         }
@@ -358,7 +361,7 @@ impl Core {
         pages: &FilePages,
         data_only: bool,
     ) -> Result<()> {
-        let bytes = pages.counts().dirty * PAGE as u64;
+        let bytes = pages.dirty_bytes();
         let syncing = Syncing { bytes, data_only };
         self.write_back_by(node, pages, |offset, source| {
             self.fs.write_synced(&OpCtx::service(), node.ino(), offset, source, syncing)
@@ -415,7 +418,11 @@ impl Core {
 impl crate::OpenFile {
     /// Bytes of the file that an fsync would have to write back; stale as soon as it returns.
     pub fn dirty_bytes(&self) -> u64 {
-        self.node().pages_used().map_or(0, |pages| pages.counts().dirty * PAGE as u64)
+        let node = self.node();
+        match node.core.character.cache_data {
+            true => node.pages_used().map_or(0, FilePages::dirty_bytes),
+            false => node.core.fs.dirty_bytes(node.ino()),
+        }
     }
 
     /// Whether an fsync may have data to write back; always where the file system is not cached.

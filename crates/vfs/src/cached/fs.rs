@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 
-use super::{Cached, Mode};
+use super::Cached;
 use crate::acl::{Acl, AclKind};
 use crate::bytes::{Piece, Sink, Source};
 use crate::cache::FilePages;
@@ -96,12 +96,28 @@ impl FileSystem for Cached {
     }
 
     fn keeps_writes(&self) -> bool {
-        let writes = self.mode == Mode::WriteBack && !self.core.character.read_only;
-        writes || self.below().keeps_writes()
+        self.keeps_back() || self.is_of_cached || self.below().keeps_writes()
+    }
+
+    fn keeps_names(&self) -> bool {
+        self.is_of_cached || self.below().keeps_names()
+    }
+
+    fn dirty_bytes(&self, ino: Ino) -> u64 {
+        let node = self.held(ino).ok().map(|held| held.node.clone());
+        let here =
+            node.as_ref().and_then(|node| node.pages_used()).map_or(0, FilePages::dirty_bytes);
+        here + self.below().dirty_bytes(ino)
+    }
+
+    fn write_may_wait(&self, len: usize) -> bool {
+        (self.keeps_back() && self.core.cache.is_over(len)) || self.below().write_may_wait(len)
     }
 
     fn is_slow(&self, work: Work) -> bool {
-        self.below().is_slow(work)
+        // A write that goes through to a volume waits for its medium.
+        let goes_through = work == Work::Write && self.is_of_cached && !self.keeps_back();
+        goes_through || self.below().is_slow(work)
     }
 
     fn own_xattrs(&self) -> &'static [u8] {

@@ -83,6 +83,8 @@ pub struct Cached {
     core: Arc<Core>,
     root: Node,
     mode: Mode,
+    /// The one below wants its data cached: what it was told is durable only once it was synced.
+    is_of_cached: bool,
     /// What stands above has these.
     nodes: RwLock<FxHashMap<Ino, Arc<Held>>>,
     flusher: Option<thread::JoinHandle<()>>,
@@ -119,13 +121,14 @@ impl Cached {
             mount_path: Vec::new(),
             covered: Vec::new(),
         };
+        let is_of_cached = below.character().cache_data;
         let character = Character { cache_data: true, ..below.character() };
         let core = Core::with_character(below, character, options);
         let root = core.adopt_root(core.fs.root()?);
         let writes = mode == Mode::WriteBack && !character.read_only;
         let flusher = writes.then(|| start_flusher(&core)).transpose()?;
         let nodes = RwLock::new(FxHashMap::from_iter([(root.ino(), Held::new(&root))]));
-        Ok(Cached { core, root, mode, nodes, flusher })
+        Ok(Cached { core, root, mode, is_of_cached, nodes, flusher })
     }
 
     /// When writes reach the one below.
@@ -140,6 +143,11 @@ impl Cached {
 
     fn below(&self) -> &dyn FileSystem {
         &*self.core.fs
+    }
+
+    /// Whether changed data waits here.
+    fn keeps_back(&self) -> bool {
+        self.mode == Mode::WriteBack && !self.core.character.read_only
     }
 
     fn is_volatile(&self) -> bool {

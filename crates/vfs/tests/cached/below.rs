@@ -4,13 +4,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use polylane_base::{Ino, Result, SystemClock};
+use polylane_base::{IdRange, Ino, Result, SystemClock};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_testkit::fs_suite::node;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::cached::{Cached, Mode, Settings};
-use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::fs::{Character, FileSystem, Kind, Work};
 use polylane_vfs::hostdir::HostDir;
+use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::{Create, OpCtx, Vfs};
 
 use crate::{CACHE_BYTES, Fs, MODES, clock, memfs, settings};
@@ -71,6 +72,32 @@ fn fsync_reaches_what_lies_below() {
         fs.sync(&ctx()).unwrap();
         assert_eq!(read(&*below, ino), b"bytmore");
         assert_eq!(fs.keeps_writes(), mode == Mode::WriteBack);
+    }
+}
+
+/// What is lost with the process, of a file system whose data is to be cached and of others.
+#[test]
+fn what_may_be_lost_is_said() {
+    for (mode, of_cached) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let memfs = memfs();
+        let character = Character { cache_data: of_cached, ..memfs.character() };
+        let fs: Fs = Faulty::with_character(memfs, character);
+        let fs: Fs = Arc::new(Cached::new(fs, lazy(mode)).unwrap());
+        let map = IdMap::new(vec![IdRange { kept: 0, shown: 0, count: 1 }]).unwrap();
+        for fs in [fs.clone(), Arc::new(Mapped::new(fs, map))] {
+            let writes = of_cached || mode == Mode::WriteBack;
+            assert_eq!(fs.keeps_writes(), writes, "{mode:?} {of_cached}");
+            assert_eq!(fs.keeps_names(), of_cached, "{mode:?}");
+            let throttled = fs.write_may_wait(1 << 30);
+            let ino = file(&*fs, "f");
+            write(&*fs, ino, 0, &[1; 5000]).unwrap();
+            let dirty = if mode == Mode::WriteBack { 8192 } else { 0 };
+            assert_eq!(fs.dirty_bytes(ino), dirty);
+            assert_eq!((throttled, fs.write_may_wait(1 << 30)), (false, dirty > 0));
+            assert_eq!(fs.is_slow(Work::Write), of_cached && dirty == 0);
+            fs.unlink(&ctx(), fs.root().unwrap().ino, b"f").unwrap();
+            fs.forget(ino);
+        }
     }
 }
 

@@ -254,11 +254,11 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// To be called before what waits for a device, where there is one: a file system that is
-    /// neither cached nor checked for changes behind our back keeps everything in memory.
+    /// To be called before what waits for a device, where there is one: a file system that keeps
+    /// nothing back and is not checked for changes behind our back has everything in memory.
     fn device(&self) -> Result<(), Failure> {
-        let character = self.vfs().character();
-        if character.cache_data || character.volatile { self.blocking() } else { Ok(()) }
+        let waits = self.vfs().keeps_writes() || self.vfs().character().volatile;
+        if waits { self.blocking() } else { Ok(()) }
     }
 
     /// To be called before data is read or made durable: what programs stored through mappings
