@@ -239,7 +239,7 @@ impl Ext4 {
     /// # Errors
     /// The device's.
     pub fn write_journal_ahead(&self) -> Result<()> {
-        self.volume.journal.as_ref().map_or(Ok(()), Journal::back_all)
+        self.volume.journal.as_ref().map_or(Ok(()), Journal::zero_all)
     }
 
     /// How many commits went to the journal in each form so far, by the form's name.

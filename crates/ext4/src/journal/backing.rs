@@ -7,17 +7,19 @@
 //! can reserve space, homes are reserved, and the blocks beside them.
 //!
 //! ```text
-//!  first          head                 backed                        end
-//!   │ in use, or   │ free, with room    │ may take no room            │
-//!   │ free         │                    │                             │
+//!  first          head                zeroed              backed                        end
+//!   │ in use, or   │ free, written      │ free, reserved    │ may take no room            │
+//!   │ free         │                    │                   │                             │
 //! ```
 //!
-//! - Opening sets aside what one transaction can hold, and some more (the *spare part*).
+//! - Opening sets aside what one transaction can hold, and some more (the *spare part*): reserved
+//!   where the medium can do so, else written with zeros.
 //! - The head never passes `backed`. It moves on by itself while the medium has room; else the log
 //!   is emptied by a checkpoint and begins again at `first`.
-//! - The committer writes zeros behind `backed` while commits go on, a few blocks at a time and
-//!   without the log's lock, as soon as little is left. A commit that needs more waits for it, and
-//!   does the rest itself.
+//! - A commit to a block that is only reserved has the host change its own metadata, too. So the
+//!   committer writes zeros ahead of the head while commits go on: as much as was used so far, up
+//!   to a bound, a few blocks at a time and without the log's lock. A commit that comes to where
+//!   zeros are on their way waits for them; behind them it goes to reserved blocks.
 //! - A home for which the medium has no room gets it from the spare part, which is discarded.
 //! - After that the medium is *short*: freed blocks are given back to it at once, so that what is
 //!   removed makes room. Once half of the spare part is used up nothing new is made (`ENOSPC`).
@@ -40,14 +42,15 @@ use crate::format::DeviceBlock;
 /// Log blocks that are given room ahead of the head by a commit that lacks them.
 const AHEAD: u32 = 512;
 
-/// The committer is asked for more as soon as so few are left, and sees to twice as many.
-const AHEAD_MIN: u32 = 1024;
+/// Log blocks that have zeros ahead of a head that has moved, at least and at most: as many as the
+/// log has used, so that a lane of few commits writes few zeros.
+const ZEROS: std::ops::RangeInclusive<u32> = 64..=2048;
 
-/// Blocks that the committer gives room at a time: a sync that falls together with it waits for
-/// 64 KiB more.
+/// Blocks that the committer writes zeros to at a time: a sync that falls together with it waits
+/// for 64 KiB more.
 const AHEAD_PART: u32 = 16;
 
-/// What the committer does behind `backed`, without the log's lock.
+/// What the committer does behind `zeroed`, without the log's lock.
 #[derive(Default)]
 pub(super) struct Ahead {
     part: Mutex<Part>,
@@ -55,14 +58,14 @@ pub(super) struct Ahead {
     ended: Condvar,
 }
 
-/// Log blocks that the committer gives room, from the first on.
+/// Log blocks that the committer writes zeros to, from the first on.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 enum Part {
     #[default]
     None,
     /// They may be written with zeros at any moment: nobody else writes there.
     Begun,
-    /// So many have room.
+    /// So many are written.
     Ended(u32, u32),
 }
 
@@ -162,31 +165,39 @@ impl Journal {
         self.settle_ahead(log);
         let end = end.min(log.superblock.end());
         while log.backed < end {
-            let side_by_side = self.map.run(log.backed, log.superblock.end() - log.backed);
-            let (wanted, most) = ((end - log.backed).min(side_by_side), side_by_side);
-            let home = self.map.device_block(log.backed);
-            let backed = self.io.back(home, wanted.into(), most.into());
+            let wanted = self.map.run(log.backed, end - log.backed).into();
+            let backed = self.io.reserve(self.map.device_block(log.backed), wanted, wanted);
             log.backed += backed.inspect_err(|_| self.note_short(log))? as u32;
         }
         Ok(())
     }
 
-    /// Waits for what the committer does behind `backed`, which moves on.
+    /// Waits for the zeros that are on their way, and moves on behind them.
     fn settle_ahead(&self, log: &mut Log) {
         if let Some((start, count)) = self.ahead.settle()
-            && start == log.backed
+            && start == log.zeroed
         {
-            log.backed += count;
+            log.zeroed += count;
+            log.backed = log.backed.max(log.zeroed);
         }
     }
 
-    /// Gives a few more log blocks room while commits go on. How many are left to do: 0, nothing.
-    fn back_part(&self) -> Result<u32> {
+    /// Blocks that are to have zeros: the first behind them.
+    fn zeros_wanted(log: &Log) -> u32 {
+        let ahead = match log.head - log.superblock.first() {
+            0 => 0,
+            used => used.clamp(*ZEROS.start(), *ZEROS.end()),
+        };
+        (log.head + ahead).min(log.superblock.end())
+    }
+
+    /// Writes zeros to a few more log blocks while commits go on. How many are left to do: 0,
+    /// nothing.
+    fn zero_part(&self) -> Result<u32> {
         let mut log = self.log.lock();
         self.settle_ahead(&mut log);
-        let start = log.backed;
-        let end = (log.head + 2 * AHEAD_MIN).min(log.superblock.end());
-        let left = end.saturating_sub(start);
+        let start = log.zeroed;
+        let left = Self::zeros_wanted(&log).saturating_sub(start);
         if left == 0 || self.is_short() {
             return Ok(0);
         }
@@ -194,24 +205,35 @@ impl Journal {
         let home = self.map.device_block(start);
         self.ahead.begin();
         drop(log);
-        let backed = self.io.back(home, most.min(AHEAD_PART).into(), most.into());
-        self.ahead.end(start, *backed.as_ref().unwrap_or(&0) as u32);
-        match backed {
-            Ok(backed) => Ok(left.saturating_sub(backed as u32)),
+        let zeroed = self.io.back(home, most.min(AHEAD_PART).into(), most.into());
+        self.ahead.end(start, *zeroed.as_ref().unwrap_or(&0) as u32);
+        match zeroed {
+            Ok(zeroed) => Ok(left.saturating_sub(zeroed as u32)),
             // Whoever needs it finds out, and says so.
             Err(polylane_block::Error::NoSpace) => Ok(0),
             Err(why) => Err(why.into()),
         }
     }
 
-    /// Asks the committer for more where little is left ahead of the head.
-    fn ask_for_more(&self, log: &Log) {
-        let end = log.superblock.end();
-        if log.backed < end && log.backed.saturating_sub(log.head) < AHEAD_MIN && !self.is_short() {
+    /// Asks the committer for zeros where half of those that are wanted ahead of the head are used
+    /// up.
+    fn ask_for_zeros(&self, log: &Log) {
+        let wanted = Self::zeros_wanted(log) - log.head;
+        let is_low = log.zeroed.saturating_sub(log.head) < wanted / 2;
+        if is_low && log.zeroed < log.superblock.end() && !self.is_short() {
             let mut progress = self.progress.lock();
-            if !std::mem::replace(&mut progress.backing, true) {
+            if !std::mem::replace(&mut progress.zeroing, true) {
                 self.wish.notify_all();
             }
+        }
+    }
+
+    /// The next `needed` blocks from the head on are written to: no zeros come there any more.
+    fn claim(&self, log: &mut Log, needed: u32) {
+        let end = (log.head + needed).min(log.superblock.end());
+        if log.zeroed < end {
+            self.settle_ahead(log);
+            log.zeroed = log.zeroed.max(end);
         }
     }
 
@@ -233,17 +255,24 @@ impl Journal {
         self.tight.load(Ordering::Acquire)
     }
 
-    /// Writes the blocks of the log that take no room on the medium, all of them.
+    /// Writes zeros to the blocks of the log that were never written on the medium, all of them.
     ///
     /// # Errors
     /// The device's.
-    pub fn back_all(&self) -> Result<()> {
+    pub fn zero_all(&self) -> Result<()> {
         let mut log = self.log.lock();
+        self.settle_ahead(&mut log);
         let end = if self.unlogged { 0 } else { log.superblock.end() };
-        self.back_log(&mut log, end)
+        while log.zeroed < end {
+            let most = self.map.run(log.zeroed, end - log.zeroed).into();
+            let zeroed = self.io.back(self.map.device_block(log.zeroed), most, most);
+            log.zeroed += zeroed.inspect_err(|_| self.note_short(&log))? as u32;
+            log.backed = log.backed.max(log.zeroed);
+        }
+        Ok(())
     }
 
-    /// Gives the log room ahead of its head, and back what was lent.
+    /// Gives the log back what was lent of it, and writes zeros ahead of its head.
     ///
     /// # Errors
     /// The device's.
@@ -262,7 +291,7 @@ impl Journal {
             failed => return failed,
         }
         drop(log);
-        while !self.is_stopped() && self.back_part()? > 0 {}
+        while !self.is_stopped() && self.zero_part()? > 0 {}
         Ok(())
     }
 
@@ -281,7 +310,8 @@ impl Journal {
         if !self.reaches(log, needed) {
             return Err(polylane_block::Error::NoSpace.into());
         }
-        self.ask_for_more(log);
+        self.claim(log, needed);
+        self.ask_for_zeros(log);
         self.back_homes(log, closed, needed)
     }
 
@@ -356,6 +386,7 @@ impl Journal {
 
     /// Gives some of the log's room back to the medium, for homes. False: there is none to spare.
     fn lend_spare(&self, log: &mut Log, needed: u32) -> bool {
+        self.settle_ahead(log);
         let least = (log.head + needed).max(log.superblock.first() + self.most());
         let lent = log.backed.saturating_sub(least).min(LENT);
         let start = log.backed - lent;
@@ -366,7 +397,7 @@ impl Journal {
         }
         let given = self.io.discard(self.map.device_block(start), lent.into()).is_ok();
         if given {
-            log.backed = start;
+            (log.backed, log.zeroed) = (start, log.zeroed.min(start));
             log.lapped = false;
         }
         self.note_short(log);

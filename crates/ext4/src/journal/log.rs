@@ -70,7 +70,10 @@ pub(super) struct Log {
     pub(super) checkpoint_at: u32,
     /// Blocks before this one take room on the medium; see [`backing`](super::backing).
     pub(super) backed: u32,
-    /// Homes that do.
+    /// Blocks before this one were written, or looked at by who writes zeros; those from here to
+    /// `backed` may only be reserved. Not before the head, and not behind `backed`.
+    pub(super) zeroed: u32,
+    /// Homes that take room.
     pub(super) homes: Homes,
     /// The log's end has been written since it was opened: all of it has room on the medium.
     pub(super) lapped: bool,
@@ -101,6 +104,7 @@ impl Log {
             stalled: VecDeque::new(),
             checkpoint_at: 0,
             backed: first,
+            zeroed: first,
             homes: Homes::default(),
             lapped: false,
             spare: Vec::new(),

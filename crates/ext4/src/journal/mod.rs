@@ -163,7 +163,7 @@ struct Changes {
 /// What the committer is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
-    /// Give the log room ahead of its head, and bring home what it holds where that is much.
+    /// Write zeros ahead of the log's head, and bring home what it holds where that is much.
     Upkeep,
     /// Commit, and then the same.
     Commit,
@@ -191,8 +191,8 @@ struct Progress {
     led: Tid,
     /// How often that was given up.
     given_up: u64,
-    /// The log's blocks are to be given room, by the committer.
-    backing: bool,
+    /// Zeros are to be written ahead of the head, by the committer.
+    zeroing: bool,
     /// The log is to be brought home, by the committer.
     checkpointing: bool,
     ending: bool,
@@ -344,7 +344,7 @@ impl Journal {
                 in_turn: 0,
                 led: before,
                 given_up: 0,
-                backing: false,
+                zeroing: false,
                 checkpointing: false,
                 ending: false,
             }),
@@ -577,11 +577,11 @@ impl Journal {
         let pause = if short { interval.min(RETRY_PAUSE) } else { interval };
         let idle = |p: &mut Progress| {
             let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
-            content && !p.ending && !p.backing && !p.checkpointing && !self.is_stopped()
+            content && !p.ending && !p.zeroing && !p.checkpointing && !self.is_stopped()
         };
         let (mut progress, timed_out) = self.wish.wait_timeout_while(progress, pause, idle);
-        let backing = std::mem::take(&mut progress.backing);
-        let upkeep = std::mem::take(&mut progress.checkpointing) || backing;
+        let zeroing = std::mem::take(&mut progress.zeroing);
+        let upkeep = std::mem::take(&mut progress.checkpointing) || zeroing;
         let is_done = progress.committed.reached(progress.wanted);
         match progress.ending {
             true => Wish::End,
