@@ -22,6 +22,7 @@
 //! | `quota`, [`limits`] | what users, groups and projects take, and may |
 //! | `projects`, `totals` | names that a project keeps to itself; what statvfs(3) tells |
 //! | `fast` | replay of the kernel's fast commits |
+//! | [`make`] | new file systems: what is written to a device of zeros |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
 //! | `vfs` | the adapter: the only file that knows `FileSystem`'s calls |
@@ -75,6 +76,7 @@ pub mod io;
 pub mod journal;
 mod late;
 pub mod limits;
+pub mod make;
 pub mod mount;
 pub mod ops;
 pub mod orphan;

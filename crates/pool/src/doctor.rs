@@ -346,7 +346,11 @@ fn volume_tools() -> Vec<Finding> {
         Finding::new(name, path.is_some(), found, notes)
     };
     vec![
-        tool("mke2fs", "mke2fs", ["formats new volumes", "no new volumes: install e2fsprogs"]),
+        tool(
+            "mke2fs",
+            "mke2fs",
+            ["formats lanes of the kernel's ext4", "no '--kernel-fs ext4': install e2fsprogs"],
+        ),
         tool("e2fsck", "e2fsck", ["checks volumes", "no 'volume check': install e2fsprogs"]),
         tool("resize2fs", "resize2fs", ["grows volumes", "no 'volume resize': install e2fsprogs"]),
         tool(

@@ -200,7 +200,7 @@ fn client(place: &ImagePlace, options: &ClusterOptions) -> Result<Prepared> {
 /// wanted.
 ///
 /// # Errors
-/// It exists, the cluster's, mke2fs is not installed.
+/// It exists; the cluster's.
 pub fn create(
     place: &ImagePlace,
     size: Option<u64>,
@@ -213,7 +213,7 @@ pub fn create(
     if !ext4 {
         return Ok(());
     }
-    let formatted = volume::format(&place.path(), device, size);
+    let formatted = volume::format_device(&place.path(), device, size);
     formatted.inspect_err(|_| {
         // What went wrong is said; that nothing stays behind is tried.
         let _ = client(place, options).map(Prepared::remove);

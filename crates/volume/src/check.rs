@@ -160,6 +160,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::format;
 
     /// An e2fsck that does not know a feature has found no error, and could mend none.
     #[test]
@@ -170,7 +171,8 @@ mod tests {
         }
         let image = tempfile::NamedTempFile::new().expect("temporary file");
         image.as_file().set_len(64 << 20).expect("sparse file");
-        tools::make_ext4(image.path(), image.path(), (0, 0)).expect("formatted");
+        let file = image.reopen().expect("again").into();
+        format::format_file(image.path(), &file, 64 << 20, (0, 0)).expect("formatted");
         assert!(judge(image.path(), image.as_file(), Check::Look).is_ok());
         let debugfs = tools::find("debugfs").expect("comes with mke2fs");
         let mut debugfs = Command::new(debugfs);

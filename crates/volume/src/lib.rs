@@ -24,6 +24,7 @@
 //! | `duplicate` | snapshots and clones |
 //! | `fold` | copies the blocks of one snapshot to its neighbour |
 //! | `foreign` | images of other programs |
+//! | `format` | puts a new ext4 on files and devices |
 //! | [`held`] | in the process that serves a volume: a device that stands still for a copy |
 //! | `host` | what the host says of a volume's file |
 //! | `info` | looks at volumes |
@@ -41,7 +42,7 @@
 //! | `transfer` | import and export |
 //! | [`translation`] | where a volume's translation works |
 //! | `trust` | who may have put there what lies beside a volume |
-//! | [`tools`] | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
+//! | [`tools`] | the programs of e2fsprogs: e2fsck, resize2fs |
 //! | `holders` | what commands ask of the processes that serve volumes |
 //! | [`disk`] | in the service: the file as a block device with ext4 on it |
 
@@ -61,6 +62,7 @@ mod duplicate;
 pub mod failure;
 mod fold;
 mod foreign;
+mod format;
 pub mod held;
 mod holders;
 mod host;
@@ -93,11 +95,12 @@ pub use confine::has_landlock;
 pub use cow::sync_both;
 pub use duplicate::{Copy, duplicate};
 pub use failure::{Failure, Result};
+pub use format::format_device;
 pub use holders::{Holders, Still};
 pub use host::{absolute, end_lanes_by, failure, name_holders_by};
 pub use info::{Content, Info, content_of, info, list, open_to_look};
 pub use layers::{Fragmentation, Layer, map};
-pub use make::{format, make, size_of_new};
+pub use make::{make, size_of_new};
 pub use open::{make_blank, open_lower, open_or_create};
 pub use options::{Asked, CreateOptions, Kept, MediumKind, SetOptions};
 pub use places::{default_path, resolve, state_dir};

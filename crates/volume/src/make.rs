@@ -7,7 +7,6 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, SystemClock};
-use polylane_block::BlockDevice;
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image::{self, Draft, ImageError};
 use polylane_ext4::{Ext4, Options};
@@ -16,23 +15,22 @@ use rustix::fs::FallocateFlags;
 use crate::bypass;
 use crate::cache::CacheSpec;
 use crate::chain;
-use crate::copy::pour;
 use crate::failure::{Failure, Result, say};
+use crate::format;
 use crate::host::{BLOCK_BYTES, failure, refuse_full};
 use crate::options::{CreateOptions, MediumKind};
 use crate::sidecar::{self, Sidecar, known};
-use crate::tools;
 
 /// Size of a volume that was given none.
 pub const SIZE_DEFAULT: u64 = 10 << 30;
 
-/// Smallest volume in bytes: mke2fs makes no journal below it.
+/// Smallest volume in bytes: as mke2fs, we make no journal for a smaller one.
 pub const SIZE_MIN: u64 = 16 << 20;
 
 /// Makes a volume.
 ///
 /// # Errors
-/// It exists, the host is full, mke2fs is not installed.
+/// It exists, the host is full.
 pub fn make(options: &CreateOptions) -> Result<()> {
     let path = &options.path;
     let size = size_of_new(options.size)?;
@@ -72,7 +70,7 @@ pub(crate) fn make_bypass(
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     let Some(owner) = owner else { return bypass::create(path, size, sidecar, None) };
     let content = bypass::temporary(path, size)?;
-    tools::make_ext4(path, &image::proc_path(content.file()), owner)?;
+    format::format_file(path, content.file(), size, owner)?;
     bypass::create(path, size, sidecar, Some(&content))
 }
 
@@ -151,27 +149,12 @@ pub fn size_of_new(asked: Option<u64>) -> Result<u64> {
     }
 }
 
-/// Puts an ext4, whose root belongs to the caller, on a device of so many bytes that holds zeros.
-/// `name`: what messages call it.
-///
-/// # Errors
-/// mke2fs is not installed; there is no room for what it writes in the directory for temporary
-/// files; the device's.
-pub fn format(name: &Path, device: Arc<dyn BlockDevice>, size: u64) -> Result<()> {
-    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let id = Sidecar::fresh_id()?;
-    let temporary = std::env::temp_dir().join(format!("polylane-{id}"));
-    let draft = Draft::new(&temporary, size).map_err(|error| failure(&temporary, error))?;
-    tools::make_ext4(name, &image::proc_path(draft.file()), owner)?;
-    pour(name, draft.file(), device, size)
-}
-
 /// Makes what is going to be a volume: with an ext4 whose root belongs to `owner`, or empty.
 pub(crate) fn draft(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result<Draft> {
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     let draft = Draft::new(path, size).map_err(|error| failure(path, error))?;
     if let Some(owner) = owner {
-        tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
+        format::format_file(path, draft.file(), size, owner)?;
     }
     Ok(draft)
 }

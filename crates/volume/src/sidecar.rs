@@ -180,10 +180,15 @@ impl Sidecar {
 
     /// 32 hexadecimal digits that nobody can guess.
     pub fn fresh_id() -> Result<String> {
+        Ok(Sidecar::random()?.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Bytes that nobody can guess.
+    pub(crate) fn random() -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| Failure::because("volume", "make an id for it", error))?;
-        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(bytes)
     }
 
     /// The sidecar of a volume; the default for one without. Of one that was moved without it, the

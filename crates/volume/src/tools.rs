@@ -7,7 +7,6 @@ use std::process::{Command, Output, Stdio};
 
 use polylane_base::sync::thread;
 
-use super::host::refuse_full;
 pub use super::program::find;
 use super::program::program;
 use super::progress::Progress;
@@ -22,18 +21,6 @@ pub(crate) const FSCK_MENDED: i32 = 1;
 /// ... or it could not look: it failed itself, does not know the file system's features, or was
 /// ended. A set of bits: of errors that it left it says another.
 const FSCK_FAILED: i32 = 8 | 16 | 32 | 128;
-
-/// What a new volume's file system has: everything that mke2fs 1.47 makes by default, spelled out
-/// so that the host's mke2fs.conf has no say, and what our own ext4 is best at.
-const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
-                        flex_bg,metadata_csum,metadata_csum_seed,sparse_super,large_file,\
-                        huge_file,dir_nlink,extra_isize";
-
-/// The file reads as zeros: what is to be zeros need not be set aside, and stays a hole.
-const HOLES: &str = ",assume_storage_prezeroed=1";
-
-/// Largest journal that mke2fs makes.
-const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
 /// A command for a program, with messages in English and nothing to read.
 pub fn command(name: &str, package: &str) -> Result<Command> {
@@ -159,54 +146,4 @@ pub(crate) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
     let (_, number) = said.split_once("smaller than minimum (")?;
     let blocks: u64 = number.split(')').next()?.parse().ok()?;
     blocks.checked_mul(Superblock::read(file, 0).ok()??.block_bytes()?)
-}
-
-/// Makes an ext4 file system in `file`, which is going to be `name`; its root directory belongs to
-/// `owner`.
-pub fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<()> {
-    let mut holes = HOLES;
-    let with = |features: &str, holes: &str| -> Result<Output> {
-        let mut command = command("mke2fs", "e2fsprogs")?;
-        let (uid, gid) = owner;
-        command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"]);
-        command.arg("-O").arg(features).arg("-E").arg(format!(
-            "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}{holes}"
-        ));
-        command.arg(file);
-        run(command)
-    };
-    let mut output = with(&format!("{FEATURES},orphan_file"), holes)?;
-    if !output.status.success()
-        && String::from_utf8_lossy(&output.stderr).contains("assume_storage_prezeroed")
-    {
-        // mke2fs before 1.47 does not know that either.
-        refuse_full(name, bytes_of_tables(name, file)?)?;
-        holes = "";
-        output = with(&format!("{FEATURES},orphan_file"), holes)?;
-    }
-    if !output.status.success() && last_words(&output).contains("Invalid filesystem option") {
-        // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
-        output = with(FEATURES, holes)?;
-    }
-    if !output.status.success() {
-        let why = last_words(&output);
-        return Err(Failure::failed(format!("{}: cannot format it: {why}", name.display())));
-    }
-    remove_lost_and_found(file)
-}
-
-/// What mke2fs has the host set aside in `file` for tables of inodes and the journal, if it does.
-fn bytes_of_tables(name: &Path, file: &Path) -> Result<u64> {
-    let stat = std::fs::metadata(file).map_err(|error| Failure::path(name, "look at it", error))?;
-    // 256 bytes for each 16 KiB; the journal is no larger than that is, and has an end.
-    let tables = stat.len() / 64;
-    Ok(tables + tables.min(JOURNAL_BYTES_MAX))
-}
-
-/// A new lane is empty: programs look at a directory before they fill it (`initdb`, `git clone` to
-/// `.`). e2fsck makes a lost+found when it has something to put there.
-fn remove_lost_and_found(file: &Path) -> Result<()> {
-    let mut command = command("debugfs", "e2fsprogs")?;
-    command.args(["-w", "-R", "rmdir lost+found"]).arg(file);
-    run(command).map(drop)
 }

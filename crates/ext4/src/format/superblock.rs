@@ -1,5 +1,6 @@
 //! The superblock: geometry, features, counters.
 
+pub mod fresh;
 mod geometry;
 mod record;
 

@@ -17,6 +17,7 @@ mod large_values;
 mod last_name;
 mod late;
 mod limits;
+mod make;
 mod maps;
 mod model;
 mod projects;

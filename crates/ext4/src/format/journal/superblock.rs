@@ -132,6 +132,16 @@ impl JournalSuperblock {
         JournalSuperblock { raw: Box::new(raw) }
     }
 
+    /// That of a new journal of so many blocks, its own among them. It is empty.
+    pub fn fresh(block_bytes: u32, blocks: u32, uuid: [u8; UUID_BYTES]) -> Self {
+        let mut superblock = JournalSuperblock::of_none(block_bytes);
+        superblock.raw.maxlen.set(blocks);
+        superblock.raw.sequence.set(1);
+        superblock.raw.nr_users.set(1);
+        superblock.raw.uuid = uuid;
+        superblock
+    }
+
     /// The bytes for the disk, with a fresh checksum.
     pub fn encode(&self) -> [u8; 1024] {
         let mut record = *self.raw;
