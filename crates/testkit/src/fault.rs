@@ -142,7 +142,7 @@ impl Faulty {
         self.changed.notify_all();
     }
 
-    /// The next rename, unlink or lookup that is of this class is done, and its answer waits until
+    /// The next rename, unlink, lookup or write that is of this class is done, and its answer waits until
     /// [`answer`](Self::answer).
     pub fn keep_answer_back(&self, call: Call) {
         self.state.lock().unwrap().kept_back = Some(call);
@@ -359,7 +359,10 @@ impl FileSystem for Faulty {
         let len = self.take_bytes(source.len());
         match len == 0 && !source.is_empty() {
             true => Err(Errno::ENOSPC),
-            false => self.inner.write(ctx, ino, offset, &mut Part { source, len }),
+            false => {
+                let written = self.inner.write(ctx, ino, offset, &mut Part { source, len });
+                self.answered(Call::Write, written)
+            }
         }
     }
 

@@ -14,27 +14,41 @@ use crate::lease::Room;
 /// no trace. Four ticks of 100 Hz.
 const TICK_NANOSECONDS: i128 = 40_000_000;
 
+/// What moves no time is seen after this: stores of others through shared mappings, until their
+/// kernel writes them back. A minute, as NFS clients ask again at the latest (`acregmax`).
+const AGE_MAX_NANOSECONDS: i128 = 60_000_000_000;
+
 /// A state of a file below.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Stamp {
     size: u64,
     mtime: Time,
     ctime: Time,
     /// The last change was old enough that another one would show.
     is_settled: bool,
+    /// When it was looked at.
+    seen: Time,
+}
+
+fn nanoseconds(time: Time) -> i128 {
+    i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec)
 }
 
 impl Stamp {
     fn of(attr: &Attr, now: Time) -> Stamp {
         let Attr { size, mtime, ctime, .. } = *attr;
-        let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
         let is_settled = nanoseconds(now) - nanoseconds(ctime) > TICK_NANOSECONDS;
-        Stamp { size, mtime, ctime, is_settled }
+        Stamp { size, mtime, ctime, is_settled, seen: now }
     }
 
     /// Whether pages of this state are those of `now`, too.
     fn holds(&self, now: &Stamp) -> bool {
-        self.is_settled && Stamp { is_settled: true, ..*now } == *self
+        // Also where the clock was set back.
+        let is_young =
+            (0..AGE_MAX_NANOSECONDS).contains(&(nanoseconds(now.seen) - nanoseconds(self.seen)));
+        let Stamp { size, mtime, ctime, .. } = *now;
+        let is_same = (size, mtime, ctime) == (self.size, self.mtime, self.ctime);
+        self.is_settled && is_young && is_same
     }
 }
 
@@ -81,10 +95,8 @@ impl Cached {
             }
             Mode::WriteThrough => {
                 let written = core.write_through(ctx, node, pages, (offset, len), source);
-                // The pages that are left are of what lies below now, if that can be known.
-                if self.keep_stamp(ctx, held).is_err() {
-                    *held.stamp.lock() = None;
-                }
+                // Others may have changed the file before its own change or after it.
+                *held.stamp.lock() = None;
                 written
             }
         }

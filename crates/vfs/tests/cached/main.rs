@@ -5,6 +5,7 @@
 //! `POLYLANE_SEED` runs that seed alone.
 
 mod below;
+mod beside;
 mod failures;
 mod order;
 
