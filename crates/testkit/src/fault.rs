@@ -142,8 +142,8 @@ impl Faulty {
         self.changed.notify_all();
     }
 
-    /// The next rename, unlink, lookup or write that is of this class is done, and its answer waits until
-    /// [`answer`](Self::answer).
+    /// The next rename, unlink, lookup or write that is of this class is done, and its answer
+    /// waits until [`answer`](Self::answer).
     pub fn keep_answer_back(&self, call: Call) {
         self.state.lock().unwrap().kept_back = Some(call);
     }

@@ -113,10 +113,10 @@ fn reads_are_right_whatever_others_do_and_when() {
                 }
                 2 => {
                     sync();
-                    let size = Some(rng.below(200_000));
-                    let set = SetAttr { size, ..SetAttr::default() };
+                    let size = rng.below(200_000);
+                    let set = SetAttr { size: Some(size), ..SetAttr::default() };
                     lane.others.setattr(&ctx(), lane.ino, &set).unwrap();
-                    content.resize(size.unwrap() as usize, 0);
+                    content.resize(size as usize, 0);
                 }
                 3 if mode == Mode::WriteThrough => {
                     lane.faults.block(Call::Write, true);
