@@ -362,6 +362,49 @@ fn a_network_that_is_cut_is_eio_after_the_timeout() {
     }
 }
 
+/// The same on an image: the lane's file system stops, as on a disk that fails, and goes on with
+/// what was synced when it is mounted anew. Without `--timeout` the cluster is waited for.
+#[test]
+fn an_image_whose_cluster_is_away_is_eio_after_the_timeout() {
+    let test = "an_image_whose_cluster_is_away_is_eio_after_the_timeout";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    for (way, limit) in WAYS.into_iter().flat_map(|way| [(way, ""), (way, "--timeout 4s")]) {
+        let Some(host) = OtherHost::new(test, &cluster) else { return };
+        let image = format!("rbd:admin@rbd/away-{}{way}{}", std::process::id(), limit.len());
+        let conf = format!("--ceph-conf {}", cluster.conf().display());
+        let lane = format!("--volume {image} --size 256M {conf}");
+        let run = Run::new(&format!("{lane} {way} {limit}")).by(&host.starter());
+        let (mut run, mut input) = run.script(PROGRAM).start_with_input();
+        let mut does = |order: &str| {
+            writeln!(input, "{order}").expect("a line");
+            let began = Instant::now();
+            (run.line(), began.elapsed())
+        };
+        assert_eq!(does("write 0").0, "ok", "{way}");
+        host.cut();
+        if limit.is_empty() {
+            writeln!(input, "write 1").expect("a line");
+            thread::sleep(Duration::from_secs(8));
+            host.mend();
+            assert_eq!(run.line(), "ok", "{way}: it has waited");
+        } else {
+            let (said, time) = does("write 1");
+            eprintln!("{test} {way}: {said}: {time:?}");
+            assert_eq!(said, "Input/output error", "{way}");
+            assert!((4..30).contains(&time.as_secs()), "{way}: {time:?}");
+            host.mend();
+        }
+        drop(input);
+        run.end();
+        let (mut run, mut input) = Run::new(&lane).script(PROGRAM).start_with_input();
+        writeln!(input, "read 0").expect("a line");
+        assert_eq!(run.line(), "0", "{way} {limit}: synced before");
+        drop(input);
+        assert_eq!(run.end().code(), Some(0), "{way} {limit}");
+        host::succeeds(&["volume", "rm", &image, "--ceph-conf", host::text(&cluster.conf())]);
+    }
+}
+
 /// What does not answer, is not there or is refused, by each way to begin with a cluster: one line
 /// that names it, status 1, in time, nothing mounted and no session left at the MDS. What is
 /// refused of images alone: `rbd::what_cannot_be_used_is_one_line`; of libraries:

@@ -27,6 +27,9 @@ use crate::listing::Listing;
 /// Bytes of one read or write: larger ones would hold the client's lock for long.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
+/// Bytes of a hole that are asked for at once.
+const HOLE_BYTES_MAX: u64 = 1 << 30;
+
 /// `f_type` of a Ceph file system.
 const MAGIC: u32 = 0x00c3_6400;
 
@@ -322,6 +325,10 @@ impl FileSystem for CephFs {
         };
         while let Some(listed) = listing.next(from)? {
             let (name, next) = (listed.name(), listed.next());
+            // By a hostile client: a program would take it for another file's.
+            if name.is_empty() || name.contains(&b'/') {
+                return Err(Errno::EIO);
+            }
             let kind = Kind::from_mode(listed.stat.mode.into()).ok_or(Errno::EIO)?;
             let ino = self.inodes.number_of(&listed.stat);
             if !each(DirEntry { ino, next, kind, name }) {
@@ -397,8 +404,16 @@ impl FileSystem for CephFs {
             return Err(Errno::EOPNOTSUPP);
         }
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        self.inodes.writer(ino)?.fallocate(flags, offset, len)?;
-        Self::state(&*self.inodes.get(ino)?)
+        let (node, file) = (self.inodes.get(ino)?, self.inodes.writer(ino)?);
+        // Nothing lies behind the end, and libcephfs lists all objects of what it is told.
+        let end = offset.saturating_add(len).min(node.inode.stat()?.size);
+        let mut at = offset;
+        while at < end {
+            let piece = (end - at).min(HOLE_BYTES_MAX);
+            file.fallocate(flags, at, piece)?;
+            at += piece;
+        }
+        Self::state(&node)
     }
 
     fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {

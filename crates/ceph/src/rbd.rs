@@ -15,6 +15,14 @@
 //! waits for [`Settings::timeout`] at most, in which the lock of a client that died is broken: by
 //! its watch's end, 30 s after it fell silent, its address is barred from the cluster, and then
 //! what it wrote before is all there ever is of it.
+//!
+//! # Requests that do not end
+//!
+//! They wait while the cluster is away, unless [`Settings::request_time_max`] says for how long:
+//! then librados gives them up. One that was given up may have been done; a later one on the same
+//! object is done after it in any case.
+
+use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -78,10 +86,15 @@ impl Settings {
 impl Prepared {
     /// Connects for a command: each of its steps ends in time.
     fn connect(self) -> Result<(Cluster, Settings), Failure> {
-        let seconds = self.settings.timeout.as_secs().max(1).to_string();
-        let limited = self.client.set("rados_osd_op_timeout", &seconds);
-        limited.map_err(|errno| Failure::Option("rados_osd_op_timeout", errno))?;
+        self.limit_requests(self.settings.timeout)?;
         Ok((self.client.connect().map_err(Failure::Connect)?, self.settings))
+    }
+
+    /// From now on the OSDs may take so long for a request.
+    fn limit_requests(&self, limit: Duration) -> Result<(), Failure> {
+        const OPTION: &str = "rados_osd_op_timeout";
+        let seconds = limit.as_secs_f64().to_string();
+        self.client.set(OPTION, &seconds).map_err(|errno| Failure::Option(OPTION, errno))
     }
 
     fn pool(self) -> Result<(Pool, Settings), Failure> {
@@ -105,6 +118,9 @@ impl Prepared {
     /// # Errors
     /// See [`Failure`].
     pub fn open(self) -> Result<Arc<RbdDevice>, Failure> {
+        if let Some(limit) = self.settings.request_time_max {
+            self.limit_requests(limit)?;
+        }
         let Prepared { client, settings } = self;
         // Connecting has the limit, and so has waiting for another's lock.
         let limit = settings.timeout.saturating_mul(2).saturating_add(GRACE);

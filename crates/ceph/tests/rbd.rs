@@ -34,6 +34,7 @@ fn settings(cluster: &Path) -> Settings {
         key: cluster::key(cluster),
         timeout: Duration::from_secs(20),
         session: format!("test-{number}"),
+        request_time_max: None,
         holder: "a test".to_string(),
     }
 }

@@ -76,6 +76,7 @@ fn a_call_that_waits_for_the_cluster_is_under_way_and_no_other() {
         key: common::cluster::key(&cluster),
         timeout: Duration::from_secs(20),
         session: "under-way".to_string(),
+        request_time_max: None,
         holder: "a test".to_string(),
     };
     let device = image.clone().prepare().unwrap().create(4 << 20).unwrap();

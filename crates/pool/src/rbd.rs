@@ -129,6 +129,9 @@ pub struct ImageSpec {
     pub place: ImagePlace,
     /// Milliseconds that the cluster, and another's lock, may take at the start.
     pub timeout_ms: u64,
+    /// Milliseconds that a request may take afterwards until it is `EIO`; `None`: it waits.
+    #[serde(default)]
+    pub request_time_max_ms: Option<u64>,
     /// Names the lane or attachment: its next process takes the image over from a former one.
     pub session: String,
     /// Who that is, for people who find the image in use.
@@ -143,6 +146,7 @@ impl ImageSpec {
         ImageSpec {
             place: place.clone(),
             timeout_ms: options.timeout_ms(),
+            request_time_max_ms: options.timeout.map(|_| options.timeout_ms()),
             session: ceph::session(),
             holder: format!("{holder} of host {host}"),
         }
@@ -159,7 +163,7 @@ impl ImageSpec {
     /// # Errors
     /// One line that says what is missing.
     pub(crate) fn prepare(&self, files: &CephFiles) -> Result<Prepared> {
-        let ImageSpec { place, timeout_ms, session, holder } = self;
+        let ImageSpec { place, timeout_ms, request_time_max_ms, session, holder } = self;
         let (conf, key) = files.read(&place.user, place)?;
         let settings = Settings {
             user: place.user.clone(),
@@ -169,6 +173,7 @@ impl ImageSpec {
             conf,
             key,
             timeout: Duration::from_millis(*timeout_ms),
+            request_time_max: request_time_max_ms.map(Duration::from_millis),
             session: session.clone(),
             holder: holder.clone(),
         };

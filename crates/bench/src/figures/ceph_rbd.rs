@@ -181,6 +181,7 @@ impl Images {
             key: self.cluster.key()?,
             timeout: Duration::from_secs(30),
             session: system.image(),
+            request_time_max: None,
             holder: "polylane bench".to_string(),
         })
     }

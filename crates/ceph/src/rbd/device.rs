@@ -149,6 +149,8 @@ fn outcome(op: Op, wanted: usize, result: Result<usize, Errno>) -> Result<(), Er
         Ok(_) => Ok(()),
         Err(Errno::ENOSPC | Errno::EDQUOT) => Err(Error::NoSpace),
         Err(Errno::EROFS) => Err(Error::ReadOnly),
+        // What was given up in time is an error of the medium, as of a disk.
+        Err(Errno::ETIMEDOUT) => Err(Error::Medium(Errno::EIO)),
         Err(errno) => Err(Error::Medium(errno)),
     }
 }

@@ -27,6 +27,8 @@ pub struct Settings {
     pub key: Option<String>,
     /// How long the monitors may take to answer, and another's lock to end.
     pub timeout: Duration,
+    /// How long a request to the open image may take until it is `EIO`; `None`: it waits.
+    pub request_time_max: Option<Duration>,
     /// Names the client: the lock of a former process of the same name is broken at once.
     pub session: String,
     /// Who that is, for the people whom the image is refused meanwhile.
