@@ -427,6 +427,37 @@ fn without_a_session(lane: &Lane, at: &Path, script: &str) -> String {
     said(&slow)
 }
 
+/// A user's own set-id file and another one's. chown(2) without an owner takes no bits away: the
+/// kernel asks for that whoever calls, and does not tell who.
+const SET_ID: &str = r#"
+cd $M; echo x >s; chmod 4755 s; ln s t && stat -c %a:%h s
+/usr/bin/python3 -c "import os; os.chown(\"s\", -1, -1)"; stat -c %a s; rm -f s t
+/usr/bin/python3 -c "import os; os.chown(\"roots\", -1, -1)"; stat -c %a roots
+"#;
+
+/// A set-id file's owner gives it another name, and nobody takes another's bits away.
+fn set_id_files_are_judged_by_the_kernel(lane: &Lane, place: &Path, who: &str) {
+    let roots = lane.at.join("roots");
+    fs::write(&roots, "").expect("write");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    fs::set_permissions(&roots, mode).expect("chmod");
+    let said = without_a_session(lane, place, &format!("export GO='{SET_ID}'; {who}"));
+    assert_eq!(said, "4755:2\n4755\n4755\n", "{place:?}, {who}");
+    fs::remove_file(&roots).expect("remove");
+}
+
+/// The only lane of a host is not mounted once more by these options, at its path or another one.
+fn refuses_another_map(host: &Host, part: &str, options: &[&str]) {
+    let lane = host.mounts().remove(0);
+    let word = |name: &str| lane[name].as_str().expect("text").to_string();
+    let (source, path, beside) = (word("source"), word("path"), host.path("beside"));
+    fs::create_dir_all(&beside).expect("mkdir");
+    for words in [&[&*source, &path][..], &["--share", &source, text(&beside)]] {
+        let (status, line) = refused(&[&["mount"], options, words].concat());
+        assert!(status == 1 && line.contains(part), "{words:?}: {line}");
+    }
+}
+
 /// The kernel maps users of a lane that was mounted for it: two users on a mapped mount and on the
 /// lane itself, with the library's environment and without; and none of a lane that was not.
 #[test]
@@ -438,6 +469,7 @@ fn mounts_of_a_lane_are_id_mapped_where_it_lets_them() {
     let plain = Lane::new();
     let other = plain.host.dir("other");
     assert!(IdMapped::new(&plain.at, &other).is_none(), "a lane that does not let them");
+    refuses_another_map(&plain.host, "mounted without --idmap", &["--idmap"]);
     plain.end();
     let host = Host::new();
     let (at, mapped, volume) = (host.dir("lane"), host.dir("mapped"), host.path("v.img"));
@@ -449,6 +481,7 @@ fn mounts_of_a_lane_are_id_mapped_where_it_lets_them() {
         return polylane_tests::skip(name, said.trim());
     }
     assert!(done.status.success(), "{said}");
+    refuses_another_map(&host, "mounted with --idmap", &[]);
     let env: serde_json::Value =
         serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
     let run = env["run"].as_str().expect("a directory").to_string();
@@ -476,6 +509,7 @@ fn mounts_of_a_lane_are_id_mapped_where_it_lets_them() {
                 assert!(said.contains(refused), "{place:?}, {user}, {refused}: {said}");
             }
             assert!(said.ends_with("root\ntheirs\n"), "{place:?}, {user}: {said}");
+            set_id_files_are_judged_by_the_kernel(&lane, place, &who);
         }
     }
     // A user without a number on the mapped mount makes nothing there.

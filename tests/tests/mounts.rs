@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use polylane_tests::host::{Host, child, polylane, refused, succeeds, text, until};
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, step, unavailable};
+use rustix::fs::FlockOperation;
 
 #[test]
 fn a_lane_outlives_its_command_and_is_counted() {
@@ -739,6 +741,95 @@ fn a_mount_killed_at_any_moment_leaves_nothing_in_the_way() {
     }
     host.assert_nothing_is_left();
     polylane_tests::volume::assert_clean(&volume);
+}
+
+/// A command that finds a dead lane's mount at its path, and has the mount tables only when others
+/// have cleared it, mounts there.
+#[test]
+fn a_lane_that_is_cleared_while_a_mount_waits_is_not_in_the_way() {
+    if unavailable("a_lane_that_is_cleared_while_a_mount_waits_is_not_in_the_way") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let supervisor = host.supervisor();
+    let holder = child(supervisor, "polylane-hold");
+    let tables = hold_tables();
+    let mut mount = Command::new(binary());
+    mount.args(["mount", "mem:64M", text(&at)]).stdin(Stdio::null());
+    let mut mount = mount.spawn().expect("polylane");
+    // After it has looked at the path.
+    let lists_tables = |entry: fs::DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|path| path.ends_with(".tables"))
+    };
+    let waits = || {
+        let files = fs::read_dir(format!("/proc/{}/fd", mount.id())).into_iter().flatten();
+        files.flatten().any(lists_tables)
+    };
+    until("the command waits for the tables", waits);
+    signal_to(mount.id(), "STOP");
+    signal_to(supervisor, "KILL");
+    drop(tables);
+    until("the lane's own process has cleared it", || has_ended(holder));
+    signal_to(mount.id(), "CONT");
+    assert!(mount.wait().expect("wait").success());
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+/// A command takes a dead lane out of the table that was mounted in another mount namespace, where
+/// it can unmount nothing: the lane's own process does.
+#[test]
+fn a_lane_that_is_cleared_from_another_mount_namespace_is_unmounted_in_its_own() {
+    let name = "a_lane_that_is_cleared_from_another_mount_namespace_is_unmounted_in_its_own";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, other) = (host.dir("m"), host.dir("other"));
+    let script = "$0 mount dir:$1 $2 && $0 mount --share dir:$1 $3 && echo up && read line";
+    let mut inside = Command::new("unshare");
+    inside.args(["--mount", "--propagation=private", "sh", "-c", script]).arg(binary());
+    inside.args([&host.dir("tree"), &at, &other]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut inside = inside.spawn().expect("unshare");
+    let mut said = BufReader::new(inside.stdout.take().expect("piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("read");
+    assert_eq!(line, "up\n");
+    let (table, own) = (format!("/proc/{}/mountinfo", inside.id()), host.path(""));
+    let seen = || {
+        let table = fs::read_to_string(&table).expect("mountinfo");
+        table.lines().filter(|line| line.contains(text(&own))).map(str::to_string).collect()
+    };
+    let mounted: Vec<String> = seen();
+    assert!(mounted.len() >= 2, "{mounted:?}");
+    let supervisor = host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
+    let holder = child(supervisor, "polylane-hold");
+    signal_to(holder, "STOP");
+    signal_to(supervisor, "KILL");
+    until("the lane is cleared", || host.mounts().is_empty());
+    signal_to(holder, "CONT");
+    until("its own process has ended", || has_ended(holder));
+    assert_eq!(seen(), Vec::<String>::new());
+    drop(inside.stdin.take());
+    inside.wait().expect("wait");
+    host.assert_nothing_is_left();
+}
+
+/// The lock of all mount tables, as a command holds it.
+fn hold_tables() -> fs::File {
+    let path = Path::new("/run/polylane/.tables");
+    loop {
+        let file = fs::File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.expect("the lock's file");
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).expect("lock");
+        let (held, named) = (file.metadata().expect("stat"), fs::metadata(path));
+        // Who unlocks it removes it.
+        if named.is_ok_and(|named| named.ino() == held.ino()) {
+            return file;
+        }
+    }
 }
 
 #[test]

@@ -200,6 +200,43 @@ fn files_of_a_host_directory_survive_the_service() {
     assert_eq!(second, "more\n");
 }
 
+/// A directory has no lock: a run on one begins when the service of a killed run, which may be
+/// writing there, has ended.
+#[test]
+fn a_run_on_a_directory_waits_for_the_service_of_a_killed_one() {
+    if unavailable("a_run_on_a_directory_waits_for_the_service_of_a_killed_one") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut killed = Run::new("--dir").arg(dir.path()).script("echo up; sleep 60").start();
+    assert_eq!(killed.line(), "up");
+    let service = killed.service();
+    signal_to(service, "STOP");
+    killed.signal("KILL");
+    let next = Run::new("--dir").arg(dir.path()).script("touch /lane/begun; echo up");
+    let mut next = next.start();
+    // It looks again and again.
+    let looked = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", next.child.id()));
+        let status = status.unwrap_or_default();
+        let sleeps = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps.and_then(|n| n.trim().parse().ok()).unwrap_or(0) > 50
+    };
+    let begun = dir.path().join("begun");
+    let end = Instant::now() + Duration::from_secs(20);
+    while !begun.exists() && !looked() {
+        assert!(Instant::now() < end, "it neither waits nor begins");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let waited = !begun.exists();
+    signal_to(service, "CONT");
+    assert_eq!(next.line(), "up");
+    let left = std::fs::read(format!("/proc/{service}/cmdline")).unwrap_or_default();
+    assert!(waited && left.is_empty(), "{waited} {left:?}");
+    assert_eq!(next.end().code(), Some(0));
+    killed.end();
+}
+
 #[test]
 fn a_service_that_keeps_dying_ends_the_run() {
     if unavailable("a_service_that_keeps_dying_ends_the_run") {
@@ -970,6 +1007,83 @@ fn names_that_went_with_a_service_are_told_by_the_fsync_of_their_directory() {
         // A commit may have come in between, seldom.
         let said = run.line();
         assert!(said == "told ['tmp', 'x', 'y']" || said == "kept ['x', 'y']", "{options}: {said}");
+        assert_eq!(run.end().code(), Some(0));
+    }
+}
+
+/// On a union of a volume's files: a file of the lower and a new one have bytes that were not
+/// synced, each of another one was, and one is only read. Then one service after the other is
+/// killed, the later ones with nothing in hand.
+const OVER_A_VOLUME: &str = r#"
+import errno, os, sys
+os.chdir("/lane/d")
+def put(name, synced):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.pwrite(fd, b"new!", 0)
+    if synced:
+        os.fsync(fd)
+    return fd
+synced = [put("low1", True), put("made1", True)]
+lost = [put("low2", False), put("made2", False)]
+read = os.open("low3", os.O_RDONLY)
+os.mkdir("dir")
+os.rename("low4", "dir/moved")
+dirs = [os.open(name, os.O_RDONLY) for name in (".", "dir")]
+def refused(call):
+    try:
+        call()
+    except OSError as error:
+        assert error.errno == errno.EIO, error
+        return True
+    return False
+for turn in range(3):
+    print("up", flush=True)
+    sys.stdin.readline()
+    for fd in lost:
+        uses = lambda: os.pread(fd, 4, 0), lambda: os.fsync(fd), lambda: os.pwrite(fd, b"more", 0)
+        assert all(refused(use) for use in uses), turn
+    assert [os.pread(fd, 4, 0) for fd in synced] == [b"new!"] * 2
+    assert os.pread(read, 4, 0) == b"low3" and os.fstat(read).st_size == 300000
+    # Names are in the directory below, and all there.
+    assert not any(refused(lambda: os.fsync(fd)) for fd in dirs + synced), turn
+    assert sorted(os.listdir(".")) == ["dir", "low1", "low2", "low3", "made1", "made2"]
+    assert os.listdir("dir") == ["moved"]
+    for fd in synced:
+        os.pwrite(fd, b"new!", 8192 * turn)
+        os.fsync(fd)
+again = os.open("low2", os.O_RDWR)
+os.pwrite(again, b"once more", 0)
+os.fsync(again)
+print("on", os.pread(again, 9, 0).decode(), flush=True)
+"#;
+
+/// The whole of such a union has pages in its service, although its upper is a directory.
+#[test]
+fn bytes_that_went_with_the_service_of_a_union_over_a_volume_are_errors() {
+    let name = "bytes_that_went_with_the_service_of_a_union_over_a_volume_are_errors";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let place = tempfile::tempdir().expect("tempdir");
+    let volume = place.path().join("volume");
+    let fill = "mkdir /lane/d; cd /lane/d; for i in 1 2 3 4; do \
+                for n in $(seq 75); do printf low$i%3996s; done >low$i; done";
+    let made = Run::new("--size 64M --volume").arg(&volume).script(fill).start().end();
+    assert_eq!(made.code(), Some(0));
+    for options in ["", "--no-preload "] {
+        let upper = tempfile::tempdir().expect("tempdir");
+        make_private(upper.path());
+        let script = format!("exec /usr/bin/python3 -c '{OVER_A_VOLUME}'");
+        let run = Run::new(&format!("{options}--flush-interval 3600s --lower")).arg(&volume);
+        let (mut run, mut input) =
+            run.arg("--dir").arg(upper.path()).script(&script).start_with_input();
+        let _limit = Limit::on(&run, 60);
+        for turn in 0..3 {
+            assert_eq!(run.line(), "up", "{options}{turn}");
+            kill_service(&run);
+            writeln!(input, "go").expect("COMMAND listens");
+        }
+        assert_eq!(run.line(), "on once more", "{options}");
         assert_eq!(run.end().code(), Some(0));
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use polylane_tests::pool::assert_nothing_remains;
+use polylane_tests::pool::{Run, assert_nothing_remains, no_library};
 use polylane_tests::{binary, lacks, skip, unavailable};
 
 /// By another process: a child that another test starts meanwhile would hold a file open that this
@@ -21,6 +21,9 @@ set -e
 dir=$1; shift
 mknod -m 666 "$dir/fuse" c 10 229
 mount --bind "$dir/fuse" /dev/fuse
+if [ -d "$dir/shm" ]; then
+    mount --bind "$dir/shm" /dev/shm
+fi
 if [ -f "$dir/ranges" ]; then
     mount --bind "$dir/ranges" /etc/subuid
     mount --bind "$dir/ranges" /etc/subgid
@@ -42,50 +45,64 @@ fn as_nobody_with(
     options: &str,
     script: &str,
 ) -> Option<Output> {
-    if unavailable(test) || lacks(test, &["setpriv", "mknod"]) {
-        return None;
-    }
-    let dir = tempfile::tempdir().expect("tempdir");
-    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
-    if let Some(ranges) = ranges {
-        // What is mounted over has to be there.
-        if !["/etc/subuid", "/etc/subgid"].iter().all(|file| Path::new(file).is_file()) {
-            skip(test, "no /etc/subuid and /etc/subgid");
-            return None;
-        }
-        fs::write(dir.path().join("ranges"), ranges).expect("write");
-    }
-    let program = dir.path().join("polylane");
-    copy_binary(&program);
-    let library = binary().with_file_name("libpolylane.so");
-    if library.is_file() {
-        fs::copy(library, dir.path().join("libpolylane.so")).expect("copy the library");
-    }
-    let shell = |words: &[&str]| {
-        Command::new("unshare")
-            .args(["--mount", "--propagation=private", "sh", "-c", AS_NOBODY, "sh"])
-            .arg(dir.path())
-            .args(words)
-            .output()
-            .expect("unshare")
-    };
-    let allowed = shell(&["unshare", "--user", "--mount", "true"]);
-    if !allowed.status.success() {
-        skip(test, "ordinary users may make no user namespaces here");
-        return None;
-    }
-    fs::remove_file(dir.path().join("fuse")).expect("remove the node");
-    let program = program.display().to_string();
+    let nobody = Nobody::new(test, ranges)?;
+    let program = nobody.dir.path().join("polylane").display().to_string();
     let mut words = vec![program.as_str(), "run", "--pool", pool];
     words.extend(options.split_whitespace());
     words.extend(["--", "sh", "-c", script]);
-    let output = shell(&words);
+    let output = nobody.does(&words);
     assert_nothing_remains(pool);
     for end in ["lock", "sock"] {
         let file = format!("/tmp/polylane-65534/{pool}.{end}");
         assert!(!fs::exists(&file).expect("look"), "{file} left behind");
     }
     Some(output)
+}
+
+/// What nobody's commands need: a directory that they start in and may write to, with the program.
+struct Nobody {
+    dir: tempfile::TempDir,
+}
+
+impl Nobody {
+    /// `None` when this host does not let ordinary users have lanes.
+    fn new(test: &str, ranges: Option<&str>) -> Option<Nobody> {
+        if unavailable(test) || lacks(test, &["setpriv", "mknod"]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("tempdir");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
+        if let Some(ranges) = ranges {
+            // What is mounted over has to be there.
+            if !["/etc/subuid", "/etc/subgid"].iter().all(|file| Path::new(file).is_file()) {
+                skip(test, "no /etc/subuid and /etc/subgid");
+                return None;
+            }
+            fs::write(dir.path().join("ranges"), ranges).expect("write");
+        }
+        copy_binary(&dir.path().join("polylane"));
+        let library = binary().with_file_name("libpolylane.so");
+        if library.is_file() {
+            fs::copy(library, dir.path().join("libpolylane.so")).expect("copy the library");
+        }
+        let nobody = Nobody { dir };
+        if !nobody.does(&["unshare", "--user", "--mount", "true"]).status.success() {
+            skip(test, "ordinary users may make no user namespaces here");
+            return None;
+        }
+        Some(nobody)
+    }
+
+    /// Runs a command of nobody's to its end.
+    fn does(&self, words: &[&str]) -> Output {
+        let _ = fs::remove_file(self.dir.path().join("fuse"));
+        Command::new("unshare")
+            .args(["--mount", "--propagation=private", "sh", "-c", AS_NOBODY, "sh"])
+            .arg(self.dir.path())
+            .args(words)
+            .output()
+            .expect("unshare")
+    }
 }
 
 fn printed(output: &Output) -> String {
@@ -167,7 +184,7 @@ fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
          setpriv --reuid 366000 --clear-groups true 2>/dev/null || echo none; \
          setpriv --reuid 0 --clear-groups true 2>/dev/null || echo none; id -u; cat /lane/own"
     );
-    for options in ["--mem --no-preload", "--mem"] {
+    for options in ["--mem --become-users --no-preload", "--mem --become-users"] {
         let pool = "test-rootless-ranges";
         let output = as_nobody_with(Some(RANGES), name, pool, options, &script);
         let Some(output) = output else { return };
@@ -175,12 +192,49 @@ fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
                         65534:65534\n300007:300008\nrefused\nnone\nnone\n65534\none\n";
         assert_eq!(printed(&output), expected, "{options}");
     }
+    // Unless that is asked for, they are there, and COMMAND stays who it is.
+    let script = format!(
+        "tr -s ' ' </proc/self/uid_map; grep -E 'Cap(Inh|Eff|Amb)' /proc/self/status; \
+         {as_one} true 2>/dev/null || echo refused"
+    );
+    let output = as_nobody_with(Some(RANGES), name, "test-rootless-stays", "--mem", &script);
+    let none = "0000000000000000";
+    let expected = format!(
+        " 65534 65534 1\n 300000 300000 65536\nCapInh:\t{none}\nCapEff:\t{none}\n\
+         CapAmb:\t{none}\nrefused\n"
+    );
+    assert_eq!(printed(&output.expect("as before")), expected);
     // Ranges that are another user's, or none, leave the own user.
     for ranges in ["root:300000:65536\n", "nobody:300000:0\n", "nobody\n"] {
         let script = "tr -s ' ' </proc/self/uid_map";
         let options = "--mem --no-preload";
         let output = as_nobody_with(Some(ranges), name, "test-rootless-none", options, script);
         assert_eq!(printed(&output.expect("as before")), " 65534 65534 1\n", "{ranges}");
+    }
+}
+
+/// Another user can be the first to make the directory that is for users of the ranges: the lane
+/// starts without it, and its own user has the library.
+#[test]
+fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
+    let name = "a_name_that_another_user_took_keeps_no_lane_from_starting";
+    if no_library(name) || lacks(name, &["newuidmap", "newgidmap"]) {
+        return;
+    }
+    let script = "echo x >/lane/f && cat /lane/f && echo $POLYLANE_RUN";
+    for owner in [65533, 0] {
+        let Some(nobody) = Nobody::new(name, Some(RANGES)) else { return };
+        let shm = nobody.dir.path().join("shm");
+        let taken = shm.join("polylane-65534");
+        fs::create_dir_all(&taken).expect("mkdir");
+        fs::set_permissions(&shm, PermissionsExt::from_mode(0o1777)).expect("chmod");
+        std::os::unix::fs::chown(&taken, Some(owner), Some(owner)).expect("chown");
+        let output = nobody.does(&["./polylane", "run", "--mem", "--", "sh", "-c", script]);
+        let lines = printed(&output);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(lines.starts_with("x\n/tmp/polylane-65534/"), "{owner}: {lines}{said}");
+        assert!(said.contains("/dev/shm/polylane-65534: not a private directory"), "{said}");
+        assert!(taken.read_dir().expect("list").next().is_none(), "{owner}: nothing is in it");
     }
 }
 
@@ -227,7 +281,7 @@ fn an_ordinary_users_podman_works_on_a_lane() {
          unshare --map-root-user --map-auto --mount sh {}",
         inside.display()
     );
-    let options = "--mem --no-preload";
+    let options = "--mem --become-users --no-preload";
     let output = as_nobody_with(Some(RANGES), name, "test-rootless-podman", options, &script);
     let Some(output) = output else { return };
     assert_eq!(printed(&output), "hello 0\n");
@@ -250,6 +304,48 @@ fn an_ordinary_user_may_keep_files_in_a_directory() {
     let kept = dir.path().join("file");
     assert_eq!(fs::read_to_string(&kept).expect("kept"), "one\n");
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(kept).expect("stat")), 65534);
+}
+
+/// A lane in the directory of a killed one, whose service is stopped for two seconds. Then one in
+/// another directory, beside a lane that lives.
+const AFTER_A_KILLED_ONE: &str = r#"
+mkdir a b && mkfifo in && exec 9<>in
+run() { dir=$1; shift; ./polylane run --no-preload --dir $dir "$@" 9>&-; }
+run a --pool waits-$$ -- sh -c 'echo one; read line' <in &
+until grep -q one out; do sleep 0.01; done
+service=$(pgrep -f "^polylane-service.waits-$$.")
+kill -STOP $service
+kill -KILL $(pgrep -f "^./polylane .* --pool waits-$$ ")
+(sleep 2; kill -CONT $service) &
+run a -- echo two
+grep -q . /proc/$service/cmdline || echo waited
+run a -- sh -c 'echo three; read line' <in &
+until grep -q three out; do sleep 0.01; done
+began=$(date +%s)
+run b -- echo four
+test $(($(date +%s) - began)) -lt 20 && echo at once
+echo >&9
+wait
+"#;
+
+#[test]
+fn an_ordinary_users_lane_waits_for_services_of_that_users_killed_lanes_alone() {
+    let name = "an_ordinary_users_lane_waits_for_services_of_that_users_killed_lanes_alone";
+    if unavailable(name) || lacks(name, &["pgrep"]) {
+        return;
+    }
+    let (mut other, input) = Run::new("--mem").script("echo up; read line").start_with_input();
+    assert_eq!(other.line(), "up");
+    let nobody = Nobody::new(name, None);
+    let script = format!("( {AFTER_A_KILLED_ONE} ) >out; cat out");
+    let output = nobody.map(|nobody| nobody.does(&["sh", "-c", &script]));
+    drop(input);
+    other.end();
+    let Some(output) = output else { return };
+    let mut said: Vec<&str> = str::from_utf8(&output.stdout).expect("text").lines().collect();
+    said.sort_unstable();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, ["at once", "four", "one", "three", "two", "waited"], "{errors}");
 }
 
 #[test]

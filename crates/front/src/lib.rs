@@ -18,4 +18,4 @@ pub mod vhost_user;
 pub mod witness;
 
 pub use lane::locks::{FormerProcess, former_processes};
-pub use lane::{Handover, Lane};
+pub use lane::{Handover, Lane, Survived};

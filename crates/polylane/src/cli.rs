@@ -143,6 +143,10 @@ pub(crate) struct RunArgs {
     /// Leave COMMAND all of the caller's rights, not only a container's
     #[arg(long, requires = "root")]
     pub(crate) privileged: bool,
+    /// Let COMMAND, and all that it starts, become each user and group that an ordinary user has in
+    /// /etc/subuid and /etc/subgid, as rootless podman does, and come back
+    #[arg(long)]
+    pub(crate) become_users: bool,
     /// Program to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

@@ -76,6 +76,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         preload: !arguments.no_preload,
         suid: arguments.suid,
         privileged: arguments.privileged,
+        become_users: arguments.become_users,
         map_users: None,
         id_maps: false,
         covered: Vec::new(),

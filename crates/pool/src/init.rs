@@ -104,7 +104,8 @@ pub(crate) struct Rights {
     pub(crate) suid: bool,
     /// In a root file system: what an OCI runtime gives a container, and no more.
     pub(crate) contained: bool,
-    /// It may become each user that its namespace has: the ranges of an ordinary user.
+    /// It may become each user that its namespace has, the ranges of an ordinary user, if it has
+    /// any.
     pub(crate) becomes_others: bool,
     /// The memory killer is to take it before the service, which could not ask that for itself.
     pub(crate) killed_first: bool,
@@ -178,7 +179,7 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     if let Some((uid, gid)) = plan.rootless {
         let written = subordinate::written();
         map_rest(uid, gid, written)?;
-        plan.rights.becomes_others = written.are_whole();
+        plan.rights.becomes_others &= written.are_whole();
     }
     if types {
         seccomp::refuse_ioctls(&TYPING)

@@ -30,6 +30,7 @@ mod mount_table;
 mod mountinfo;
 mod mounts;
 pub mod names;
+mod orphans;
 mod own_ids;
 mod own_log;
 mod pool_record;

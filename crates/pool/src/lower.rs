@@ -95,6 +95,15 @@ impl LowerSource {
         }
     }
 
+    /// It is on a volume.
+    pub(crate) fn is_volume(&self) -> bool {
+        match self {
+            LowerSource::Volume(_) => true,
+            LowerSource::Data(data) => data.is_volume(),
+            LowerSource::Dir(_) | LowerSource::Ceph(_) => false,
+        }
+    }
+
     /// Nothing of it is seen but data that files of other layers point to.
     pub(crate) fn is_data_only(&self) -> bool {
         matches!(self, LowerSource::Data(_))

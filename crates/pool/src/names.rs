@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 use crate::subordinate;
 
 /// Longest name of a pool in bytes.
@@ -202,7 +202,7 @@ const RUN_DIR: &str = "lane";
 /// Where the run directory (socket, library) of the lane `name` at `mount` is mounted: outside of
 /// the lane, where its service can change nothing. It is in the run-time directory, or beside it,
 /// where the lane covers that or has users who cannot search it: those of an ordinary user's
-/// ranges.
+/// ranges. They do without where another user has the name of the directory beside it.
 ///
 /// # Errors
 /// One line when the run-time directory cannot be made.
@@ -212,8 +212,25 @@ pub(crate) fn run_dir(name: &str, mount: &Path) -> Result<PathBuf> {
     let whole = dir.canonicalize().unwrap_or(dir);
     let user = rustix::process::geteuid();
     let has_others = || !user.is_root() && subordinate::count(user.as_raw()).is_some();
-    let dir = if whole.starts_with(mount) || has_others() { dir_beside() } else { whole };
+    let is_beside = match whole.starts_with(mount) {
+        true => true,
+        false => has_others() && can_have_dir_beside(),
+    };
+    let dir = if is_beside { dir_beside() } else { whole };
     Ok(dir.join(format!("{name}.{RUN_DIR}")))
+}
+
+/// Whether the directory for run directories alone can be had. Any user may have made one of its
+/// name before.
+fn can_have_dir_beside() -> bool {
+    let made = ensure_private_dir(&dir_beside());
+    if made.is_err() {
+        say(format_args!(
+            "{}: not a private directory of this user: users of /etc/subuid have FUSE only",
+            dir_beside().display()
+        ));
+    }
+    made.is_ok()
 }
 
 /// Whether a path is one of [`run_dir`], of root's or of this user's.

@@ -32,6 +32,7 @@ use crate::limits::{self, CallerLimits};
 use crate::link::Link;
 use crate::lower::{self, LowerSource};
 use crate::names::{self, PoolName};
+use crate::orphans::wait_for_orphans;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
 use crate::rbd::{self, ImagePlace, ImageSpec};
@@ -130,6 +131,8 @@ pub struct RunOptions {
     pub suid: bool,
     /// COMMAND in a root file system keeps all rights of the caller.
     pub privileged: bool,
+    /// COMMAND, and whoever it becomes, can become each user of the ranges of an ordinary user.
+    pub become_users: bool,
     /// Owners of the files have other numbers on this host.
     pub map_users: Option<IdMap>,
     /// Mounts of the lane can be id-mapped by the kernel. Its requests name no user then, so there
@@ -165,6 +168,7 @@ impl RunOptions {
             preload: true,
             suid: false,
             privileged: false,
+            become_users: false,
             map_users: None,
             id_maps: false,
             covered: Vec::new(),
@@ -465,6 +469,9 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             return Ok((Handed::default(), place.to_string(), kept));
         }
         Source::Dir(path) => {
+            // A directory has no lock: services of dead lanes may be writing to this one, to one
+            // above it or below it.
+            wait_for_orphans();
             let is_upper = !options.lowers.is_empty();
             let dir = lower::open_own(path, is_upper)?;
             if is_upper {

@@ -14,7 +14,7 @@ use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::{Files, reserve_rings};
 use polylane_ceph::{Caching, Prepared, rbd};
 use polylane_front::beat::{self, Beat};
-use polylane_front::{Handover, former_processes};
+use polylane_front::{Handover, Survived, former_processes};
 use polylane_sys::{balloon, footprint, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
@@ -167,8 +167,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let confined = confine(reach, spec.service_user, ids.as_ref())?;
     drop((dir, lower_dirs, ids));
     and_then();
-    let handover = handover.map(|(store, records, lasting)| {
-        Handover::new(store, records, former.unwrap_or_default(), lasting)
+    let handover = handover.map(|(store, records, survived)| {
+        Handover::new(store, records, former.unwrap_or_default(), survived)
     });
     let beside = (handover, heart, in_flight);
     let stores = Stores { own, lowers, cluster };
@@ -302,24 +302,24 @@ fn ring_count(spec: &PoolSpec, files: usize) -> usize {
     }
 }
 
-/// What a former service left, and whether all that it had answered is there.
-type Former = (Arc<Kept>, Vec<Record>, bool);
+/// What a former service left, and what is there of all that it had answered.
+type Former = (Arc<Kept>, Vec<Record>, Survived);
 
-/// Takes what a former service left. A host directory is as that service left it, however it ended;
-/// a volume only when it closed it in order. What was in memory is gone.
+/// Takes what a former service left. A host directory has all names, however that service ended,
+/// and all bytes that did not wait in it; a volume only when it closed it in order. What was in
+/// memory is gone.
 fn take_over(spec: &PoolSpec, kept: &OwnedFd) -> polylane_base::Result<Option<Former>> {
     let (store, records) = Kept::attach(kept)?;
-    let orderly = store.was_left_orderly();
-    let keeps_back = spec.write_back.file_cache.is_some_and(|cache| cache.keeps_back());
-    let lasting = match spec.backing {
-        Backing::Mem { .. } => return Ok(None),
-        // Nothing of it is in the service alone, but what a cache of its own keeps back.
-        Backing::Dir | Backing::Lowers => orderly || !keeps_back,
+    let survived = match (&spec.backing, store.was_left_orderly()) {
+        (Backing::Mem { .. }, _) => return Ok(None),
+        (_, true) => Survived::All,
+        (Backing::Dir | Backing::Lowers, false) if !spec.keeps_bytes_back() => Survived::All,
+        (Backing::Dir | Backing::Lowers, false) => Survived::Names,
         // What the client library had not written back went with it.
-        Backing::Ceph { .. } => orderly,
-        Backing::Volume { .. } | Backing::Image { .. } => orderly,
+        (Backing::Ceph { .. }, false) => Survived::Synced,
+        (Backing::Volume { .. } | Backing::Image { .. }, false) => Survived::Synced,
     };
-    Ok(Some((Arc::new(store), records, lasting)))
+    Ok(Some((Arc::new(store), records, survived)))
 }
 
 /// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of

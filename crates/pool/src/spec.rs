@@ -270,6 +270,16 @@ impl PoolSpec {
         !matches!(self.backing, Backing::Mem { .. })
     }
 
+    /// Whether bytes that were answered may wait in the service above the lane's own files: in a
+    /// cache that was asked for, or in the pages that the whole of a union has where a lower is a
+    /// volume.
+    pub(crate) fn keeps_bytes_back(&self) -> bool {
+        match self.write_back.file_cache {
+            Some(cache) => cache.keeps_back(),
+            None => self.lowers.iter().any(|lower| lower.files.is_some()),
+        }
+    }
+
     /// The specification in a sealed memfd.
     pub(crate) fn to_fd(&self) -> Result<OwnedFd> {
         seal(self)

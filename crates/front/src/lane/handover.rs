@@ -9,6 +9,17 @@ use polylane_vfs::handover::{self, Record, Store, Turns};
 
 use super::locks::FormerProcess;
 
+/// What is there of all that a former service had answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Survived {
+    /// All of it.
+    All,
+    /// All but bytes of files that were not synced.
+    Names,
+    /// What was synced.
+    Synced,
+}
+
 /// What passes from one service of a lane to the next.
 pub struct Handover {
     /// The records.
@@ -28,25 +39,26 @@ pub struct Handover {
 
 impl Handover {
     /// Goes on from the records that a former service left, and for the `processes` among them
-    /// that live. `lasting`: nothing that the former service had answered is lost.
+    /// that live.
     pub fn new(
         store: Arc<Store>,
         records: Vec<Record>,
         processes: Vec<FormerProcess>,
-        lasting: bool,
+        survived: Survived,
     ) -> Handover {
-        let turns = Turns::new(store.clone(), &records, lasting);
+        let turns = Turns::new(store.clone(), &records, survived == Survived::All);
         for record in records.iter().filter(|record| record.kind == handover::Kind::Process) {
             if !processes.iter().any(|process| process.record == record.slot) {
                 store.free(record.slot);
             }
         }
         let unsynced = records.iter().filter(|record| record.kind == handover::Kind::Unsynced);
-        let lost = unsynced.filter(|_| !lasting).map(|record| record.words);
-        let (dirs, files): (Vec<_>, Vec<_>) = lost.partition(|words| words[2] == 1);
+        let unsynced = unsynced.map(|record| record.words);
+        let (dirs, files): (Vec<_>, Vec<_>) = unsynced.partition(|words| words[2] == 1);
         let numbers = |of: &[u64; 7]| (of[0], of[1]);
-        let (lost, lost_names) = (files.iter().map(numbers), dirs.iter().map(numbers));
-        let (lost, lost_names) = (lost.collect(), lost_names.collect());
+        let lost = files.iter().filter(|_| survived != Survived::All).map(numbers).collect();
+        let lost_names = dirs.iter().filter(|_| survived == Survived::Synced);
+        let lost_names = lost_names.map(numbers).collect();
         let (former, processes) = (Mutex::new(records), Mutex::new(processes));
         Handover { store, turns, former, processes, lost, lost_names, reopened: Mutex::default() }
     }

@@ -71,7 +71,7 @@ use self::tag::{
 use self::tickets::TicketTable;
 use crate::pace::Syncs;
 
-pub use self::handover::Handover;
+pub use self::handover::{Handover, Survived};
 
 /// Times that a write is done again, at most: a program that stores all the time has to win each of
 /// as many races.

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 
 use polylane_base::sync::Arc;
-use polylane_front::{Handover, Lane};
+use polylane_front::{Handover, Lane, Survived};
 use polylane_vfs::handover::Store;
 
 use super::{Input, NAMES};
@@ -41,7 +41,7 @@ pub fn play(input: &[u8]) -> u64 {
     let fd = Store::create().expect("a memfd");
     let lane = |fd| {
         let (store, records) = Store::attach(fd).expect("its own memfd");
-        Lane::handed_over(vfs(), Handover::new(Arc::new(store), records, vec![], true))
+        Lane::handed_over(vfs(), Handover::new(Arc::new(store), records, vec![], Survived::All))
     };
     let mut game =
         Game { kernel: Kernel::on(lane(&fd), 0), owed: BTreeSet::new(), told: vec![ROOT], done: 0 };

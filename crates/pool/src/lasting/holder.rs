@@ -40,6 +40,7 @@ use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mountinfo;
 use crate::mounts;
+use crate::orphans;
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 
 /// What a lane tells the command that waits for it.
@@ -303,7 +304,10 @@ impl Held {
     fn supervisor_is_gone(self) -> u8 {
         let owner = LaneOwner::of(&self.pool, &self.entry);
         tables::detach_all(&self.dir, &owner);
-        tables::wait_for_service(&self.lane);
+        if self.own().is_some() {
+            tables::detach_device(&self.dir, self.entry.device);
+        }
+        orphans::wait_for_service(&self.lane);
         tables::forget(&self.dir, &owner);
         FAILED
     }

@@ -60,6 +60,7 @@ pub(crate) fn describe(mount: &Mount) -> Value {
         "instance": entry.instance,
         "count": entry.count,
         "read_only": entry.read_only,
+        "idmap": entry.id_maps,
         "state": if entry.starting { "starting" } else { "serving" },
         "supervisor": entry.supervisor,
     })

@@ -33,10 +33,7 @@ use super::point::Point;
 use super::share::{self, Shared, Wanted};
 use super::source::LaneSource;
 use super::table::Entry;
-use super::tables::{
-    LaneOwner, Mount, Tables, detach_all, forget, wait_for_orphans, wait_for_service,
-    wait_for_volume,
-};
+use super::tables::{LaneOwner, Mount, Tables, detach_all, forget};
 use super::users;
 use crate::cgroup;
 use crate::failure::{Failure, Result, say};
@@ -44,6 +41,7 @@ use crate::init::Place;
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::orphans::{wait_for_service, wait_for_volume};
 use crate::own_log::OwnLog;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
@@ -155,6 +153,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
     let start = Instant::now();
     let mut opened: Option<(Shared, OwnedFd)> = None;
     let (source, mut cleared) = (options.source.text(), Vec::new());
+    let mut refused_before = false;
     loop {
         // Before the lock: it may be in another lane, whose service may be stopped.
         let point = Point::open(&options.path);
@@ -164,15 +163,18 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         let same = dead.iter().filter(|mount| mount.entry.source == source);
         cleared.extend(same.map(Mount::lane));
         let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
-            // A dead lane was there until a moment ago.
-            let point = match point {
-                Err(_) if !dead.is_empty() => Point::open(&options.path),
-                point => point,
-            }?;
+            // A lane may have been there when the path was opened, and gone since: by this command
+            // or by another one.
+            if point.is_err() && !(refused_before && dead.is_empty()) {
+                refused_before = true;
+                continue;
+            }
+            let point = point?;
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
             let (source, path) = (&options.source, options.path.as_path());
             let users = users::text(options.lane.map_users.as_ref());
-            let wanted = Wanted { source, path, read_only: options.read_only, users: &users };
+            let (read_only, id_maps) = (options.read_only, options.lane.id_maps);
+            let wanted = Wanted { source, path, read_only, users: &users, id_maps };
             let found = if options.share { share::base(&tables, pool, &wanted)? } else { None };
             if let Some(shared) = found {
                 match opened.take().filter(|(of, _)| *of == shared) {
@@ -278,6 +280,14 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
             words(&asked)
         )));
     }
+    if options.lane.id_maps != entry.id_maps {
+        let words = |id_maps| if id_maps { "with" } else { "without" };
+        return Err(Failure::failed(format!(
+            "{path}: busy: mounted {} --idmap, and cannot be {}: umount it first",
+            words(entry.id_maps),
+            words(options.lane.id_maps)
+        )));
+    }
     match options.read_only == entry.read_only {
         true => Ok(()),
         false => Err(Failure::failed(format!(
@@ -313,6 +323,7 @@ impl Reservation {
                 count: 1,
                 supervisor: std::process::id(),
                 read_only: options.read_only,
+                id_maps: options.lane.id_maps,
                 starting: true,
                 ..Entry::default()
             };
@@ -423,12 +434,8 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     let lane_owner = LaneOwner::of(&pool, &entry);
     // Before the volume is opened: they may hold it.
     cleared.iter().for_each(|lane| wait_for_service(lane));
-    match &options.lane.source {
-        Source::Volume(Some(path)) => wait_for_volume(&dir, path),
-        // A directory has no lock, and another command may have cleared a dead lane that was on it,
-        // or on one above or below it.
-        Source::Dir(_) => wait_for_orphans(),
-        _ => {}
+    if let Source::Volume(Some(path)) = &options.lane.source {
+        wait_for_volume(&dir, path);
     }
     CallerLimits::lift();
     let place = Place::At(MountPoint { exists: options.path.clone(), missing: PathBuf::new() });

@@ -170,6 +170,14 @@ pub(crate) fn detach(entry: &Entry) {
     }
 }
 
+/// Takes all mounts of lanes of this device away, the later ones first.
+pub(crate) fn detach_device(device: u64) {
+    let is_it = |seen: &&Seen| seen.device == device && seen.kind == mountinfo::LANE_KIND;
+    for seen in mountinfo::seen().iter().rev().filter(is_it) {
+        let _ = unmount(seen, UnmountFlags::DETACH);
+    }
+}
+
 /// Opens an absolute path with no link on it.
 fn open_at(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -33,6 +33,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) read_only: bool,
     /// Owners of the files on this host, as the table has them.
     pub(crate) users: &'a str,
+    /// Its mounts can be id-mapped.
+    pub(crate) id_maps: bool,
 }
 
 /// The first mount of a service that a new mount shares, and the directory in it.
@@ -72,6 +74,13 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
         return Err(Failure::failed(format!(
             "{at}: mounted with another --map-users, and one service shows each owner by one \
              number: share it with the same"
+        )));
+    }
+    if entry.id_maps != wanted.id_maps {
+        let has = if entry.id_maps { "with" } else { "without" };
+        return Err(Failure::failed(format!(
+            "{at}: mounted {has} --idmap, which holds for all mounts of a service: share it {has} \
+             --idmap"
         )));
     }
     match entry.read_only && !wanted.read_only {

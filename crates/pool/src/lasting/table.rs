@@ -84,6 +84,8 @@ bitflags::bitflags! {
         const READ_ONLY = 1;
         /// The mount does not serve yet.
         const STARTING = 2;
+        /// The kernel maps users of its id-mapped mounts.
+        const ID_MAPS = 4;
         const _ = !0;
     }
 }
@@ -112,6 +114,8 @@ pub(crate) struct Entry {
     pub(crate) mount: u32,
     /// Nothing can be changed through it.
     pub(crate) read_only: bool,
+    /// The kernel maps users of its id-mapped mounts.
+    pub(crate) id_maps: bool,
     /// It does not serve yet.
     pub(crate) starting: bool,
 }
@@ -121,6 +125,7 @@ impl Entry {
         let mut flags = SlotFlags::empty();
         flags.set(SlotFlags::READ_ONLY, self.read_only);
         flags.set(SlotFlags::STARTING, self.starting);
+        flags.set(SlotFlags::ID_MAPS, self.id_maps);
         let len = |name: &[u8]| U16::new(u16::try_from(name.len()).unwrap_or(u16::MAX));
         let mut slot = SlotRecord {
             state: USED.into(),
@@ -162,6 +167,7 @@ impl Entry {
             device: slot.device.get(),
             mount: slot.mount.get(),
             read_only: flags.contains(SlotFlags::READ_ONLY),
+            id_maps: flags.contains(SlotFlags::ID_MAPS),
             starting: flags.contains(SlotFlags::STARTING),
         })
     }

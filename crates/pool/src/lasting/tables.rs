@@ -4,15 +4,12 @@
 //! of a file in the run-time directory, held for the length of a few file operations. Others cannot
 //! open the file, and so not lock it; the directory may have been open to them once.
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
-use polylane_block::image::{self, Holder, ImageError};
-use polylane_sys::procstat::ProcessStat;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -21,7 +18,7 @@ use super::point;
 use super::table::{Entry, Table};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
-use crate::{confine, own_ids, pool_record, process, timely};
+use crate::timely;
 
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
@@ -29,10 +26,6 @@ const LOCK_FILE: &str = ".tables";
 /// How long other commands may hold the lock, one after the other: a hundred that start at a time
 /// on a busy host are done sooner. One that was stopped (Ctrl-Z) holds it for longer.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
-/// as long.
-const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the mount of a dead lane may take to be taken away.
 const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
@@ -160,7 +153,7 @@ impl Tables {
     }
 
     /// Removes what dead supervisors left: mounts, entries, files. The mounts that are gone so; the
-    /// services of their lanes may still be writing back ([`wait_for_service`]).
+    /// services of their lanes may still be writing back (`orphans`).
     ///
     /// # Errors
     /// As [`all`](Tables::all).
@@ -294,145 +287,22 @@ pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     }
 }
 
+/// Takes away what a dead lane still has in this mount namespace after a command in another one has
+/// taken its entries out: all mounts of its device, unless that is another lane's by now.
+pub(crate) fn detach_device(dir: &Path, device: u64) {
+    let Ok(tables) = Tables::lock(dir) else { return };
+    let is_free = |all: Vec<Mount>| all.iter().all(|mount| mount.entry.device != device);
+    if tables.all().is_ok_and(is_free) {
+        point::detach_device(device);
+    }
+}
+
 /// Takes all entries of a lane out of its pool's table.
 pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
     for entry in tables.of_lane(owner).unwrap_or_default() {
         let _ = tables.remove(&owner.pool, &entry.path);
     }
-}
-
-/// Waits until no service of this lane runs any more: it writes back what its supervisor's death
-/// found unwritten, and holds its volume as long.
-pub(crate) fn wait_for_service(lane: &str) {
-    wait_while(|| service_runs(lane));
-}
-
-/// Waits until no service of any dead lane runs any more.
-pub(crate) fn wait_for_orphans() {
-    wait_while(|| orphans().next().is_some());
-}
-
-/// Waits as long as services of dead lanes may take.
-fn wait_while(runs: impl Fn() -> bool) {
-    let start = Instant::now();
-    while start.elapsed() < FLUSH_TIME_MAX && runs() {
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Whether a process calls itself this lane's service, or is a process of this program that is not
-/// called anything yet: one that executes it just now, which holds the lane's name no more. Others
-/// may call their processes so: only a user that services run as is believed, and no tenant. A
-/// service whose supervisor lives is of the next lane of that name, and may run for long.
-fn service_runs(lane: &str) -> bool {
-    let own = fs::read_link("/proc/self/exe").ok();
-    process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
-        let line = fs::read(proc(pid, "cmdline"));
-        let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
-        let is_it =
-            line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
-        is_it && !parent_of(pid).is_some_and(|parent| supervises(parent, lane))
-    })
-}
-
-/// The lanes of services whose supervisors are dead, by what the services call themselves.
-fn orphans() -> impl Iterator<Item = String> {
-    process::pids().filter_map(|pid| {
-        let line = fs::read(proc(pid, "cmdline")).unwrap_or_default();
-        let lane = lane_of(&line)?;
-        let is_orphan = || parent_of(pid).is_some_and(|parent| !supervises(parent, lane));
-        (may_be_service(pid) && is_orphan()).then(|| lane.to_string())
-    })
-}
-
-/// The lane whose service a process calls itself, by its command line.
-fn lane_of(line: &[u8]) -> Option<&str> {
-    let title = str::from_utf8(line.split(|&byte| byte == 0).next()?).ok()?;
-    title.strip_prefix("polylane-service[")?.strip_suffix(']')
-}
-
-/// Whether a process is of a user that services run as, in this process's pid namespace, which no
-/// tenant's process is in.
-fn may_be_service(pid: u32) -> bool {
-    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
-    let is_near = namespace(&proc(pid, "")) == namespace(Path::new("/proc/self"));
-    let status = fs::read_to_string(proc(pid, "status")).unwrap_or_default();
-    is_near && real_user(&status).is_some_and(is_service_user)
-}
-
-/// The real user of a process, by its `status`: that of its files in /proc may be root.
-fn real_user(status: &str) -> Option<u32> {
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    users.split_whitespace().next()?.parse().ok()
-}
-
-fn is_service_user(user: u32) -> bool {
-    let known = |user| confine::is_services_user(user) || pool_record::is_pools_user(user);
-    user == rustix::process::geteuid().as_raw() || known(user) || known(own_ids::in_namespace(user))
-}
-
-/// What /proc says of a process.
-fn proc(pid: u32, file: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/{file}"))
-}
-
-/// Waits as long as a volume is held by a process of a lane whose supervisor is dead: its service,
-/// or a child that was forked a moment before. Another holder is not waited for.
-pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
-    let start = Instant::now();
-    while start.elapsed() < FLUSH_TIME_MAX {
-        match image::open(path) {
-            Err(ImageError::InUse(Some(holder))) if is_orphan(dir, &holder) => {}
-            _ => return,
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Whether a process is of a lane, and no supervisor lives that started it: one holds the lane's
-/// name.
-fn is_orphan(dir: &Path, holder: &Holder) -> bool {
-    let comm = fs::read_to_string(proc(holder.pid, "comm")).unwrap_or_default();
-    // A service is called as its program's link is, and nothing at all before, while it begins.
-    let begins = holder.name.starts_with("polylane-service[") || holder.name.is_empty();
-    let is_ours = begins || comm.starts_with("polylane");
-    if !is_ours || holder.name.starts_with("polylane-engine") {
-        return false;
-    }
-    let lane = lane_of(holder.name.as_bytes());
-    let is_supervisor = |parent| match lane {
-        Some(lane) => supervises(parent, lane),
-        None => holds_any_name(dir, parent),
-    };
-    let parent = parent_of(holder.pid);
-    !holds_any_name(dir, holder.pid) && parent.is_some_and(|parent| !is_supervisor(parent))
-}
-
-/// Whether a process has the lock of a lane's or pool's name open, as supervisors do.
-fn holds_any_name(dir: &Path, pid: u32) -> bool {
-    let is_name = |link: &Path| {
-        link.parent() == Some(dir) && link.extension().is_some_and(|extension| extension == "lock")
-    };
-    has_open(pid, is_name)
-}
-
-/// Whether a process is the supervisor of this lane. The parent of an orphan may be another lane's:
-/// the first process of a container, or a subreaper. The lock's directory may have another path
-/// here.
-fn supervises(pid: u32, lane: &str) -> bool {
-    let lock = OsString::from(format!("{lane}.lock"));
-    has_open(pid, |link| link.file_name() == Some(&lock))
-}
-
-fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
-    let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
-    files.any(|file| fs::read_link(file.path()).is_ok_and(|link| is(&link)))
-}
-
-/// The parent of a process.
-fn parent_of(pid: u32) -> Option<u32> {
-    Some(ProcessStat::of(pid)?.parent)
 }
 
 #[cfg(test)]
@@ -530,51 +400,6 @@ mod tests {
         assert_eq!(tables.clear_service("web", 1), Ok(false));
         drop(tables);
         assert_eq!(all(), [old[2].clone()]);
-    }
-
-    #[test]
-    fn another_users_process_is_no_service_whatever_it_is_called() {
-        let of = |uid: &str| real_user(&format!("Name:\tx\nUid:\t{uid}\t0\t0\t0\nGid:\t1\n"));
-        let own = rustix::process::geteuid().as_raw();
-        for (user, believed) in [
-            (own, true),
-            (0x7000_0001, true),
-            (0x7080_0002, true),
-            (0xF000_0001, true),
-            (0x8000_0001, false),
-            (own + 12345, false),
-        ] {
-            assert_eq!(of(&user.to_string()).map(is_service_user), Some(believed), "{user}");
-        }
-        assert_eq!(real_user("Name:\tx\n"), None);
-        assert!(may_be_service(std::process::id()));
-        assert!(!may_be_service(u32::MAX), "no process at all");
-    }
-
-    #[test]
-    fn a_service_whose_supervisor_lives_is_none_that_a_dead_lane_left() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let lane = format!("test-{}@1", std::process::id());
-        let mut service = std::process::Command::new("sleep");
-        let service = std::os::unix::process::CommandExt::arg0(
-            service.arg("60"),
-            format!("polylane-service[{lane}]"),
-        );
-        let mut service = service.spawn().expect("sleep");
-        let orphan = || (service_runs(&lane), orphans().any(|one| one == lane));
-        let alone = orphan();
-        // This process is its parent, and so a supervisor from here on: first another lane's.
-        let other = PoolName::take_lane(dir.path(), "web").expect("a lane");
-        let beside = orphan();
-        let own = PoolName::take_lane(dir.path(), &lane[..lane.len() - 2]).expect("a lane");
-        let supervised = orphan();
-        drop((own, other));
-        let again = orphan();
-        service.kill().expect("kill");
-        service.wait().expect("wait");
-        assert_eq!((alone, beside), ((true, true), (true, true)));
-        assert_eq!((supervised, again), ((false, false), (true, true)));
-        assert_eq!(orphan(), (false, false), "it has ended");
     }
 
     #[test]

@@ -182,11 +182,16 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
              free",
         ));
     }
-    let is_cached = !is_of_volume && cache.is_some_and(|cache| cache.keeps_back() || !waits);
+    // All of such a union has pages in its service.
+    let over_volume =
+        options.source != Source::Lowers && options.lowers.iter().any(LowerSource::is_volume);
+    let is_cached =
+        !is_of_volume && cache.map_or(over_volume, |cache| cache.keeps_back() || !waits);
     if !options.source.is_volume() && !is_ceph && !is_cached {
         let why = match waits {
             true => {
-                "a volume, a Ceph file system or with --file-cache writeback keeps changes back"
+                "a volume or over one, on a Ceph file system or with --file-cache writeback keeps \
+                 changes back"
             }
             false => "a volume has a journal and blocks to free",
         };

@@ -21,7 +21,7 @@ pub(super) fn rights(options: &RunOptions, is_new: bool, limits: CallerLimits) -
     Rights {
         suid: options.suid || is_new,
         contained: options.root && !options.privileged && rootless().is_none(),
-        becomes_others: false,
+        becomes_others: options.become_users,
         killed_first: !has(CapabilitySet::SYS_RESOURCE),
         limits,
     }

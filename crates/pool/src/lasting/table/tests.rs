@@ -18,6 +18,7 @@ fn entry(path: &str, number: u32) -> Entry {
         device: u64::from(number) << 33,
         mount: number << 3,
         read_only: number.is_multiple_of(2),
+        id_maps: number.is_multiple_of(3),
         starting: number.is_multiple_of(5),
     }
 }
