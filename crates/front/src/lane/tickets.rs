@@ -14,7 +14,7 @@
 //!
 //! A client that replaces slots by own nodes opens one ticket's file after the other by the kernel.
 //! The table counts those to come, so that a reader of the kernel's requests looks out for the next
-//! one in place of sleeping ([`TicketTable::are_awaited`]).
+//! one in place of sleeping (`TicketTable::are_awaited`).
 //!
 //! # Locking
 //!
