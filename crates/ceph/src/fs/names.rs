@@ -97,7 +97,7 @@ impl CephFs {
         mode: RenameMode,
     ) -> Result<Moved> {
         let (from_dir, to_dir) = (self.inodes.get(from_dir)?, self.inodes.get(to_dir)?);
-        let (inode, _) = from_dir.inode.lookup(from)?;
+        let (inode, stat) = from_dir.inode.lookup(from)?;
         let replaced = match to_dir.inode.lookup(to) {
             Ok(replaced) => Some(replaced),
             Err(Errno::ENOENT) => None,
@@ -116,6 +116,10 @@ impl CephFs {
             self.keep_data(stat)?;
         }
         from_dir.inode.rename(from, &to_dir.inode, to)?;
+        if stat.is_dir() && from_dir.ino != to_dir.ino {
+            // The client keeps the number of directories that it knew, until this has it ask.
+            let _ = from_dir.inode.xattr(b"ceph.dir.subdirs");
+        }
         Ok(Moved {
             from_dir: Self::state(&from_dir)?,
             to_dir: Self::state(&to_dir)?,
