@@ -16,7 +16,7 @@
 //! version is in the log is logged again (`journal/logged.rs`).
 
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Source, Syncing};
+use polylane_vfs::fs::{OnSynced, Source, SyncLeft, Syncing};
 
 use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
 use crate::data_mode::DataMode;
@@ -24,6 +24,7 @@ use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::inode::{Cell, Core};
+use crate::journal::Teller;
 use crate::reason::Reason;
 use crate::volume::Volume;
 
@@ -49,6 +50,61 @@ pub fn write(
     volume.reasons.count(reason);
     let written = data::write(ctx, volume, &cell, &mut core, offset, source, way(reason));
     written.inspect(|_| volume.note_room())
+}
+
+/// Makes a file's data, and its state unless `data_only`, durable.
+///
+/// # Errors
+/// The device's, or those of a stopped journal.
+pub fn sync(volume: &Volume, ino: u32, data_only: bool, teller: Teller) -> Result<()> {
+    let cell = volume.cell(ino)?;
+    match (&volume.journal, cell.changed_in(data_only)) {
+        (Some(journal), Some(tid)) if !journal.has_committed(tid) => {
+            // A commit that is under way may have flushed before the file's last write in place,
+            // which fdatasync does not count as a change.
+            let covered = !data_only || journal.current() == tid;
+            journal.commit_up_to(tid, volume, teller)?;
+            if covered { Ok(()) } else { Ok(volume.io.flush_written()?) }
+        }
+        _ => Ok(volume.io.flush_written()?),
+    }
+}
+
+/// Makes all that was done durable.
+///
+/// # Errors
+/// As above.
+pub fn sync_all(volume: &Volume) -> Result<()> {
+    let Some(journal) = &volume.journal else { return Ok(()) };
+    journal.commit(volume)?;
+    Ok(volume.io.flush_written()?)
+}
+
+/// Leaves a file's sync to the thread that commits the file's last change, if one does, and all
+/// that was written in place is covered by it.
+///
+/// # Errors
+/// As above.
+pub fn leave(
+    volume: &Volume,
+    ino: u32,
+    data_only: bool,
+    told: &mut dyn FnMut() -> OnSynced,
+) -> Result<SyncLeft> {
+    let cell = volume.cell(ino)?;
+    let left = match (&volume.journal, cell.changed_in(data_only)) {
+        (Some(journal), Some(tid)) if !journal.has_committed(tid) => {
+            // Looked at in this order: what is written from now on is not this sync's.
+            let covered = !data_only || journal.current() == tid || volume.io.is_flushed();
+            match covered && journal.leave(tid, told) {
+                true => SyncLeft::ToAnother,
+                false => SyncLeft::ToCaller,
+            }
+        }
+        _ if volume.io.is_flushed() => SyncLeft::Done,
+        _ => SyncLeft::ToCaller,
+    };
+    Ok(left)
 }
 
 /// Where the bytes go for that reason.

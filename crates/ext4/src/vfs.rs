@@ -7,8 +7,8 @@ use polylane_vfs::OpCtx;
 use polylane_vfs::flags;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
-    NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, Syncing,
-    XattrMode,
+    NewNode, OnSynced, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs,
+    SyncLeft, Syncing, XattrMode,
 };
 
 use crate::alloc::Blocks;
@@ -17,6 +17,7 @@ use crate::dir;
 use crate::error::Result;
 use crate::format::xattr::Attribute;
 use crate::format::{dirent::kind_of, inode::CLASSIC_BYTES};
+use crate::journal::Teller;
 use crate::late;
 use crate::mount::{Ext4, finish_all};
 use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
@@ -452,29 +453,33 @@ impl FileSystem for Ext4 {
     }
 
     fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> polylane_base::Result<()> {
-        self.guard(|| {
-            let cell = self.volume.cell(number(ino)?)?;
-            match (&self.volume.journal, cell.changed_in(data_only)) {
-                (Some(journal), Some(tid)) if !journal.has_committed(tid) => {
-                    // A commit that is under way may have flushed before the file's last write in
-                    // place, which fdatasync does not count as a change.
-                    let covered = !data_only || journal.current() == tid;
-                    journal.commit_up_to(tid, &*self.volume)?;
-                    if covered { Ok(()) } else { Ok(self.volume.io.flush_written()?) }
-                }
-                _ => Ok(self.volume.io.flush_written()?),
-            }
-        })
+        self.guard(|| synced::sync(&self.volume, number(ino)?, data_only, Teller::Elsewhere))
+    }
+
+    fn fsync_unlocked(
+        &self,
+        _: &OpCtx<'_>,
+        ino: Ino,
+        data_only: bool,
+    ) -> polylane_base::Result<()> {
+        self.guard(|| synced::sync(&self.volume, number(ino)?, data_only, Teller::Here))
+    }
+
+    fn takes_syncs(&self) -> bool {
+        self.volume.journal.as_ref().is_some_and(|journal| journal.takes_syncs())
+    }
+
+    fn leave_sync(
+        &self,
+        ino: Ino,
+        data_only: bool,
+        told: &mut dyn FnMut() -> OnSynced,
+    ) -> polylane_base::Result<SyncLeft> {
+        self.guard(|| synced::leave(&self.volume, number(ino)?, data_only, told))
     }
 
     fn sync(&self, _: &OpCtx<'_>) -> polylane_base::Result<()> {
-        self.guard(|| match &self.volume.journal {
-            Some(journal) => {
-                journal.commit(&*self.volume)?;
-                Ok(self.volume.io.flush_written()?)
-            }
-            None => Ok(()),
-        })
+        self.guard(|| synced::sync_all(&self.volume))
     }
 
     fn revive(&self, ino: Ino, generation: Option<u64>) -> polylane_base::Result<Revived> {

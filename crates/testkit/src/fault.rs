@@ -6,8 +6,8 @@
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode,
-    Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, OnSynced,
+    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -48,6 +48,9 @@ struct State {
     blocked: [bool; CALLS],
     failures_blocked: bool,
     waiting: usize,
+    /// What is answered to who leaves a sync; `None`: none are taken.
+    takes_syncs: Option<SyncLeft>,
+    left: Vec<(Ino, OnSynced)>,
     /// The next answer of this class is kept back.
     kept_back: Option<Call>,
     /// An answer is.
@@ -182,6 +185,17 @@ impl Faulty {
         while state.waiting < count {
             state = self.changed.wait(state).unwrap();
         }
+    }
+
+    /// From now on syncs are taken, and left to this answer: [`SyncLeft::ToAnother`] is the test,
+    /// which tells (`take_left`).
+    pub fn take_syncs(&self, left: Option<SyncLeft>) {
+        self.state.lock().unwrap().takes_syncs = left;
+    }
+
+    /// The syncs that were left and nobody was told of.
+    pub fn take_left(&self) -> Vec<(Ino, OnSynced)> {
+        std::mem::take(&mut self.state.lock().unwrap().left)
     }
 
     /// Writes may store this many bytes more; then they are short, then `ENOSPC`.
@@ -476,6 +490,23 @@ impl FileSystem for Faulty {
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         self.pass(Call::Sync)?;
         self.inner.fsync(ctx, ino, data_only)
+    }
+
+    fn takes_syncs(&self) -> bool {
+        self.state.lock().unwrap().takes_syncs.is_some()
+    }
+
+    fn leave_sync(
+        &self,
+        ino: Ino,
+        _: bool,
+        told: &mut dyn FnMut() -> OnSynced,
+    ) -> Result<SyncLeft> {
+        let mut state = self.state.lock().unwrap();
+        if state.takes_syncs == Some(SyncLeft::ToAnother) {
+            state.left.push((ino, told()));
+        }
+        Ok(state.takes_syncs.unwrap_or(SyncLeft::ToCaller))
     }
 
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {

@@ -69,7 +69,8 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, Work, XattrMode,
+    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft, Work,
+    XattrMode,
 };
 use polylane_vfs::handover::{Record, Store};
 
@@ -256,6 +257,12 @@ impl Union {
     /// The upper; `EROFS` without one.
     pub(crate) fn upper(&self) -> Result<&Upper> {
         self.upper.as_ref().ok_or(Errno::EROFS)
+    }
+
+    /// Where a sync of an inode makes it durable, if it is to last.
+    fn lasting(&self, ino: Ino) -> Result<Option<layer::Held>> {
+        let upper = self.table.get(ino)?.upper();
+        Ok(upper.filter(|_| !self.is_volatile.load(Ordering::Relaxed)))
     }
 
     /// Changes names, or copies up, alone.
@@ -548,11 +555,26 @@ impl FileSystem for Union {
     }
 
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
-        match self.table.get(ino)?.upper() {
-            Some(upper) if !self.is_volatile.load(Ordering::Relaxed) => {
-                upper.fs().fsync(ctx, upper.ino(), data_only)
-            }
-            _ => Ok(()),
+        self.lasting(ino)?.map_or(Ok(()), |it| it.fs().fsync(ctx, it.ino(), data_only))
+    }
+
+    fn fsync_unlocked(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
+        self.lasting(ino)?.map_or(Ok(()), |it| it.fs().fsync_unlocked(ctx, it.ino(), data_only))
+    }
+
+    fn takes_syncs(&self) -> bool {
+        self.upper.as_ref().is_some_and(|upper| upper.root.fs().takes_syncs())
+    }
+
+    fn leave_sync(
+        &self,
+        ino: Ino,
+        data_only: bool,
+        told: &mut dyn FnMut() -> OnSynced,
+    ) -> Result<SyncLeft> {
+        match self.lasting(ino)? {
+            Some(upper) => upper.fs().leave_sync(upper.ino(), data_only, told),
+            None => Ok(SyncLeft::Done),
         }
     }
 

@@ -52,6 +52,20 @@ pub struct Syncing {
     pub data_only: bool,
 }
 
+/// What is to be done when a sync that was left to another thread has ended, with what it answers.
+pub type OnSynced = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Who makes durable what a sync is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyncLeft {
+    /// It is durable.
+    Done,
+    /// Another thread, which tells.
+    ToAnother,
+    /// Nobody else.
+    ToCaller,
+}
+
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.
 pub struct Late<'a> {
     /// The file.

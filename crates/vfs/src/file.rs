@@ -2,6 +2,9 @@
 
 mod ends;
 mod streamed;
+mod synced;
+
+pub use synced::HalfSynced;
 
 use std::sync::OnceLock;
 
@@ -354,43 +357,6 @@ impl OpenFile {
         node.data_changes(at, at + len as u64);
         let count = core.put(ctx, node, (at, len), source)?;
         Ok(Written { count, end: at + count as u64 })
-    }
-
-    /// What a write by a descriptor with `flags` also does before it returns: with `O_SYNC` as
-    /// fsync(2) would, with `O_DSYNC` as fdatasync(2).
-    pub fn sync_written(&self, ctx: &OpCtx<'_>, flags: i32) -> Result<()> {
-        match synchronous(flags) {
-            Some(data_only) => self.fsync(ctx, data_only),
-            None => Ok(()),
-        }
-    }
-
-    /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once
-    /// to each open file, and so is `EIO` for a directory that lost names with a former service.
-    pub fn fsync(&self, ctx: &OpCtx<'_>, data_only: bool) -> Result<()> {
-        let core = &self.node.core;
-        core.count(Count::Ops);
-        if !matches!(self.node.kind(), Kind::File | Kind::Dir) {
-            return Err(Errno::EINVAL);
-        }
-        core.settle(&self.node);
-        core.end_loan_on(&self.node);
-        let begun = core.begin_sync(&self.node);
-        let Some(pages) = self.node.pages_used() else {
-            core.sync_file((ctx, &self.node, data_only), &self.syncs_seen)?;
-            core.end_sync(begun);
-            return match self.node.is_dir() && self.failures_seen.swap(1, Relaxed) == 0 {
-                true => core.tell_of_lost_names(&self.node),
-                false => Ok(()),
-            };
-        };
-        let written = core.write_synced(&self.node, pages, data_only);
-        let synced = core.sync_file((ctx, &self.node, data_only), &self.syncs_seen);
-        if written.is_ok() && synced.is_ok() {
-            core.end_sync(begun);
-        }
-        // A failure of this very write-back is among those reported.
-        pages.report(&self.failures_seen).and(written).and(synced)
     }
 
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,

@@ -33,7 +33,7 @@ use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
-pub use crate::bytes::{Late, Piece, Sink, Source, Syncing};
+pub use crate::bytes::{Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
 pub use crate::character::Character;
 pub use crate::lock_request::SharedLocks;
 
@@ -506,6 +506,30 @@ pub trait FileSystem: Send + Sync {
 
     /// Makes the file's data, and its state unless `data_only`, durable.
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()>;
+
+    /// [`fsync`](Self::fsync) by a caller without locks: it also tells those who left their syncs
+    /// to it.
+    fn fsync_unlocked(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
+        self.fsync(ctx, ino, data_only)
+    }
+
+    /// Whether a thread is about to make durable what changes now, so that others can leave their
+    /// syncs to it. Stale as soon as it returns.
+    fn takes_syncs(&self) -> bool {
+        false
+    }
+
+    /// Leaves an [`fsync`](Self::fsync) to a thread that is at one which does the same, if there is
+    /// one: what `told` gives is called when that has ended, without locks.
+    fn leave_sync(
+        &self,
+        ino: Ino,
+        data_only: bool,
+        told: &mut dyn FnMut() -> OnSynced,
+    ) -> Result<SyncLeft> {
+        let _ = (ino, data_only, told);
+        Ok(SyncLeft::ToCaller)
+    }
 
     /// Makes everything durable.
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()>;

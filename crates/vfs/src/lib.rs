@@ -72,7 +72,7 @@ mod xattr;
 pub use attachment::Attachment;
 pub use cred::{Cred, Fsetid, HostIds};
 pub use ctx::{OpCtx, Origin};
-pub use file::{OpenFile, Written, synchronous};
+pub use file::{HalfSynced, OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};
 pub use lease::{Aside, Holder, Leased, Look};

@@ -14,7 +14,7 @@ use polylane_base::{Errno, Gid, ID_RANGES_MAX, IdRange, Ino, Result, Uid};
 
 use crate::acl::{Acl, AclKind, Acls};
 use crate::attr::{Attr, SetAttr};
-use crate::bytes::{Late, Piece, Sink, Source, Syncing};
+use crate::bytes::{Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
 use crate::cred::{Cred, HostIds};
 use crate::ctx::OpCtx;
 use crate::fs::{
@@ -417,6 +417,23 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
 
     fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
         self.inner.fsync(ctx, ino, data_only)
+    }
+
+    fn fsync_unlocked(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
+        self.inner.fsync_unlocked(ctx, ino, data_only)
+    }
+
+    fn takes_syncs(&self) -> bool {
+        self.inner.takes_syncs()
+    }
+
+    fn leave_sync(
+        &self,
+        ino: Ino,
+        data_only: bool,
+        told: &mut dyn FnMut() -> OnSynced,
+    ) -> Result<SyncLeft> {
+        self.inner.leave_sync(ino, data_only, told)
     }
 
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {

@@ -236,7 +236,7 @@ impl Core {
         (ctx, node, data_only): (&OpCtx<'_>, &Node, bool),
         seen: &AtomicU64,
     ) -> Result<()> {
-        let sync = || self.fs.fsync(ctx, node.ino(), data_only);
+        let sync = || self.fs.fsync_unlocked(ctx, node.ino(), data_only);
         if node.is_dir() || !self.fs.keeps_writes() {
             return sync();
         }

@@ -13,10 +13,11 @@ use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 
 use super::gate::{Shut, Slot};
+use super::left::Teller;
 use super::log::{Closed, Log};
 use super::{Changes, Client, Handle, Journal, RUNNING_OVERHEAD, Tid, copy};
 use crate::cache::MetaBlock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
 use crate::format::journal::{Codec, Tag, TransactionSum};
 use polylane_vfs::OpCtx;
@@ -32,20 +33,38 @@ impl Journal {
     /// # Errors
     /// The device's.
     pub fn commit(&self, client: &dyn Client) -> Result<()> {
-        self.commit_or_stop(None, client)
+        let result = self.commit_or_stop(None, client);
+        self.tell_elsewhere();
+        result
     }
 
     /// Has `tid` committed when it returns. `tid` must be one that a handle had: a transaction
     /// without changes never commits. Whoever comes while a commit is under way waits for it, and
-    /// then commits for all who came meanwhile, or finds that another has.
+    /// then commits for all who came meanwhile, or finds that another has. `teller`: who tells
+    /// those that left theirs to it.
     ///
     /// # Errors
     /// [`Error::Stopped`](crate::error::Error::Stopped), the device's.
-    pub fn commit_up_to(&self, tid: Tid, client: &dyn Client) -> Result<()> {
+    pub fn commit_up_to(&self, tid: Tid, client: &dyn Client, teller: Teller) -> Result<()> {
         if self.has_committed(tid) {
             return Ok(());
         }
-        self.commit_or_stop(Some(tid), client)
+        let stopped = self.is_stopped();
+        let result = self.commit_or_stop(Some(tid), client);
+        match teller {
+            Teller::Here => self.tell_due(),
+            Teller::Elsewhere => self.tell_elsewhere(),
+        }
+        // Who waited meanwhile is told what another's commit failed of.
+        result.map_err(|why| if stopped { why } else { self.cause(why) })
+    }
+
+    /// Why the journal was stopped, in place of that it was.
+    pub(super) fn cause(&self, why: Error) -> Error {
+        match why {
+            Error::Stopped => self.reason().unwrap_or(Error::Stopped),
+            why => why,
+        }
     }
 
     fn commit_or_stop(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
@@ -95,6 +114,9 @@ impl Journal {
             }
             log = self.log.lock();
         }
+        // What is wanted holds something: others may leave theirs to this thread.
+        let leads = lead.is_none() && wanted.is_some();
+        let _lead = leads.then(|| self.lead(self.current()).ok());
         self.make_room(&mut log, self.blocks_max + RUNNING_OVERHEAD)?;
         let closed = self.close_running(&mut log, client)?;
         self.note_close(closed.is_empty());

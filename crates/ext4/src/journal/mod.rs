@@ -40,10 +40,12 @@ mod flight;
 mod form;
 mod gate;
 mod handle;
+mod left;
 mod log;
 mod logged;
 #[cfg(test)]
 mod tests;
+mod tuning;
 mod turns;
 mod unlogged;
 
@@ -65,9 +67,11 @@ pub use form::Form;
 use form::Forms;
 use gate::{Gate, Slot};
 pub use handle::Handle;
+pub use left::Teller;
 use log::Log;
 use logged::Logged;
 use polylane_vfs::OpCtx;
+pub use tuning::Tuning;
 
 /// The number of a transaction: its lower half is the one in the log, which wraps to 0 and goes on.
 /// The upper half is what keeps numbers apart in memory: they grow, and none is 0.
@@ -191,6 +195,8 @@ struct Progress {
     led: Tid,
     /// How often that was given up.
     given_up: u64,
+    /// Syncs whose threads went on with other work.
+    left: Vec<left::Left>,
     /// Zeros are to be written ahead of the head, by the committer.
     zeroing: bool,
     /// The log is to be brought home, by the committer.
@@ -245,43 +251,6 @@ pub struct Journal {
     pub logged: Logged,
     /// See [`Tuning`].
     tuning: Tuning,
-}
-
-/// How commits work together.
-#[derive(Clone, Copy, Debug)]
-pub struct Tuning {
-    /// A running transaction that comes to so many blocks is closed, and its body written, while
-    /// the one before is being flushed. A smaller one waits, so that more who want to sync join it.
-    pub overlap_blocks: usize,
-    /// Largest body that goes to the log in one write with its commit block.
-    pub one_write_bytes: usize,
-    /// Most threads that copy a transaction's blocks and make their checksums.
-    pub copiers: usize,
-    /// Slots by which handles join a transaction: cores that do so at a time without meeting.
-    pub slots: usize,
-}
-
-/// 256 KiB: from here on writing the body takes longer than a wake-up.
-const OVERLAP_BLOCKS: usize = 64;
-
-/// The data of a small sync and what goes with it. From there on the time of the transfer counts,
-/// and the next commit had better overlap it.
-const ONE_WRITE_BYTES: usize = 256 << 10;
-
-/// More threads than that wait for memory, not for a CPU.
-const COPIERS_MAX: usize = 4;
-
-impl Default for Tuning {
-    fn default() -> Self {
-        let cpus = polylane_sys::cpu::allowed().map_or(1, |cpus| cpus.len());
-        let copiers = cpus.clamp(1, COPIERS_MAX);
-        Tuning {
-            overlap_blocks: OVERLAP_BLOCKS,
-            one_write_bytes: ONE_WRITE_BYTES,
-            copiers,
-            slots: cpus,
-        }
-    }
 }
 
 impl Journal {
@@ -344,6 +313,7 @@ impl Journal {
                 in_turn: 0,
                 led: before,
                 given_up: 0,
+                left: Vec::new(),
                 zeroing: false,
                 checkpointing: false,
                 ending: false,

@@ -11,9 +11,10 @@ use polylane_vfs::handover::Answered;
 use zerocopy::IntoBytes;
 
 use super::connection::{from_answer, to_answer};
-use super::helpers::Helpers;
+use super::guarded;
+use super::helpers::{Expected, Helpers};
 use super::request::{self, FileRequest, PATHS_BYTES_MAX};
-use super::serve::{self, Call, Changed, Failure};
+use super::serve::{self, Call, Changed, Failure, Half, Left};
 use super::session::{Pending, Session};
 use super::stats::Stats;
 
@@ -34,13 +35,22 @@ enum Next {
     Again,
     /// Nothing: the reply comes from elsewhere.
     Parked,
+    /// Leave the rest of a sync to a thread that commits the same, or wait for it.
+    Leave(Half),
 }
 
-/// A request that waits for a device. It was not served yet; dropped, it ends with `EIO`.
+/// A request that waits for a device; dropped, it ends with `EIO`.
 pub(super) struct Waiting {
     pending: Pending,
-    message: Message,
-    paths: Vec<u8>,
+    what: What,
+}
+
+/// What is to be done for a request that waits.
+enum What {
+    /// All of it.
+    Request(Message, Vec<u8>),
+    /// The rest of a sync.
+    Rest(Half),
 }
 
 /// A reply that is known, and not sent yet.
@@ -57,7 +67,7 @@ pub(super) fn on_worker(
     session: &Arc<Session>,
     mailbox: MailboxIndex,
     scratch: &mut Scratch,
-    (helpers, stats): (&Helpers, &Stats),
+    (helpers, stats): (&Arc<Helpers>, &Stats),
 ) -> Option<Waiting> {
     let Some(message) = session.connection.channel.message(mailbox) else {
         stats.refused();
@@ -70,7 +80,7 @@ pub(super) fn on_worker(
         session.connection.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
         return None;
     };
-    let call = Call { session, mailbox, stats, may_block: false, changed: None, turn: None };
+    let call = Call::new((session, mailbox), stats, false);
     // What a panic would leave.
     let mut reply = failed(Errno::EIO);
     let (next, until_sent) = attempt(call, (&message, paths), &mut reply);
@@ -102,8 +112,52 @@ pub(super) fn on_worker(
         }
         Next::Wait => return Some(Waiting::new(session, mailbox, (message, paths))),
         Next::Parked => {}
+        Next::Leave(half) => return leave(session, mailbox, half, (helpers, stats)),
     }
     None
+}
+
+/// Leaves the rest of a sync to a thread that commits the same. Returns it where there is none.
+fn leave(
+    session: &Arc<Session>,
+    mailbox: MailboxIndex,
+    half: Half,
+    (helpers, stats): (&Arc<Helpers>, &Stats),
+) -> Option<Waiting> {
+    let left = half.leave(|half| {
+        let (pending, expected) = (Pending::new(session.clone(), mailbox), helpers.expect());
+        Box::new(move |synced| end((pending, half), synced, &expected))
+    });
+    match left {
+        Left::ToAnother => stats.left(),
+        Left::Ended(half, synced) => {
+            let pending = Pending::new(session.clone(), mailbox);
+            end((pending, half), synced, &helpers.expect());
+        }
+        Left::ToCaller(half) => {
+            let pending = Pending::new(session.clone(), mailbox);
+            return Some(Waiting { pending, what: What::Rest(half) });
+        }
+    }
+    None
+}
+
+/// Replies to a sync that has ended, on a thread that need not be one of ours: what waits for the
+/// kernel is left to a helper.
+fn end((pending, half): (Pending, Half), synced: Result<()>, expected: &Expected) {
+    guarded(|| {
+        let reply = to_reply(half.end(pending.session(), synced));
+        if !pending.session().connection.lane.notifier.owes() {
+            return pending.reply(&reply);
+        }
+        let connection = &pending.session().connection;
+        let (user, session) = (connection.cred.uid, connection.id);
+        let job = move || {
+            let reply = told_kernel(&pending, None, reply);
+            pending.reply(&reply);
+        };
+        expected.post(user, session, Box::new(job));
+    });
 }
 
 impl Waiting {
@@ -113,7 +167,7 @@ impl Waiting {
         (message, paths): (Message, &[u8]),
     ) -> Waiting {
         let pending = Pending::new(session.clone(), mailbox);
-        Waiting { pending, message, paths: paths.to_vec() }
+        Waiting { pending, what: What::Request(message, paths.to_vec()) }
     }
 
     /// The CPU that it came from.
@@ -122,7 +176,7 @@ impl Waiting {
     }
 
     /// Has a helper serve it.
-    pub(super) fn hand_off(self, (helpers, stats): (&Helpers, &Stats)) {
+    pub(super) fn hand_off(self, (helpers, stats): (&Arc<Helpers>, &Stats)) {
         stats.handed_off();
         let connection = &self.pending.session().connection;
         let (user, session) = (connection.cred.uid, connection.id);
@@ -131,11 +185,16 @@ impl Waiting {
 
     /// Serves it on the calling thread, which may wait. `None`: the reply comes from elsewhere.
     pub(super) fn serve(self) -> Option<Answer> {
-        let Waiting { pending, message, paths } = self;
+        let Waiting { pending, what } = self;
         let (session, mailbox) = (pending.session().clone(), pending.mailbox());
-        let stats = &session.connection.stats;
-        let call =
-            Call { session: &session, mailbox, stats, may_block: true, changed: None, turn: None };
+        let (message, paths) = match what {
+            What::Request(message, paths) => (message, paths),
+            What::Rest(half) => {
+                let reply = told_kernel(&pending, None, to_reply(half.serve(&session)));
+                return Some(Answer { pending, reply, _until_sent: None });
+            }
+        };
+        let call = Call::new((&session, mailbox), &session.connection.stats, true);
         let mut reply = failed(Errno::EIO);
         let (next, until_sent) = attempt(call, (&message, &paths), &mut reply);
         let reply = match next {
@@ -146,7 +205,7 @@ impl Waiting {
                 return None;
             }
             // This thread may block: dropping the pending reply says EIO should this ever come.
-            Next::HandOff | Next::Again | Next::Wait => return None,
+            Next::HandOff | Next::Again | Next::Wait | Next::Leave(_) => return None,
         };
         Some(Answer { pending, reply, _until_sent: until_sent })
     }
@@ -211,7 +270,7 @@ fn attempt(
     let next = check_and_serve(call, (message, paths), reply);
     let Some(turn) = turn else { return (next, None) };
     let answered = match (&next, reply.status) {
-        (Next::HandOff | Next::Again | Next::Wait | Next::Parked, _) => {
+        (Next::HandOff | Next::Again | Next::Wait | Next::Parked | Next::Leave(_), _) => {
             turn.postpone();
             None
         }
@@ -256,6 +315,7 @@ fn check_and_serve(
         Err(Failure::HandOff) => Next::HandOff,
         Err(Failure::Wait) => Next::Wait,
         Err(Failure::Parked) => Next::Parked,
+        Err(Failure::Leave) => call.half.take().map_or(Next::HandOff, Next::Leave),
     }));
     if served.is_err() {
         call.session.abandon(call.mailbox);
@@ -268,6 +328,15 @@ fn check_and_serve(
         (Ok(next), _) => next,
         (Err(_), None) => Next::Reply,
     }
+}
+
+/// What is said of the rest of a sync.
+fn to_reply(answer: serve::Answer) -> Reply {
+    answer.unwrap_or_else(|failure| match failure {
+        Failure::Errno(errno) | Failure::Late(errno) => failed(errno),
+        // Nothing of a sync's rest asks for any of these.
+        _ => failed(Errno::EIO),
+    })
 }
 
 fn failed(errno: Errno) -> Reply {

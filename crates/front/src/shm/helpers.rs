@@ -35,7 +35,29 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: InTurn<Uid, InTurn<u64, VecDeque<Job>>>,
+    /// Those who may post jobs yet.
+    expected: usize,
     closed: bool,
+}
+
+/// Somebody who may post a job: until this is dropped the threads do not stop.
+pub(super) struct Expected(Arc<Shared>);
+
+impl Expected {
+    /// Queues a job of a user's session.
+    pub(super) fn post(&self, user: Uid, session: u64, job: Job) {
+        self.0.post(user, session, job);
+    }
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        queue.expected -= 1;
+        if queue.closed && queue.expected == 0 {
+            self.0.more.notify_all();
+        }
+    }
 }
 
 /// Queues by key, from which one thing is taken in turn; `turns` holds each key that has any
@@ -96,14 +118,16 @@ impl Helpers {
 
     /// Queues a job of a user's session. After `stop` the job is dropped.
     pub(super) fn post(&self, user: Uid, session: u64, job: Job) {
-        let mut queue = self.shared.queue.lock();
-        if !queue.closed {
-            queue.push(user, session, job);
-            self.shared.more.notify_one();
-        }
+        self.shared.post(user, session, job);
     }
 
-    /// Lets the threads finish what is queued and waits for them.
+    /// Somebody who is not one of the threads may post a job later.
+    pub(super) fn expect(&self) -> Expected {
+        self.shared.queue.lock().expected += 1;
+        Expected(self.shared.clone())
+    }
+
+    /// Lets the threads finish what is queued and expected, and waits for them.
     pub(super) fn stop(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.more.notify_all();
@@ -115,6 +139,14 @@ impl Helpers {
 }
 
 impl Shared {
+    fn post(&self, user: Uid, session: u64, job: Job) {
+        let mut queue = self.queue.lock();
+        if !queue.closed || queue.expected > 0 {
+            queue.push(user, session, job);
+            self.more.notify_one();
+        }
+    }
+
     fn run(&self) {
         let mut slices = Slices::default();
         while let Some(job) = self.next() {
@@ -124,14 +156,14 @@ impl Shared {
         }
     }
 
-    /// The next job; `None` once the queue is closed and empty.
+    /// The next job; `None` once the queue is closed and empty, and nobody posts any more.
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.pop() {
                 return Some(job);
             }
-            if queue.closed {
+            if queue.closed && queue.expected == 0 {
                 return None;
             }
             queue = self.more.wait(queue);

@@ -16,6 +16,7 @@ pub struct Stats {
     refused: AtomicU64,
     handed_off: AtomicU64,
     kept: AtomicU64,
+    left: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     sleeps: AtomicU64,
@@ -40,6 +41,8 @@ pub struct Totals {
     pub handed_off: u64,
     /// Requests that waited for a device on the thread that took them, while another one served.
     pub kept: u64,
+    /// Syncs that were left to a thread that committed the same.
+    pub left: u64,
     /// File bytes given to clients.
     pub read_bytes: u64,
     /// File bytes taken from clients.
@@ -73,6 +76,7 @@ impl Default for Stats {
             refused: zero(),
             handed_off: zero(),
             kept: zero(),
+            left: zero(),
             read_bytes: zero(),
             written_bytes: zero(),
             sleeps: zero(),
@@ -124,6 +128,11 @@ impl Stats {
         self.kept.fetch_add(1, Relaxed);
     }
 
+    /// A sync was left to a thread that commits the same.
+    pub(super) fn left(&self) {
+        self.left.fetch_add(1, Relaxed);
+    }
+
     /// A helper was asked to finish a request.
     pub(super) fn handed_off(&self) {
         self.handed_off.fetch_add(1, Relaxed);
@@ -162,6 +171,7 @@ impl Stats {
             sum.refused += stats.refused.load(Relaxed);
             sum.handed_off += stats.handed_off.load(Relaxed);
             sum.kept += stats.kept.load(Relaxed);
+            sum.left += stats.left.load(Relaxed);
             sum.read_bytes += stats.read_bytes.load(Relaxed);
             sum.written_bytes += stats.written_bytes.load(Relaxed);
             sum.sleeps += stats.sleeps.load(Relaxed);

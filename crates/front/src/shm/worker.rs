@@ -281,7 +281,7 @@ impl Worker {
     /// A few requests of each channel; returns how many there were. The first that waits for a
     /// device is `waiting` then, if it can stay with this thread.
     fn round(&mut self, may_leave: &impl Fn() -> bool, waiting: &mut Option<Waiting>) -> usize {
-        let around = (&*self.helpers, &*self.stats);
+        let around = (&self.helpers, &*self.stats);
         let (scratch, client, beat) = (&mut self.scratch, &mut self.client, &mut self.beat);
         let count = self.roster.round(BATCH, |session, mailbox| {
             *client = session.connection.channel.client_cpu(mailbox);

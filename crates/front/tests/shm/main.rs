@@ -15,4 +15,5 @@ mod sessions;
 mod shm_kit;
 mod streams;
 mod sync;
+mod sync_left;
 mod views;

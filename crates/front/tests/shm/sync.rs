@@ -16,7 +16,7 @@ use polylane_vfs::memfs::MemFs;
 use crate::shm_kit::{Client, House, lane_of, wait_for};
 
 /// A lane on a device that can be stopped.
-fn house(followers: usize) -> (Arc<Faulty>, House) {
+pub fn house(followers: usize) -> (Arc<Faulty>, House) {
     let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
     let mut character = fs.character();
     character.cache_data = true;
@@ -24,13 +24,13 @@ fn house(followers: usize) -> (Arc<Faulty>, House) {
     (device.clone(), House::over(lane_of(device), Config { followers, ..Config::default() }))
 }
 
-fn dirty(client: &Client, path: &str) -> u64 {
+pub fn dirty(client: &Client, path: &str) -> u64 {
     let handle = client.create(path);
     client.write(handle, 0, b"some bytes").unwrap();
     handle
 }
 
-fn fsync(client: &Client, handle: u64) -> Result<(), Errno> {
+pub fn fsync(client: &Client, handle: u64) -> Result<(), Errno> {
     client.call(&Message { handle, ..Message::new(Op::Fsync) }).map(drop)
 }
 

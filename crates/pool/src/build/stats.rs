@@ -44,6 +44,7 @@ impl Running {
                 "refused": totals.refused,
                 "handed_off": totals.handed_off,
                 "kept": totals.kept,
+                "left_to_others": totals.left,
                 "read_bytes": totals.read_bytes,
                 "written_bytes": totals.written_bytes,
                 "worker_sleeps": totals.sleeps,

@@ -4,7 +4,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::message::{KERNEL_KNOWS, Reply, Status};
 use polylane_vfs::{Kind, Node, PathError, SetAttr};
 
-use super::{Answer, Call, Failure, done, with_attr};
+use super::{Answer, Call, Failure, can_show, done, with_attr};
 use crate::lane::notifier::Range;
 use crate::shm::files::Open;
 use crate::shm::request::{At, Handle, Object};
@@ -52,7 +52,7 @@ impl Call<'_> {
 
     /// Whether files change through this service only, so that what is shown of them stays true.
     pub(super) fn can_show(&self) -> bool {
-        !self.vfs().character().volatile
+        can_show(self.session)
     }
 
     pub(super) fn access(&mut self, object: Object<'_>, mask: u32, mark: bool) -> Answer {

@@ -44,13 +44,6 @@ const DIR_FLAGS: i32 = libc::O_DIRECTORY
 /// `O_LARGEFILE` of programs; libc's own constant is 0 on 64-bit machines.
 const LARGEFILE: i32 = 0o100_000;
 
-/// Most dirty bytes of a file that a worker syncs while others wait for it.
-const SYNC_BYTES_MAX: u64 = 64 << 10;
-
-/// Most dirty bytes of a file that a worker's thread syncs at all. More take CPU time, too, and
-/// the thread runs where the one does that serves meanwhile.
-const AWAY_BYTES_MAX: u64 = 1 << 20;
-
 impl Call<'_> {
     pub(super) fn open(
         &mut self,
@@ -274,50 +267,6 @@ impl Call<'_> {
     pub(super) fn extend(&mut self, handle: Handle) -> Answer {
         let file = self.session.files.file(handle)?;
         self.session.rights().extend_loan(handle, file.node());
-        Ok(done(0))
-    }
-
-    pub(super) fn fsync(&mut self, handle: Handle, data_only: bool) -> Answer {
-        let file = self.session.files.file(handle);
-        let file = match file {
-            Err(Errno::EISDIR) => self.session.files.listing(&self.session.connection, handle)?,
-            other => other?,
-        };
-        self.before_io(file.node(), Range::ALL)?;
-        let lent = self.session.rights().is_lent(handle);
-        self.before_sync(&file, 0)?;
-        self.sync_file(&file, data_only)?;
-        if lent && self.can_show() {
-            self.session.rights().lend_again(handle, &file);
-        }
-        self.session.rights().streamed_well()?;
-        Ok(done(0))
-    }
-
-    /// Before a file is synced that `more` bytes are written to first: others are to be served
-    /// meanwhile, unless it takes less than a wake-up, as on a fast medium.
-    fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
-        let dirty = file.dirty_bytes() + more;
-        let quick = dirty <= SYNC_BYTES_MAX && self.session.connection.lane.syncs.are_quick();
-        match dirty {
-            _ if quick && !self.may_block => Ok(()),
-            ..=AWAY_BYTES_MAX => self.device().map_err(|_| Failure::Wait),
-            _ => self.device(),
-        }
-    }
-
-    fn sync_file(&self, file: &OpenFile, data_only: bool) -> Result<()> {
-        self.session
-            .connection
-            .lane
-            .syncs
-            .of(file.has_to_write(), || file.fsync(&self.ctx(), data_only))
-    }
-
-    pub(super) fn sync(&mut self) -> Answer {
-        self.device()?;
-        self.vfs().sync(&self.ctx())?;
-        self.session.rights().streamed_well()?;
         Ok(done(0))
     }
 

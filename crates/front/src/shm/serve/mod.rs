@@ -2,7 +2,8 @@
 //!
 //! | file | operations |
 //! |---|---|
-//! | `files` | open, close, read, write, fsync, fallocate, seek, copy, handles and slots |
+//! | `files` | open, close, read, write, fallocate, seek, copy, handles and slots |
+//! | `syncs` | fsync, sync |
 //! | `names` | mkdir, mknod, symlink, link, unlink, rename, readlink |
 //! | `attrs` | stat, access, setattr, statfs |
 //! | `locks` | lock, get, cancel |
@@ -11,7 +12,8 @@
 //!
 //! Every function either replies, fails, or says that it must not run on this thread
 //! ([`Failure::HandOff`], [`Failure::Wait`]) before it has changed anything: then a thread that may
-//! wait serves the same request from the start.
+//! wait serves the same request from the start. A sync alone may be half done
+//! ([`Failure::Leave`]): who commits next ends it.
 
 mod attrs;
 mod dirs;
@@ -20,6 +22,7 @@ mod locks;
 mod names;
 mod oplocks;
 mod payload;
+mod syncs;
 mod xattrs;
 
 use polylane_base::sync::Arc;
@@ -30,6 +33,7 @@ use polylane_vfs::handover::Turn;
 use polylane_vfs::{Attr, Kind, Node, OpCtx, OpenFile, PathError, Vfs};
 
 use self::payload::In;
+pub(super) use self::syncs::{Half, Left};
 use super::attr::wire_attr;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
@@ -51,6 +55,8 @@ pub(super) struct Call<'a> {
     pub(super) changed: Option<Changed>,
     /// The request's turn, if it is to be done once.
     pub(super) turn: Option<&'a Turn>,
+    /// A sync that is half done.
+    pub(super) half: Option<Half>,
 }
 
 /// Data that changed.
@@ -99,6 +105,8 @@ pub(super) enum Failure {
     Wait,
     /// The reply comes when the wait is over, from elsewhere.
     Parked,
+    /// A sync is half done; the rest can be left to a thread that commits the same.
+    Leave,
 }
 
 /// What an operation's function returns.
@@ -199,6 +207,15 @@ fn served(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
 }
 
 impl<'a> Call<'a> {
+    /// A request of a session, out of a mailbox.
+    pub(super) fn new(
+        (session, mailbox): (&'a Arc<Session>, MailboxIndex),
+        stats: &'a Stats,
+        may_block: bool,
+    ) -> Call<'a> {
+        Call { session, mailbox, stats, may_block, changed: None, turn: None, half: None }
+    }
+
     fn vfs(&self) -> &'a Vfs {
         &self.session.connection.lane.vfs
     }
@@ -287,6 +304,11 @@ impl<'a> Call<'a> {
             changed.written = Some(Written { file: file.clone(), beside });
         }
     }
+}
+
+/// Whether clients may be shown what files hold.
+fn can_show(session: &Session) -> bool {
+    !session.connection.lane.vfs.character().volatile
 }
 
 /// A reply with a count.

@@ -1,0 +1,151 @@
+//! An fsync that is left to another's commit holds no thread, and is answered by whoever ends that.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use polylane_base::Errno;
+use polylane_base::rng::Rng;
+use polylane_ipc::message::{Message, Op};
+use polylane_ipc::view::FRAME_BYTES;
+use polylane_testkit::fault::Call;
+use polylane_vfs::fs::SyncLeft;
+
+use crate::shm_kit::{House, file::File, requests_of, wait_for};
+use crate::sync::{dirty, fsync, house};
+
+fn left(house: &House) -> u64 {
+    house.server.totals().left
+}
+
+/// However many are left, others are served by the one thread that there is; each is answered by
+/// what became of its own, in whatever order.
+#[test]
+fn any_number_is_left_and_each_has_its_own_answer() {
+    for seed in 0..4 {
+        let (device, house) = house(0);
+        let mut rng = Rng::new(seed);
+        let clients: Vec<_> = (0..5).map(|_| house.client()).collect();
+        let other = house.client();
+        device.take_syncs(Some(SyncLeft::ToAnother));
+        std::thread::scope(|scope| {
+            let syncs: Vec<_> = (0..40)
+                .map(|at| {
+                    let client = &clients[at % 5];
+                    let (handle, thread) = (dirty(client, &format!("f{at}")), client.thread());
+                    let message = Message { handle, ..Message::new(Op::Fsync) };
+                    let sync = scope.spawn(move || thread.call(&message).map(drop));
+                    wait_for("it to be left", || left(&house) == at as u64 + 1);
+                    other.stat(&format!("f{at}")).unwrap();
+                    sync
+                })
+                .collect();
+            assert!(syncs.iter().all(|sync| !sync.is_finished()), "nobody was told");
+            let (mut waiting, mut outcomes) = (device.take_left(), Vec::new());
+            let inos: Vec<_> = waiting.iter().map(|(ino, _)| *ino).collect();
+            while !waiting.is_empty() {
+                let (ino, told) = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
+                let outcome = *rng.pick(&[Ok(()), Err(Errno::EIO), Err(Errno::ENOSPC)]);
+                outcomes.push((ino, outcome));
+                told(outcome);
+            }
+            for (sync, ino) in syncs.into_iter().zip(inos) {
+                let expected = outcomes.iter().find(|it| it.0 == ino).unwrap().1;
+                assert_eq!(sync.join().unwrap(), expected, "seed {seed}");
+            }
+        });
+        let totals = house.server.totals();
+        assert_eq!((totals.left, totals.kept, totals.handed_off), (40, 0, 0));
+        assert_eq!(device.calls(Call::Sync), 0, "somebody synced by himself");
+    }
+}
+
+/// Where nobody takes it after all the thread does the rest, and where nothing is to be done it is
+/// answered at once.
+#[test]
+fn what_nobody_takes_is_done_or_waited_for() {
+    let (device, house) = house(1);
+    let client = house.client();
+    let handle = dirty(&client, "f");
+    device.take_syncs(Some(SyncLeft::ToCaller));
+    assert_eq!(fsync(&client, handle), Ok(()));
+    assert_eq!((device.calls(Call::Sync), house.server.totals().kept), (1, 1));
+    device.fail_once(Call::Sync, 0, Errno::EIO);
+    assert_eq!(fsync(&client, handle), Err(Errno::EIO));
+    assert_eq!(fsync(&client, handle), Ok(()));
+    device.take_syncs(Some(SyncLeft::Done));
+    assert_eq!(fsync(&client, handle), Ok(()));
+    assert_eq!((device.calls(Call::Sync), left(&house)), (3, 0));
+}
+
+/// A client that goes while its sync is left to others, and a commit of which nobody is told.
+#[test]
+fn who_goes_is_not_answered_and_who_stays_hears_of_a_commit_that_is_dropped() {
+    let (device, house) = house(0);
+    let [gone, stays] = [house.client(), house.client()];
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    let handles = [dirty(&gone, "gone"), dirty(&stays, "stays")];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = fsync(&gone, handles[0]);
+        });
+        wait_for("it to be left", || left(&house) == 1);
+        let stays = scope.spawn(|| fsync(&stays, handles[1]));
+        wait_for("both to be left", || left(&house) == 2);
+        rustix::net::shutdown(&gone.socket, rustix::net::Shutdown::Both).unwrap();
+        wait_for("its session to end", || house.server.session_count() == 1);
+        let mut waiting = device.take_left();
+        let (_, of_gone) = waiting.remove(0);
+        of_gone(Ok(()));
+        drop(waiting);
+        assert_eq!(stays.join().unwrap(), Err(Errno::EIO));
+    });
+    device.take_syncs(None);
+    assert_eq!(fsync(&stays, handles[1]), Ok(()));
+}
+
+/// A server that stops answers first what was left.
+#[test]
+fn a_stop_waits_for_what_was_left() {
+    let (device, house) = house(1);
+    let client = house.client();
+    let handle = dirty(&client, "f");
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| fsync(&client, handle));
+        wait_for("it to be left", || left(&house) == 1);
+        let (send, stopped) = channel();
+        scope.spawn(move || {
+            house.server.stop();
+            send.send(()).unwrap();
+        });
+        assert!(stopped.recv_timeout(Duration::from_millis(30)).is_err(), "one is not answered");
+        for (_, told) in device.take_left() {
+            told(Ok(()));
+        }
+        assert_eq!(sync.join().unwrap(), Ok(()));
+        stopped.recv_timeout(Duration::from_secs(30)).expect("stops");
+    });
+}
+
+/// What was on loan before it is so again when it has been answered, and what was written is there.
+#[test]
+fn the_file_is_lent_again_when_it_was_told() {
+    let (device, house) = house(0);
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[1; FRAME_BYTES]);
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    for number in 0..20_u8 {
+        std::thread::scope(|scope| {
+            let sync = scope.spawn(|| file.sync());
+            wait_for("it to be left", || left(&house) == u64::from(number) + 1);
+            device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+            sync.join().unwrap();
+        });
+        let asked = requests_of(&house, Op::Write);
+        assert!(file.write_lent(0, &[number; 9]), "{number}: it is on loan no more");
+        assert_eq!(requests_of(&house, Op::Write), asked);
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+    assert_eq!(file.read(0, 9), [19; 9]);
+}
