@@ -50,6 +50,8 @@ struct State {
     waiting: usize,
     /// What is answered to who leaves a sync; `None`: none are taken.
     takes_syncs: Option<SyncLeft>,
+    /// Where none are taken, it is that all is durable.
+    is_durable: bool,
     left: Vec<(Ino, OnSynced)>,
     /// The next answer of this class is kept back.
     kept_back: Option<Call>,
@@ -191,6 +193,11 @@ impl Faulty {
     /// which tells (`take_left`).
     pub fn take_syncs(&self, left: Option<SyncLeft>) {
         self.state.lock().unwrap().takes_syncs = left;
+    }
+
+    /// From now on who would leave a sync hears that all is durable, or no longer.
+    pub fn be_durable(&self, is_durable: bool) {
+        self.state.lock().unwrap().is_durable = is_durable;
     }
 
     /// The syncs that were left and nobody was told of.
@@ -506,7 +513,8 @@ impl FileSystem for Faulty {
         if state.takes_syncs == Some(SyncLeft::ToAnother) {
             state.left.push((ino, told()));
         }
-        Ok(state.takes_syncs.unwrap_or(SyncLeft::ToCaller))
+        let otherwise = if state.is_durable { SyncLeft::Done } else { SyncLeft::ToCaller };
+        Ok(state.takes_syncs.unwrap_or(otherwise))
     }
 
     fn sync(&self, ctx: &OpCtx<'_>) -> Result<()> {

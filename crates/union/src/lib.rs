@@ -80,7 +80,7 @@ use node::{By, Lower, Node, Parts, State, Table};
 use revive::Formers;
 pub use solidify::Solid;
 pub use upper::UpperOn;
-use upper::{Canary, Upper};
+use upper::{Canary, Upper, character};
 
 /// A union. Thread-safe; see the module header.
 pub struct Union {
@@ -291,25 +291,6 @@ fn roots_of<'a>(
         }
     };
     layers.enumerate().map(root).collect()
-}
-
-/// The upper's; a lower does not change, and is cached where any layer wants that.
-fn character(
-    (lowers, data_only): (&[Arc<Layer>], &[Arc<Layer>]),
-    upper: Option<&Upper>,
-) -> Character {
-    let lower = lowers[0].fs().character();
-    let above = upper.map(|upper| upper.fs().character());
-    let cache_data = |layer: &Arc<Layer>| layer.fs().character().cache_data;
-    Character {
-        cache_data: lowers.iter().chain(data_only).any(cache_data)
-            || above.is_some_and(|above| above.cache_data),
-        volatile: false,
-        // No client has a lease of its directories, and its layers are its own.
-        remembered: true,
-        read_only: above.is_none_or(|above| above.read_only),
-        ..above.unwrap_or(lower)
-    }
 }
 
 impl FileSystem for Union {

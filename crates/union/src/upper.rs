@@ -23,7 +23,8 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Attr, Changed, FileSystem, Kind, NewNode, RenameMode, SeekFor, SetAttr, SetTime, XattrMode,
+    Attr, Changed, Character, FileSystem, Kind, NewNode, RenameMode, SeekFor, SetAttr, SetTime,
+    XattrMode,
 };
 use std::sync::OnceLock;
 
@@ -454,4 +455,23 @@ fn check_names(ctx: &OpCtx<'_>, layer: &Arc<Layer>) -> Result<(), OpenError> {
     let root = layer.root();
     root.fs().readdir(ctx, root.ino(), 0, &mut each).map_err(OpenError::Upper)?;
     other.map_or(Ok(()), |name| Err(OpenError::NotAnUpper(name)))
+}
+
+/// The upper's; a lower does not change, and is cached where any layer wants that.
+pub(crate) fn character(
+    (lowers, data_only): (&[Arc<Layer>], &[Arc<Layer>]),
+    upper: Option<&Upper>,
+) -> Character {
+    let lower = lowers[0].fs().character();
+    let above = upper.map(|upper| upper.fs().character());
+    let cache_data = |layer: &Arc<Layer>| layer.fs().character().cache_data;
+    Character {
+        cache_data: lowers.iter().chain(data_only).any(cache_data)
+            || above.is_some_and(|above| above.cache_data),
+        volatile: false,
+        // No client has a lease of its directories, and its layers are its own.
+        remembered: true,
+        read_only: above.is_none_or(|above| above.read_only),
+        ..above.unwrap_or(lower)
+    }
 }

@@ -27,13 +27,12 @@
 //!   system answers `EROFS` or `EIO` to changes until it is opened again.
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
-use rustix::fs::FallocateFlags;
 
 use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
-pub use crate::bytes::{Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
+pub use crate::bytes::{Fallocate, Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
 pub use crate::character::Character;
 pub use crate::lock_request::SharedLocks;
 
@@ -146,44 +145,6 @@ pub struct DirEntry<'a> {
     pub kind: Kind,
     /// Its name.
     pub name: &'a [u8],
-}
-
-/// What `fallocate(2)` is to do with a byte range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fallocate {
-    /// Reserve space; extend the size unless `keep_size`.
-    Allocate {
-        /// `FALLOC_FL_KEEP_SIZE`
-        keep_size: bool,
-    },
-    /// `FALLOC_FL_PUNCH_HOLE`, always with keep-size.
-    PunchHole,
-    /// `FALLOC_FL_ZERO_RANGE`.
-    ZeroRange {
-        /// `FALLOC_FL_KEEP_SIZE`
-        keep_size: bool,
-    },
-    /// `FALLOC_FL_COLLAPSE_RANGE`.
-    CollapseRange,
-    /// `FALLOC_FL_INSERT_RANGE`.
-    InsertRange,
-}
-
-impl Fallocate {
-    /// The mode of fallocate(2) that `flags` mean. `EOPNOTSUPP`.
-    pub fn from_flags(flags: i32) -> Result<Fallocate> {
-        let flags = FallocateFlags::from_bits_retain(flags.cast_unsigned());
-        let keep = FallocateFlags::KEEP_SIZE;
-        let keep_size = flags.contains(keep);
-        match flags.difference(keep) {
-            FallocateFlags::PUNCH_HOLE if keep_size => Ok(Fallocate::PunchHole),
-            FallocateFlags::ZERO_RANGE => Ok(Fallocate::ZeroRange { keep_size }),
-            FallocateFlags::COLLAPSE_RANGE if !keep_size => Ok(Fallocate::CollapseRange),
-            FallocateFlags::INSERT_RANGE if !keep_size => Ok(Fallocate::InsertRange),
-            rest if rest.is_empty() => Ok(Fallocate::Allocate { keep_size }),
-            _ => Err(Errno::EOPNOTSUPP),
-        }
-    }
 }
 
 /// What `lseek(2)` looks for.

@@ -77,6 +77,33 @@ fn what_nobody_takes_is_done_or_waited_for() {
     assert_eq!((device.calls(Call::Sync), left(&house)), (3, 0));
 }
 
+/// A file of which all is durable is answered at once; one with bytes to be written,
+/// here or by its client on loan, is synced.
+#[test]
+fn what_is_durable_needs_no_thread() {
+    let (device, house) = house(1);
+    let client = house.client();
+    let (plain, mut lent) = (dirty(&client, "plain"), File::open(&client, "lent"));
+    device.be_durable(true);
+    let mut before = 0;
+    let mut both = |syncs: u64, lent: &File<'_>| {
+        fsync(&client, plain).unwrap();
+        lent.sync();
+        let totals = house.server.totals();
+        assert_eq!(device.calls(Call::Sync) - before, syncs);
+        assert_eq!(totals.kept + totals.handed_off - before, syncs);
+        before += syncs;
+    };
+    lent.write(0, &[1; FRAME_BYTES]);
+    both(2, &lent);
+    assert!(lent.write_lent(0, &[2; 9]), "it is lent again");
+    client.write(plain, 0, b"more").unwrap();
+    both(2, &lent);
+    // It is on loan still, and may have been written to.
+    both(1, &lent);
+    (0..3).for_each(|_| both(0, &lent));
+}
+
 /// A client that goes while its sync is left to others, and a commit of which nobody is told.
 #[test]
 fn who_goes_is_not_answered_and_who_stays_hears_of_a_commit_that_is_dropped() {

@@ -97,9 +97,13 @@ impl Call<'_> {
         synced(self.session, handle, &file, lent)
     }
 
-    /// Whether a small sync can go on its way here, to be left to a thread that commits the same.
+    /// Whether a sync can go on its way here: one that has nothing to write, since what it is of
+    /// may be durable, and a small one to be left to a thread that commits the same. Where syncs
+    /// are quick the worker does the former whole.
     fn may_leave(&self, file: &OpenFile) -> bool {
-        !self.may_block && file.dirty_bytes() <= SYNC_BYTES_MAX && self.vfs().takes_syncs()
+        let idle = || !file.has_to_write() && !self.session.connection.lane.syncs.are_quick();
+        let small = || file.dirty_bytes() <= SYNC_BYTES_MAX && self.vfs().takes_syncs();
+        !self.may_block && (idle() || small())
     }
 
     /// Before a file is synced that `more` bytes are written to first: others are to be served
