@@ -5,6 +5,7 @@ the same way, and what holds must hold just the same.
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
-KEEP_SIZE, PUNCH_HOLE = 1, 2
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
 
 
 class Hand:
@@ -50,6 +51,25 @@ class Hand:
         arguments = [ctypes.c_longlong(offset), ctypes.c_longlong(length)]
         if libc.fallocate64(self.files[name], mode, *arguments) != 0:
             raise OSError(ctypes.get_errno(), "fallocate")
+
+    def copy(self, name, start, to, length):
+        """Within a file; says how much."""
+        file = self.files[name]
+        return os.copy_file_range(file, file, length, start, to)
+
+    def data(self, name):
+        """Where a file says that it has data: pairs of a first offset and one past the last."""
+        found, at, file = [], 0, self.files[name]
+        while True:
+            try:
+                at = os.lseek(file, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return found
+            end = os.lseek(file, at, os.SEEK_HOLE)
+            found.append((at, end))
+            at = end
 
     def size(self, name):
         return os.fstat(self.files[name]).st_size

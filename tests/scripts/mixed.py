@@ -31,6 +31,7 @@ class Run:
 
     def __init__(self, seed):
         self.random = random.Random(seed)
+        self.path = "file"
         self.model = bytearray()
         self.hands = {"near": Hand(), "far": Far()}
         self.mapped = {"near": False, "far": False}
@@ -60,7 +61,7 @@ class Run:
     def append(self, hand, _):
         data = self.random.randbytes(self.random.randrange(1, 3000))
         if len(self.model) < SIZE_MAX:
-            hand.append("file", data)
+            hand.append(self.path, data)
             self.model.extend(data)
 
     def truncate(self, hand, _):
@@ -101,31 +102,40 @@ class Run:
                 hand.msync("file")
 
     def reopen(self, hand, _):
-        hand.open("file")
+        hand.hold("file", self.path, os.O_RDWR)
 
     def fsync(self, hand, _):
         hand.fsync("file")
 
+    def weights(self):
+        """The steps, and how often each is taken."""
+        return {self.read: 20, self.write: 15, self.append: 5, self.truncate: 4, self.punch: 4,
+                self.size: 10, self.map: 3, self.load: 10, self.store: 10, self.reopen: 2,
+                self.fsync: 1}
+
     def step(self):
-        steps = [self.read, self.write, self.append, self.truncate, self.punch, self.size, self.map,
-                 self.load, self.store, self.reopen, self.fsync]
-        weights = [20, 15, 5, 4, 4, 10, 3, 10, 10, 2, 1]
+        weights = self.weights()
         name = self.random.choice(["near", "far"])
-        step = self.random.choices(steps, weights)[0]
+        step = self.random.choices(list(weights), weights.values())[0]
         self.log.append(f"{name} {step.__name__}, size {len(self.model)}, mapped {self.mapped}")
         step(self.hands[name], name)
+
+    def steps(self, count):
+        """Takes so many; ends the program at the first difference."""
+        try:
+            for _ in range(count):
+                self.step()
+        except Differs as difference:
+            print("\n".join(self.log[-30:]))
+            sys.exit(f"step {len(self.log)}: {difference}")
 
 
 def main():
     run = Run(int(sys.argv[1]))
-    try:
-        for _ in range(int(sys.argv[2])):
-            run.step()
-    except Differs as difference:
-        print("\n".join(run.log[-30:]))
-        sys.exit(f"step {len(run.log)}: {difference}")
+    run.steps(int(sys.argv[2]))
     run.hands["far"].end()
     print(f"{len(run.log)} operations")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,9 @@
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, OnSynced,
-    RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft,
+    XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -71,6 +72,8 @@ pub struct Faulty {
     has_room: bool,
     /// Names are changed one at a time, and holes are not told, as on a Ceph file system.
     is_plain: bool,
+    /// No device can be made, a whiteout neither.
+    refuses_devices: bool,
     /// It says that it keeps writes to itself until a sync.
     keeps_writes: bool,
 }
@@ -100,6 +103,12 @@ impl Faulty {
         Arc::new(Faulty { is_plain: true, ..Faulty::of(inner, character, false) })
     }
 
+    /// As [`new`](Self::new), and refuses devices with `EPERM`, whiteouts too.
+    pub fn without_devices(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        let character = inner.character();
+        Arc::new(Faulty { refuses_devices: true, ..Faulty::of(inner, character, false) })
+    }
+
     /// As [`new`](Self::new), and says that others change the files.
     pub fn volatile(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
         let character = Character { volatile: true, ..inner.character() };
@@ -117,6 +126,7 @@ impl Faulty {
             character,
             has_room,
             is_plain: false,
+            refuses_devices: false,
             keeps_writes: false,
             inner,
             state: Mutex::default(),
@@ -298,6 +308,9 @@ impl FileSystem for Faulty {
 
     fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         self.pass(Call::Change)?;
+        if self.refuses_devices && matches!(new.kind, Kind::Char | Kind::Block) {
+            return Err(Errno::EPERM);
+        }
         self.inner.create(ctx, dir, name, new)
     }
 

@@ -133,24 +133,25 @@ impl Act<'_> {
         let upper = self.upper()?;
         let Some(lower) = node.lowers.first() else { return Ok(()) };
         let data = node.data().unwrap_or(&lower.held).attr(self.ctx)?;
+        let in_parts = below.is_some_and(|below| !below.whole);
+        let own = in_parts.then(|| held.attr(self.ctx)).transpose()?;
         let record = Record {
             layer: u16::try_from(self.rank(lower.index)).map_err(|_| Errno::EOVERFLOW)?,
             ino: lower.held.ino(),
             generation: node.generation,
-            bound: below.map(|below| below.bound),
+            bound: Some(below.map_or(0, |below| below.bound)),
+            in_parts: own.map(|own| (own.ino, own.generation)),
             size: data.size,
             mtime: data.mtime,
         };
-        if below.is_none() {
-            upper.remove_mark(self.ctx, held.ino(), Mark::Metacopy)?;
-        }
         upper.set_mark(self.ctx, held.ino(), Mark::Polylane, &record.to_value())?;
         match below {
             Some(below) => {
                 let value = if below.whole { b"".as_slice() } else { BLOCKS };
                 upper.set_mark(self.ctx, held.ino(), Mark::Metacopy, value)
             }
-            None => Ok(()),
+            // Until it is gone, the record says that nothing is the lower's.
+            None => upper.remove_mark(self.ctx, held.ino(), Mark::Metacopy),
         }
     }
 

@@ -23,7 +23,7 @@ use polylane_vfs::fs::{Fallocate, Piece, SeekFor, SetAttr, Sink, Source};
 
 use crate::Act;
 use crate::layer::Held;
-use crate::marks::Mark;
+use crate::marks::{Mark, Record};
 use crate::node::{Below, Node};
 
 /// Files with no more of the lower's data than this are copied whole when they are written.
@@ -384,6 +384,10 @@ impl Act<'_> {
     /// Cuts a file whose data cannot be read to nothing: it is whole then.
     fn empty_spoiled(&self, node: &Node, upper: &Held, set: &SetAttr) -> Result<()> {
         upper.fs().setattr(self.ctx, upper.ino(), set)?;
+        if let Some(value) = upper.mark(self.ctx, Mark::Polylane)? {
+            let whole = Record { bound: Some(0), in_parts: None, ..Record::parse(&value)? };
+            self.upper()?.set_mark(self.ctx, upper.ino(), Mark::Polylane, &whole.to_value())?;
+        }
         self.upper()?.remove_mark(self.ctx, upper.ino(), Mark::Metacopy)?;
         let mut state = node.state();
         (state.below, state.spoiled) = (None, None);

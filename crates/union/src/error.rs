@@ -14,9 +14,9 @@ pub enum OpenError {
     Upper(Errno),
     /// The upper's root holds something that belongs to no upper: this name.
     NotAnUpper(Vec<u8>),
-    /// A layer was copied without its extended attributes: files that are partly in the lowers
-    /// would be read as zeros.
-    MarksLost,
+    /// A layer was copied file by file: files that are partly in the lowers would be read as zeros,
+    /// or zeros as what the lowers have.
+    Copied,
     /// overlayfs' index of an upper holds files, and it cannot be told which of the lowers' they
     /// are.
     KernelsIndex,
@@ -37,10 +37,11 @@ impl fmt::Display for OpenError {
                 "the upper holds {} beside the directories 'upper' and 'work': use an empty one",
                 Shown::new(OsStr::from_bytes(name))
             ),
-            OpenError::MarksLost => write!(
+            OpenError::Copied => write!(
                 f,
-                "a layer was copied without its extended attributes, so parts of its files are \
-                 missing: copy it again with them (cp -a, rsync -aX)"
+                "a layer was copied file by file, so which parts of its files are the lowers' is \
+                 not known: make the original whole first (polylane volume solidify), or copy its \
+                 volume as one file"
             ),
             OpenError::KernelsIndex => write!(
                 f,

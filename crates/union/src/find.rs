@@ -215,7 +215,8 @@ impl Act<'_> {
     }
 
     fn find_file(&self, dir: &Node, name: &[u8], held: Held, attr: Attr) -> Result<Found> {
-        if dir.lowers.is_empty() && !dir.state().is_impure {
+        let is_pure = dir.lowers.is_empty() && !dir.state().is_impure;
+        if is_pure && !self.may_be_in_parts(&attr) {
             return Ok(found(Some((held, attr)), InLowers::default()));
         }
         let record =
@@ -234,6 +235,13 @@ impl Act<'_> {
             }
         }
         self.above(held, attr, lower, (record, metacopy))
+    }
+
+    /// Whether a file of the upper may have holes that are the lower's. Its directory's mark could
+    /// be lost.
+    fn may_be_in_parts(&self, attr: &Attr) -> bool {
+        let has_holes = attr.kind == Kind::File && attr.blocks < attr.size.div_ceil(512);
+        has_holes && self.upper.as_ref().is_some_and(|upper| upper.has_files_in_parts())
     }
 
     fn find_in_lowers(&self, dir: &Node, name: &[u8]) -> Result<Option<Found>> {
@@ -262,7 +270,10 @@ impl Act<'_> {
     ) -> Result<Found> {
         let mut all = found(None, lower);
         match metacopy {
-            None => all.spoiled = None,
+            None => {
+                let is_lost = record.as_ref().is_some_and(|record| record.in_parts.is_some());
+                all.spoiled = is_lost.then_some(Spoiled::Lost);
+            }
             Some(_) if all.spoiled.is_some() => (),
             Some(value) => match all.data.as_ref().or(all.lowers.first()) {
                 Some(data) => match self.below(data, &all.lower_path, &attr, (&record, &value)) {
@@ -291,7 +302,10 @@ impl Act<'_> {
         (record, metacopy): (&Option<Record>, &[u8]),
     ) -> Result<Option<Below>> {
         let lower = data.held.attr(self.ctx)?;
+        let is_copy =
+            |record: &Record| record.in_parts.is_some_and(|own| own != (attr.ino, attr.generation));
         let recorded = match record {
+            Some(record) if is_copy(record) => return Err(Errno::EIO),
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
                 return Err(self.changed_below(data, lower_path));
             }
@@ -317,16 +331,18 @@ impl Act<'_> {
             (Some(spoiled), Some(upper)) => (spoiled, upper),
             (Some(_), None) => return Err(Errno::EIO),
         };
-        let below = match (upper.mark(self.ctx, Mark::Metacopy)?, spoiled) {
-            (None, _) => None,
-            (Some(value), Spoiled::Changed) => {
+        if spoiled == Spoiled::Lost {
+            return Err(Errno::EIO);
+        }
+        let below = match upper.mark(self.ctx, Mark::Metacopy)? {
+            None => None,
+            Some(value) => {
                 let data = node.data.as_ref().or(node.lowers.first()).ok_or(Errno::EIO)?;
                 let record = upper.mark(self.ctx, Mark::Polylane)?;
                 let record = record.map(|value| Record::parse(&value)).transpose()?;
                 let attr = upper.attr(self.ctx)?;
                 self.below(data, &node.lower_path, &attr, (&record, &value))?
             }
-            (Some(_), Spoiled::Lost) => return Err(Errno::EIO),
         };
         let mut state = node.state();
         (state.below, state.spoiled) = (below, None);

@@ -277,7 +277,7 @@ impl Union {
     }
 }
 
-/// The root of each layer, none of which lost its marks.
+/// The root of each layer, none of which is a copy with files in parts.
 fn roots_of<'a>(
     ctx: &OpCtx<'_>,
     layers: impl Iterator<Item = &'a Arc<Layer>>,
@@ -286,8 +286,8 @@ fn roots_of<'a>(
         let held = layer.root();
         let canary = upper::find_canary(ctx, &held);
         match canary.map_err(|errno| OpenError::Lower(index, errno))? {
-            Canary::Dumb => Err(OpenError::MarksLost),
-            Canary::Absent | Canary::Marked => Ok(Lower { index, held }),
+            Canary::Foreign => Err(OpenError::Copied),
+            Canary::Absent | Canary::Marked | Canary::Nameless(..) => Ok(Lower { index, held }),
         }
     };
     layers.enumerate().map(root).collect()

@@ -24,11 +24,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 polylane_base::record! {
     /// A [`Record`] on disk.
-    struct DiskRecord: 48 {
+    struct DiskRecord: 64 {
         /// [`RECORD_VERSION`].
         0x00 version: u8,
-        /// 1: `bound` counts.
-        0x01 is_bounded: u8,
+        /// [`BOUNDED`], [`IN_PARTS`].
+        0x01 flags: u8,
         /// Counted from the lowest, which is 0.
         0x02 layer: U16,
         /// Nanoseconds of the lower's modification time.
@@ -43,6 +43,10 @@ polylane_base::record! {
         0x20 size: U64,
         /// Seconds of its modification time.
         0x28 mtime_sec: I64,
+        /// With [`IN_PARTS`]: the file's own inode.
+        0x30 own_ino: U64,
+        /// Its generation.
+        0x38 own_generation: U64,
     }
 }
 
@@ -73,8 +77,23 @@ pub(crate) enum Mark {
 /// four bytes but the empty one, and answers EIO.
 pub(crate) const BLOCKS: &[u8] = b"b";
 
+/// Flag of a record: `bound` counts.
+const BOUNDED: u8 = 1;
+
+/// Flag of a record: as `metacopy` says with [`BLOCKS`], and of which inode that is said.
+const IN_PARTS: u8 = 2;
+
 /// The version of records on disk.
-const RECORD_VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 2;
+
+/// The first version, which ends before the file's own inode.
+const RECORD_VERSION_SHORT: u8 = 1;
+
+/// Bytes of a record of the first version.
+const SHORT: usize = 48;
+
+/// An inode of the upper: its number and generation.
+pub(crate) type Identity = (Ino, u64);
 
 /// What is recorded at copy-up: a [`DiskRecord`], decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +106,9 @@ pub(crate) struct Record {
     pub(crate) generation: u64,
     /// Bytes from here on are not the lower's; `None`: nothing is.
     pub(crate) bound: Option<u64>,
+    /// A part of the file is its own: of this inode. Another one is a copy, whose holes may be
+    /// others; without `metacopy`, that was lost.
+    pub(crate) in_parts: Option<Identity>,
     /// The lower's size when it was copied up.
     pub(crate) size: u64,
     /// Its modification time then.
@@ -139,9 +161,11 @@ impl Mark {
 impl Record {
     /// The attribute's value.
     pub(crate) fn to_value(self) -> Vec<u8> {
+        let (own_ino, own_generation) = self.in_parts.unwrap_or((Ino(0), 0));
         let record = DiskRecord {
             version: RECORD_VERSION,
-            is_bounded: self.bound.is_some().into(),
+            flags: if self.bound.is_some() { BOUNDED } else { 0 }
+                | if self.in_parts.is_some() { IN_PARTS } else { 0 },
             layer: self.layer.into(),
             mtime_nsec: self.mtime.nsec.into(),
             ino: self.ino.0.into(),
@@ -149,15 +173,23 @@ impl Record {
             bound: self.bound.unwrap_or(0).into(),
             size: self.size.into(),
             mtime_sec: self.mtime.sec.into(),
+            own_ino: own_ino.0.into(),
+            own_generation: own_generation.into(),
         };
         record.as_bytes().to_vec()
     }
 
     /// The record in an attribute's value; `EIO` when it is none that we know.
     pub(crate) fn parse(value: &[u8]) -> Result<Record> {
-        let record = DiskRecord::ref_from_bytes(value).map_err(|_| Errno::EIO)?;
+        let mut bytes = [0; size_of::<DiskRecord>()];
+        let version = if value.len() == SHORT { RECORD_VERSION_SHORT } else { RECORD_VERSION };
+        if value.len() != SHORT && value.len() != bytes.len() {
+            return Err(Errno::EIO);
+        }
+        bytes[..value.len()].copy_from_slice(value);
+        let record = DiskRecord::ref_from_bytes(&bytes).map_err(|_| Errno::EIO)?;
         let nsec = record.mtime_nsec.get();
-        let is_known = record.version == RECORD_VERSION && record.is_bounded <= 1;
+        let is_known = record.version == version && record.flags & !(BOUNDED | IN_PARTS) == 0;
         if !is_known || nsec >= 1_000_000_000 {
             return Err(Errno::EIO);
         }
@@ -165,7 +197,9 @@ impl Record {
             layer: record.layer.get(),
             ino: Ino(record.ino.get()),
             generation: record.generation.get(),
-            bound: (record.is_bounded == 1).then(|| record.bound.get()),
+            bound: (record.flags & BOUNDED != 0).then(|| record.bound.get()),
+            in_parts: (record.flags & IN_PARTS != 0)
+                .then(|| (Ino(record.own_ino.get()), record.own_generation.get())),
             size: record.size.get(),
             mtime: Time { sec: record.mtime_sec.get(), nsec },
         })
@@ -178,12 +212,15 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        for bound in [None, Some(0), Some(1 << 40)] {
+        for (bound, in_parts) in
+            [(None, None), (Some(0), Some((Ino(7), 1 << 60))), (Some(1 << 40), None)]
+        {
             let record = Record {
                 layer: 3,
                 ino: Ino(1 << 63 | 5),
                 generation: u64::MAX,
                 bound,
+                in_parts,
                 size: 1 << 41,
                 mtime: Time { sec: -5, nsec: 999_999_999 },
             };
@@ -198,16 +235,36 @@ mod tests {
             ino: Ino(1),
             generation: 0,
             bound: None,
+            in_parts: None,
             size: 0,
             mtime: Time::default(),
         };
         let good = record.to_value();
         assert_eq!(Record::parse(&good[1..]), Err(Errno::EIO));
-        for (at, byte) in [(0, 2), (1, 2), (7, 0xff)] {
+        for (at, byte) in [(0, 1), (0, 3), (1, 4), (7, 0xff)] {
             let mut bad = good.clone();
             bad[at] = byte;
             assert_eq!(Record::parse(&bad), Err(Errno::EIO), "byte {at}");
         }
+    }
+
+    /// As versions before the second wrote it.
+    #[test]
+    fn a_short_record_is_read() {
+        let record = Record {
+            layer: 2,
+            ino: Ino(5),
+            generation: 6,
+            bound: Some(7),
+            in_parts: None,
+            size: 8,
+            mtime: Time { sec: 9, nsec: 10 },
+        };
+        let mut value = record.to_value();
+        value.truncate(SHORT);
+        assert_eq!(Record::parse(&value), Err(Errno::EIO));
+        value[0] = RECORD_VERSION_SHORT;
+        assert_eq!(Record::parse(&value), Ok(record));
     }
 
     #[test]

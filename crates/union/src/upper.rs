@@ -12,8 +12,9 @@
 //! | `work/polylane/index/` | copied-up files that have several names in the lowers, by number |
 //! | `upper/.polylane-blocks` | there are files that are partly in the lowers; see [`CANARY`] |
 //!
-//! The canary has a mark as its attribute. A copy of the upper without extended attributes, in
-//! which the marks of files are lost too, has a canary without it and is refused. It is a whiteout,
+//! The canary has a mark as its attribute, which says which inode it is. A copy of the upper that
+//! was made file by file has a canary without the mark, or with another's, and is refused: the
+//! marks of its files are lost, or the holes are not those of the files. It is a whiteout,
 //! which overlayfs does not show; a file where the layer's marks are of the `user.` name space,
 //! which devices cannot have.
 
@@ -112,9 +113,13 @@ impl Upper {
         let names = (on.tree.as_slice(), on.work.as_slice());
         let upper = Upper::prepare(ctx, layer, names, like).map_err(OpenError::Upper)?;
         match find_canary(ctx, &upper.root).map_err(OpenError::Upper)? {
-            Canary::Dumb => return Err(OpenError::MarksLost),
+            Canary::Foreign => return Err(OpenError::Copied),
             Canary::Absent => {}
             Canary::Marked => upper.has_canary.store(true, Ordering::Relaxed),
+            Canary::Nameless(held, attr) => {
+                upper.name_canary(ctx, &held, &attr).map_err(OpenError::Upper)?;
+                upper.has_canary.store(true, Ordering::Relaxed);
+            }
         }
         Ok(upper)
     }
@@ -314,17 +319,22 @@ impl Upper {
         }
     }
 
+    /// Whether there are files that are not whole.
+    pub(crate) fn has_files_in_parts(&self) -> bool {
+        self.has_canary.load(Ordering::Relaxed)
+    }
+
     /// Before the first file that is not whole: the canary.
     pub(crate) fn expect_marks(&self, ctx: &OpCtx<'_>) -> Result<()> {
-        if self.has_canary.load(Ordering::Relaxed) {
+        if self.has_files_in_parts() {
             return Ok(());
         }
         let new = match self.layer.space() {
             Space::Trusted => NewNode::WHITEOUT,
             Space::User => NewNode::new(Kind::File, 0o600),
         };
-        let (name, held, _) = self.make(ctx, &new)?;
-        let marked = self.set_mark(ctx, held.ino(), Mark::Polylane, b"");
+        let (name, held, attr) = self.make(ctx, &new)?;
+        let marked = self.name_canary(ctx, &held, &attr);
         marked.inspect_err(|_| self.discard(ctx, &name))?;
         let root = self.root.attr(ctx)?;
         let mode = RenameMode::Replace;
@@ -332,6 +342,11 @@ impl Upper {
         self.restore_times(ctx, &self.root, &root)?;
         self.has_canary.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Says which inode the canary is.
+    fn name_canary(&self, ctx: &OpCtx<'_>, canary: &Held, attr: &Attr) -> Result<()> {
+        self.set_mark(ctx, canary.ino(), Mark::Polylane, &name_of(attr))
     }
 
     /// All files are whole: nothing need be known of marks.
@@ -414,17 +429,28 @@ pub(crate) enum Canary {
     Absent,
     /// It has its mark.
     Marked,
-    /// It lost its mark, as files will have.
-    Dumb,
+    /// It has one that does not say which inode it is, as there was before decision 0142.
+    Nameless(Held, Attr),
+    /// It was copied, as files will have been: it lost its mark, or has another's.
+    Foreign,
 }
 
 /// Looks for the canary in the root of a tree.
 pub(crate) fn find_canary(ctx: &OpCtx<'_>, root: &Held) -> Result<Canary> {
-    let Some((canary, _)) = root.lookup(ctx, CANARY)? else { return Ok(Canary::Absent) };
+    let Some((canary, attr)) = root.lookup(ctx, CANARY)? else { return Ok(Canary::Absent) };
     Ok(match canary.mark(ctx, Mark::Polylane)? {
-        Some(_) => Canary::Marked,
-        None => Canary::Dumb,
+        Some(value) if value.is_empty() => Canary::Nameless(canary, attr),
+        Some(value) if value == name_of(&attr) => Canary::Marked,
+        _ => Canary::Foreign,
     })
+}
+
+/// What the mark of a canary says: its inode number and generation, little-endian.
+fn name_of(attr: &Attr) -> [u8; 16] {
+    let mut name = [0; 16];
+    name[..8].copy_from_slice(&attr.ino.0.to_le_bytes());
+    name[8..].copy_from_slice(&attr.generation.to_le_bytes());
+    name
 }
 
 /// A directory, made if it is not there.

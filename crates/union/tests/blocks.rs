@@ -5,14 +5,14 @@ mod common;
 use common::{Fs, Tree, memfs, pattern, union};
 use polylane_base::rng::Rng;
 use polylane_base::sync::Mutex;
-use polylane_base::{Errno, Ino, TestClock};
+use polylane_base::{Errno, Gid, Ino, TestClock, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 use polylane_union::{Layer, OpenError, Solid, Union, UpperOn};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Fallocate, FileSystem, SeekFor, SetAttr, SetTime, XattrMode};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SeekFor, SetAttr, SetTime, XattrMode};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ fn changes_of_a_large_file_move_no_data() {
         let before = used(&upper);
         let big = u.ino("big");
         u.chmod(big, 0o600);
-        let set = SetAttr { uid: Some(polylane_base::Uid(5)), ..SetAttr::default() };
+        let set = SetAttr { uid: Some(Uid(5)), ..SetAttr::default() };
         fs.setattr(&OpCtx::service(), big, &set).expect("chown");
         u.rename("big", "moved").expect("renames");
         u.link("moved", "other");
@@ -91,6 +91,61 @@ fn changes_of_a_large_file_move_no_data() {
         );
     }
     assert!(Tree(&*low).read(Tree(&*low).ino("big")) == bytes, "lowers are not written");
+}
+
+/// The size that is usual where copies hurt: a lower of mostly holes stands for it.
+#[test]
+fn changes_of_a_file_of_two_gib_move_no_data() {
+    const SIZE: u64 = 2 << 30;
+    let (low, ctx) = (memfs(), &OpCtx::service());
+    let big = Tree(&*low).file("big", b"");
+    Tree(&*low).truncate(big, SIZE);
+    let places = [0, SIZE / 2 - 3, SIZE - 9];
+    places.iter().for_each(|at| Tree(&*low).write(big, *at, b"the lower"));
+    let (time, appended) = (Time { sec: 5, nsec: 7 }, pattern(MIB, 1));
+    let sets = [
+        SetAttr { perm: Some(0o600), ..SetAttr::default() },
+        SetAttr { uid: Some(Uid(5)), gid: Some(Gid(6)), ..SetAttr::default() },
+        SetAttr {
+            atime: Some(SetTime::At(time)),
+            mtime: Some(SetTime::At(time)),
+            ..SetAttr::default()
+        },
+    ];
+    for (name, upper) in uppers() {
+        let fs = union(&[&low], Some(&upper));
+        let before = used(&upper);
+        let grown = || (used(&upper) - before) * 512;
+        let big = Tree(&*fs).ino("big");
+        for set in &sets {
+            fs.setattr(ctx, big, set).expect("set");
+        }
+        Tree(&*fs).rename("big", "moved").expect("renames");
+        let attr = Tree(&*fs).find("moved").expect("there");
+        assert_eq!((attr.perm, attr.uid, attr.gid), (0o600, Uid(5), Gid(6)), "{name}");
+        assert_eq!((attr.atime, attr.mtime, attr.size), (time, time, SIZE), "{name}");
+        let of_states = grown();
+        assert!(of_states < 256 << 10, "{name}: the upper grew by {of_states} bytes");
+        Tree(&*fs).write(big, SIZE, &appended);
+        assert!(grown() <= 2 << 20, "{name}: the upper grew by {} bytes", grown());
+        let read = |fs: &Union, at: u64, len: usize| {
+            let mut bytes = vec![0xee; len];
+            let read = fs.read(ctx, big, at, len, &mut bytes.as_mut_slice());
+            assert_eq!(read, Ok(len), "{name}: at {at}");
+            bytes
+        };
+        drop(fs);
+        let fs = union(&[&low], Some(&upper));
+        assert_eq!(Tree(&*fs).ino("moved"), big, "{name}");
+        places.iter().for_each(|at| assert_eq!(read(&fs, *at, 9), b"the lower", "{name}"));
+        assert!(read(&fs, SIZE, MIB) == appended, "{name}");
+        Tree(&*fs).truncate(big, SIZE / 2);
+        Tree(&*fs).truncate(big, SIZE);
+        let cut = [&b"the"[..], &[0; 6]].concat();
+        assert_eq!(read(&fs, SIZE / 2 - 3, 9), cut, "{name}");
+        assert_eq!(read(&fs, SIZE - 9, 9), [0; 9], "{name}");
+        assert!(grown() <= 2 << 20, "{name}: the upper grew by {} bytes", grown());
+    }
 }
 
 /// One change, as the file and as plain bytes see it.
@@ -356,6 +411,137 @@ fn files_whose_lower_changed_can_go() {
     assert_eq!((u.read(u.ino("gone")), u.read(u.ino("h"))), (again, b"new".to_vec()));
 }
 
+/// An upper with files in parts, one of them in a directory that no lower has; what they hold.
+fn in_parts() -> (Fs, Fs, [(&'static str, Vec<u8>); 2]) {
+    let (low, upper) = (memfs(), memfs());
+    let mut bytes = pattern(200_000, 3);
+    for name in ["big", "other"] {
+        Tree(&*low).file(name, &bytes);
+    }
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    u.write(u.ino("big"), 70_000, b"new");
+    u.mkdir("made");
+    u.rename("other", "made/other").expect("renames");
+    u.write(u.ino("made/other"), 70_000, b"new");
+    bytes[70_000..70_003].copy_from_slice(b"new");
+    drop(fs);
+    (low, upper, [("big", bytes.clone()), ("made/other", bytes)])
+}
+
+/// A copy may lose one mark and keep the others: a file is as it was or cannot be read.
+#[test]
+fn a_mark_that_was_lost_alone_leaves_no_zeros() {
+    let ctx = &OpCtx::service();
+    let mut spoiled = 0;
+    for (path, mark) in [
+        ("big", "metacopy"),
+        ("big", "polylane"),
+        ("big", "origin"),
+        ("made/other", "metacopy"),
+        ("made/other", "polylane"),
+        ("made/other", "redirect"),
+        ("made", "impure"),
+    ] {
+        let (low, upper, files) = in_parts();
+        let at = Tree(&*upper).ino(&format!("upper/{path}"));
+        let name = format!("trusted.overlay.{mark}");
+        upper.removexattr(ctx, at, name.as_bytes()).expect("it was there");
+        let fs = union(&[&low], Some(&upper));
+        for (name, bytes) in &files {
+            let ino = Tree(&*fs).ino(name);
+            let mut got = vec![0xee; bytes.len()];
+            match fs.read(ctx, ino, 0, bytes.len(), &mut got.as_mut_slice()) {
+                Ok(_) => assert!(got == *bytes, "{mark} of {path}: {name} is something else"),
+                Err(errno) => {
+                    assert_eq!((errno, *name), (Errno::EIO, path), "{mark} of {path}");
+                    spoiled += 1;
+                }
+            }
+        }
+        let whole = fs.solidify();
+        drop(fs);
+        for (name, bytes) in &files {
+            let own = Tree(&*upper);
+            let is_whole = own.read(own.ino(&format!("upper/{name}"))) == *bytes;
+            assert!(whole.is_err() || is_whole, "{mark} of {path}: {name} was made of zeros");
+        }
+    }
+    assert_eq!(spoiled, 5, "a lost `origin` or `impure` spoils nothing");
+}
+
+/// Puts a copy in the place of a file, or of a whiteout, of the upper: its bytes, holes as zeros,
+/// and its marks.
+fn copy_in_place(upper: &Fs, path: &str) {
+    let (own, ctx) = (Tree(&**upper), &OpCtx::service());
+    let found = own.find(path).expect("there");
+    let (former, is_file) = (found.ino, found.kind == Kind::File);
+    let bytes = if is_file { own.read(former) } else { Vec::new() };
+    let names = upper.listxattr(ctx, former).expect("lists");
+    let all: Vec<_> = names
+        .into_iter()
+        .map(|name| (upper.getxattr(ctx, former, &name).expect("listed"), name))
+        .collect();
+    own.unlink(path);
+    match is_file {
+        true => _ = own.file(path, &bytes),
+        false => own.device(path),
+    }
+    let copy = own.ino(path);
+    for (value, name) in all {
+        upper.setxattr(ctx, copy, &name, &value, XattrMode::Any).expect("kept");
+    }
+}
+
+/// A copy with all marks has other holes: those of a file, or of all of them.
+#[test]
+fn copies_with_all_marks_are_no_parts_of_files() {
+    let ctx = &OpCtx::service();
+    let (low, upper, [(name, _), (other, bytes)]) = in_parts();
+    copy_in_place(&upper, &format!("upper/{name}"));
+    let fs = union(&[&low], Some(&upper));
+    let u = Tree(&*fs);
+    let mut byte = [0];
+    let read = fs.read(ctx, u.ino(name), 0, 1, &mut byte.as_mut_slice());
+    assert_eq!(read, Err(Errno::EIO));
+    assert_eq!(fs.write(ctx, u.ino(name), 0, &mut &b"x"[..]), Err(Errno::EIO));
+    assert!(u.read(u.ino(other)) == bytes);
+    assert_eq!(fs.solidify(), Err(Errno::EIO));
+    drop(fs);
+    copy_in_place(&upper, "upper/.polylane-blocks");
+    let opened = |upper: &Fs| {
+        let lowers = vec![Layer::new(low.clone()).expect("a root")];
+        Union::open(lowers, Some(UpperOn::new(upper.clone()))).err()
+    };
+    assert_eq!(opened(&upper), Some(OpenError::Copied));
+    // A canary of a former version is no copy, and is one from then on.
+    let canary = Tree(&*upper).ino("upper/.polylane-blocks");
+    upper.setxattr(ctx, canary, b"trusted.overlay.polylane", b"", XattrMode::Any).expect("kept");
+    assert_eq!(opened(&upper), None);
+    copy_in_place(&upper, "upper/.polylane-blocks");
+    assert_eq!(opened(&upper), Some(OpenError::Copied));
+}
+
+/// A file whose mark was lost is emptied and used again.
+#[test]
+fn a_file_that_lost_its_mark_can_be_cut_to_nothing() {
+    let (low, upper, _) = in_parts();
+    let ctx = &OpCtx::service();
+    let at = Tree(&*upper).ino("upper/big");
+    upper.removexattr(ctx, at, b"trusted.overlay.metacopy").expect("it was there");
+    for _ in 0..2 {
+        let fs = union(&[&low], Some(&upper));
+        let u = Tree(&*fs);
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        fs.setattr(ctx, u.ino("big"), &empty).expect("needs no data");
+        u.write(u.ino("big"), 100_000, b"again");
+        drop(fs);
+        let fs = union(&[&low], Some(&upper));
+        let again = [&[0; 100_000][..], b"again"].concat();
+        assert_eq!(Tree(&*fs).read(Tree(&*fs).ino("big")), again);
+    }
+}
+
 /// A file that was open when its lower changed is no mixture for its readers once that is known,
 /// and is read again when the lower is as it was.
 #[test]
@@ -393,7 +579,7 @@ fn an_upper_that_lost_its_marks_is_refused() {
         &OpCtx::service(),
         u.ino(""),
         b".polylane-blocks",
-        &polylane_testkit::fs_suite::node(polylane_vfs::fs::Kind::File, 0o600),
+        &polylane_testkit::fs_suite::node(Kind::File, 0o600),
     );
     assert_eq!(made.map(|_| ()), Err(Errno::EPERM));
     drop(fs);
@@ -404,7 +590,7 @@ fn an_upper_that_lost_its_marks_is_refused() {
     let lowers = vec![Layer::new(low.clone()).expect("a root")];
     assert_eq!(
         Union::open(lowers, Some(UpperOn::new(upper.clone()))).err(),
-        Some(OpenError::MarksLost)
+        Some(OpenError::Copied)
     );
     upper
         .setxattr(&OpCtx::service(), canary, b"trusted.overlay.polylane", b"", XattrMode::Any)
