@@ -1,14 +1,14 @@
 #!/bin/sh
 # Programs in containers of `polylane container run`, on lanes over an image's layers, the library on:
-# a Debian (apt and dpkg, git, Python with pip, nginx, PostgreSQL), a root of busybox and a root of
-# the C library musl. A table; ends with 0 when nothing failed. What cannot be tried says why.
+# a Debian (apt and dpkg, git, Python with pip, npm, nginx, PostgreSQL), a root of busybox and a root
+# of the C library musl. A table; ends with 0 when nothing failed. What cannot be tried says why.
 #
 # DEBIAN: a root file system of Debian as a tar file or a directory, with the packages of PACKAGES;
 # without it mmdebstrap makes one. CONTAINERS="debian busybox musl": only those.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 POLYLANE="${POLYLANE:-${CARGO_TARGET_DIR:-$here/target}/release/polylane}"
-PACKAGES=ca-certificates,git,nginx-light,postgresql,python3-minimal,python3-pip
+PACKAGES=ca-certificates,git,nginx-light,npm,postgresql,python3-minimal,python3-pip
 skip() { echo "skipped: test-containers: $*" >&2; }
 if [ "$(id -u)" != 0 ]; then
     skip "only root makes containers"
@@ -132,6 +132,25 @@ with zipfile.ZipFile("/tmp/own-1-py3-none-any.whl", "w") as wheel:
 PY
 pip install -q --no-index --break-system-packages --root-user-action=ignore /tmp/own-1-py3-none-any.whl 2>/dev/null
 python3 -c 'import own; print(own.print_me)'
+EOF
+    # Packages of its own, without a registry to ask.
+    try debian npm none 'own 42 of 301' <<EOF
+$FAST
+export HOME=/root npm_config_cache=/tmp/npm npm_config_offline=true npm_config_audit=false
+export npm_config_fund=false npm_config_update_notifier=false npm_config_loglevel=error
+mkdir -p /srv/own/lib /srv/user
+cd /srv/own
+echo '{"name":"own","version":"1.0.0","main":"lib/own.js","bin":{"own-says":"lib/says.js"}}' >package.json
+echo 'module.exports = 42' >lib/own.js
+printf '#!/usr/bin/env node\nconst fs = require("fs")\nconsole.log("own", require("./own.js"), "of", fs.readdirSync(__dirname).length - 1)\n' >lib/says.js
+for n in \$(seq 300); do echo "module.exports = \$n" >lib/part\$n.js; done
+npm pack --pack-destination /srv >/dev/null
+cd /srv/user
+npm init -y >/dev/null
+npm install /srv/own-1.0.0.tgz >/dev/null
+rm -r node_modules
+npm ci >/dev/null
+node_modules/.bin/own-says
 EOF
     try debian nginx none 'hello 200' <<EOF
 $FAST

@@ -2,8 +2,10 @@
 # Test suites of other unions on lanes over lowers: tables. Both are GPL: they are run as they are,
 # from checkouts.
 #
-# UNIONMOUNT_SUITE: unionmount-testsuite (revision f48a57d2), beside the kernel's overlayfs. Every
-# script is run alone, since it ends at its first failure. TESTS="hard-link …": only those.
+# UNIONMOUNT_SUITE: unionmount-testsuite (revision f48a57d2), beside the kernel's overlayfs, and
+# fuse-overlayfs where it is installed. Every script is run alone, since it ends at its first failure;
+# of a script that fails, the subtests before that count. TESTS="hard-link …", MODES="--ov --ovov":
+# only those.
 # FUSE_OVERLAYFS_SUITE: fuse-overlayfs (revision 5b24f77), beside the program itself.
 # tests/union/known.txt lists what is known to fail, and why.
 #
@@ -58,37 +60,58 @@ one() {
         shift
         (cd "$suite" && PATH="$scratch/bin:$PATH" timeout 120 ./run "$kind" --fuse=polylane-union "$@" "$name")
         ;;
+    fuse-overlayfs)
+        kind=$1
+        shift
+        (cd "$suite" && timeout 120 ./run "$kind" --fuse=fuse-overlayfs "$@" "$name")
+        ;;
     esac >"$log" 2>&1
 }
 clean() {
-    "$POLYLANE" umount --lazy "$scratch/base/m" 2>/dev/null || true
+    for at in "$scratch/base/m" "$scratch/base/u/n"; do
+        "$POLYLANE" umount --lazy "$at" 2>/dev/null || umount --lazy "$at" 2>/dev/null || true
+    done
     (cd "$suite" && ./run --clean-up >/dev/null 2>&1) || true
 }
 
 unionmount() {
     names=${TESTS:-$(cd "$suite/tests" && ls -- *.py | sed 's/\.py$//' | grep -v '^__\|^rename-exdev$')}
-    echo '| unionmount-testsuite, mode | scripts | overlayfs | lane by FUSE | fail on a lane alone |'
-    echo '|---|---|---|---|---|'
-    for mode in --ov --ov=3 '--ov=3 --maxfs=2'; do
-        count=0 overlayfs=0 lane=0 failed=
+    echo '| unionmount-testsuite, mode | scripts | overlayfs, subtests | fuse-overlayfs, subtests | lane by FUSE, subtests | fail on a lane alone |'
+    echo '|---|---|---|---|---|---|'
+    for mode in ${MODES:---ov --ov=3 --ov=3,--maxfs=2 --ovov}; do
+        mode=$(echo "$mode" | tr ',' ' ')
+        count=0 failed=
+        passed overlayfs 0 0
+        passed lane 0 0
+        passed fuse-overlayfs 0 0
         for name in $names; do
             count=$((count + 1))
-            peer=0
-            # shellcheck disable=SC2086 # a list of words
-            one overlayfs "$name" $mode && peer=1
-            clean
-            overlayfs=$((overlayfs + peer))
-            # shellcheck disable=SC2086 # a list of words
-            if one lane "$name" $mode; then
-                lane=$((lane + 1))
-            elif [ "$peer" = 1 ]; then
+            for door in overlayfs fuse-overlayfs lane; do
+                [ $door != fuse-overlayfs ] || [ -n "$fuse_overlayfs" ] || continue
+                ends=0
+                # shellcheck disable=SC2086 # a list of words
+                one $door "$name" $mode && ends=1
+                clean
+                begun=$(grep -c '^TEST ' "$scratch/log/$door-$name") || begun=0
+                passed $door $ends $((begun > 0 ? begun - 1 + ends : 0))
+                [ $door != overlayfs ] || peer=$ends
+            done
+            if [ $ends = 0 ] && [ "$peer" = 1 ]; then
                 worse unionmount "$name" "$scratch/log/lane-$name" >"$scratch/worse"
                 failed="$failed $(cat "$scratch/worse")"
             fi
-            clean
         done
-        echo "| \`$mode\` | $count | $overlayfs | $lane |${failed:- none} |"
+        [ -n "$fuse_overlayfs" ] && theirs=$(cat "$scratch/passed-fuse-overlayfs") || theirs='not installed'
+        echo "| \`$mode\` | $count | $(cat "$scratch/passed-overlayfs") | $theirs | $(cat "$scratch/passed-lane") |${failed:- none} |"
     done
+}
+
+# passed DOOR SCRIPTS SUBTESTS: adds to what passed; no script and no subtest: begins anew.
+passed() {
+    sum=$scratch/passed-$1
+    [ "$2$3" != 00 ] || [ "$count" != 0 ] || echo '0, 0' >"$sum"
+    IFS=', ' read -r scripts subtests <"$sum"
+    echo "$((scripts + $2)), $((subtests + $3))" >"$sum"
 }
 
 # part FILE NUMBER: what a script does before its parts, and one of them. A script ends at its first

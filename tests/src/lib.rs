@@ -67,6 +67,10 @@ pub const LANES: [Lane; 6] = [
 /// Both ways into a lane over a lower.
 pub const UNIONS: [Lane; 2] = [Lane::FuseUnion, Lane::PreloadUnion];
 
+/// A directory that the lower of lanes over a lower has: what a script does in it is done in one
+/// that is merged.
+pub const LOWER_DIR: &str = "w";
+
 /// Size of the volumes that scripts run on.
 const VOLUME_SIZE: &str = "4G";
 
@@ -168,7 +172,7 @@ impl Script {
             }
             Lane::FuseUnion | Lane::PreloadUnion => {
                 let lower = dir.path().join("lower");
-                std::fs::create_dir(&lower).expect("directory for a lower");
+                std::fs::create_dir_all(lower.join(LOWER_DIR)).expect("directory for a lower");
                 command.arg(binary()).args(["run", "--size", VOLUME_SIZE, "--volume"]).arg(&volume);
                 command.arg("--lower").arg(lower);
             }

@@ -77,7 +77,7 @@ fn files_of_lowers_are_as_a_model_of_bytes_says() {
     sh(dir.path(), "diff -r low again");
 }
 
-/// Programs that copy a tree into a directory that is there; each makes other holes, or loses marks.
+/// Programs that copy a tree into a directory that is there: each makes other holes or loses marks.
 const COPIES: [&str; 8] = [
     "cp -r --sparse=always",
     "cp -a",

@@ -50,6 +50,14 @@ polylane_base::record! {
     }
 }
 
+polylane_base::record! {
+    /// An [`Identity`] on disk: the value of `polylane` on the canary.
+    struct DiskIdentity: 16 {
+        0x00 ino: U64,
+        0x08 generation: U64,
+    }
+}
+
 /// The name space of a layer's marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Space {
@@ -156,6 +164,12 @@ impl Mark {
         };
         [space.prefix(), word].concat()
     }
+}
+
+/// The value of `polylane` on the canary.
+pub(crate) fn identity_value((ino, generation): Identity) -> Vec<u8> {
+    let identity = DiskIdentity { ino: ino.0.into(), generation: generation.into() };
+    identity.as_bytes().to_vec()
 }
 
 impl Record {

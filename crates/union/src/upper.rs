@@ -31,7 +31,7 @@ use std::sync::OnceLock;
 
 use crate::error::OpenError;
 use crate::layer::{Above, Held, Layer};
-use crate::marks::{Mark, Space};
+use crate::marks::{self, Mark, Space};
 
 /// Name of the canary in the upper's root. It cannot be seen, made or removed in the union.
 pub(crate) const CANARY: &[u8] = b".polylane-blocks";
@@ -445,12 +445,9 @@ pub(crate) fn find_canary(ctx: &OpCtx<'_>, root: &Held) -> Result<Canary> {
     })
 }
 
-/// What the mark of a canary says: its inode number and generation, little-endian.
-fn name_of(attr: &Attr) -> [u8; 16] {
-    let mut name = [0; 16];
-    name[..8].copy_from_slice(&attr.ino.0.to_le_bytes());
-    name[8..].copy_from_slice(&attr.generation.to_le_bytes());
-    name
+/// What the mark of a canary says: which inode it is.
+fn name_of(attr: &Attr) -> Vec<u8> {
+    marks::identity_value((attr.ino, attr.generation))
 }
 
 /// A directory, made if it is not there.

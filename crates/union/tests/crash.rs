@@ -161,6 +161,76 @@ fn cuts_leave_one_of_two_trees(wrap: Wrap, is_plain: bool) {
     assert!(cuts > 200, "{cuts} cuts only");
 }
 
+/// A change of one file, and the names by which it is found afterwards.
+type ChangeOfFile = (&'static str, &'static [&'static str], fn(&Tree<'_>));
+
+const SYNCED: &[ChangeOfFile] = &[
+    ("a mode", &["/big"], |u| u.chmod(u.ino("big"), 0o600)),
+    ("a block", &["/big"], |u| u.write(u.ino("big"), 81_921, b"changed")),
+    ("an append", &["/big"], |u| u.write(u.ino("big"), 200_000, &pattern(9000, 3))),
+    ("a cut", &["/big"], |u| u.truncate(u.ino("big"), 150_001)),
+    ("a file below a directory that is not in the upper", &["/d/small"], |u| {
+        u.write(u.ino("d/small"), 10, b"changed");
+    }),
+    ("one of two names", &["/d/one", "/d/two"], |u| u.write(u.ino("d/one"), 2, b"NK")),
+    ("under another name", &["/d/sub/big"], |u| {
+        u.write(u.ino("big"), 120_100, b"changed");
+        u.rename("big", "d/sub/big").expect("renames");
+    }),
+    ("below a directory that moved", &["/e/small"], |u| {
+        u.rename("d", "e").expect("renames");
+        u.write(u.ino("e/small"), 10, b"changed");
+    }),
+];
+
+/// A file that was copied up and synced is there after a cut at any write that follows: its bytes,
+/// its state and its names.
+#[test]
+fn a_synced_copy_up_is_there_after_a_cut() {
+    let low = lower();
+    let Some(base) = prepared(&low) else { return };
+    let tear = Tear { unit_bytes: 512, whole: Some(1024..2048) };
+    let (mut rng, mut cuts) = (Rng::new(3), 0);
+    for (what, names, change) in SYNCED {
+        let disk = SimDisk::new(base.clone(), SimOptions { record: true, ..SimOptions::default() });
+        let fs = open(&disk);
+        let upper: Fs = fs.clone();
+        let union = union(&[&low], Some(&upper));
+        let (tree, ctx) = (Tree(&*union), &OpCtx::service());
+        change(&tree);
+        union.fsync(ctx, tree.ino(&names[0][1..]), false).expect("syncs");
+        let synced = disk.position();
+        let expected = tree.whole();
+        // What follows is not waited for, and is in doubt at each cut.
+        tree.file("later", &pattern(30_000, 4));
+        tree.chmod(tree.ino("gone"), 0o600);
+        union.sync(ctx).expect("syncs");
+        drop((union, upper));
+        fs.close().expect("closes");
+        let events = disk.events();
+        let mut crash = Crash::new(&base, &events);
+        let mut is_new = false;
+        while let Some(changes) = crash.advance() {
+            is_new |= changes;
+            if crash.position() < synced || !is_new {
+                continue;
+            }
+            is_new = false;
+            for fates in crash.choices(&mut rng, 1, 1) {
+                let state = found(&low, crash.image(&tear, |write| fates[write]), |fs| fs);
+                for name in *names {
+                    let at = crash.position();
+                    let kept = state.get(*name) == expected.get(*name);
+                    assert!(kept, "{what}: {name}, cut behind event {at} of {}", events.len());
+                }
+                cuts += 1;
+            }
+        }
+        assert!(expected.contains_key(names[0]), "{what}");
+    }
+    assert!(cuts > 50, "{cuts} cuts only");
+}
+
 #[test]
 fn what_is_made_whole_is_so_after_a_cut_and_a_second_try() {
     let low = lower();

@@ -4,13 +4,16 @@
 mod common;
 
 use common::{Fs, Tree, pattern};
-use polylane_base::TestClock;
+use polylane_base::{Errno, TestClock, Time};
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::driver::{Exact, compare_trees};
+use polylane_testkit::fault::Faulty;
 use polylane_testkit::kernel::Kernel;
 use polylane_testkit::subject::{VfsSubject, small_options};
 use polylane_union::{Layer, Union, UpperOn};
+use polylane_vfs::OpCtx;
+use polylane_vfs::fs::{FileSystem, SetAttr, SetTime};
 use polylane_vfs::hostdir::HostDir;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -148,12 +151,17 @@ impl Place {
 
     /// Ours, its upper on the named image where it is to lie on a volume.
     fn ours(&self, image: &str) -> Ours {
+        self.ours_with(image, |upper| upper)
+    }
+
+    /// The same, with something made of the upper's file system.
+    fn ours_with(&self, image: &str, wrap: fn(Fs) -> Fs) -> Ours {
         let lowers = vec![Layer::new(self.host("lower")).expect("a root")];
         let volume = (self.on == On::Volume).then(|| self.volume(image));
-        let upper = match &volume {
+        let upper = wrap(match &volume {
             Some(volume) => volume.clone() as Fs,
             None => self.host("upper"),
-        };
+        });
         let union = Union::open(lowers, Some(UpperOn::new(upper))).expect("opens");
         Ours { union: Arc::new(union), volume }
     }
@@ -181,15 +189,33 @@ impl Place {
         Some(Mounts { merged, _volume: volume })
     }
 
+    /// The kernel's mount of the upper as one more lower.
+    fn kernels_lowers(&self) -> Option<Mounts> {
+        let image = self.path("image");
+        let args = ["-o", "loop", image.to_str().expect("a path")];
+        let (features, volume) = match self.on {
+            On::Dir => (",userxattr", None),
+            On::Volume => ("", Some(mount(&args, &self.path("upper"))?)),
+        };
+        let [upper, lower] = ["upper/upper", "lower"].map(|name| self.path(name));
+        let options = format!("ro,lowerdir={}:{}{features}", upper.display(), lower.display());
+        let merged = mount(&["-t", "overlay", "overlay", "-o", &options], &self.path("merged"))?;
+        Some(Mounts { merged, _volume: volume })
+    }
+
     /// The kernel's tree is as ours.
     fn compare(&self) -> Option<()> {
+        self.compare_with(Place::kernels)
+    }
+
+    fn compare_with(&self, mount: fn(&Place) -> Option<Mounts>) -> Option<()> {
         let options = || small_options(Arc::new(TestClock::default()), 1 << 20);
         let kept = self.path("kept");
         if self.on == On::Volume {
             // Each opener gets a volume of its own.
             std::fs::copy(self.path("image"), &kept).expect("copied");
         }
-        let mounts = self.kernels()?;
+        let mounts = mount(self)?;
         let mut kernels = Kernel::new(mounts.merged.0.clone());
         let ours = match self.on {
             On::Dir => self.ours("image"),
@@ -306,5 +332,167 @@ fn files_in_parts_are_refused_by_the_kernel() {
         ours.close();
         let Some(mounts) = place.kernels() else { return };
         assert!(std::fs::read(mounts.merged.0.join("big")).is_err(), "{on:?}");
+    }
+}
+
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+
+/// What is on files of the lower that are copied up.
+const KEPT: [(&str, &str); 7] = [
+    ("big", ACCESS),
+    ("big", "user.note"),
+    ("d/solo", ACCESS),
+    ("d/solo", "security.capability"),
+    ("d/e", ACCESS),
+    ("d/e", DEFAULT),
+    ("d/e", "user.note"),
+];
+
+/// An extended attribute of a file of the host.
+fn kept(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 4096];
+    let got = rustix::fs::getxattr(path, name, &mut value[..]);
+    got.ok().map(|count| value[..count].to_vec())
+}
+
+fn all_kept(root: &Path) -> Vec<Option<Vec<u8>>> {
+    KEPT.iter().map(|(path, name)| kept(&root.join(path), name)).collect()
+}
+
+/// Whichever of the two copies a file up, it keeps its access lists and attributes, a directory its
+/// default list too, for the other one as well. Lower and upper are volumes: a directory of the
+/// host has no access lists for a lane.
+#[test]
+fn access_lists_and_attributes_survive_a_copy_up_by_either() {
+    if Command::new("setfacl").arg("--version").output().is_err() {
+        eprintln!("skipped: setfacl is not installed");
+        return;
+    }
+    for is_kernels in [false, true] {
+        let Some(place) = Place::new(On::Volume) else { return };
+        sh(
+            &place.path("lower"),
+            "setfacl -m u:7:rw,g:8:r,m:rw big; setfacl -m u:7:---,m:r d/solo
+             setfacl -m u:7:rwx d/e; setfacl -d -m u:9:rwx,g:9:r-x d/e
+             setfattr -n user.note -v file big; setfattr -n user.note -v dir d/e
+             setfattr -n security.capability -v 0x0100000200040000000000000000000000000000 d/solo",
+        );
+        let before = all_kept(&place.path("lower"));
+        assert!(before.iter().all(Option::is_some), "{before:?}");
+        let image = place.path("low.img");
+        sh(
+            place.dir.path(),
+            "truncate -s 32M low.img; mke2fs -Fq -t ext4 low.img; mkdir low
+             unshare -m sh -euc 'mount -o loop low.img low; cp -a lower/. low; umount low'
+             rm -r lower/*",
+        );
+        let mounted = || mount(&["-o", "loop,ro", image.to_str()?], &place.path("lower"));
+        let ours = || {
+            let (low, volume) = (place.volume("low.img"), place.volume("image"));
+            let lowers = vec![Layer::new(low).expect("a root")];
+            let upper = UpperOn::new(volume.clone() as Fs);
+            let union = Arc::new(Union::open(lowers, Some(upper)).expect("opens"));
+            Ours { union, volume: Some(volume) }
+        };
+        let union = ours();
+        if !is_kernels {
+            let (u, ctx) = (Tree(&*union.union), &OpCtx::service());
+            let time = SetTime::At(Time { sec: 9, nsec: 0 });
+            for path in ["big", "d/solo", "d/e"] {
+                let set = SetAttr { mtime: Some(time), ..SetAttr::default() };
+                union.union.setattr(ctx, u.ino(path), &set).expect("set");
+            }
+            u.write(u.ino("big"), 100, b"changed");
+            union.union.solidify().expect("room");
+        }
+        union.close();
+        let Some(low) = mounted() else { return };
+        let Some(mounts) = place.kernels() else { return };
+        let merged = &mounts.merged.0;
+        if is_kernels {
+            sh(merged, "touch -d @9 d/solo d/e; echo more >>big");
+        }
+        assert_eq!(all_kept(merged), before, "{is_kernels}: by the kernel");
+        let upper = all_kept(&place.path("upper/upper"));
+        assert_eq!(upper, before, "{is_kernels}: in the upper");
+        // What is made in the directory has its default list.
+        sh(merged, "touch d/e/new; getfacl -c d/e/new | grep -q '^user:9:rwx'");
+        drop(mounts);
+        drop(low);
+        let union = ours();
+        let (u, ctx) = (Tree(&*union.union), &OpCtx::service());
+        let of = |(path, name): &(&str, &str)| {
+            union.union.getxattr(ctx, u.ino(path), name.as_bytes()).ok()
+        };
+        let seen: Vec<_> = KEPT.iter().map(of).collect();
+        assert_eq!(seen, before, "{is_kernels}: by us");
+        union.close();
+    }
+}
+
+/// Where no device can be made, whiteouts are attributes: the kernel reads them in lowers.
+#[test]
+fn attributes_that_are_our_whiteouts_hide_names_for_the_kernel() {
+    for (on, in_root) in
+        [(On::Dir, false), (On::Dir, true), (On::Volume, false), (On::Volume, true)]
+    {
+        let Some(place) = Place::new(on) else { return };
+        let ours = place.ours_with("image", |fs| Faulty::without_devices(fs));
+        let u = Tree(&*ours.union);
+        for name in ["gone/deep/y", "d/e/two"] {
+            u.unlink(name);
+        }
+        u.rmdir("gone/deep").expect("is empty");
+        u.file("d/e/three", b"three");
+        u.mkdir("gone/other");
+        if in_root {
+            u.unlink("keep");
+            u.rename("link", "d/link").expect("renames");
+        }
+        ours.close();
+        let Some(()) = place.compare_with(Place::kernels_lowers) else { return };
+        let Some(mounts) = place.kernels_lowers() else { return };
+        let (merged, upper) = (&mounts.merged.0, place.path("upper/upper"));
+        assert!(!merged.join("gone/deep").exists() && merged.join("gone/x").exists(), "{on:?}");
+        assert!(!merged.join("d/e/two").exists(), "{on:?}");
+        assert_eq!(merged.join("keep").exists(), !in_root, "{on:?}");
+        let kind = upper.join("d/e/two").symlink_metadata().expect("there").file_type();
+        assert!(kind.is_file(), "{on:?}: it is no device");
+    }
+}
+
+/// The reverse: such a layer as others make it, over a lower.
+#[test]
+fn attributes_that_are_whiteouts_of_others_hide_names_for_us() {
+    for on in [On::Dir, On::Volume] {
+        let Some(place) = Place::new(on) else { return };
+        place.ours("image").close();
+        let image = place.path("image");
+        let args = ["-o", "loop", image.to_str().expect("a path")];
+        let volume = match on {
+            On::Dir => None,
+            On::Volume => match mount(&args, &place.path("upper")) {
+                Some(volume) => Some(volume),
+                None => return,
+            },
+        };
+        let space = if on == On::Dir { "user" } else { "trusted" };
+        let script = format!(
+            "mark() {{ setfattr -n {space}.overlay.$1 -v \"$2\" \"$3\"; }}
+             mark opaque x .; : >keep; mark whiteout y keep
+             mkdir -p d/e full; mark opaque x d/e; : >d/e/two; mark whiteout '' d/e/two
+             mark opaque x full; for n in 1 2 300; do : >full/n$n; mark whiteout y full/n$n; done
+             : >full/n4; echo x >full/n5; mark whiteout y full/n5"
+        );
+        sh(&place.path("upper/upper"), &script);
+        drop(volume);
+        let Some(()) = place.compare_with(Place::kernels_lowers) else { return };
+        let ours = place.ours("image");
+        let u = Tree(&*ours.union);
+        assert_eq!(u.find("keep").err(), Some(Errno::ENOENT), "{on:?}");
+        assert_eq!(u.names("d/e"), ["f"], "{on:?}");
+        assert_eq!(u.names("full").len(), 297, "{on:?}");
+        ours.close();
     }
 }

@@ -13,7 +13,7 @@ fn holds(test: &str, case: &str) {
         return;
     }
     let script =
-        Script::new(format!("mkdir w; cd w; /usr/bin/python3 -B $SCRIPTS/coherence.py {case}"));
+        Script::new(format!("mkdir -p w; cd w; /usr/bin/python3 -B $SCRIPTS/coherence.py {case}"));
     let script = script.env("SCRIPTS", scripts());
     for lane in chosen(&PLACES) {
         assert_eq!(script.succeeds(lane), "holds\n", "{case} on {lane:?}");
@@ -72,7 +72,8 @@ fn random_operations_from_both_sides() {
         return;
     }
     for seed in ["1", "2", "3"] {
-        let script = Script::new("/usr/bin/python3 -B $SCRIPTS/mixed.py $SEED 10000").limit(200);
+        let text = "mkdir -p w; cd w; /usr/bin/python3 -B $SCRIPTS/mixed.py $SEED 10000";
+        let script = Script::new(text).limit(200);
         let script = script.env("SCRIPTS", scripts()).env("SEED", seed);
         for lane in chosen(&PLACES) {
             assert_eq!(script.succeeds(lane), "10000 operations\n", "seed {seed} on {lane:?}");

@@ -40,7 +40,8 @@ fn pjdfstest_on_every_lane() {
     }
     // The second file system is the host's temporary directory.
     let other = tempfile::tempdir().expect("a directory on another file system");
-    let text = "chmod 755 .\n$PJDFSTEST -c $SCRIPTS/pjdfstest.toml -s $OTHER -p . || true";
+    let text = "mkdir -p w; chmod 755 . w\n\
+                $PJDFSTEST -c $SCRIPTS/pjdfstest.toml -s $OTHER -p w || true";
     let script = Script::new(text).env("PJDFSTEST", tools().join("pjdfstest")).limit(300);
     let script = script.env("SCRIPTS", scripts()).env("OTHER", other.path());
     let mut wrong = String::new();

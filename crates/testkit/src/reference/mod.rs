@@ -14,7 +14,7 @@ use crate::ops::{Op, Step, USERS};
 use crate::subject::{Outcome, Subject};
 use polylane_base::{Clock, Errno, Gid, Ino, Uid};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{Attr, DirEntry, FileSystem, Kind, NewNode};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -69,9 +69,25 @@ pub struct Reference {
 impl Reference {
     /// An empty tree.
     pub fn new(clock: Arc<dyn Clock>) -> Reference {
-        let fs = Arc::new(Model::new(clock));
+        Reference::on(Model::new(clock))
+    }
+
+    /// System calls on a tree that is there.
+    pub fn on(fs: Model) -> Reference {
         let root = fs.root().map_or(Ino(1), |attr| attr.ino);
-        Reference { fs, root, parents: BTreeMap::new(), open: BTreeMap::new() }
+        let (mut parents, mut left) = (BTreeMap::new(), vec![root]);
+        while let Some(dir) = left.pop() {
+            let mut each = |entry: DirEntry<'_>| {
+                if entry.kind == Kind::Dir {
+                    parents.insert(entry.ino, dir);
+                    left.push(entry.ino);
+                }
+                true
+            };
+            let listed = fs.readdir(&OpCtx::service(), dir, 0, &mut each);
+            listed.expect("a directory of the model");
+        }
+        Reference { fs: Arc::new(fs), root, parents, open: BTreeMap::new() }
     }
 
     fn attr(&self, ino: Ino) -> Attr {
