@@ -62,6 +62,85 @@ fn lanes_are_the_same_with_a_cache_and_without() {
     }
 }
 
+/// How the layers of a union are cached, as words for each lower and options of the lane.
+const LAYERED: [[&str; 2]; 5] = [
+    ["", ""],
+    ["cached:", ""],
+    ["cached=2M:", "--file-cache writethrough --file-cache-over upper"],
+    ["", "--file-cache writethrough --file-cache-size 4M --file-cache-over upper"],
+    ["cached=1M:", "--file-cache writeback"],
+];
+
+/// The same work on a union whose layers are in caches of their own, and on one without: over
+/// directories and volumes, by the library and by FUSE.
+#[test]
+fn unions_are_the_same_with_cached_layers_and_without() {
+    if unavailable("unions_are_the_same_with_cached_layers_and_without") {
+        return;
+    }
+    let fill = "cd /lane && mkdir d && seq 100000 >d/big && seq 50 >small && ln small twin && \
+                head -c 300000 /dev/zero >zeros && seq 9 >gone && chmod 640 small";
+    let script = "cd /lane && cksum d/big small zeros dir-file && echo more >>d/big && rm gone && \
+                  truncate -s 10 zeros && mv d e && cp e/big copy && seq 7 >dir-file && sync && \
+                  dd if=/dev/zero of=e/big bs=4096 seek=7 count=3 conv=notrunc 2>/dev/null && \
+                  cksum e/big && mkdir d && echo new >d/new && cat twin >>d/new && \
+                  find . -type f -exec cksum {} + | sort && stat -c '%n %s %h %a' small twin e/big";
+    for upper in ["dir", "volume"] {
+        let mut all = Vec::new();
+        for ([word, options], door) in
+            LAYERED.into_iter().flat_map(|how| [(how, ""), (how, "--no-preload")])
+        {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let (low, image) = (dir.path().join("low"), dir.path().join("low.img"));
+            fs::create_dir(&low).expect("mkdir");
+            fs::write(low.join("dir-file"), "of the directory").expect("written");
+            let volume = Run::new("--volume").arg(&image).arg("--size").arg("64M");
+            printed(&volume.script(fill).output());
+            let lane = |options: &str| {
+                let lower = |path: &Path| format!("{word}{}", path.display());
+                let run = Run::new(&format!("{options} {door}"));
+                let run = run.arg("--lower").arg(lower(&low)).arg("--lower").arg(lower(&image));
+                match upper {
+                    "dir" => run.arg("--dir").arg(dir.path().join("up")),
+                    _ => run.arg("--volume").arg(dir.path().join("v")).arg("--size").arg("64M"),
+                }
+            };
+            let first = printed(&lane(options).script(script).output());
+            let again = "cd /lane && find . -type f -exec cksum {} + | sort";
+            let left = printed(&lane("").script(again).output());
+            all.push((first, left));
+        }
+        assert!(all[0].0.contains("d/new"), "{upper}: {all:?}");
+        assert!(all.iter().all(|one| *one == all[0]), "{upper}: {all:#?}");
+    }
+}
+
+#[test]
+fn caches_of_layers_are_shown() {
+    if unavailable("caches_of_layers_are_shown") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let low = dir.path().join("low");
+    fs::create_dir(&low).expect("mkdir");
+    fs::write(low.join("f"), vec![7; 3 << 20]).expect("written");
+    let options = "--file-cache writethrough --file-cache-size 4M --file-cache-over upper --mem";
+    let script = "cat /lane/f >/dev/null; head -c 100000 /lane/f >/lane/g; echo up; sleep 60";
+    let run = Run::new(options).arg("--lower").arg(format!("cached=1M:{}", low.display()));
+    let mut run = run.script(script).start();
+    assert_eq!(run.line(), "up");
+    let stats = succeeds(&["stats", "--json", "--pool", &run.pool]);
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    let service = &stats[0]["service"];
+    assert_eq!(service["cache"]["over"].as_str(), Some("upper"));
+    let lower = &service["lower_caches"][0];
+    assert!(lower["over"].as_str().is_some_and(|over| over.ends_with("/low")), "{lower}");
+    assert_eq!(lower["size_bytes"].as_u64(), Some(1 << 20));
+    assert!((1..=256).contains(&lower["pages"].as_u64().expect("a count")), "{lower}");
+    signal_to(run.child.id(), "TERM");
+    run.end();
+}
+
 /// What is written reaches the host at once or after the interval, and when it is synced.
 #[test]
 fn writes_reach_the_host_when_it_was_said() {
@@ -163,6 +242,17 @@ fn a_cache_that_cannot_be_is_refused_in_one_line() {
         (
             "--mem --memory 64M --file-cache writeback --file-cache-size 17M",
             "--file-cache-size: from 1M to 16 MiB",
+        ),
+        ("--mem --file-cache-over upper", "--file-cache <MODE>"),
+        ("--mem --file-cache writethrough --file-cache-over upper", "--file-cache-over upper: is"),
+        (
+            "--mem --lower / --file-cache writeback --file-cache-over upper",
+            "--file-cache-over upper: with --file-cache writethrough alone",
+        ),
+        ("--mem --lower cached=100K:/", "--lower cached=SIZE: from 1M to "),
+        (
+            "--mem --memory 64M --lower cached=9M:/ --file-cache writeback --file-cache-size 9M",
+            "--lower cached=SIZE: from 1M to 16 MiB",
         ),
         ("--mem --file-cache writethrough --flush-interval 1s", "--flush-interval: only a lane on"),
         ("--mem --file-cache writeback --journal-mode data", "--journal-mode: only a lane on"),

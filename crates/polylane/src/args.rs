@@ -8,7 +8,7 @@ use polylane_base::size::{BadSize, ByteSize};
 use polylane_pool::ceph::{ClientOptions, ClusterOptions};
 use polylane_pool::failure::Failure;
 use polylane_pool::share::{Policy, Wanted};
-use polylane_pool::spec::{FileCache, FileCacheMode, JournalMode, WriteBack};
+use polylane_pool::spec::{FileCache, FileCacheMode, FileCachePlace, JournalMode, WriteBack};
 use polylane_volume::cache::{Mode, StoreKind};
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::{PREFETCH_BYTES_MIN, Translation};
@@ -34,6 +34,11 @@ fn journal_modes() -> clap::builder::PossibleValuesParser {
 /// The names of the modes of a cache of files.
 fn file_cache_modes() -> clap::builder::PossibleValuesParser {
     FileCacheMode::ALL.map(FileCacheMode::name).into()
+}
+
+/// The names of what a cache of files is over.
+fn file_cache_places() -> clap::builder::PossibleValuesParser {
+    FileCachePlace::ALL.map(FileCachePlace::name).into()
 }
 
 /// The names of what a volume is made on.
@@ -62,13 +67,17 @@ pub(crate) struct WriteBackArgs {
     /// order has written is refused afterwards
     #[arg(long)]
     volatile: bool,
-    /// Keep files in a cache of the lane's own, over all that it is made of: changes go on after
-    /// --flush-interval and when they are synced (writeback), or at once (writethrough)
+    /// Keep files in a cache of the lane's own: changes go on after --flush-interval and when they
+    /// are synced (writeback), or at once (writethrough)
     #[arg(long, value_name = "MODE", value_parser = file_cache_modes())]
     file_cache: Option<String>,
     /// Most file data in that cache [default: a quarter of the pool's memory]
     #[arg(long, value_name = "SIZE", requires = "file_cache")]
     file_cache_size: Option<ByteSize>,
+    /// What that cache is over: all that the lane is made of, or its own files alone, which are
+    /// over --lower (upper)
+    #[arg(long, value_name = "PART", requires = "file_cache", value_parser = file_cache_places())]
+    file_cache_over: Option<String>,
 }
 
 impl WriteBackArgs {
@@ -80,11 +89,17 @@ impl WriteBackArgs {
             journal_mode: self.journal_mode.as_deref().and_then(JournalMode::named),
             discard: self.discard,
             volatile: self.volatile,
-            file_cache: self
-                .file_cache
-                .as_deref()
-                .and_then(FileCacheMode::named)
-                .map(|mode| FileCache { mode, bytes: self.file_cache_size.map(|size| size.0) }),
+            file_cache: self.file_cache.as_deref().and_then(FileCacheMode::named).map(|mode| {
+                FileCache {
+                    mode,
+                    bytes: self.file_cache_size.map(|size| size.0),
+                    over: self
+                        .file_cache_over
+                        .as_deref()
+                        .and_then(FileCachePlace::named)
+                        .unwrap_or_default(),
+                }
+            }),
         }
     }
 }

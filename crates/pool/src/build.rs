@@ -33,10 +33,10 @@ use crate::ceph::CephFiles;
 use crate::cluster::{self, check_upper, directory, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
-use crate::file_cache::{self, LaneCache};
+use crate::file_cache::{Caches, LaneCaches};
 use crate::link::Link;
 use crate::lower::{self, Lower};
-use crate::spec::{Backing, LowerSpec, PoolSpec};
+use crate::spec::{Backing, FileCachePlace, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
 
@@ -157,8 +157,8 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// The files, of a lane over lowers.
     union: Option<Arc<Union>>,
-    /// The cache over the files, of a lane that was asked to have one.
-    cache: Option<LaneCache>,
+    /// The caches of its files, as far as it was asked to have any.
+    caches: LaneCaches,
     /// The files, or some of their layers, are on a cluster: its session ends with the last
     /// reference to them.
     on_cluster: bool,
@@ -203,9 +203,11 @@ pub(crate) fn start(
     let own = (stores.own, client.as_ref());
     let (fs, disk) = libservice(spec, own, clock_of_disk, handover.is_some())?;
     let lowers = (stores.lowers, client.as_ref());
-    let (fs, union) = over_lowers(spec, fs, lowers, clock.clone(), handover.as_ref())?;
-    let (fs, cache) =
-        file_cache::over(spec, fs, clock, (dirty_bytes_limit(spec), flush_interval(spec)))?;
+    let waits = (dirty_bytes_limit(spec), flush_interval(spec));
+    let mut caches = Caches::new(spec, clock.clone(), waits);
+    let fs = fs.map(|fs| caches.over(FileCachePlace::Upper, fs)).transpose()?;
+    let (fs, union) = over_lowers(spec, fs, lowers, (clock, &mut caches), handover.as_ref())?;
+    let fs = caches.over(FileCachePlace::All, fs)?;
     let fs = by_their_map(spec, fs)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
@@ -239,7 +241,7 @@ pub(crate) fn start(
         server,
         disk,
         union,
-        cache,
+        caches: caches.made_all(),
         on_cluster,
         watch: client.as_ref().map(Client::watch),
         share_link: None,
@@ -308,7 +310,7 @@ fn over_lowers(
     spec: &PoolSpec,
     upper: Option<Own>,
     (lowers, client): (Vec<Below>, Option<&Client>),
-    clock: Arc<dyn Clock>,
+    (clock, caches): (Arc<dyn Clock>, &mut Caches<'_>),
     handover: Option<&Handover>,
 ) -> Result<(Own, Option<Arc<Union>>)> {
     let upper = match upper {
@@ -316,7 +318,8 @@ fn over_lowers(
         upper => upper,
     };
     let (mut layers, mut data_only) = (Vec::new(), Vec::new());
-    for (LowerSpec { label, is_data_only, .. }, lower) in spec.lowers.iter().zip(lowers) {
+    for (of, lower) in spec.lowers.iter().zip(lowers) {
+        let label = &of.label;
         let fs: Own = match lower {
             Below::Host(host) => Arc::new(host),
             Below::Cluster(path) => directory(spec, client, &path)?,
@@ -327,9 +330,9 @@ fn over_lowers(
                 Arc::new(disk::open_lower(label, files, clock.clone(), &options)?)
             }
         };
-        let layer = Layer::new(fs);
+        let layer = Layer::new(caches.over_lower(of, fs)?);
         let layer = layer.map_err(|error| Failure::because(label, "use it as a lower", error))?;
-        if *is_data_only { data_only.push(layer) } else { layers.push(layer) }
+        if of.is_data_only { data_only.push(layer) } else { layers.push(layer) }
     }
     let volatile = spec.write_back.volatile;
     let upper = upper.map(|fs| UpperOn::new(fs).volatile(volatile));
@@ -471,7 +474,7 @@ impl Running {
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);
         drop(self.vfs);
-        drop(self.cache);
+        drop(self.caches);
         if let Some(union) = self.union.filter(|_| self.on_cluster) {
             union.close();
         }

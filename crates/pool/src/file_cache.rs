@@ -1,4 +1,5 @@
-//! The cache of a lane's files (`--file-cache`): a libservice over all others of the lane.
+//! The caches of a lane's files, each a libservice over others of the lane: over all of them or
+//! over what is its own (`--file-cache`), and over lowers (`--lower cached:SOURCE`).
 
 use std::time::Duration;
 
@@ -9,52 +10,134 @@ use polylane_vfs::{FileSystem, Stats, Vfs};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
-use crate::spec::{FileCache, FileCacheMode, PoolSpec};
+use crate::spec::{FileCache, FileCacheMode, FileCachePlace, LowerSpec, PoolSpec};
 
-/// Least bytes that it may keep.
+/// Least bytes that one may keep.
 pub(crate) const BYTES_MIN: u64 = 1 << 20;
 
-/// The cache of a lane that runs.
+/// A cache of a lane that runs.
 pub(crate) struct LaneCache {
     cached: Arc<Cached>,
     mode: FileCacheMode,
     bytes_limit: u64,
+    /// What it is over.
+    over: String,
 }
 
-/// Files in the cache that `spec` asks for, if it does. Changed data may be so many bytes, and wait
-/// so long.
-pub(crate) fn over(
-    spec: &PoolSpec,
-    fs: Arc<dyn FileSystem>,
+/// The caches of a lane, as its parts are put together.
+pub(crate) struct Caches<'a> {
+    spec: &'a PoolSpec,
     clock: Arc<dyn Clock>,
-    (dirty_bytes_limit, flush_interval): (u64, Duration),
-) -> Result<(Arc<dyn FileSystem>, Option<LaneCache>)> {
-    let Some(FileCache { mode, bytes }) = spec.write_back.file_cache else {
-        return Ok((fs, None));
-    };
-    let bytes_limit = bytes.unwrap_or(spec.cache_bytes_limit);
-    let how = match mode {
-        FileCacheMode::WriteBack => Mode::WriteBack,
-        FileCacheMode::WriteThrough => Mode::WriteThrough,
-    };
-    let settings = Settings { mode: how, bytes_limit, dirty_bytes_limit, flush_interval, clock };
-    let cached = Cached::new(fs, settings);
-    let cached =
-        Arc::new(cached.map_err(|error| Failure::because("lane", "start its cache", error))?);
-    Ok((cached.clone(), Some(LaneCache { cached, mode, bytes_limit })))
+    /// Most changed bytes, and how long they wait.
+    waits: (u64, Duration),
+    /// The one that was asked for beside those of lowers.
+    own: Option<LaneCache>,
+    of_lowers: Vec<LaneCache>,
 }
 
-impl LaneCache {
-    /// What statistics say of it.
-    pub(crate) fn describe(&self) -> Value {
-        json!({ "mode": self.mode.name(), "size_bytes": self.bytes_limit })
+impl<'a> Caches<'a> {
+    /// Changed data in them may be so many bytes, and wait so long.
+    pub(crate) fn new(
+        spec: &'a PoolSpec,
+        clock: Arc<dyn Clock>,
+        waits: (u64, Duration),
+    ) -> Caches<'a> {
+        Caches { spec, clock, waits, own: None, of_lowers: Vec::new() }
+    }
+
+    /// Files in a cache, if one was asked for at that place.
+    pub(crate) fn over(
+        &mut self,
+        here: FileCachePlace,
+        fs: Arc<dyn FileSystem>,
+    ) -> Result<Arc<dyn FileSystem>> {
+        let asked = self.spec.write_back.file_cache.filter(|cache| cache.over == here);
+        let Some(FileCache { mode, bytes, .. }) = asked else { return Ok(fs) };
+        let made = self.made(fs, (mode, bytes), here.name().to_string())?;
+        Ok(self.own.insert(made).cached.clone())
+    }
+
+    /// A lower's files in a cache, if one was asked for. Nothing is ever written to them.
+    pub(crate) fn over_lower(
+        &mut self,
+        lower: &LowerSpec,
+        fs: Arc<dyn FileSystem>,
+    ) -> Result<Arc<dyn FileSystem>> {
+        let Some(asked) = lower.cache else { return Ok(fs) };
+        let how = (FileCacheMode::WriteThrough, asked.bytes);
+        let made = self.made(fs, how, lower.label.clone())?;
+        let cached = made.cached.clone();
+        self.of_lowers.push(made);
+        Ok(cached)
+    }
+
+    fn made(
+        &self,
+        fs: Arc<dyn FileSystem>,
+        (mode, bytes): (FileCacheMode, Option<u64>),
+        over: String,
+    ) -> Result<LaneCache> {
+        let bytes_limit = bytes.unwrap_or_else(|| share(self.spec));
+        let mode_here = match mode {
+            FileCacheMode::WriteBack => Mode::WriteBack,
+            FileCacheMode::WriteThrough => Mode::WriteThrough,
+        };
+        let (dirty_bytes_limit, flush_interval) = self.waits;
+        let clock = self.clock.clone();
+        let settings =
+            Settings { mode: mode_here, bytes_limit, dirty_bytes_limit, flush_interval, clock };
+        let cached = Cached::new(fs, settings);
+        let failed = |error| Failure::because(&over, "start its cache", error);
+        let cached = Arc::new(cached.map_err(failed)?);
+        Ok(LaneCache { cached, mode, bytes_limit, over })
+    }
+
+    /// What was made.
+    pub(crate) fn made_all(self) -> LaneCaches {
+        LaneCaches { own: self.own, of_lowers: self.of_lowers }
     }
 }
 
-/// A lane's counters, with those of its pages wherever they are.
-pub(crate) fn stats(vfs: &Vfs, cache: Option<&LaneCache>) -> Stats {
-    let own = vfs.stats();
-    let Some(cache) = cache else { return own };
-    let Stats { ops, dentry_hits, dentry_misses, dentries, inodes, .. } = own;
-    Stats { ops, dentry_hits, dentry_misses, dentries, inodes, ..cache.cached.stats() }
+/// What a cache may keep of which nothing was said: all of them share what the service may.
+fn share(spec: &PoolSpec) -> u64 {
+    let of_lowers = spec.lowers.iter().filter(|lower| lower.cache.is_some()).count();
+    let count = of_lowers + usize::from(spec.write_back.file_cache.is_some());
+    (spec.cache_bytes_limit / count.max(1) as u64).max(BYTES_MIN)
+}
+
+/// The caches of a lane that runs.
+pub(crate) struct LaneCaches {
+    own: Option<LaneCache>,
+    of_lowers: Vec<LaneCache>,
+}
+
+impl LaneCaches {
+    /// What statistics say of that which was asked for beside those of lowers.
+    pub(crate) fn own(&self) -> Option<Value> {
+        let LaneCache { mode, bytes_limit, over, .. } = self.own.as_ref()?;
+        Some(json!({ "mode": mode.name(), "size_bytes": bytes_limit, "over": over }))
+    }
+
+    /// What statistics say of those of lowers.
+    pub(crate) fn of_lowers(&self) -> Vec<Value> {
+        let describe = |LaneCache { cached, bytes_limit, over, .. }: &LaneCache| {
+            let Stats { pages, page_hits, page_misses, .. } = cached.stats();
+            json!({
+                "over": over,
+                "size_bytes": bytes_limit,
+                "pages": pages,
+                "page_hits": page_hits,
+                "page_misses": page_misses,
+            })
+        };
+        self.of_lowers.iter().map(describe).collect()
+    }
+
+    /// A lane's counters, with those of its pages wherever they are.
+    pub(crate) fn stats(&self, vfs: &Vfs) -> Stats {
+        let own = vfs.stats();
+        let Some(cache) = &self.own else { return own };
+        let Stats { ops, dentry_hits, dentry_misses, dentries, inodes, .. } = own;
+        Stats { ops, dentry_hits, dentry_misses, dentries, inodes, ..cache.cached.stats() }
+    }
 }

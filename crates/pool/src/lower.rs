@@ -8,6 +8,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
 use polylane_union::Union;
 use polylane_volume as volume;
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
-use crate::spec::{LowerSpec, PoolSpec};
+use crate::spec::{LowerCache, LowerSpec, PoolSpec};
 
 /// Most lowers of a lane, as many as overlayfs takes.
 const LOWERS_MAX: usize = 500;
@@ -40,6 +41,20 @@ pub enum LowerSource {
     Ceph(CephPlace),
     /// One of these of which no names are seen: files of the layers above point into it.
     Data(Box<LowerSource>),
+    /// One of these in a cache of its own, of so many bytes; `None`: its share of the lane's.
+    Cached(Box<LowerSource>, Option<u64>),
+}
+
+/// What follows `cached`: the size of the cache, and what is in it.
+fn cache_of(text: &[u8]) -> Option<(Option<u64>, &OsStr)> {
+    let colon = text.iter().position(|&byte| byte == b':')?;
+    let (size, below) = (&text[..colon], OsStr::from_bytes(&text[colon + 1..]));
+    let bytes = match size.strip_prefix(b"=") {
+        None if size.is_empty() => None,
+        Some(size) => Some(std::str::from_utf8(size).ok()?.parse::<ByteSize>().ok()?.0),
+        None => return None,
+    };
+    Some((bytes, below))
 }
 
 /// A layer under a lane's own files, as descriptors.
@@ -55,12 +70,16 @@ pub(crate) enum Lower {
 
 impl LowerSource {
     /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`,
-    /// `ceph:[USER@]FSNAME[:PATH]`, or a path; for a data-only one with `data:` before that. A path
-    /// that leads to a file or a device is a volume's.
+    /// `ceph:[USER@]FSNAME[:PATH]`, or a path; for a data-only one with `data:` before that, for
+    /// one in a cache with `cached:` or `cached=SIZE:`. A path that leads to a file or a device is
+    /// a volume's.
     pub fn parse(text: &OsStr) -> LowerSource {
         let after = |kind: &str| text.as_bytes().strip_prefix(kind.as_bytes());
         if let Some(data) = after("data:") {
             return LowerSource::Data(Box::new(LowerSource::parse(OsStr::from_bytes(data))));
+        }
+        if let Some((bytes, below)) = after("cached").and_then(cache_of) {
+            return LowerSource::Cached(Box::new(LowerSource::parse(below)), bytes);
         }
         let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
         let place = |bytes| std::str::from_utf8(bytes).ok()?.parse::<CephPlace>().ok();
@@ -82,7 +101,7 @@ impl LowerSource {
         match self {
             LowerSource::Dir(path) | LowerSource::Volume(path) => Cow::Borrowed(path),
             LowerSource::Ceph(place) => Cow::Owned(format!("ceph:{place}").into()),
-            LowerSource::Data(data) => data.path(),
+            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.path(),
         }
     }
 
@@ -90,7 +109,7 @@ impl LowerSource {
     pub(crate) fn ceph(&self) -> Option<&CephPlace> {
         match self {
             LowerSource::Ceph(place) => Some(place),
-            LowerSource::Data(data) => data.ceph(),
+            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.ceph(),
             LowerSource::Dir(_) | LowerSource::Volume(_) => None,
         }
     }
@@ -99,14 +118,27 @@ impl LowerSource {
     pub(crate) fn is_volume(&self) -> bool {
         match self {
             LowerSource::Volume(_) => true,
-            LowerSource::Data(data) => data.is_volume(),
+            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.is_volume(),
             LowerSource::Dir(_) | LowerSource::Ceph(_) => false,
         }
     }
 
     /// Nothing of it is seen but data that files of other layers point to.
     pub(crate) fn is_data_only(&self) -> bool {
-        matches!(self, LowerSource::Data(_))
+        match self {
+            LowerSource::Data(_) => true,
+            LowerSource::Cached(below, _) => below.is_data_only(),
+            LowerSource::Dir(_) | LowerSource::Volume(_) | LowerSource::Ceph(_) => false,
+        }
+    }
+
+    /// The cache that it is in, if it is in one.
+    pub(crate) fn cache(&self) -> Option<LowerCache> {
+        match self {
+            LowerSource::Cached(_, bytes) => Some(LowerCache { bytes: *bytes }),
+            LowerSource::Data(below) => below.cache(),
+            LowerSource::Dir(_) | LowerSource::Volume(_) | LowerSource::Ceph(_) => None,
+        }
     }
 
     /// The same by an absolute path without links.
@@ -119,6 +151,9 @@ impl LowerSource {
         };
         Ok(match self {
             LowerSource::Data(data) => LowerSource::Data(Box::new(data.canonical()?)),
+            LowerSource::Cached(below, bytes) => {
+                LowerSource::Cached(Box::new(below.canonical()?), *bytes)
+            }
             LowerSource::Dir(path) => LowerSource::Dir(whole(path)?),
             LowerSource::Volume(path) => {
                 // Links that lead through other users' directories are not followed.
@@ -136,6 +171,10 @@ impl LowerSource {
             LowerSource::Volume(path) => [b"volume:", path.as_os_str().as_bytes()].concat(),
             LowerSource::Ceph(place) => format!("ceph:{place}").into_bytes(),
             LowerSource::Data(data) => [b"data:", &data.text()[..]].concat(),
+            LowerSource::Cached(below, bytes) => {
+                let size = bytes.map_or(String::new(), |bytes| format!("={bytes}"));
+                [b"cached", size.as_bytes(), b":", &below.text()[..]].concat()
+            }
         }
     }
 }
@@ -255,7 +294,9 @@ fn open_one(path: &Path, whole: &LowerSource, is_lowest: bool) -> Result<Lower> 
         LowerSource::Dir(whole) => open_dir(path, whole).map(Lower::Dir),
         LowerSource::Volume(whole) => open_volume(whole, is_lowest).map(Lower::Volume),
         LowerSource::Ceph(place) => Ok(Lower::Ceph(place.path.clone())),
-        LowerSource::Data(data) => open_one(path, data, is_lowest),
+        LowerSource::Data(below) | LowerSource::Cached(below, _) => {
+            open_one(path, below, is_lowest)
+        }
     }
 }
 
@@ -264,6 +305,7 @@ pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
     let each = named.iter().zip(opened).map(|(named, lower)| LowerSpec {
         label: Shown::new(&*named.path()).to_string(),
         is_data_only: named.is_data_only(),
+        cache: named.cache(),
         files: match lower {
             Lower::Dir(_) | Lower::Ceph(_) => None,
             Lower::Volume(files) => Some(files.len()),
@@ -402,6 +444,10 @@ mod tests {
             ("volume:a:b", as_volume("a:b".into())),
             ("ceph:fs", LowerSource::Ceph("fs".parse().expect("a place"))),
             ("dir:ceph:fs", as_dir("ceph:fs".into())),
+            ("cached:dir:a", LowerSource::Cached(Box::new(as_dir("a".into())), None)),
+            ("cached=2M:a:b", LowerSource::Cached(Box::new(as_dir("a:b".into())), Some(2 << 20))),
+            ("cached=x:a", as_dir("cached=x:a".into())),
+            ("dir:cached:a", as_dir("cached:a".into())),
             ("/no/such:thing", as_dir("/no/such:thing".into())),
             (file.to_str().expect("UTF-8"), as_volume(file.clone())),
         ] {
@@ -412,7 +458,13 @@ mod tests {
             LowerSource::Data(Box::new(as_volume("a:b".into())))
         });
         let ceph = LowerSource::Ceph("u@fs:/a".parse().expect("a place"));
-        for lower in [as_dir(dir.path().into()), as_volume(file.clone()), data, ceph] {
+        let cached = [None, Some(3 << 20)]
+            .map(|bytes| LowerSource::Cached(Box::new(as_volume(file.clone())), bytes));
+        let [one, other] = cached;
+        let both = LowerSource::Data(Box::new(one.clone()));
+        assert!(both.is_data_only() && both.cache().is_some() && !one.is_data_only());
+        let plain = [as_dir(dir.path().into()), as_volume(file.clone()), data, ceph];
+        for lower in plain.into_iter().chain([one, other, both]) {
             let lower = lower.canonical().expect("there");
             assert_eq!(LowerSource::parse(OsStr::from_bytes(&lower.text())), lower);
         }

@@ -107,12 +107,50 @@ impl FileCacheMode {
     }
 }
 
+/// What a cache of a lane's files is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum FileCachePlace {
+    /// All that the lane is made of.
+    #[default]
+    All,
+    /// The files that are its own, under the union with its lowers.
+    Upper,
+}
+
+impl FileCachePlace {
+    /// Both.
+    pub const ALL: [FileCachePlace; 2] = [FileCachePlace::All, FileCachePlace::Upper];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FileCachePlace::All => "all",
+            FileCachePlace::Upper => "upper",
+        }
+    }
+
+    /// The place of that name.
+    pub fn named(name: &str) -> Option<FileCachePlace> {
+        FileCachePlace::ALL.into_iter().find(|place| place.name() == name)
+    }
+}
+
 /// A lane's cache as it is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileCache {
     /// When writes go on.
     pub mode: FileCacheMode,
     /// Most bytes of file data that it keeps; `None`: as many as the service may cache.
+    pub bytes: Option<u64>,
+    /// What it is over.
+    #[serde(default)]
+    pub over: FileCachePlace,
+}
+
+/// The cache of a lower as it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LowerCache {
+    /// Most bytes of file data that it keeps; `None`: its share of what the service may cache.
     pub bytes: Option<u64>,
 }
 
@@ -138,7 +176,7 @@ pub struct WriteBack {
     /// Over lowers: syncs are not waited for.
     #[serde(default)]
     pub volatile: bool,
-    /// The cache over all of the lane's files, if there is one.
+    /// The cache of the lane's files, if there is one.
     #[serde(default)]
     pub file_cache: Option<FileCache>,
 }
@@ -179,6 +217,9 @@ pub struct LowerSpec {
     /// Nothing of it is seen but data that files of other layers point to.
     #[serde(default)]
     pub is_data_only: bool,
+    /// The cache over it, if there is one.
+    #[serde(default)]
+    pub cache: Option<LowerCache>,
 }
 
 impl LowerSpec {
@@ -333,6 +374,7 @@ mod tests {
                 files: Some(2),
                 ceph: Some("/a".to_string()),
                 is_data_only: true,
+                cache: Some(LowerCache { bytes: Some(1 << 20) }),
             }],
             cluster: Some(Cluster {
                 place: "u@fs:/".parse().expect("a place"),
@@ -349,7 +391,11 @@ mod tests {
             write_back: WriteBack {
                 dirty_bytes_limit: Some(3),
                 journal_mode: Some(JournalMode::Writeback),
-                file_cache: Some(FileCache { mode: FileCacheMode::WriteThrough, bytes: None }),
+                file_cache: Some(FileCache {
+                    mode: FileCacheMode::WriteThrough,
+                    bytes: None,
+                    over: FileCachePlace::Upper,
+                }),
                 ..WriteBack::default()
             },
             weight: 100,

@@ -4,7 +4,6 @@ use polylane_vfs::OpCtx;
 use polylane_volume::disk::Disk;
 
 use super::Running;
-use crate::file_cache::{self, LaneCache};
 use crate::{cluster, share};
 
 /// Counters by name.
@@ -25,7 +24,7 @@ impl Running {
             .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
             .collect();
         let views = self.server.views();
-        let vfs = file_cache::stats(&self.vfs, self.cache.as_ref());
+        let vfs = self.caches.stats(&self.vfs);
         let fuse = self.fuse.stats.totals();
         let fuse_by_op: Named = fuse
             .by_operation
@@ -71,7 +70,8 @@ impl Running {
                 "written_back_bytes": vfs.written_back_bytes,
             },
             "cluster": self.watch.as_ref().and_then(cluster::describe),
-            "cache": self.cache.as_ref().map(LaneCache::describe),
+            "cache": self.caches.own(),
+            "lower_caches": self.caches.of_lowers(),
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
             "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),

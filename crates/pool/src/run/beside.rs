@@ -33,7 +33,7 @@ use crate::pool_record::PoolRecord;
 use crate::preload::LanePlace;
 use crate::process::Process;
 use crate::skeleton::{self, MountPoint};
-use crate::spec::WriteBack;
+use crate::spec::{FileCachePlace, WriteBack};
 use crate::supervise::AtEnd;
 use crate::timely::{self, SYNC_TIME_MAX};
 use crate::user_namespace::rootless;
@@ -170,7 +170,11 @@ impl RunOptions {
         if !self.source.is_volume() && self.source != Source::Mem {
             self.size = None;
         }
-        self.write_back.volatile &= !self.lowers.is_empty() && self.source != Source::Lowers;
+        let is_upper = !self.lowers.is_empty() && self.source != Source::Lowers;
+        self.write_back.volatile &= is_upper;
+        if !is_upper && let Some(cache) = &mut self.write_back.file_cache {
+            cache.over = FileCachePlace::All;
+        }
         if self.ceph_places().is_empty() && !matches!(self.source, Source::Image(_)) {
             self.cluster = ClusterOptions::default();
         }

@@ -11,7 +11,7 @@ use crate::file_cache::BYTES_MIN;
 use crate::lower::LowerSource;
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
-use crate::spec::WriteBack;
+use crate::spec::{FileCache, FileCacheMode, FileCachePlace, WriteBack};
 use crate::user_namespace::rootless;
 
 /// Least `--memory`: below this the service itself does not fit.
@@ -100,6 +100,7 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     }
     refuse_without_volume(options)?;
     check_write_back(options)?;
+    check_caches(options)?;
     if options.kernel_fs.is_some() {
         if let Source::Image(place) = &options.source {
             return Err(Failure::usage(format!(
@@ -198,12 +199,6 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         return Err(Failure::usage(format!("{option}: only a lane on {why}")));
     }
     let most = cache_bytes_limit(options.memory);
-    if cache.and_then(|cache| cache.bytes).is_some_and(|size| !(BYTES_MIN..=most).contains(&size)) {
-        return Err(Failure::usage(format!(
-            "--file-cache-size: from 1M to {}, a quarter of the pool's memory",
-            ByteSize(most)
-        )));
-    }
     if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=most).contains(&bytes)) {
         return Err(Failure::usage(format!(
             "--dirty-limit: from 1M to {}, a quarter of the pool's memory",
@@ -212,6 +207,39 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
     }
     if interval.is_some_and(|us| us < FLUSH_INTERVAL_US_MIN) {
         return Err(Failure::usage("--flush-interval: too short: at least 10ms"));
+    }
+    Ok(())
+}
+
+/// Refuses caches of files that cannot be.
+fn check_caches(options: &RunOptions) -> Result<()> {
+    let most = cache_bytes_limit(options.memory);
+    let own = options.write_back.file_cache;
+    if let Some(FileCache { mode, over: FileCachePlace::Upper, .. }) = own {
+        if options.lowers.is_empty() || options.source == Source::Lowers {
+            return Err(Failure::usage(
+                "--file-cache-over upper: is of a lane's own files over --lower",
+            ));
+        }
+        if mode == FileCacheMode::WriteBack {
+            return Err(Failure::usage(
+                "--file-cache-over upper: with --file-cache writethrough alone: a union's upper \
+                 keeps no data back",
+            ));
+        }
+    }
+    let of_own = own.and_then(|cache| cache.bytes).map(|bytes| ("--file-cache-size", bytes));
+    let lowers = options.lowers.iter().filter_map(|lower| lower.cache()?.bytes);
+    let sizes = of_own.into_iter().chain(lowers.map(|bytes| ("--lower cached=SIZE", bytes)));
+    let mut total: u64 = 0;
+    for (option, bytes) in sizes {
+        total = total.saturating_add(bytes);
+        if bytes < BYTES_MIN || total > most {
+            return Err(Failure::usage(format!(
+                "{option}: from 1M to {}, a quarter of the pool's memory, all caches together",
+                ByteSize(most)
+            )));
+        }
     }
     Ok(())
 }

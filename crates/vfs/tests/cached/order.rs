@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::thread;
 
-use polylane_base::{Ino, SystemClock};
+use polylane_base::{Ino, SystemClock, Uid};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::OpCtx;
 use polylane_vfs::cached::{Cached, Mode};
-use polylane_vfs::fs::{FileSystem, Kind, RenameMode};
+use polylane_vfs::fs::{FileSystem, Kind, RenameMode, SetAttr};
 
 use crate::{MODES, memfs, settings};
 
@@ -75,6 +75,29 @@ fn the_answer_of_an_unlink() {
     in_all(Call::Change, |fs, root| {
         assert_eq!(fs.unlink(&ctx(), root, b"f").unwrap().node.nlink, 1);
     });
+}
+
+/// Rights that were taken away meanwhile are not back.
+#[test]
+fn the_answer_of_a_rename_brings_no_rights_back() {
+    for mode in MODES {
+        let below = Faulty::new(memfs());
+        let fs = Cached::new(below.clone(), settings(mode, Arc::new(SystemClock))).unwrap();
+        let root = fs.root().unwrap().ino;
+        let ino = fs.create(&ctx(), root, b"f", &node(Kind::File, 0o4755)).unwrap().node.ino;
+        below.keep_answer_back(Call::Change);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                fs.rename(&ctx(), root, b"f", root, b"to", RenameMode::Replace).unwrap();
+            });
+            below.await_kept_back();
+            let set = SetAttr { perm: Some(0), uid: Some(Uid(1000)), ..SetAttr::default() };
+            fs.setattr(&ctx(), ino, &set).unwrap();
+            below.answer();
+        });
+        let attr = fs.lookup(&ctx(), root, b"to").unwrap();
+        assert_eq!((attr.perm, attr.uid), (0, Uid(1000)), "{mode:?}");
+    }
 }
 
 /// Where others change the files, names are looked up each time: also while the file is read.
