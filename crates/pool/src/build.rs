@@ -5,6 +5,7 @@
 mod stats;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -225,7 +226,7 @@ pub(crate) fn start(
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
-        plan: calibrate::plan(),
+        plan: Arc::new(LazyLock::new(calibrate::plan)),
         view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
         heart: Some(heart),
         helpers: cluster::io_threads(spec).unwrap_or(shm::Config::default().helpers),

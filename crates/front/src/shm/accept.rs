@@ -342,7 +342,7 @@ impl Acceptor {
         let queue = hello.queue.unwrap_or(around.config.geometry.queue);
         let groups_count = around.inboxes.len() as u32;
         let geometry = Geometry { queue, groups: groups_count, ..around.config.geometry };
-        let channel = ServiceChannel::create(geometry, around.config.plan)?;
+        let channel = ServiceChannel::create(geometry, **around.config.plan)?;
         let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
         let (uid, gid) = (Uid(uid), Gid(gid));
         let whose = (uid, groups.clone());

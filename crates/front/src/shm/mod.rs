@@ -52,6 +52,7 @@ mod worker;
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::LazyLock;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, Mutex, thread};
@@ -93,8 +94,9 @@ pub struct Config {
     pub followers: usize,
     /// Shape of each client's channel; its `groups` is the number of workers.
     pub geometry: Geometry,
-    /// How large payloads are moved.
-    pub plan: CopyPlan,
+    /// How large payloads are moved. Looked at when the first client comes: measuring it takes
+    /// some milliseconds of two CPUs.
+    pub plan: Arc<LazyLock<CopyPlan>>,
     /// Connections in all; one more is refused with `EAGAIN`, and its program uses the kernel's
     /// way.
     pub sessions_max: usize,
@@ -117,7 +119,7 @@ impl Default for Config {
             helpers: 4,
             followers: 4,
             geometry: Geometry::default(),
-            plan: CopyPlan::default(),
+            plan: Arc::new(LazyLock::new(CopyPlan::default)),
             sessions_max: 1024,
             sessions_per_uid_max: 256,
             processes_max: 4096,
