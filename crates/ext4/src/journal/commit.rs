@@ -44,7 +44,7 @@ impl Journal {
     /// those that left theirs to it.
     ///
     /// # Errors
-    /// [`Error::Stopped`](crate::error::Error::Stopped), the device's.
+    /// [`Error::Stopped`], the device's.
     pub fn commit_up_to(&self, tid: Tid, client: &dyn Client, teller: Teller) -> Result<()> {
         if self.has_committed(tid) {
             return Ok(());
