@@ -58,3 +58,13 @@ fn a_killed_service_leaves_nobody_hanging_before_linux_6_9() {
     let steps = printed.lines().filter(|line| line.starts_with("ok ")).count();
     assert_eq!(steps, 3, "{printed}");
 }
+
+#[test]
+fn a_lane_goes_on_while_the_clock_is_set() {
+    let test = "a_lane_goes_on_while_the_clock_is_set";
+    let Some(kit) = Kit::find(test, Kernel::Stable) else { return };
+    let guest = Guest::new(&kit, "clock", include_str!("../guest/clock.sh"));
+    let printed = guest.program(&binary()).disk(DISK_BYTES).limit(600).run();
+    let steps = printed.lines().filter(|line| line.starts_with("ok ")).count();
+    assert_eq!(steps, 5, "{printed}");
+}

@@ -1,10 +1,11 @@
 //! `polylane run` by an ordinary user, whom the test gives a FUSE device that user may open.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use polylane_tests::host::{Host, succeeds, text};
 use polylane_tests::pool::{Run, assert_nothing_remains, no_library};
 use polylane_tests::{binary, lacks, skip, unavailable};
 
@@ -238,6 +239,66 @@ fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
     }
 }
 
+/// An archive of a file system with one program, which says "hello UID" once this expression is 0.
+fn hello_image(dir: &Path, expression: &str) -> PathBuf {
+    let tree = dir.join("tree");
+    fs::create_dir_all(tree.join("bin")).expect("mkdir");
+    let source = dir.join("hello.c");
+    let text = format!(
+        "#include <fcntl.h>\n#include <stdio.h>\n#include <unistd.h>\nint main(void) {{ \
+         return {expression} != 0 || printf(\"hello %d\\n\", getuid()) < 0; }}\n"
+    );
+    fs::write(&source, text).expect("write");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-static", "-o"]).arg(tree.join("bin/hello")).arg(&source);
+    assert!(gcc.status().expect("gcc").success());
+    let tar = dir.join("image.tar");
+    let mut pack = Command::new("tar");
+    pack.arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".");
+    assert!(pack.status().expect("tar").success());
+    tar
+}
+
+/// podman of an ordinary user on the host, who has ranges, with a directory of a lane of root's:
+/// its container's users are the host's as anywhere else.
+#[test]
+fn an_ordinary_users_podman_works_beside_a_lane() {
+    let name = "an_ordinary_users_podman_works_beside_a_lane";
+    if lacks(name, &["newuidmap", "newgidmap", "podman", "runc", "gcc", "tar"]) {
+        return;
+    }
+    let Some(nobody) = Nobody::new(name, Some(RANGES)) else { return };
+    let made = "creat(\"/data/own\", 0600) < 0 || creat(\"/data/five\", 0600) < 0 || \
+                chown(\"/data/five\", 5, 6)";
+    let tar = hello_image(nobody.dir.path(), &format!("({made})"));
+    let host = Host::new();
+    let at = host.dir("m");
+    fs::set_permissions(host.path(""), PermissionsExt::from_mode(0o755)).expect("chmod");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let data = at.join("data");
+    fs::create_dir(&data).expect("mkdir");
+    std::os::unix::fs::chown(&data, Some(65534), Some(65534)).expect("chown");
+    let script = format!(
+        "export USER=nobody HOME=$PWD/own XDG_RUNTIME_DIR=$PWD/own.run TMPDIR=$PWD/own\n\
+         mkdir $HOME; mkdir -m 700 $XDG_RUNTIME_DIR\n\
+         words=\"--root $HOME/graph --runroot $HOME/root --tmpdir $HOME/tmp --storage-driver vfs \
+         --cgroup-manager cgroupfs --runtime runc\"\n\
+         podman $words import {} hello:1 >&2 && \
+         podman $words run --rm --network=none --ulimit=nofile=99:99 --ulimit=nproc=99:99 \
+         --security-opt=seccomp=unconfined --pull=never -v {}:/data hello:1 /bin/hello; said=$?\n\
+         podman unshare rm -rf $HOME/graph >&2; exit $said",
+        tar.display(),
+        data.display()
+    );
+    assert_eq!(printed(&nobody.does(&["sh", "-c", &script])), "hello 0\n");
+    for (file, user, group) in [("own", 65534, 65534), ("five", 300_004, 300_005)] {
+        let found = fs::metadata(data.join(file)).expect("made");
+        assert_eq!((found.uid(), found.gid()), (user, group), "{file}");
+    }
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
 /// podman of an ordinary user as COMMAND, its storage on the lane: an image of a tar file, and a
 /// container with the users of the ranges.
 #[test]
@@ -248,19 +309,7 @@ fn an_ordinary_users_podman_works_on_a_lane() {
     }
     let dir = tempfile::tempdir().expect("tempdir");
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
-    let tree = dir.path().join("tree");
-    fs::create_dir_all(tree.join("bin")).expect("mkdir");
-    let source = dir.path().join("hello.c");
-    let text = "#include <stdio.h>\n#include <unistd.h>\nint main(void) { \
-                return chown(\"/bin\", 5, 6) != 0 || printf(\"hello %d\\n\", getuid()) < 0; }\n";
-    fs::write(&source, text).expect("write");
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-static", "-o"]).arg(tree.join("bin/hello")).arg(&source);
-    assert!(gcc.status().expect("gcc").success());
-    let tar = dir.path().join("image.tar");
-    let mut pack = Command::new("tar");
-    pack.arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".");
-    assert!(pack.status().expect("tar").success());
+    let tar = hello_image(dir.path(), "chown(\"/bin\", 5, 6)");
     let words = "--root /lane/graph --runroot /lane/run/root --tmpdir /lane/run/tmp \
                  --storage-driver vfs --cgroup-manager cgroupfs --runtime runc";
     let inside = dir.path().join("inside.sh");
