@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polylane_tests::host::{Host, polylane, refused, succeeds, text, until};
 use polylane_tests::pool::signal_to;
-use polylane_tests::{binary, unavailable};
+use polylane_tests::{binary, lacks, skip, unavailable};
 
 fn info(pool: &str) -> serde_json::Value {
     serde_json::from_str(&succeeds(&["pool", "info", "--json", pool])).expect("JSON")
@@ -319,4 +319,42 @@ fn the_environment_gives_the_fast_way() {
     assert_eq!(refused(&["env", text(&at), "--oci", "--cdi"]).0, 2);
     succeeds(&["umount", text(&shared), text(&at)]);
     host.assert_nothing_is_left();
+}
+
+/// Hierarchies of control groups side by side in a plain directory that has a file like a group's.
+const BESIDE_A_FILE: &str = r#"
+set -eu
+for there in /sys/fs/cgroup/*/; do
+    mountpoint -q "$there" || continue
+    mkdir "$1/${there#/sys/fs/cgroup/}"
+    mount --bind "$there" "$1/${there#/sys/fs/cgroup/}"
+done
+echo 1 >"$1/cgroup.procs"
+mount --rbind "$1" /sys/fs/cgroup
+"$0" pool create --memory 64M "$2"
+"$0" exec --pool "$2" -- true
+cd /sys/fs/cgroup && echo *
+"#;
+
+#[test]
+fn a_directory_in_which_hierarchies_are_mounted_is_no_group() {
+    let name = "a_directory_in_which_hierarchies_are_mounted_is_no_group";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let mut there = table.lines().filter(|line| line.contains(" /sys/fs/cgroup "));
+    if there.next_back().is_none_or(|line| !line.contains(" - tmpfs ")) {
+        return skip(name, "control groups are of version 2 alone");
+    }
+    let host = Host::new();
+    let (pool, dir) = (host.pool("beside"), host.dir("groups"));
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation=private", "sh", "-c", BESIDE_A_FILE]).arg(binary());
+    let output = command.arg(&dir).arg(&pool).output().expect("unshare");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("cgroup.procs") && !said.contains("polylane-"), "{said}");
+    assert_eq!(fs::read_to_string(dir.join("cgroup.procs")).expect("read"), "1\n");
+    succeeds(&["pool", "rm", &pool]);
 }

@@ -11,6 +11,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -337,7 +338,11 @@ impl Host {
 
 /// The topmost group at or above one: the mount's.
 fn topmost(dir: &Path) -> PathBuf {
-    let is_group = |dir: &&Path| dir.join("cgroup.procs").exists();
+    let device = |dir: &Path| fs::metadata(dir).ok().map(|found| found.dev());
+    let own = device(dir);
+    // Where hierarchies are mounted side by side, the directory that they are in is none of them,
+    // whatever files it has.
+    let is_group = |dir: &&Path| device(dir) == own && dir.join("cgroup.procs").exists();
     dir.ancestors().take_while(is_group).last().unwrap_or(dir).to_path_buf()
 }
 
