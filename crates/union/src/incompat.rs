@@ -46,7 +46,7 @@ impl Upper {
 
     /// Has overlayfs refuse the upper in that word.
     pub(crate) fn say_incompatible(&self, ctx: &OpCtx<'_>, word: &[u8]) -> Result<()> {
-        let new = NewNode::new(Kind::Dir, 0o700);
+        let new = self.own(NewNode::new(Kind::Dir, 0o700));
         let work = made_dir(ctx, &self.work, KERNELS_WORK, &new)?;
         let dir = made_dir(ctx, &work, INCOMPATIBLE, &new)?;
         made_dir(ctx, &dir, word, &new).map(drop)

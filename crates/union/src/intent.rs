@@ -42,7 +42,7 @@ impl Upper {
     }
 
     fn try_exchange(&self, ctx: &OpCtx<'_>) -> Result<bool> {
-        let new = NewNode::new(Kind::File, 0o600);
+        let new = self.own(NewNode::new(Kind::File, 0o600));
         let ((one, ..), (other, ..)) = (self.make(ctx, &new)?, self.make(ctx, &new)?);
         let mode = RenameMode::Exchange;
         let tried = self.fs().rename(ctx, self.tmp(), &one, self.tmp(), &other, mode);

@@ -21,7 +21,7 @@
 use polylane_base::sync::Arc;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use polylane_base::{Errno, Ino, Result};
+use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Attr, Changed, Character, FileSystem, Kind, NewNode, RenameMode, SeekFor, SetAttr, SetTime,
@@ -84,6 +84,8 @@ pub(crate) struct Upper {
     pub(crate) index: Held,
     /// The work directory.
     pub(crate) work: Held,
+    /// Who owns the upper, and what is only its own: all that an ordinary user's service can make.
+    owner: (Uid, Gid),
     tmp: Held,
     /// Unit in which data is copied up, in bytes: no smaller than what the upper allocates.
     pub(crate) granule: u64,
@@ -131,15 +133,20 @@ impl Upper {
         like: Option<&Attr>,
     ) -> Result<Upper> {
         let top = layer.root();
-        let mut new = NewNode::new(Kind::Dir, 0o755);
-        if let Some(like) = like {
-            new = NewNode { uid: like.uid, gid: like.gid, ..NewNode::new(Kind::Dir, like.perm) };
-        }
-        let root = made_dir(ctx, &top, tree, &new)?;
-        let work = made_dir(ctx, &top, work, &NewNode::new(Kind::Dir, 0o700))?;
-        let own = made_dir(ctx, &work, b"polylane", &NewNode::new(Kind::Dir, 0o700))?;
-        let index = made_dir(ctx, &own, b"index", &NewNode::new(Kind::Dir, 0o700))?;
-        let tmp = made_dir(ctx, &own, b"tmp", &NewNode::new(Kind::Dir, 0o700))?;
+        let attr = top.attr(ctx)?;
+        let owner = (attr.uid, attr.gid);
+        let new = owned_by(owner, NewNode::new(Kind::Dir, like.map_or(0o755, |like| like.perm)));
+        let like = like.map_or(owner, |like| (like.uid, like.gid));
+        let root = match made_dir(ctx, &top, tree, &owned_by(like, new.clone())) {
+            // An ordinary user's service gives nothing to others.
+            Err(Errno::EPERM | Errno::EINVAL) => made_dir(ctx, &top, tree, &new)?,
+            made => made?,
+        };
+        let new = owned_by(owner, NewNode::new(Kind::Dir, 0o700));
+        let work = made_dir(ctx, &top, work, &new)?;
+        let own = made_dir(ctx, &work, b"polylane", &new)?;
+        let index = made_dir(ctx, &own, b"index", &new)?;
+        let tmp = made_dir(ctx, &own, b"tmp", &new)?;
         // Fails here where marks cannot be written at all.
         layer.fs().setxattr(
             ctx,
@@ -155,6 +162,7 @@ impl Upper {
             index,
             work,
             tmp,
+            owner,
             granule,
             tells_pieces: false,
             tells_holes: false,
@@ -172,7 +180,7 @@ impl Upper {
 
     /// Whether a file with a byte far behind its start is told to have a hole there.
     fn probe_holes(&self, ctx: &OpCtx<'_>) -> Result<bool> {
-        let (name, held, _) = self.make(ctx, &NewNode::new(Kind::File, 0o600))?;
+        let (name, held, _) = self.make(ctx, &self.own(NewNode::new(Kind::File, 0o600)))?;
         let told = self
             .fs()
             .write(ctx, held.ino(), self.granule.max(HOLE_PROBE), &mut &b"x"[..])
@@ -183,10 +191,15 @@ impl Upper {
     }
 
     fn probe_pieces(&self, ctx: &OpCtx<'_>) -> Result<bool> {
-        let (name, held, _) = self.make(ctx, &NewNode::new(Kind::File, 0o600))?;
+        let (name, held, _) = self.make(ctx, &self.own(NewNode::new(Kind::File, 0o600)))?;
         let told = self.fs().pieces(ctx, held.ino(), 0, self.granule, &mut |_| true);
         self.discard(ctx, &name);
         Ok(told.is_ok())
+    }
+
+    /// Something of the upper's own.
+    pub(crate) fn own<'a>(&self, new: NewNode<'a>) -> NewNode<'a> {
+        owned_by(self.owner, new)
     }
 
     pub(crate) fn fs(&self) -> &dyn FileSystem {
@@ -250,10 +263,10 @@ impl Upper {
     /// Makes a whiteout aside, as the name of something in the directory `dir` is about to be one.
     pub(crate) fn whiteout(&self, ctx: &OpCtx<'_>, dir: &Held) -> Result<Vec<u8>> {
         let name = self.fresh_name();
-        match self.fs().create(ctx, self.tmp.ino(), &name, &NewNode::WHITEOUT) {
+        match self.fs().create(ctx, self.tmp.ino(), &name, &self.own(NewNode::WHITEOUT)) {
             Ok(made) => drop(self.layer.adopt(made.node.ino)),
             Err(Errno::EPERM | Errno::EOPNOTSUPP) => {
-                let new = NewNode::new(Kind::File, 0o600);
+                let new = self.own(NewNode::new(Kind::File, 0o600));
                 let made = self.fs().create(ctx, self.tmp.ino(), &name, &new)?;
                 let held = self.layer.adopt(made.node.ino);
                 self.set_mark(ctx, held.ino(), Mark::Whiteout, b"y")?;
@@ -333,7 +346,7 @@ impl Upper {
             Space::Trusted => NewNode::WHITEOUT,
             Space::User => NewNode::new(Kind::File, 0o600),
         };
-        let (name, held, attr) = self.make(ctx, &new)?;
+        let (name, held, attr) = self.make(ctx, &self.own(new))?;
         let marked = self.name_canary(ctx, &held, &attr);
         marked.inspect_err(|_| self.discard(ctx, &name))?;
         let root = self.root.attr(ctx)?;
@@ -421,6 +434,10 @@ impl Upper {
         self.empty(ctx, held)?;
         self.fs().rmdir(ctx, dir.ino(), name)
     }
+}
+
+fn owned_by((uid, gid): (Uid, Gid), new: NewNode<'_>) -> NewNode<'_> {
+    NewNode { uid, gid, ..new }
 }
 
 /// What became of the canary of a tree.
