@@ -1070,11 +1070,13 @@ fn bytes_that_went_with_the_service_of_a_union_over_a_volume_are_errors() {
                 for n in $(seq 75); do printf low$i%3996s; done >low$i; done";
     let made = Run::new("--size 64M --volume").arg(&volume).script(fill).start().end();
     assert_eq!(made.code(), Some(0));
-    for options in ["", "--no-preload "] {
+    let every = "--flush-interval 3600s";
+    for options in ["", "--no-preload", "--file-cache writethrough --file-cache-over upper"] {
+        let every = if options.contains("cache") { "" } else { every };
         let upper = tempfile::tempdir().expect("tempdir");
         make_private(upper.path());
         let script = format!("exec /usr/bin/python3 -c '{OVER_A_VOLUME}'");
-        let run = Run::new(&format!("{options}--flush-interval 3600s --lower")).arg(&volume);
+        let run = Run::new(&format!("{options} {every} --lower")).arg(&volume);
         let (mut run, mut input) =
             run.arg("--dir").arg(upper.path()).script(&script).start_with_input();
         let _limit = Limit::on(&run, 60);

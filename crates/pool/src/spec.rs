@@ -315,9 +315,11 @@ impl PoolSpec {
     /// cache that was asked for, or in the pages that the whole of a union has where a lower is a
     /// volume.
     pub(crate) fn keeps_bytes_back(&self) -> bool {
+        let over_volume = self.lowers.iter().any(|lower| lower.files.is_some());
         match self.write_back.file_cache {
-            Some(cache) => cache.keeps_back(),
-            None => self.lowers.iter().any(|lower| lower.files.is_some()),
+            Some(cache) if cache.over == FileCachePlace::All => cache.keeps_back(),
+            Some(cache) => cache.keeps_back() || over_volume,
+            None => over_volume,
         }
     }
 
