@@ -15,7 +15,7 @@ use polylane_vfs::fs::{Acl, AclKind, Attr, Kind, NewNode, SetAttr, SetTime, Xatt
 use crate::Act;
 use crate::data::{SMALL, copy_data};
 use crate::layer::Held;
-use crate::marks::{BLOCKS, Mark, Record};
+use crate::marks::{self, BLOCKS, Mark, Record};
 use crate::node::{Below, Lower, Node, Place};
 
 impl Act<'_> {
@@ -140,7 +140,7 @@ impl Act<'_> {
             ino: lower.held.ino(),
             generation: node.generation,
             bound: Some(below.map_or(0, |below| below.bound)),
-            in_parts: own.map(|own| (own.ino, own.generation)),
+            in_parts: own.as_ref().and_then(marks::identity),
             size: data.size,
             mtime: data.mtime,
         };

@@ -385,8 +385,15 @@ impl Act<'_> {
     fn empty_spoiled(&self, node: &Node, upper: &Held, set: &SetAttr) -> Result<()> {
         upper.fs().setattr(self.ctx, upper.ino(), set)?;
         if let Some(value) = upper.mark(self.ctx, Mark::Polylane)? {
-            let whole = Record { bound: Some(0), in_parts: None, ..Record::parse(&value)? };
-            self.upper()?.set_mark(self.ctx, upper.ino(), Mark::Polylane, &whole.to_value())?;
+            // One that says nothing goes.
+            match Record::parse(&value) {
+                Ok(record) => {
+                    let whole = Record { bound: Some(0), in_parts: None, ..record };
+                    let value = whole.to_value();
+                    self.upper()?.set_mark(self.ctx, upper.ino(), Mark::Polylane, &value)?;
+                }
+                Err(_) => self.upper()?.remove_mark(self.ctx, upper.ino(), Mark::Polylane)?,
+            }
         }
         self.upper()?.remove_mark(self.ctx, upper.ino(), Mark::Metacopy)?;
         let mut state = node.state();

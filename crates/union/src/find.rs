@@ -16,7 +16,7 @@ use polylane_vfs::fs::{Attr, Kind};
 
 use crate::Act;
 use crate::layer::{Held, Layer};
-use crate::marks::{BLOCKS, Mark, Record};
+use crate::marks::{self, BLOCKS, Mark, Record};
 use crate::node::{Below, By, Lower, Node, Parts, Place, Spoiled, State};
 use crate::upper::CANARY;
 
@@ -219,8 +219,7 @@ impl Act<'_> {
         if is_pure && !self.may_be_in_parts(&attr) {
             return Ok(found(Some((held, attr)), InLowers::default()));
         }
-        let record =
-            held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let record = self.record(&held)?;
         let metacopy = match attr.kind {
             Kind::File => held.mark(self.ctx, Mark::Metacopy)?,
             _ => None,
@@ -254,10 +253,14 @@ impl Act<'_> {
             _ => None,
         };
         let Some((held, upper)) = indexed else { return Ok(Some(found(None, lower))) };
-        let record =
-            held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()?;
+        let record = self.record(&held)?;
         let metacopy = held.mark(self.ctx, Mark::Metacopy)?;
         self.above(held, upper, lower, (record, metacopy)).map(Some)
+    }
+
+    /// What a file of the upper is recorded to be.
+    fn record(&self, held: &Held) -> Result<Option<Record>> {
+        held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()
     }
 
     /// A file in the upper, with what lies below it.
@@ -266,13 +269,17 @@ impl Act<'_> {
         held: Held,
         attr: Attr,
         lower: InLowers,
-        (record, metacopy): (Option<Record>, Option<Vec<u8>>),
+        (mut record, metacopy): (Option<Record>, Option<Vec<u8>>),
     ) -> Result<Found> {
         let mut all = found(None, lower);
+        let in_parts = |record: &Option<Record>| record.is_some_and(|it| it.in_parts.is_some());
         match metacopy {
             None => {
-                let is_lost = record.as_ref().is_some_and(|record| record.in_parts.is_some());
-                all.spoiled = is_lost.then_some(Spoiled::Lost);
+                if in_parts(&record) {
+                    // One that was made whole meanwhile lost this mark after its record said so.
+                    record = self.record(&held)?;
+                }
+                all.spoiled = in_parts(&record).then_some(Spoiled::Lost);
             }
             Some(_) if all.spoiled.is_some() => (),
             Some(value) => match all.data.as_ref().or(all.lowers.first()) {
@@ -302,8 +309,10 @@ impl Act<'_> {
         (record, metacopy): (&Option<Record>, &[u8]),
     ) -> Result<Option<Below>> {
         let lower = data.held.attr(self.ctx)?;
-        let is_copy =
-            |record: &Record| record.in_parts.is_some_and(|own| own != (attr.ino, attr.generation));
+        let is_copy = |record: &Record| {
+            let both = record.in_parts.zip(marks::identity(attr));
+            both.is_some_and(|(recorded, own)| recorded != own)
+        };
         let recorded = match record {
             Some(record) if is_copy(record) => return Err(Errno::EIO),
             Some(record) if record.size != lower.size || record.mtime != lower.mtime => {
@@ -338,8 +347,7 @@ impl Act<'_> {
             None => None,
             Some(value) => {
                 let data = node.data.as_ref().or(node.lowers.first()).ok_or(Errno::EIO)?;
-                let record = upper.mark(self.ctx, Mark::Polylane)?;
-                let record = record.map(|value| Record::parse(&value)).transpose()?;
+                let record = self.record(&upper)?;
                 let attr = upper.attr(self.ctx)?;
                 self.below(data, &node.lower_path, &attr, (&record, &value))?
             }

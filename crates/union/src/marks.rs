@@ -19,6 +19,7 @@
 //! a union in a union works, as overlayfs does it.
 
 use polylane_base::{Errno, Ino, Result, Time};
+use polylane_vfs::fs::Attr;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -164,6 +165,13 @@ impl Mark {
         };
         [space.prefix(), word].concat()
     }
+}
+
+/// The inode that attributes are of. `None`: the one below counts such numbers by itself, anew each
+/// time it is opened, as a host directory does where the host's numbers do not tell inodes apart.
+pub(crate) fn identity(attr: &Attr) -> Option<Identity> {
+    const COUNTED: u64 = 1 << 63;
+    (attr.ino.0 & COUNTED == 0).then_some((attr.ino, attr.generation))
 }
 
 /// The value of `polylane` on the canary.

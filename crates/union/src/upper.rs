@@ -456,15 +456,17 @@ pub(crate) enum Canary {
 pub(crate) fn find_canary(ctx: &OpCtx<'_>, root: &Held) -> Result<Canary> {
     let Some((canary, attr)) = root.lookup(ctx, CANARY)? else { return Ok(Canary::Absent) };
     Ok(match canary.mark(ctx, Mark::Polylane)? {
+        // Which inode it is cannot be known.
+        Some(_) if marks::identity(&attr).is_none() => Canary::Marked,
         Some(value) if value.is_empty() => Canary::Nameless(canary, attr),
         Some(value) if value == name_of(&attr) => Canary::Marked,
         _ => Canary::Foreign,
     })
 }
 
-/// What the mark of a canary says: which inode it is.
+/// What the mark of a canary says: which inode it is, where that can be known.
 fn name_of(attr: &Attr) -> Vec<u8> {
-    marks::identity_value((attr.ino, attr.generation))
+    marks::identity(attr).map(marks::identity_value).unwrap_or_default()
 }
 
 /// A directory, made if it is not there.

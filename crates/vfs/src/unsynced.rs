@@ -94,21 +94,34 @@ struct Asked {
     open: BTreeMap<u64, u64>,
 }
 
+/// A sync of a file that is under way, until this is dropped.
+struct Running<'a> {
+    syncs: &'a Syncs,
+    number: u64,
+}
+
+impl Drop for Running<'_> {
+    /// Also where the file system panicked: nobody waits for this one any more.
+    fn drop(&mut self) {
+        self.syncs.asked.lock().open.remove(&self.number);
+        self.syncs.ended.notify_all();
+    }
+}
+
 impl Syncs {
     /// Makes a sync of a file and records its outcome. When this returns, the outcome of those of
     /// the same file that overlap it is recorded, too.
     fn run(&self, file: u64, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        let number = {
+        let running = {
             let mut asked = self.asked.lock();
             asked.last += 1;
             let number = asked.last;
             asked.open.insert(number, file);
-            number
+            Running { syncs: self, number }
         };
         let result = sync();
+        drop(running);
         let mut asked = self.asked.lock();
-        asked.open.remove(&number);
-        self.ended.notify_all();
         // Those that begin later learn of all that failed until now.
         let last = asked.last;
         while asked.open.range(..=last).any(|(_, of)| *of == file) {

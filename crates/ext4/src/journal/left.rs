@@ -14,11 +14,15 @@
 //!   its transaction has committed, or is given up (`turns`). So that thread, or one before it,
 //!   finds whatever is due.
 //! - Each is told once, without locks of the journal, by a thread without locks of anybody: by the
-//!   one that commits, if it says that it has none, else by a thread of its own.
+//!   one that commits, if it says that it has none, else by a thread that does nothing else.
+//! - That thread is there before anything is left: what has committed is never told to have failed
+//!   because no thread could be started by then.
 //!
 //! # Locking
 //!
-//! They lie under `progress`, and are taken out of it to be told.
+//! They lie under `progress`, and are taken out of it to be told. `teller` lies under it, too.
+
+use std::sync::mpsc;
 
 use polylane_base::sync::thread;
 use polylane_block::Error as DeviceError;
@@ -31,6 +35,19 @@ use crate::error::Error;
 pub(super) struct Left {
     tid: Tid,
     told: OnSynced,
+}
+
+/// What is told, and to whom.
+type Due = (OnSynced, polylane_base::Result<()>);
+
+/// The way to the thread that tells; it ends when this is dropped.
+pub(super) type ToTeller = mpsc::Sender<Vec<Due>>;
+
+fn start_teller() -> Option<ToTeller> {
+    let (sender, due) = mpsc::channel::<Vec<Due>>();
+    let tell = move || due.into_iter().flatten().for_each(|(told, synced)| told(synced));
+    let started = thread::Builder::new().name("polylane-tell".into()).spawn(tell);
+    started.is_ok().then_some(sender)
 }
 
 /// Who tells those that left their syncs to a commit.
@@ -60,11 +77,20 @@ impl Journal {
     /// is called when it has ended. Whether that is so.
     pub fn leave(&self, tid: Tid, told: &mut dyn FnMut() -> OnSynced) -> bool {
         let mut progress = self.progress.lock();
-        let is_led = progress.is_led(tid) && !self.is_stopped();
-        if is_led {
+        let takes = progress.is_led(tid) && !self.is_stopped() && self.has_teller();
+        if takes {
             progress.left.push(Left { tid, told: told() });
         }
-        is_led
+        takes
+    }
+
+    /// Whether there is a thread that tells, from now on. Without one nothing is left.
+    fn has_teller(&self) -> bool {
+        let mut teller = self.teller.lock();
+        if teller.is_none() {
+            *teller = start_teller();
+        }
+        teller.is_some()
     }
 
     /// Tells those whose syncs have ended. Call without locks.
@@ -72,19 +98,18 @@ impl Journal {
         self.take_due().into_iter().for_each(|(told, synced)| told(synced));
     }
 
-    /// Has another thread do so. Where there is none to be had they are dropped untold, which says
-    /// to whoever waits that it failed.
+    /// Has another thread do so.
     pub(super) fn tell_elsewhere(&self) {
         let due = self.take_due();
-        if !due.is_empty() {
-            let tell = move || due.into_iter().for_each(|(told, synced)| told(synced));
-            let _ = thread::Builder::new().name("polylane-tell".into()).spawn(tell);
+        if let Some(teller) = self.teller.lock().as_ref().filter(|_| !due.is_empty()) {
+            // One that has panicked drops them, which says that they failed.
+            let _ = teller.send(due);
         }
     }
 
     /// Those whose transaction has committed, and those whose lead was given up, with what is to be
     /// told.
-    fn take_due(&self) -> Vec<(OnSynced, polylane_base::Result<()>)> {
+    fn take_due(&self) -> Vec<Due> {
         let mut progress = self.progress.lock();
         if progress.left.is_empty() {
             return Vec::new();

@@ -221,6 +221,8 @@ pub struct Journal {
     closes: AtomicU64,
     log: Mutex<Log>,
     progress: Mutex<Progress>,
+    /// See [`left`].
+    teller: Mutex<Option<left::ToTeller>>,
     /// A transaction was closed, or the journal stopped.
     closed: Condvar,
     /// A transaction of an even, of an odd number has committed, or all are to look again.
@@ -318,6 +320,7 @@ impl Journal {
                 checkpointing: false,
                 ending: false,
             }),
+            teller: Mutex::default(),
             closed: Condvar::new(),
             landed: [Condvar::new(), Condvar::new()],
             turn: Condvar::new(),

@@ -44,13 +44,16 @@ impl Drop for Writer<'_> {
 pub(super) struct Lead<'a> {
     journal: &'a Journal,
     tid: Tid,
+    /// The last transaction that was led before. Between it and this one there may be some that
+    /// nobody leads, closed by a commit of all: who leads this one commits them as well.
+    former: Tid,
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         let mut progress = self.journal.progress.lock();
         if !progress.committed.reached(self.tid) {
-            progress.led = Tid(progress.led.0.min(self.tid.before().0));
+            progress.led = Tid(progress.led.0.min(self.former.0));
             progress.given_up += 1;
             self.journal.tell_all(&progress);
         }
@@ -106,8 +109,8 @@ impl Journal {
         if progress.led.reached(tid) {
             return Err(progress.given_up);
         }
-        progress.led = tid;
-        Ok(Lead { journal: self, tid })
+        let former = std::mem::replace(&mut progress.led, tid);
+        Ok(Lead { journal: self, tid, former })
     }
 
     /// Gives the log's lock back and waits until `tid`, which is on its way, has committed.

@@ -41,7 +41,7 @@ use super::session::Session;
 use super::stats::Stats;
 use super::{ops, restore, unanswered};
 use crate::lane::Lane;
-use crate::lane::nodes::Target;
+use crate::lane::nodes::{Target, VirtualDir};
 use crate::lane::notifier::{Action, Kernel, Level};
 use crate::lane::progress::{Mark, Marks};
 
@@ -515,8 +515,16 @@ impl Serving {
 
     fn drop_names(&self) {
         be_notifier();
+        let mut waited: Option<Instant> = None;
         while let Some(gone) = self.session.lane.notifier.next_name() {
-            self.let_opens_pass();
+            // Opens that go on and on hold up names of slots for half of the time at most, and no
+            // others.
+            let may_wait = waited.is_none_or(|end| end.elapsed() > OPENS_PATIENCE);
+            let of_slots = gone.dir_id == VirtualDir::Slots.id();
+            if of_slots && may_wait && self.session.lane.tickets.are_awaited() {
+                self.let_opens_pass();
+                waited = Some(Instant::now());
+            }
             if gone.expires || !self.session.lane.is_known_anew(gone.dir_id, &gone.name) {
                 self.stats.name_notice();
                 self.session.device.forget_name(gone.dir_id, &gone.name, gone.expires);

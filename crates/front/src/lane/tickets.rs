@@ -69,9 +69,14 @@ struct Entry {
     slot: Option<TicketSlot>,
 }
 
+/// Tickets that were asked and whose files were not opened are held against those who ask for so
+/// long: only an open has the next one looked out for meanwhile.
+const OPENS_MISSED: Duration = Duration::from_secs(1);
+
 /// Opens by tickets that are to come.
 struct Opens {
     count: usize,
+    /// The last open, or when the first of the tickets was asked.
     since: Instant,
 }
 
@@ -106,9 +111,15 @@ impl TicketTable {
 
     /// A client that has tickets of `count` files opens them next.
     pub(crate) fn expect_opens(&self, count: usize) {
-        let (mut opens, now) = (self.opens.lock(), Instant::now());
-        let left = opens.as_ref().map_or(0, |opens| opens.left(now));
-        *opens = Some(Opens { count: left + count, since: now });
+        self.expect_at(count, Instant::now());
+    }
+
+    fn expect_at(&self, count: usize, now: Instant) {
+        let mut opens = self.opens.lock();
+        match opens.as_mut().filter(|opens| now.duration_since(opens.since) < OPENS_MISSED) {
+            Some(opens) => opens.count = (opens.count + count).min(CAPACITY),
+            None => *opens = (count > 0).then_some(Opens { count, since: now }),
+        }
     }
 
     /// One of them was opened.
@@ -190,12 +201,11 @@ mod tests {
 
     #[test]
     fn opens_are_awaited_until_the_last_few_and_not_for_long() {
-        let table = TicketTable::default();
-        let now = Instant::now();
+        let (table, now) = (TicketTable::default(), Instant::now());
         let awaits = |at| table.opens.lock().as_ref().is_some_and(|o: &Opens| o.are_awaited(at));
-        table.expect_opens(OPENS_MIN - 1);
+        table.expect_at(OPENS_MIN - 1, now);
         assert!(!awaits(now));
-        table.expect_opens(2);
+        table.expect_at(2, now);
         assert!(awaits(now));
         table.has_opened();
         assert!(awaits(now));
@@ -206,6 +216,21 @@ mod tests {
         // More than were expected: those of before, or of a client that lies.
         (0..9).for_each(|_| table.has_opened());
         assert!(!awaits(now));
+    }
+
+    #[test]
+    fn who_asks_for_tickets_and_opens_none_is_looked_out_for_once_a_second() {
+        let (table, begin) = (TicketTable::default(), Instant::now());
+        let awaits = |at| table.opens.lock().as_ref().is_some_and(|o: &Opens| o.are_awaited(at));
+        let step = Duration::from_micros(100);
+        let times = (0..20_000).map(|n| begin + n * step);
+        let awaited = times.filter(|at| {
+            table.expect_at(2 * OPENS_MIN, *at);
+            awaits(*at)
+        });
+        assert_eq!(awaited.count(), 2 * 3, "three looks of 100 us in each second");
+        table.has_opened();
+        assert!(table.are_awaited(), "an open is followed by others");
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use super::walk::{Goal, Walked};
 use super::{EXEC, Open, READ, Reference, User, WRITE, node, without_set_id};
-use crate::ops::Op;
-use crate::subject::{Failure, Outcome, Value, pattern};
-use polylane_base::{Errno, Ino};
+use crate::ops::{Op, SMALL_TIME};
+use crate::subject::{EITHER_TIME, Failure, Outcome, Value, pattern};
+use polylane_base::{Errno, Ino, Time};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SeekFor, SetAttr};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SeekFor, SetAttr, SetTime};
 
 impl Reference {
     pub(super) fn file_op(&mut self, user: User, op: &Op) -> Outcome {
@@ -253,6 +253,11 @@ impl Reference {
         if !matches!(done, Err(Errno::EFBIG)) {
             // ext4 takes the file for changed before it looks at the range.
             self.kill_privileges(user, open.ino);
+        }
+        if done.is_err() && self.attr(open.ino).mtime.sec < SMALL_TIME {
+            let time = Time { sec: EITHER_TIME, nsec: 0 };
+            let set = SetAttr { mtime: Some(SetTime::At(time)), ..SetAttr::default() };
+            self.fs.setattr(&OpCtx::service(), open.ino, &set)?;
         }
         done?;
         Ok(Value::Done)

@@ -105,6 +105,35 @@ fn a_commit_that_fails_is_the_error_of_each() {
     }
 }
 
+/// A commit of all leads nothing: who leads the next transaction is told of it, and those that left
+/// theirs of either.
+#[test]
+fn a_commit_of_all_that_fails_is_the_error_of_each() {
+    let (eio, no_space) = (DeviceError::Medium(Errno::EIO), DeviceError::NoSpace);
+    for (error, errno) in [(eio, Errno::EIO), (no_space, Errno::ENOSPC)] {
+        let Some(bench) = Bench::of(&[], usize::MAX) else { return };
+        let (gate, fs) = (&bench.gate, &bench.fs);
+        gate.shut();
+        let first = create(fs, "first");
+        let (send, all) = mpsc::channel();
+        let on = fs.clone();
+        thread::spawn(move || {
+            // A test that has failed does not listen.
+            let _ = send.send(on.sync(&OpCtx::service()));
+        });
+        let flush = gate.flush(&[]);
+        let leads = bench.sync_on_thread(create(fs, "leader"), false);
+        let second = create(fs, "second");
+        gate.wait("a leader", |_| fs.takes_syncs().then_some(()));
+        let left = [first, second].map(|ino| leave(fs, ino, false).expect("somebody leads"));
+        gate.let_go(flush);
+        gate.fail(gate.durable_write(), error);
+        assert_eq!(left.map(|left| told(&left)), [Err(errno); 2]);
+        assert_eq!((told(&leads), told(&all)), (Err(errno), Err(errno)));
+        gate.open();
+    }
+}
+
 /// What a commit under way does not cover is not left to it.
 #[test]
 fn data_written_in_place_behind_a_flush_is_not_left_to_it() {
