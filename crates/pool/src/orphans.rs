@@ -195,6 +195,11 @@ mod tests {
             format!("polylane-service[{lane}]"),
         );
         let mut service = service.spawn().expect("sleep");
+        // The parent goes on before the kernel shows the child's arguments.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !service_runs(&lane) && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
         let orphan = || (service_runs(&lane), orphans().any(|one| one == lane));
         let alone = orphan();
         // This process is its parent, and so a supervisor from here on: first another lane's.
