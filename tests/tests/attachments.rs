@@ -428,7 +428,7 @@ fn without_a_session(lane: &Lane, at: &Path, script: &str) -> String {
 }
 
 /// A user's own set-id file and another one's. chown(2) without an owner takes no bits away: the
-/// kernel asks for that whoever calls, and does not tell who.
+/// kernel asks for that of any caller, and does not name it.
 const SET_ID: &str = r#"
 cd $M; echo x >s; chmod 4755 s; ln s t && stat -c %a:%h s
 /usr/bin/python3 -c "import os; os.chown(\"s\", -1, -1)"; stat -c %a s; rm -f s t

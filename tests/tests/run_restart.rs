@@ -699,7 +699,8 @@ for name in "abc":
 sys.stdin.readline()
 os.close(end)
 for child in children:
-    assert os.waitpid(child, 0)[1] == 0
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, status
 "#;
 
 /// What a service that was killed knew of locks is nobody's lock, least of all that of the process

@@ -114,7 +114,7 @@ fn others_are_served_beside_an_overdue_call(cluster: &Path) {
     fs.fsync(&CTX, file.ino, false).unwrap();
 }
 
-/// Whoever asked has gone: nothing of it stays held for the life of the lane.
+/// The thread that asked has gone: nothing of it stays held for the life of the lane.
 fn what_is_found_or_made_late_is_let_go_of(cluster: &Path) {
     let root = directory(cluster);
     let other = mount(settings(cluster, &root));

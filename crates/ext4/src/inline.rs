@@ -19,7 +19,7 @@ use crate::data::{self, map_credits};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::FileBlock;
-use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
+use crate::format::dirent::{self, Entries};
 use crate::format::extent::Extent;
 use crate::format::inode::InodeFlags;
 use crate::format::xattr::{self, Attribute};
@@ -73,11 +73,7 @@ pub fn content(cell: &Cell, core: &Core) -> Result<Vec<u8>> {
 pub fn directory(volume: &Volume, cell: &Cell, core: &Core) -> Result<Buffer> {
     let (block_bytes, has_sums) = (volume.io.block_bytes(), volume.has_sums);
     let mut block = Buffer::zeroed(block_bytes);
-    dirent::put_empty(&mut block, has_sums);
-    let end = block_bytes - if has_sums { TAIL_BYTES } else { 0 };
-    dirent::put_entry(&mut block, 0, DOT_DOT_AT, cell.ino, 2, b".");
-    let parent = parent(core);
-    dirent::put_entry(&mut block, DOT_DOT_AT, end - DOT_DOT_AT, parent, 2, b"..");
+    dirent::put_first(&mut block, has_sums, cell.ino, parent(core));
     let more = attributes(cell, core)?.into_iter().find(Attribute::is_inline_data);
     let more = more.map(|more| more.value).unwrap_or_default();
     for part in [&core.raw.block()[PARENT_BYTES..], &more] {

@@ -46,8 +46,6 @@ const DIRECT: u64 = 12;
 
 const REGULAR: u16 = 0o100_600;
 const DIRECTORY: u16 = 0o040_755;
-/// `EXT4_FT_DIR`.
-const DIRECTORY_TYPE: u8 = 2;
 
 /// The least that a last group has beside its metadata, in blocks; a shorter one is left out.
 const LAST_GROUP_MIN: u32 = 50;
@@ -266,10 +264,7 @@ impl<'a> Layout<'a> {
         inode.set_uid(self.new.owner.0);
         inode.set_gid(self.new.owner.1);
         let mut data = Buffer::zeroed(BLOCK_SIZE);
-        dirent::put_empty(&mut data, true);
-        let (dot, end) = (dirent::DOT_DOT_AT, BLOCK_SIZE - dirent::TAIL_BYTES);
-        dirent::put_entry(&mut data, 0, dot, ROOT_INODE, DIRECTORY_TYPE, b".");
-        dirent::put_entry(&mut data, dot, end - dot, ROOT_INODE, DIRECTORY_TYPE, b"..");
+        dirent::put_first(&mut data, true, ROOT_INODE, ROOT_INODE);
         dirent::put_checksum(&mut data, self.seed(ROOT_INODE));
         self.inodes.insert(ROOT_INODE, inode);
         self.writes.push((block, data));

@@ -242,7 +242,7 @@ pub(crate) fn start(
         server,
         disk,
         union,
-        caches: caches.made_all(),
+        caches: caches.made(),
         on_cluster,
         watch: client.as_ref().map(Client::watch),
         share_link: None,

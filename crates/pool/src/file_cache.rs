@@ -30,9 +30,7 @@ pub(crate) struct Caches<'a> {
     clock: Arc<dyn Clock>,
     /// Most changed bytes, and how long they wait.
     waits: (u64, Duration),
-    /// The one that was asked for beside those of lowers.
-    own: Option<LaneCache>,
-    of_lowers: Vec<LaneCache>,
+    made: LaneCaches,
 }
 
 impl<'a> Caches<'a> {
@@ -42,7 +40,7 @@ impl<'a> Caches<'a> {
         clock: Arc<dyn Clock>,
         waits: (u64, Duration),
     ) -> Caches<'a> {
-        Caches { spec, clock, waits, own: None, of_lowers: Vec::new() }
+        Caches { spec, clock, waits, made: LaneCaches::default() }
     }
 
     /// Files in a cache, if one was asked for at that place.
@@ -53,8 +51,8 @@ impl<'a> Caches<'a> {
     ) -> Result<Arc<dyn FileSystem>> {
         let asked = self.spec.write_back.file_cache.filter(|cache| cache.over == here);
         let Some(FileCache { mode, bytes, .. }) = asked else { return Ok(fs) };
-        let made = self.made(fs, (mode, bytes), here.name().to_string())?;
-        Ok(self.own.insert(made).cached.clone())
+        let made = self.make(fs, (mode, bytes), here.name().to_string())?;
+        Ok(self.made.own.insert(made).cached.clone())
     }
 
     /// A lower's files in a cache, if one was asked for. Nothing is ever written to them.
@@ -65,13 +63,13 @@ impl<'a> Caches<'a> {
     ) -> Result<Arc<dyn FileSystem>> {
         let Some(asked) = lower.cache else { return Ok(fs) };
         let how = (FileCacheMode::WriteThrough, asked.bytes);
-        let made = self.made(fs, how, lower.label.clone())?;
+        let made = self.make(fs, how, lower.label.clone())?;
         let cached = made.cached.clone();
-        self.of_lowers.push(made);
+        self.made.of_lowers.push(made);
         Ok(cached)
     }
 
-    fn made(
+    fn make(
         &self,
         fs: Arc<dyn FileSystem>,
         (mode, bytes): (FileCacheMode, Option<u64>),
@@ -93,8 +91,8 @@ impl<'a> Caches<'a> {
     }
 
     /// What was made.
-    pub(crate) fn made_all(self) -> LaneCaches {
-        LaneCaches { own: self.own, of_lowers: self.of_lowers }
+    pub(crate) fn made(self) -> LaneCaches {
+        self.made
     }
 }
 
@@ -106,7 +104,9 @@ fn share(spec: &PoolSpec) -> u64 {
 }
 
 /// The caches of a lane that runs.
+#[derive(Default)]
 pub(crate) struct LaneCaches {
+    /// The one that was asked for beside those of lowers.
     own: Option<LaneCache>,
     of_lowers: Vec<LaneCache>,
 }

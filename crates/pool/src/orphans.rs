@@ -104,14 +104,10 @@ fn proc(pid: u32, file: &str) -> PathBuf {
 /// Waits as long as a volume is held by a process of a lane whose supervisor is dead: its service,
 /// or a child that was forked a moment before. Another holder is not waited for.
 pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
-    let start = Instant::now();
-    while start.elapsed() < FLUSH_TIME_MAX {
-        match image::open(path) {
-            Err(ImageError::InUse(Some(holder))) if is_orphan(dir, &holder) => {}
-            _ => return,
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_while(|| match image::open(path) {
+        Err(ImageError::InUse(Some(holder))) => is_orphan(dir, &holder),
+        _ => false,
+    });
 }
 
 /// Whether a process is of a lane, and no supervisor lives that started it: one holds the lane's

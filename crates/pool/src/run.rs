@@ -131,7 +131,8 @@ pub struct RunOptions {
     pub suid: bool,
     /// COMMAND in a root file system keeps all rights of the caller.
     pub privileged: bool,
-    /// COMMAND, and whoever it becomes, can become each user of the ranges of an ordinary user.
+    /// COMMAND, and each user that it becomes, can become each user of the ranges of an ordinary
+    /// user.
     pub become_users: bool,
     /// Owners of the files have other numbers on this host.
     pub map_users: Option<IdMap>,

@@ -210,7 +210,7 @@ impl Faulty {
         self.state.lock().unwrap().is_durable = is_durable;
     }
 
-    /// The syncs that were left and nobody was told of.
+    /// The syncs that were left and not told of.
     pub fn take_left(&self) -> Vec<(Ino, OnSynced)> {
         std::mem::take(&mut self.state.lock().unwrap().left)
     }

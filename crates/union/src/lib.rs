@@ -544,7 +544,7 @@ impl FileSystem for Union {
     }
 
     fn takes_syncs(&self) -> bool {
-        self.upper.as_ref().is_some_and(|upper| upper.root.fs().takes_syncs())
+        self.upper.as_ref().is_some_and(|upper| upper.fs().takes_syncs())
     }
 
     fn leave_sync(

@@ -20,6 +20,7 @@
 
 use polylane_base::{Errno, Ino, Result, Time};
 use polylane_vfs::fs::Attr;
+use polylane_vfs::hostdir::is_own_number;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -170,8 +171,7 @@ impl Mark {
 /// The inode that attributes are of. `None`: the one below counts such numbers by itself, anew each
 /// time it is opened, as a host directory does where the host's numbers do not tell inodes apart.
 pub(crate) fn identity(attr: &Attr) -> Option<Identity> {
-    const COUNTED: u64 = 1 << 63;
-    (attr.ino.0 & COUNTED == 0).then_some((attr.ino, attr.generation))
+    (!is_own_number(attr.ino)).then_some((attr.ino, attr.generation))
 }
 
 /// The value of `polylane` on the canary.

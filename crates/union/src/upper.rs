@@ -84,7 +84,8 @@ pub(crate) struct Upper {
     pub(crate) index: Held,
     /// The work directory.
     pub(crate) work: Held,
-    /// Who owns the upper, and what is only its own: all that an ordinary user's service can make.
+    /// Owner of the upper, and of what is only its own: all that an ordinary user's service can
+    /// make.
     owner: (Uid, Gid),
     tmp: Held,
     /// Unit in which data is copied up, in bytes: no smaller than what the upper allocates.

@@ -94,14 +94,14 @@ pub struct Syncing {
 /// What is to be done when a sync that was left to another thread has ended, with what it answers.
 pub type OnSynced = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Who makes durable what a sync is of.
+/// The thread that makes durable what a sync is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncLeft {
     /// It is durable.
     Done,
     /// Another thread, which tells.
     ToAnother,
-    /// Nobody else.
+    /// The caller alone.
     ToCaller,
 }
 

@@ -101,7 +101,7 @@ struct Running<'a> {
 }
 
 impl Drop for Running<'_> {
-    /// Also where the file system panicked: nobody waits for this one any more.
+    /// Also where the file system panicked: no other sync waits for this one any more.
     fn drop(&mut self) {
         self.syncs.asked.lock().open.remove(&self.number);
         self.syncs.ended.notify_all();

@@ -183,7 +183,7 @@ impl Sidecar {
         Ok(Sidecar::random()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Bytes that nobody can guess.
+    /// Bytes that cannot be guessed.
     pub(crate) fn random() -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

@@ -16,7 +16,7 @@ use polylane_base::sync::Arc;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
-use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
+use crate::format::dirent::{self, DOT_DOT_AT, Entries};
 use crate::format::extent::Extent;
 use crate::format::hash::{HashVersion, NameHash};
 use crate::format::htree::{self, IndexEntry, Place};
@@ -517,12 +517,7 @@ pub fn init(
     core.raw.set_size(volume.geometry.block_bytes.into());
     let seal = if volume.has_sums { Seal::Directory(cell.seed) } else { Seal::None };
     let leaf = volume.cache.create(&volume.io, start, seal);
-    let mut bytes = handle.modify(&leaf);
-    dirent::put_empty(&mut bytes, volume.has_sums);
-    let tail = if volume.has_sums { TAIL_BYTES } else { 0 };
-    let rest = bytes.len() - tail - DOT_DOT_AT;
-    dirent::put_entry(&mut bytes, 0, DOT_DOT_AT, cell.ino, 2, b".");
-    dirent::put_entry(&mut bytes, DOT_DOT_AT, rest, parent, 2, b"..");
+    dirent::put_first(&mut handle.modify(&leaf), volume.has_sums, cell.ino, parent);
     Ok(())
 }
 

@@ -160,6 +160,15 @@ pub fn put_empty(block: &mut [u8], has_tail: bool) {
     }
 }
 
+/// Makes `block` the first one of a directory `own` without entries: `.` and `..`, and a tail if it
+/// has one.
+pub fn put_first(block: &mut [u8], has_tail: bool, own: u32, parent: u32) {
+    put_empty(block, has_tail);
+    let end = block.len() - if has_tail { TAIL_BYTES } else { 0 };
+    put_entry(block, 0, DOT_DOT_AT, own, 2, b".");
+    put_entry(block, DOT_DOT_AT, end - DOT_DOT_AT, parent, 2, b"..");
+}
+
 /// Puts an entry (inode, type code, name) into free space of the block, looking from `hint` on
 /// first, where an entry must begin. Returns where, or `None` when there is no room.
 ///

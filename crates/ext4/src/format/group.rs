@@ -7,7 +7,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::checksum::{crc, crc16};
 use super::superblock::{Geometry, Superblock};
-use super::{DeviceBlock, GroupIndex};
+use super::{DeviceBlock, GroupIndex, halves};
 use crate::error::{Corrupt, Result, Structure};
 
 polylane_base::record! {
@@ -146,13 +146,9 @@ impl GroupDescriptor {
     /// One of a new file system: nothing of the group was ever used, and its table is zeros.
     pub fn fresh(bitmaps: (DeviceBlock, DeviceBlock), table: DeviceBlock, inodes: u32) -> Self {
         let mut raw = DescriptorRecord::new_zeroed();
-        let halves = |block: DeviceBlock| {
-            let (low, high) = (block.0 as u32, (block.0 >> 32) as u32);
-            (U32::new(low), U32::new(high))
-        };
-        (raw.block_bitmap_lo, raw.block_bitmap_hi) = halves(bitmaps.0);
-        (raw.inode_bitmap_lo, raw.inode_bitmap_hi) = halves(bitmaps.1);
-        (raw.inode_table_lo, raw.inode_table_hi) = halves(table);
+        (raw.block_bitmap_lo, raw.block_bitmap_hi) = halves(bitmaps.0.0);
+        (raw.inode_bitmap_lo, raw.inode_bitmap_hi) = halves(bitmaps.1.0);
+        (raw.inode_table_lo, raw.inode_table_hi) = halves(table.0);
         let mut descriptor = GroupDescriptor { raw, len: WIDE_BYTES };
         descriptor.set_free_inodes(inodes);
         descriptor.set_unused_inodes(inodes);

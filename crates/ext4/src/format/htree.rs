@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::FileBlock;
 use super::checksum::crc;
-use super::dirent::{DOT_DOT_AT, EntryRecord, put_entry};
+use super::dirent::{DOT_DOT_AT, EntryRecord, put_entry, put_first};
 
 polylane_base::record! {
     /// `struct dx_root`, before the entries.
@@ -166,10 +166,7 @@ pub fn put_entries(block: &mut [u8], place: Place, has_tail: bool, entries: &[In
 
 /// Writes the fixed part of a root; `.` and `..` keep their inodes and types.
 pub fn put_root(block: &mut [u8], info: RootInfo, own: u32, parent: u32) {
-    block.fill(0);
-    put_entry(block, 0, DOT_DOT_AT, own, 2, b".");
-    let rest = block.len() - DOT_DOT_AT;
-    put_entry(block, DOT_DOT_AT, rest, parent, 2, b"..");
+    put_first(block, false, own, parent);
     let root: &mut RootRecord = record::at_mut(block, 0);
     (root.hash_version, root.info_length) = (info.hash_version, INFO_BYTES);
     root.indirect_levels = info.levels;

@@ -20,6 +20,13 @@ pub mod quota;
 pub mod superblock;
 pub mod xattr;
 
+use zerocopy::little_endian::U32;
+
+/// A number as two fields hold it: the lower half, then the upper one.
+fn halves(value: u64) -> (U32, U32) {
+    ((value as u32).into(), ((value >> 32) as u32).into())
+}
+
 /// A block of the device, counted from its start, in file-system blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct DeviceBlock(pub u64);

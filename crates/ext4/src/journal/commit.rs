@@ -55,7 +55,7 @@ impl Journal {
             Teller::Here => self.tell_due(),
             Teller::Elsewhere => self.tell_elsewhere(),
         }
-        // Who waited meanwhile is told what another's commit failed of.
+        // A thread that waited meanwhile is told what another's commit failed of.
         result.map_err(|why| if stopped { why } else { self.cause(why) })
     }
 

@@ -5,14 +5,14 @@
 //!                                                    └► or gives N up ─► told that it failed
 //! ```
 //!
-//! Whoever leaves a sync to another thread waits for nothing: it gives what is to be done when the
-//! sync has ended, and goes on with other work.
+//! A thread that leaves a sync to another one waits for nothing: it gives what is to be done when
+//! the sync has ended, and goes on with other work.
 //!
 //! # Invariants
 //!
-//! - What is left is of a transaction that a thread leads or that has committed; a lead ends when
-//!   its transaction has committed, or is given up (`turns`). So that thread, or one before it,
-//!   finds whatever is due.
+//! - What is left is of a transaction that a thread leads, that lies before one which a thread
+//!   leads, or that has committed; a lead ends when its transaction has committed, or is given up
+//!   (`turns`). So that thread, or one before it, finds whatever is due.
 //! - Each is told once, without locks of the journal, by a thread without locks of anybody: by the
 //!   one that commits, if it says that it has none, else by a thread that does nothing else.
 //! - That thread is there before anything is left: what has committed is never told to have failed
@@ -50,7 +50,7 @@ fn start_teller() -> Option<ToTeller> {
     started.is_ok().then_some(sender)
 }
 
-/// Who tells those that left their syncs to a commit.
+/// The thread that tells those that left their syncs to a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Teller {
     /// The thread that commits, which has no locks.
@@ -121,7 +121,7 @@ impl Journal {
         due.into_iter().map(|left| (left.told, self.outcome(left.tid, committed))).collect()
     }
 
-    /// What became of a transaction that nobody leads.
+    /// What became of a transaction that no thread leads.
     fn outcome(&self, tid: Tid, committed: Tid) -> polylane_base::Result<()> {
         match () {
             () if committed.reached(tid) => Ok(()),

@@ -126,7 +126,7 @@ pub trait Client: Send + Sync {
     /// Whether the device is to have freed blocks back.
     fn gives_back(&self) -> bool;
 
-    /// The transaction that freed these blocks has committed, nobody uses them yet, and no
+    /// The transaction that freed these blocks has committed, no file uses them yet, and no
     /// checkpoint writes to them: the device may have them back. Called without locks, since it may
     /// take its time.
     fn discard(&self, freed: &[Freed]);

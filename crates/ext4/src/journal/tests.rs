@@ -86,6 +86,18 @@ impl Bench {
         answer
     }
 
+    /// Writes a file and syncs it on another thread, until what was written is flushed: the file,
+    /// the answer to come, and the write of the commit block.
+    fn behind_the_flush_of(&self, name: &str) -> (Ino, Answer, Held) {
+        let (gate, fs, ctx) = (&self.gate, &self.fs, &OpCtx::service());
+        let file = fs.lookup(ctx, root(fs), name.as_bytes()).expect("is there").ino;
+        fs.write(ctx, file, 0, &mut &[1; 4096][..]).expect("room");
+        gate.shut();
+        let commit = self.sync_on_thread(file, false);
+        gate.let_go(gate.flush(&[]));
+        (file, commit, gate.durable_write())
+    }
+
     /// Threads that wait for a transaction on its way.
     fn watching(&self) -> u32 {
         let journal = self.fs.volume.journal.as_ref().expect("a journal");
@@ -300,13 +312,8 @@ fn logged_blocks_are_live_while_their_transaction_closes() {
 #[test]
 fn fdatasync_beside_a_commit_flushes_what_was_written_since_its_flush() {
     let Some(bench) = Bench::with(&["file"]) else { return };
+    let (file, commit, block) = bench.behind_the_flush_of("file");
     let (gate, fs) = (&bench.gate, &bench.fs);
-    let file = fs.lookup(&OpCtx::service(), root(fs), b"file").expect("is there").ino;
-    fs.write(&OpCtx::service(), file, 0, &mut &[1; 4096][..]).expect("room");
-    gate.shut();
-    let commit = bench.sync_on_thread(file, false);
-    gate.let_go(gate.flush(&[]));
-    let block = gate.durable_write();
     fs.write(&OpCtx::service(), file, 0, &mut &[2; 4096][..]).expect("in place");
     let data = bench.sync_on_thread(file, true);
     bench.gate.wait("a thread that waits for the commit", |_| (bench.watching() > 0).then_some(()));

@@ -45,7 +45,7 @@ pub(super) struct Lead<'a> {
     journal: &'a Journal,
     tid: Tid,
     /// The last transaction that was led before. Between it and this one there may be some that
-    /// nobody leads, closed by a commit of all: who leads this one commits them as well.
+    /// no thread leads, closed by a commit of all: the leader of this one commits them as well.
     former: Tid,
 }
 

@@ -54,7 +54,7 @@ const NOTIFIER_NAME_C: &std::ffi::CStr = c"fuse-notify";
 const LOOKOUT_PAUSE: Duration = Duration::from_micros(500);
 
 /// How long names to drop let a client open its tickets' files.
-const OPENS_PATIENCE: Duration = Duration::from_millis(20);
+const OPENS_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
@@ -507,7 +507,7 @@ impl Serving {
     /// The kernel holds the directory of slots for the opens by tickets that are under way, and a
     /// name that waits to be dropped there would hold up each that follows.
     fn let_opens_pass(&self) {
-        let end = Instant::now() + OPENS_PATIENCE;
+        let end = Instant::now() + OPENS_TIME_MAX;
         while self.session.lane.tickets.are_awaited() && Instant::now() < end {
             thread::sleep(LOOKOUT_PAUSE);
         }
@@ -519,7 +519,7 @@ impl Serving {
         while let Some(gone) = self.session.lane.notifier.next_name() {
             // Opens that go on and on hold up names of slots for half of the time at most, and no
             // others.
-            let may_wait = waited.is_none_or(|end| end.elapsed() > OPENS_PATIENCE);
+            let may_wait = waited.is_none_or(|end| end.elapsed() > OPENS_TIME_MAX);
             let of_slots = gone.dir_id == VirtualDir::Slots.id();
             if of_slots && may_wait && self.session.lane.tickets.are_awaited() {
                 self.let_opens_pass();

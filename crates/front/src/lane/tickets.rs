@@ -75,6 +75,7 @@ const OPENS_MISSED: Duration = Duration::from_secs(1);
 
 /// Opens by tickets that are to come.
 struct Opens {
+    /// At least one.
     count: usize,
     /// The last open, or when the first of the tickets was asked.
     since: Instant,
@@ -125,7 +126,7 @@ impl TicketTable {
     /// One of them was opened.
     pub(crate) fn has_opened(&self) {
         let mut opens = self.opens.lock();
-        let left = opens.take().map_or(0, |opens| opens.count.saturating_sub(1));
+        let left = opens.take().map_or(0, |opens| opens.count - 1);
         *opens = (left > 0).then(|| Opens { count: left, since: Instant::now() });
     }
 

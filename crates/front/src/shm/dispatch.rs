@@ -124,19 +124,16 @@ fn leave(
     half: Half,
     (helpers, stats): (&Arc<Helpers>, &Stats),
 ) -> Option<Waiting> {
+    let pending = || Pending::new(session.clone(), mailbox);
     let left = half.leave(|half| {
-        let (pending, expected) = (Pending::new(session.clone(), mailbox), helpers.expect());
+        let (pending, expected) = (pending(), helpers.expect());
         Box::new(move |synced| end((pending, half), synced, &expected))
     });
     match left {
         Left::ToAnother => stats.left(),
-        Left::Ended(half, synced) => {
-            let pending = Pending::new(session.clone(), mailbox);
-            end((pending, half), synced, &helpers.expect());
-        }
+        Left::Ended(half, synced) => end((pending(), half), synced, &helpers.expect()),
         Left::ToCaller(half) => {
-            let pending = Pending::new(session.clone(), mailbox);
-            return Some(Waiting { pending, what: What::Rest(half) });
+            return Some(Waiting { pending: pending(), what: What::Rest(half) });
         }
     }
     None

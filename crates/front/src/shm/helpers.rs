@@ -35,12 +35,12 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: InTurn<Uid, InTurn<u64, VecDeque<Job>>>,
-    /// Those who may post jobs yet.
+    /// Threads outside that may post jobs yet.
     expected: usize,
     closed: bool,
 }
 
-/// Somebody who may post a job: until this is dropped the threads do not stop.
+/// A thread outside that may post a job: until this is dropped the helpers do not stop.
 pub(super) struct Expected(Arc<Shared>);
 
 impl Expected {
@@ -121,7 +121,7 @@ impl Helpers {
         self.shared.post(user, session, job);
     }
 
-    /// Somebody who is not one of the threads may post a job later.
+    /// A thread that is none of the helpers may post a job later.
     pub(super) fn expect(&self) -> Expected {
         self.shared.queue.lock().expected += 1;
         Expected(self.shared.clone())
@@ -156,7 +156,7 @@ impl Shared {
         }
     }
 
-    /// The next job; `None` once the queue is closed and empty, and nobody posts any more.
+    /// The next job; `None` once the queue is closed and empty, and no job is expected any more.
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         loop {

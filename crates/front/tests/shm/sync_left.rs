@@ -1,4 +1,5 @@
-//! An fsync that is left to another's commit holds no thread, and is answered by whoever ends that.
+//! An fsync that is left to another's commit holds no thread, and is answered by the thread that
+//! ends that.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;

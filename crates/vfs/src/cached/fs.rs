@@ -96,11 +96,11 @@ impl FileSystem for Cached {
     }
 
     fn keeps_writes(&self) -> bool {
-        self.keeps_back() || self.is_of_cached || self.below().keeps_writes()
+        self.keeps_back() || self.is_of_cached() || self.below().keeps_writes()
     }
 
     fn keeps_names(&self) -> bool {
-        self.is_of_cached || self.below().keeps_names()
+        self.is_of_cached() || self.below().keeps_names()
     }
 
     fn dirty_bytes(&self, ino: Ino) -> u64 {
@@ -116,7 +116,7 @@ impl FileSystem for Cached {
 
     fn is_slow(&self, work: Work) -> bool {
         // A write that goes through to a volume waits for its medium.
-        let goes_through = work == Work::Write && self.is_of_cached && !self.keeps_back();
+        let goes_through = work == Work::Write && self.is_of_cached() && !self.keeps_back();
         goes_through || self.below().is_slow(work)
     }
 

@@ -83,10 +83,9 @@ pub struct Cached {
     core: Arc<Core>,
     root: Node,
     mode: Mode,
-    /// The one below wants its data cached: what it was told is durable only once it was synced.
-    is_of_cached: bool,
     /// What stands above has these.
     nodes: RwLock<FxHashMap<Ino, Arc<Held>>>,
+    /// Writes changed data back, where it waits.
     flusher: Option<thread::JoinHandle<()>>,
 }
 
@@ -121,14 +120,13 @@ impl Cached {
             mount_path: Vec::new(),
             covered: Vec::new(),
         };
-        let is_of_cached = below.character().cache_data;
         let character = Character { cache_data: true, ..below.character() };
         let core = Core::with_character(below, character, options);
         let root = core.adopt_root(core.fs.root()?);
         let writes = mode == Mode::WriteBack && !character.read_only;
         let flusher = writes.then(|| start_flusher(&core)).transpose()?;
         let nodes = RwLock::new(FxHashMap::from_iter([(root.ino(), Held::new(&root))]));
-        Ok(Cached { core, root, mode, is_of_cached, nodes, flusher })
+        Ok(Cached { core, root, mode, nodes, flusher })
     }
 
     /// When writes reach the one below.
@@ -147,7 +145,13 @@ impl Cached {
 
     /// Whether changed data waits here.
     fn keeps_back(&self) -> bool {
-        self.mode == Mode::WriteBack && !self.core.character.read_only
+        self.flusher.is_some()
+    }
+
+    /// Whether the one below wants its data cached: what it was told is durable only once it was
+    /// synced.
+    fn is_of_cached(&self) -> bool {
+        self.below().character().cache_data
     }
 
     fn is_volatile(&self) -> bool {

@@ -53,6 +53,7 @@ use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, SeekFrom, Timespec, Times
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use table::Table;
+pub use table::is_own_number;
 
 /// Bytes moved per host call, and so per buffer.
 const CHUNK_SIZE: usize = 256 << 10;

@@ -17,6 +17,12 @@ use std::sync::{Arc, Weak};
 
 /// Set in numbers that are not the host's.
 const OWN_NUMBER: u64 = 1 << 63;
+
+/// Whether a number is one of our own: another service gives the inode another one.
+pub fn is_own_number(ino: Ino) -> bool {
+    ino.0 & OWN_NUMBER != 0
+}
+
 /// Dead identities that are not worth sweeping out.
 const DEAD_MIN: usize = 1024;
 
@@ -54,8 +60,8 @@ impl Table {
             }
         }
         let store = store.map(|(store, _)| store);
-        let own = former.iter().map(|node| node.ino.0).filter(|ino| ino & OWN_NUMBER != 0);
-        inner.last_own = own.max().map_or(0, |last| last & !OWN_NUMBER);
+        let own = former.iter().map(|node| node.ino).filter(|ino| is_own_number(*ino));
+        inner.last_own = own.max().map_or(0, |last| last.0 & !OWN_NUMBER);
         let mut nodes = former.into_iter();
         let node = match nodes.next() {
             Some(node) => {

@@ -7,6 +7,7 @@ use super::{BYTES, Compat, Incompat, MAGIC, RoCompat, State, Superblock, Superbl
 use crate::error::Result;
 use crate::format::checksum::crc;
 use crate::format::extent::ROOT_BYTES;
+use crate::format::halves;
 
 /// Bytes in a block.
 pub const BLOCK_BYTES: u32 = 4096;
@@ -155,8 +156,4 @@ impl SuperblockRecord {
         self.hash_seed = identity.hash_seed.map(U32::new);
         self.checksum_seed.set(crc(!0, &identity.uuid));
     }
-}
-
-fn halves(value: u64) -> (U32, U32) {
-    ((value as u32).into(), ((value >> 32) as u32).into())
 }

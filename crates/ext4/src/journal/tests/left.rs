@@ -9,7 +9,7 @@ use polylane_vfs::fs::{OnSynced, SyncLeft};
 
 use super::*;
 
-/// Leaves the sync of a file, if somebody takes it.
+/// Leaves the sync of a file, if a thread takes it.
 fn leave(fs: &Ext4, ino: Ino, data_only: bool) -> Result<Answer, SyncLeft> {
     let (send, answer) = mpsc::channel();
     let told = &mut || -> OnSynced {
@@ -138,13 +138,8 @@ fn a_commit_of_all_that_fails_is_the_error_of_each() {
 #[test]
 fn data_written_in_place_behind_a_flush_is_not_left_to_it() {
     let Some(bench) = Bench::with(&["file"]) else { return };
+    let (file, commit, block) = bench.behind_the_flush_of("file");
     let (gate, fs) = (&bench.gate, &bench.fs);
-    let file = fs.lookup(&OpCtx::service(), root(fs), b"file").expect("is there").ino;
-    fs.write(&OpCtx::service(), file, 0, &mut &[1; 4096][..]).expect("room");
-    gate.shut();
-    let commit = bench.sync_on_thread(file, false);
-    gate.let_go(gate.flush(&[]));
-    let block = gate.durable_write();
     let before = leave(fs, file, true).expect("what was written is flushed");
     fs.write(&OpCtx::service(), file, 0, &mut &[2; 4096][..]).expect("in place");
     assert_eq!(leave(fs, file, true).err(), Some(SyncLeft::ToCaller));

@@ -27,13 +27,13 @@ pub(in crate::shm) struct Half {
     half: HalfSynced,
 }
 
-/// Who is to end a sync that is half done.
+/// The thread that is to end a sync that is half done.
 pub(in crate::shm) enum Left {
-    /// Nobody has to: it has ended like this.
+    /// None: it has ended like this.
     Ended(Half, Result<()>),
     /// Another thread.
     ToAnother,
-    /// Who asks.
+    /// The one that asks.
     ToCaller(Half),
 }
 
