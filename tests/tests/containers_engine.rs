@@ -1101,3 +1101,22 @@ fn a_state_directory_of_another_user_is_refused() {
     }
     assert!(names(&theirs).is_empty(), "nothing is made there");
 }
+
+#[test]
+fn what_a_container_was_told_is_shown_and_not_obeyed() {
+    let Some(engine) = Engine::new("what_a_container_was_told_is_shown_and_not_obeyed") else {
+        return;
+    };
+    let word = "\u{1b}[31mred\u{7}\nfake line";
+    engine.succeeds(&["container", "run", "-d", "--name", "told", "busybox", "sleep", "60", word]);
+    for words in [&["ps", "-a"][..], &["ps", "-a", "--json"], &["inspect", "told"]] {
+        let shown = engine.succeeds(&[&["container"], words].concat());
+        let obeyed = shown.chars().any(|c| c.is_control() && c != '\n');
+        assert!(!obeyed && !shown.contains("\nfake"), "{words:?}: {shown:?}");
+    }
+    for name in [word, "no\u{1b}]0;x\u{7}ne"] {
+        let (_, said) = engine.refused(&["container", "inspect", name]);
+        assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
+    }
+    engine.succeeds(&["container", "rm", "-f", "told"]);
+}

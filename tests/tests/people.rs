@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use polylane_tests::host::{Host, refused, succeeds, text};
 use polylane_tests::pool::{Run, signal_to};
 use polylane_tests::{binary, lacks, unavailable};
 
@@ -124,6 +125,41 @@ fn names_of_others_making_are_shown_and_not_obeyed() {
         .expect("write");
     let output = python.wait_with_output().expect("python3");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with(name), "{output:?}");
+}
+
+/// A lane whose path, and a file that is open there, have names that a terminal would obey.
+#[test]
+fn names_in_a_pool_are_shown_and_not_obeyed() {
+    if unavailable("names_in_a_pool_are_shown_and_not_obeyed") {
+        return;
+    }
+    let host = Host::new();
+    let pool = host.pool("shown");
+    let at = host.dir("ev\u{1b}]0;x\u{7}\u{1b}[31mil\nfake line");
+    let source = format!("dir:{}", text(&host.dir("source\u{1b}[31m\nfake line")));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, &source, text(&at)]);
+    let open = fs::File::create(at.join("open\u{1b}[31m\nfake line")).expect("create");
+    for words in [
+        &["mount"][..],
+        &["mount", "--json"],
+        &["pool", "ls"],
+        &["pool", "info", &pool],
+        &["pool", "info", "--json", &pool],
+        &["stats", "--all", "--pool", &pool],
+        &["stats", "--json", "--pool", &pool],
+    ] {
+        let shown = succeeds(words);
+        assert!(!is_obeyed(&shown) && !shown.contains("\nfake"), "{words:?}: {shown:?}");
+    }
+    for words in [&["mount", "mem:32M", text(&at)][..], &["pool", "rm", &pool]] {
+        let (_, said) = refused(words);
+        assert!(!is_obeyed(&said), "{words:?}: {said:?}");
+    }
+    drop(open);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+    succeeds(&["pool", "rm", &pool]);
 }
 
 fn is_top(pid: u32) -> bool {

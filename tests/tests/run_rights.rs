@@ -526,3 +526,71 @@ fn a_lane_in_ram_that_is_lost_says_so() {
     assert!(said.contains("its files were in its service's memory: they are lost"), "{said}");
     polylane_tests::pool::assert_nothing_remains("test-lost");
 }
+
+/// Takes and gives the right to execute and to search, by this process (the library) and by
+/// others (the kernel), and lets two users execute the file, which is always the kernel's work.
+const EXECUTES: &str = r#"
+import os, random, shutil, subprocess, sys
+seed = int(sys.argv[1])
+random.seed(seed)
+os.umask(0)
+os.makedirs("/lane/d")
+shutil.copy("/bin/true", "/lane/d/p")
+bits = {"/lane/d": 0o755, "/lane/d/p": 0o755}
+done = []
+def chmod(path, mode):
+    bits[path] = mode
+    door = random.choice(["library", "descriptor", "kernel"])
+    done.append((door, path, oct(mode)))
+    if door == "library":
+        os.chmod(path, mode)
+    elif door == "descriptor":
+        fd = os.open(path, os.O_RDONLY)
+        os.fchmod(fd, mode)
+        os.close(fd)
+    else:
+        subprocess.run(["/bin/chmod", "%o" % mode, path], env={}, check=True)
+def renew():
+    done.append(("renew",))
+    shutil.copy("/bin/true", "/lane/d/new")
+    os.chmod("/lane/d/new", bits["/lane/d/p"])
+    os.rename("/lane/d/new", "/lane/d/p")
+def may(user):
+    if user == 0:
+        return bits["/lane/d/p"] & 0o111 != 0
+    return bits["/lane/d"] & 1 and bits["/lane/d/p"] & 1
+for _ in range(60):
+    if random.random() < 0.2:
+        renew()
+    else:
+        chmod(random.choice(sorted(bits)), random.choice([0o755, 0o700, 0o644, 0o711, 0o705]))
+    user, door = random.choice([0, 65534]), random.choice([{}, os.environ])
+    child = os.fork()
+    if child == 0:
+        if user:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        try:
+            os.execve("/lane/d/p", ["p"], door)
+        except PermissionError:
+            os._exit(13)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (0 if may(user) else 13), (seed, user, status, done)
+"#;
+
+#[test]
+fn the_right_to_execute_is_checked_by_the_kernel_as_it_is_now() {
+    let test = "the_right_to_execute_is_checked_by_the_kernel_as_it_is_now";
+    if unavailable(test) || no_library(test) || lacks(test, &["python3"]) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "it becomes another user");
+    }
+    for (options, seed) in [("--mem", 1), ("--mem", 2), ("--size 64M", 3), ("--size 64M", 4)] {
+        let run = Run::new(&format!("{options} "));
+        let output = run.script(&format!("exec /usr/bin/python3 -c '{EXECUTES}' {seed}")).output();
+        printed(&output);
+    }
+}

@@ -9,7 +9,7 @@ use polylane_pool::failure::{Failure, Result};
 use serde_json::Value;
 
 use crate::args::JsonArgs;
-use crate::print::{columns, print, print_json};
+use crate::print::{cell, columns, print, print_json};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContainerCommand {
@@ -323,13 +323,12 @@ fn list(all: bool, json: bool) -> Result<()> {
     }
     let head = ["NAME", "ID", "IMAGE", "STATE", "STATUS", "COMMAND"].map(str::to_string);
     let rows = shown.iter().map(|one| {
-        let text = |name: &str| one[name].as_str().unwrap_or_default().to_string();
-        let status = one["exit_status"].as_u64().map_or("-".to_string(), |n| n.to_string());
+        let text = |name: &str| cell(&one[name]);
         let words = one["command"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let command = words.collect::<Vec<_>>().join(" ");
         let command: String =
             polylane_base::shown::escape_control(&command).chars().take(40).collect();
-        [text("name"), text("id"), text("image"), text("state"), status, command]
+        [text("name"), text("id"), text("image"), text("state"), text("exit_status"), command]
     });
     print(&columns(std::iter::once(head).chain(rows).collect()))
 }

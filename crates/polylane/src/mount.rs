@@ -15,7 +15,7 @@ use polylane_volume::MediumKind;
 use serde_json::Value;
 
 use crate::args::{CacheArgs, ClientArgs, ClusterArgs, JsonArgs, WriteBackArgs, media, policies};
-use crate::print::{columns, print, print_json};
+use crate::print::{cell, columns, print, print_json};
 
 /// `polylane mount`.
 #[derive(Debug, Args)]
@@ -166,13 +166,9 @@ fn list(json: bool) -> Result<u8> {
 }
 
 fn table(mounts: &[Value]) -> String {
-    let word = |value: &Value| match value {
-        Value::String(text) => Shown::new(text).to_string(),
-        other => other.to_string(),
-    };
     let names = ["path", "source", "pool", "service", "instance", "count", "state"];
     let head = names.map(str::to_uppercase);
-    let rows = mounts.iter().map(|mount| names.map(|name| word(&mount[name])));
+    let rows = mounts.iter().map(|mount| names.map(|name| cell(&mount[name])));
     columns(std::iter::once(head).chain(rows).collect())
 }
 

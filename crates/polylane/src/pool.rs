@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
-use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{Result, say};
 use polylane_pool::lasting::{self, PoolChange};
@@ -12,7 +11,7 @@ use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
 
 use crate::args::{JsonArgs, LimitArgs};
-use crate::print::{columns, print, print_json};
+use crate::print::{cell, columns, print, print_json};
 
 /// `polylane pool …`.
 #[derive(Debug, Subcommand)]
@@ -180,25 +179,17 @@ fn brief(stats: &Value) -> Value {
     })
 }
 
-fn word(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_string(),
-        Value::String(text) => Shown::new(text).to_string(),
-        other => other.to_string(),
-    }
-}
-
 fn table(pools: &[Value]) -> String {
     let names = ["pool", "state", "pid", "lane", "mount", "cpus", "weight", "policy", "device"];
     let head = names.map(str::to_uppercase);
-    let rows = pools.iter().map(|pool| names.map(|name| word(&pool[name])));
+    let rows = pools.iter().map(|pool| names.map(|name| cell(&pool[name])));
     columns(std::iter::once(head).chain(rows).collect())
 }
 
 /// What `info` shows: the pool's limits, then a line for each instance of its services.
 fn described(info: &Value) -> String {
     let of_pool = ["pool", "cpus", "memory", "pids", "weight", "dirty_limit", "user"];
-    let mut text: String = of_pool.map(|name| format!("{name}: {}\n", word(&info[name]))).concat();
+    let mut text: String = of_pool.map(|name| format!("{name}: {}\n", cell(&info[name]))).concat();
     let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
     text += &format!("processes: {}\n", list(&info["processes"]).len());
     let mut rows = vec![
@@ -206,7 +197,7 @@ fn described(info: &Value) -> String {
             .map(str::to_uppercase),
     ];
     for service in list(&info["services"]) {
-        let of_service = ["lane", "state", "service_pid"].map(|name| word(&service[name]));
+        let of_service = ["lane", "state", "service_pid"].map(|name| cell(&service[name]));
         let cache = cache_of(&service["cache"]);
         let mut instances = list(&service["instances"]);
         if instances.is_empty() {
@@ -215,7 +206,7 @@ fn described(info: &Value) -> String {
         for instance in instances {
             let [lane, state, pid] = of_service.clone();
             let [number, path, source, open] =
-                ["instance", "path", "source", "open_files"].map(|name| word(&instance[name]));
+                ["instance", "path", "source", "open_files"].map(|name| cell(&instance[name]));
             rows.push([lane, state, pid, number, path, source, cache.clone(), open]);
         }
     }
@@ -226,7 +217,7 @@ fn described(info: &Value) -> String {
 fn cache_of(cache: &Value) -> String {
     match (&cache["mode"], cache["size_bytes"].as_u64()) {
         (Value::String(mode), Some(size)) => format!("{mode}, {}", ByteSize(size)),
-        _ => word(&Value::Null),
+        _ => cell(&Value::Null),
     }
 }
 

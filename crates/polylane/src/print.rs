@@ -2,9 +2,10 @@
 
 use std::io::Write as _;
 
-use polylane_base::shown::escape_json;
+use polylane_base::shown::{Shown, escape_json};
 use polylane_pool::failure::{Failure, Result};
 use polylane_volume::Content;
+use serde_json::Value;
 
 /// Prints to standard output. A reader that closed it (`| head`) has seen enough.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -26,6 +27,15 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::because("result", "print it", std::io::Error::from(error)))?;
     print(&format!("{}\n", escape_json(&text)))
+}
+
+/// A value in a table: "-" for none, names as [`Shown`] writes them.
+pub(crate) fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_string(),
+        Value::String(text) => Shown::new(text).to_string(),
+        other => other.to_string(),
+    }
 }
 
 /// Rows as lines, each column as wide as its widest word.

@@ -134,14 +134,19 @@ impl Listener {
     }
 }
 
-/// The statistics of all running pools of this user, or of one. One that is stopped, or does not
-/// answer within [`ANSWER_TIME_MAX`], has a name, a `state` and, where it is known, a `pid`.
+/// The statistics of all running pools of this user, or of one: where it is a pool that lasts, of
+/// each of its lanes. One that is stopped, or does not answer within [`ANSWER_TIME_MAX`], has a
+/// name, a `state` and, where it is known, a `pid`.
 ///
 /// # Errors
 /// One line when the named pool does not run.
 pub fn collect(pool: Option<&str>) -> Result<Vec<Value>> {
     let Some(name) = pool else { return Ok(ask_all(sockets())) };
-    let asked = ask_all(vec![names::runtime_dir().join(format!("{name}.sock"))]);
+    let is_of_it = |path: &PathBuf| {
+        let own = path.file_stem().and_then(|stem| stem.to_str());
+        own.is_some_and(|own| own == name || names::lane_number(own).is_some_and(|n| n.0 == name))
+    };
+    let asked = ask_all(sockets().into_iter().filter(is_of_it).collect());
     match asked.is_empty() {
         true => Err(Failure::failed(format!("pool '{name}': not running"))),
         false => Ok(asked),
