@@ -33,7 +33,7 @@ tests() { # threads, programs …
     cargo test --quiet --release --package polylane-tests "$@" -- --test-threads "$threads" $all
 }
 cargo test --quiet --release --package polylane-ceph
-tests 2 --test ceph --test ceph_client --test ceph_hosts --test ceph_killed --test ceph_suites \
+tests 2 --test ceph --test ceph_client --test ceph_containers --test ceph_hosts --test ceph_killed --test ceph_suites \
     --test rbd
 # Each of these changes the cluster.
 tests 1 --test ceph_loss

@@ -200,6 +200,31 @@ fn what_was_fsynced_is_there_after_the_service_was_killed() {
     assert_eq!(run.end().code(), Some(0));
 }
 
+/// Directories that programs are in outlive the service.
+#[test]
+fn directories_in_use_go_on_after_the_service_was_killed() {
+    let name = "directories_in_use_go_on_after_the_service_was_killed";
+    let Some(cluster) = cluster(name) else { return };
+    for (way, more) in WAYS {
+        let name = format!("directories-{way}");
+        assert!(in_lane(&cluster, &name, &[], "true").status.success());
+        let options = options(&cluster, &format!("lane@cephfs:/{name}"));
+        let options = format!("{options} {}", more.join(" "));
+        let (mut run, mut input) = Run::new(options.trim())
+            .script(
+                "mkdir -p /lane/a/b; cd /lane/a/b; echo here > f; sync f; mv /lane/a /lane/c; \
+                 echo up; read x; cat f ../b/f; echo more > g; ls; ls ..; cat /lane/c/b/g",
+            )
+            .start_with_input();
+        assert_eq!(run.line(), "up");
+        signal_to(run.service(), "KILL");
+        writeln!(input, "go").expect("a line");
+        let lines: Vec<_> = (0..6).map(|_| run.line()).collect();
+        assert_eq!(lines, ["here", "here", "f", "g", "b", "more"], "{way}");
+        assert_eq!(run.end().code(), Some(0));
+    }
+}
+
 /// An open file that had bytes in the service is not taken for whole afterwards; one that was
 /// synced is.
 #[test]

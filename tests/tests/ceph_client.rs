@@ -25,6 +25,7 @@ fn settings_of_a_client_that_cannot_be_are_refused() {
         ("--ceph a --dirty-limit 1K -- true", "--dirty-limit: from 1M to "),
         ("--ceph a --flush-interval 1ms -- true", "--flush-interval: too short"),
         ("--ceph a --journal-mode data -- true", "only a lane on a volume has a journal"),
+        ("--ceph a --file-cache writeback -- true", "use writethrough"),
         ("--ceph a --discard -- true", "only a lane on a volume has a journal"),
         ("--mem --ceph-cache 8M -- true", "--ceph-cache: only a lane on a Ceph file system"),
         ("--mem --ceph-threads 4 -- true", "--ceph-threads: only a lane on a Ceph file system"),

@@ -32,7 +32,12 @@ fn reader(host: &Host, cluster: &Cluster, root: &str) -> PathBuf {
 
 /// How often each was wrong in so many random steps of two processes of a lane, one by the library
 /// and one by FUSE, and two of ceph-fuse: the lane's, and the cluster's, and ceph-fuse's.
-fn wrong(test: &str, (seed, steps): (u32, u32), options: &[&str]) -> Option<[u64; 4]> {
+fn wrong(
+    test: &str,
+    (seed, steps): (u32, u32),
+    of_lane: &[&str],
+    options: &[&str],
+) -> Option<[u64; 4]> {
     let cluster = Cluster::for_test(test)?;
     if lacks(test, &["ceph-fuse", "python3"]) {
         return None;
@@ -42,7 +47,8 @@ fn wrong(test: &str, (seed, steps): (u32, u32), options: &[&str]) -> Option<[u64
     let (lane, peer) = (host.dir("lane"), host.dir("peer"));
     let conf = cluster.conf();
     let source = format!("ceph:admin@cephfs:{root}");
-    succeeds(&["mount", "--ceph-conf", text(&conf), &source, text(&lane)]);
+    let mount = ["mount", "--ceph-conf", text(&conf), &source, text(&lane)];
+    succeeds(&[&mount, of_lane].concat());
     let mounted = CephFuse::new(&cluster, &root, &peer, options);
     let actor = |name: &str, at: &Path| format!("{name}={}", at.display());
     let mut command = Command::new("/usr/bin/python3");
@@ -65,7 +71,18 @@ fn wrong(test: &str, (seed, steps): (u32, u32), options: &[&str]) -> Option<[u64
 fn hosts_that_work_on_the_same_files_see_what_the_others_did() {
     let test = "hosts_that_work_on_the_same_files_see_what_the_others_did";
     for seed in 1..=3 {
-        let Some(counts) = wrong(test, (seed, 1500), &[NO_PAGE_CACHE]) else { return };
+        let Some(counts) = wrong(test, (seed, 1500), &[], &[NO_PAGE_CACHE]) else { return };
+        assert_eq!(counts, [0; 4], "seed {seed}: library, fuse, peer, the cluster");
+    }
+}
+
+/// A cache over the lane's files asks the cluster before each answer whether they are as they were.
+#[test]
+fn hosts_see_what_the_others_did_through_a_cache_of_files() {
+    let test = "hosts_see_what_the_others_did_through_a_cache_of_files";
+    let cache = ["--file-cache", "writethrough", "--file-cache-size", "1M"];
+    for seed in 5..=7 {
+        let Some(counts) = wrong(test, (seed, 1500), &cache, &[NO_PAGE_CACHE]) else { return };
         assert_eq!(counts, [0; 4], "seed {seed}: library, fuse, peer, the cluster");
     }
 }
@@ -75,7 +92,7 @@ fn hosts_that_work_on_the_same_files_see_what_the_others_did() {
 #[test]
 fn a_lane_has_no_old_bytes_where_ceph_fuse_has() {
     let test = "a_lane_has_no_old_bytes_where_ceph_fuse_has";
-    let Some([library, fuse, peer, cluster]) = wrong(test, (4, 1000), &[]) else { return };
+    let Some([library, fuse, peer, cluster]) = wrong(test, (4, 1000), &[], &[]) else { return };
     assert_eq!([library, fuse, cluster], [0; 3], "library, fuse, the cluster");
     eprintln!("ceph-fuse was wrong {peer} times");
 }

@@ -472,7 +472,8 @@ impl FileSystem for CephFs {
     }
 
     fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
-        Ok(Revived { attr: self.adopt(self.find_number(ino)?)?, dir: None })
+        let (found, dir) = self.find_former(ino)?;
+        Ok(Revived { attr: self.adopt(found)?, dir })
     }
 
     fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {

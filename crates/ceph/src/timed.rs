@@ -308,8 +308,8 @@ impl FileSystem for TimedFs {
     }
 
     fn revive(&self, ino: Ino, _: Option<u64>) -> Result<Revived> {
-        let found = self.within(&[ino], move |fs| fs.find_number(ino))?;
-        Ok(Revived { attr: self.fs.adopt(found)?, dir: None })
+        let (found, dir) = self.within(&[ino], move |fs| fs.find_former(ino))?;
+        Ok(Revived { attr: self.fs.adopt(found)?, dir })
     }
 
     fn statfs(&self, _: &OpCtx<'_>) -> Result<StatFs> {

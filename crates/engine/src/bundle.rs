@@ -259,6 +259,9 @@ mod tests {
             terminal: false,
             interactive: false,
             remove: false,
+            store: None,
+            cluster: crate::record::Cluster::default(),
+            file_cache: None,
         }
     }
 

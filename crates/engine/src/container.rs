@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use polylane_image::Store;
-use polylane_pool::failure::{Failure, Result};
+use polylane_pool::ceph::CephPlace;
+use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::{lasting, names};
 use polylane_sys::procstat::ProcessStat;
 use rustix::io::Errno;
@@ -24,8 +25,9 @@ use serde_json::Value;
 
 use crate::lane;
 use crate::place::{self, Lock, Place};
-use crate::record::{Exit, Mount, Network, Record, Stage, VERSION};
+use crate::record::{Cluster, Exit, FileCache, Mount, Network, Record, Stage, VERSION};
 use crate::runtime::{self, Runtime};
+use crate::store;
 
 /// Longest name of a container, in bytes: as long as a host name may be.
 const NAME_BYTES_MAX: usize = 63;
@@ -81,6 +83,12 @@ pub struct Wanted {
     pub pids: Option<u64>,
     /// Bytes of its own volume.
     pub size: Option<u64>,
+    /// The directory of a cluster for its layers and its changes.
+    pub store: Option<CephPlace>,
+    /// How the cluster of its store and of its mounts is reached.
+    pub cluster: Cluster,
+    /// A cache of its root's files.
+    pub file_cache: Option<FileCache>,
     /// What it sees besides its image.
     pub mounts: Vec<Mount>,
     /// The runtime: a name or a path.
@@ -127,9 +135,9 @@ pub fn all() -> Result<Vec<Container>> {
             Ok(Some(record)) if record.stage == Stage::Ready => {
                 all.push(Container { place, record });
             }
-            Ok(record) => clear_left(&place, &id, record)?,
-            // One that cannot be read keeps nobody from the others.
-            Err(failure) => eprintln!("polylane: {}", failure.line),
+            // One that cannot be removed or read keeps nobody from the others.
+            Ok(record) => clear_left(&place, &id, record).unwrap_or_else(say),
+            Err(failure) => say(failure),
         }
     }
     place::clear_new(&dir)?;
@@ -147,12 +155,12 @@ fn clear_left(place: &Place, id: &str, record: Option<Record>) -> Result<()> {
     if !place.dir().exists() {
         return Ok(());
     }
-    let Ok(Some(_lock)) = place.try_lock() else { return Ok(()) };
+    let Ok(Some(lock)) = place.try_lock() else { return Ok(()) };
     // It may have been finished meanwhile.
     let now = place.read::<Record>("record.json")?;
     match now.or(record) {
         Some(record) if record.stage == Stage::Ready => Ok(()),
-        Some(record) => Container { place: place.clone(), record }.remove_all(true),
+        Some(record) => Container { place: place.clone(), record }.remove_all(&lock, true),
         None => {
             store()?.release(id).map_err(failed)?;
             place.remove()
@@ -222,7 +230,7 @@ impl Container {
         let layers = store.lowers(&image);
         let dir = place::all_dir()?;
         place::make_all(&dir)?;
-        let (container, _lock) = reserve(&dir, |id, others| {
+        let (container, lock) = reserve(&dir, |id, others| {
             let layers = layers.iter().map(|path| utf8(path)).collect::<Result<_>>()?;
             let mut record = specify(wanted, &config["config"], (id, others))?;
             record.image = image.name.clone();
@@ -232,11 +240,15 @@ impl Container {
             Ok(record)
         })?;
         let made = store.hold(&image, &container.record.id).map_err(failed).and_then(|()| {
-            let record = Record { stage: Stage::Ready, ..container.record.clone() };
+            let mut record = Record { stage: Stage::Ready, ..container.record.clone() };
+            if record.store.is_some() {
+                let own = (&container.place, &lock);
+                record.layers = store::add(own, &record, (&store, &image))?;
+            }
             container.place.write("record.json", &record)?;
             Ok(Container { record, place: container.place.clone() })
         });
-        made.inspect_err(|_| drop(container.remove_all(true)))
+        made.inspect_err(|_| drop(container.remove_all(&lock, true)))
     }
 
     /// What it does now.
@@ -327,7 +339,7 @@ impl Container {
             let Some(lock) = self.place.lock_if_there()? else { return Ok(()) };
             let State::Running(_) = self.state()? else {
                 // Whoever waited for it has nothing more to do, or waits for this lock.
-                return self.remove_all(force);
+                return self.remove_all(&lock, force);
             };
             if !force {
                 return Err(Failure::failed(format!(
@@ -354,12 +366,13 @@ impl Container {
         Ok(())
     }
 
-    /// Removes all of it; the caller holds its lock.
-    pub(crate) fn remove_all(&self, force: bool) -> Result<()> {
+    /// Removes all of it.
+    pub(crate) fn remove_all(&self, lock: &Lock, force: bool) -> Result<()> {
         let record = Record { stage: Stage::Removing, ..self.record.clone() };
         self.place.write("record.json", &record)?;
         self.end_at_runtime()?;
         lane::unmount(&self.place, &self.record, force)?;
+        store::remove((&self.place, lock), &self.record)?;
         store()?.release(&self.record.id).map_err(failed)?;
         self.place.remove()
     }
@@ -402,6 +415,15 @@ fn check(wanted: &Wanted) -> Result<()> {
     let bad_env = |text: &&String| text.starts_with('=') || text.is_empty() || text.contains('\0');
     if let Some(text) = wanted.env.iter().find(bad_env) {
         return Err(Failure::usage(format!("--env {text:?}: write it as NAME=VALUE or NAME")));
+    }
+    let is_in_cluster = wanted.store.is_some() || wanted.mounts.iter().any(Mount::is_in_cluster);
+    if !wanted.cluster.is_default() && !is_in_cluster {
+        return Err(Failure::usage(
+            "--ceph-conf, --ceph-keyring and --timeout: are of --store and of mounts in a cluster",
+        ));
+    }
+    if wanted.size.is_some() && wanted.store.is_some() {
+        return Err(Failure::usage("--size: is of a container's own volume, and --store has none"));
     }
     if wanted.workdir.as_ref().is_some_and(|path| !path.starts_with('/')) {
         return Err(Failure::usage("--workdir: not an absolute path"));
@@ -458,6 +480,9 @@ fn specify(
         image: String::new(),
         image_id: String::new(),
         layers: Vec::new(),
+        store: wanted.store.clone(),
+        cluster: wanted.cluster.clone(),
+        file_cache: wanted.file_cache.clone(),
         created: now(),
         runtime: String::new(),
         args,
@@ -545,6 +570,11 @@ mod tests {
             Wanted { memory: Some(1), ..wanted(&["x"]) },
             Wanted { env: vec!["=x".into()], ..wanted(&["x"]) },
             Wanted { workdir: Some("srv".into()), ..wanted(&["x"]) },
+            Wanted {
+                cluster: Cluster { timeout_us: Some(1), ..Cluster::default() },
+                ..wanted(&["x"])
+            },
+            Wanted { store: "fs".parse().ok(), size: Some(1 << 30), ..wanted(&["x"]) },
             Wanted { mounts: vec![Mount::parse("/:/proc").unwrap()], ..wanted(&["x"]) },
         ];
         for wanted in bad {

@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
 use crate::bundle;
 use crate::place::{Lock, Place};
-use crate::record::{Mount, Network, Record};
+use crate::record::{Cluster, FileCache, Mount, Network, Record};
 use crate::users::open_inside;
 
 /// Most bytes of what a command has said that are read.
@@ -21,6 +21,9 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// The file of the container's own volume.
 const UPPER: &str = "upper.img";
+
+/// The file that is there once a container in a store has its names.
+const NAMED: &str = "named";
 
 /// The volume with what a container changed; there is none before its first start.
 pub(crate) fn upper(place: &Place) -> PathBuf {
@@ -35,6 +38,14 @@ pub(crate) struct Upper {
     pub(crate) size: Option<u64>,
     /// Whether processes have the library.
     pub(crate) preload: bool,
+    /// More options of its mount.
+    pub(crate) options: Vec<OsString>,
+}
+
+/// Whether the container was never started, so it has changed nothing.
+pub(crate) fn is_new(place: &Place, record: &Record) -> bool {
+    let mark = if record.store.is_some() { place.file(NAMED) } else { upper(place) };
+    !mark.exists()
 }
 
 /// Mounts the container's lanes; where each of its mounts is on the host.
@@ -42,21 +53,27 @@ pub(crate) struct Upper {
 /// # Errors
 /// One line. What was mounted is to be unmounted.
 pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<Vec<String>> {
-    let upper = Upper { source: None, size: record.size, preload: record.preload };
+    let mut options = record.cluster.options();
+    if record.store.is_none() {
+        options.clear();
+    }
+    options.extend(record.file_cache.iter().flat_map(FileCache::options));
+    let source = record.branch().map(|branch| format!("ceph:{branch}").into());
+    let upper = Upper { source, size: record.size, preload: record.preload, options };
     let pool = record.pool.as_deref();
     mount_root((place, lock), pool, &upper, (&record.layers, bundle::covered(record)))?;
     let mut sources = Vec::new();
     for (number, mount) in record.mounts.iter().enumerate() {
         sources.push(match mount.is_lane() {
-            true => mount_lane((place, lock), pool, number, mount)?,
+            true => mount_lane((place, lock), (pool, &record.cluster), number, mount)?,
             false => mount.source.clone(),
         });
     }
     Ok(sources)
 }
 
-/// Mounts the root: directories, the uppermost first, under `upper`. At the paths `covered` the
-/// runtime mounts something else.
+/// Mounts the root: directories or sources, the uppermost first, under `upper`. At the paths
+/// `covered` the runtime mounts something else.
 pub(crate) fn mount_root(
     (place, lock): (&Place, &Lock),
     pool: Option<&str>,
@@ -64,7 +81,7 @@ pub(crate) fn mount_root(
     (layers, covered): (&[String], Vec<Vec<u8>>),
 ) -> Result<()> {
     // Its set-id programs work: what they can come to the runtime bounds.
-    let mut options = vec![OsString::from("--suid")];
+    let mut options = [&["--suid".into()], &upper.options[..]].concat();
     if !upper.preload {
         options.push("--no-preload".into());
     }
@@ -75,7 +92,9 @@ pub(crate) fn mount_root(
         options.extend(["--covered".into(), OsString::from_vec(covered)]);
     }
     for layer in layers {
-        options.extend(["--lower".into(), format!("dir:{layer}").into()]);
+        let is_path = layer.starts_with('/');
+        let source = if is_path { format!("dir:{layer}") } else { layer.clone() };
+        options.extend(["--lower".into(), source.into()]);
     }
     let source = upper.source.clone().unwrap_or_else(|| {
         let mut own = OsString::from("volume:");
@@ -88,13 +107,16 @@ pub(crate) fn mount_root(
 /// Mounts the lane of mount `number`; where.
 pub(crate) fn mount_lane(
     (place, lock): (&Place, &Lock),
-    pool: Option<&str>,
+    (pool, cluster): (Option<&str>, &Cluster),
     number: usize,
     mount: &Mount,
 ) -> Result<String> {
     let at = place.lane(number);
     place.make_dir(&format!("mounts/{number}"))?;
-    let options = if mount.read_only { vec!["--ro".into()] } else { Vec::new() };
+    let mut options = if mount.read_only { vec!["--ro".into()] } else { Vec::new() };
+    if mount.is_in_cluster() {
+        options.extend(cluster.options());
+    }
     mount_one((pool, lock), options, mount.source.as_ref(), &at)?;
     Ok(at.to_string_lossy().into_owned())
 }
@@ -103,7 +125,7 @@ pub(crate) fn mount_lane(
 /// this process's open files, and be its child. The command holds the container's lock, too, as
 /// what it reads, until the lane is mounted: whoever waits for that finds no mount half made by a
 /// command whose caller was killed.
-fn mount_one(
+pub(crate) fn mount_one(
     (pool, lock): (Option<&str>, &Lock),
     options: Vec<OsString>,
     source: &OsStr,
@@ -141,6 +163,8 @@ fn mount_one(
 pub(crate) fn unmount(place: &Place, record: &Record, lazy: bool) -> Result<()> {
     let lanes = record.mounts.iter().enumerate().filter(|(_, mount)| mount.is_lane());
     let mut all = vec![place.root()];
+    // Of a command that was killed.
+    all.extend(Some(place.store()).filter(|at| at.exists()));
     all.extend(lanes.map(|(number, _)| place.lane(number)).filter(|at| at.exists()));
     let unmounted: Vec<_> = all.iter().map(|at| lasting::umount_all(at, lazy)).collect();
     unmounted.into_iter().collect()
@@ -168,7 +192,8 @@ pub(crate) fn check(mounts: &[Mount]) -> Result<()> {
 }
 
 /// Writes the files of the root that tell of the container's name and network.
-pub(crate) fn write_names(root: &Path, record: &Record) -> Result<()> {
+pub(crate) fn write_names(place: &Place, record: &Record) -> Result<()> {
+    let root = &place.root();
     let dir = File::open(root).map_err(|error| Failure::path(root, "open it", error))?;
     let hosts = format!("127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {}\n", record.hostname);
     let mut files = vec![
@@ -187,5 +212,8 @@ pub(crate) fn write_names(root: &Path, record: &Record) -> Result<()> {
                 .map_err(|error| Failure::because(format!("/{path}"), "write it", error))?;
         }
     }
-    Ok(())
+    match record.store {
+        Some(_) => place.write(NAMED, &()),
+        None => Ok(()),
+    }
 }

@@ -11,6 +11,7 @@
 //! | `bundle.rs` | the configuration that the runtime gets |
 //! | `runtime.rs` | the runtime's command line |
 //! | `lane.rs` | the lanes of a container |
+//! | `store.rs` | containers whose files are on a Ceph file system |
 //! | `container.rs` | found, made, removed |
 //! | `start.rs` | from its start to its end; further processes |
 //! | `relay.rs` | what its processes write |
@@ -41,10 +42,11 @@ mod runtime;
 mod seccomp;
 mod show;
 mod start;
+mod store;
 mod users;
 
 pub use container::{Container, State, Wanted, all};
 pub use oci::oci;
 pub use quiesce::{Files, Quiesced};
-pub use record::{Mount, Network, Record};
+pub use record::{Cluster, FileCache, Mount, Network, Record};
 pub use start::{Attached, Further, exec, start};

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use crate::bundle;
 use crate::lane::{self, Upper};
 use crate::place::{Lock, Place};
-use crate::record::Mount;
+use crate::record::{Cluster, Mount};
 use crate::relay::Relays;
 use crate::runtime;
 use crate::start;
@@ -361,7 +361,9 @@ fn prepare(
     let mut sources = Vec::new();
     lane::check(&wanted.mounts)?;
     for (number, mount) in wanted.mounts.iter().enumerate() {
-        sources.push(lane::mount_lane((place, lock), wanted.pool.as_deref(), number, mount)?);
+        let pool = wanted.pool.as_deref();
+        let cluster = Cluster::default();
+        sources.push(lane::mount_lane((place, lock), (pool, &cluster), number, mount)?);
     }
     if let Some(root) = &wanted.root {
         let lower = config["root"]["path"].as_str().unwrap_or_default().to_string();
@@ -369,7 +371,8 @@ fn prepare(
             Root::Own => None,
             Root::Source(source) => Some(OsString::from(source)),
         };
-        let upper = Upper { source, size: wanted.size, preload: !wanted.no_preload };
+        let options = Vec::new();
+        let upper = Upper { source, size: wanted.size, preload: !wanted.no_preload, options };
         lane::mount_root((place, lock), wanted.pool.as_deref(), &upper, (&[lower], covered))?;
         config["root"]["path"] = json!(place.root());
         add_library(config, wanted);

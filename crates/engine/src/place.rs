@@ -139,6 +139,11 @@ impl Place {
         self.file("root")
     }
 
+    /// The mount point of the store in which its files are, where commands change that.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.file("store")
+    }
+
     /// The mount point of the lane of mount `number`.
     pub(crate) fn lane(&self, number: usize) -> PathBuf {
         self.file(MOUNTS).join(number.to_string())

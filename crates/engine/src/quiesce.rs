@@ -10,7 +10,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use polylane_pool::ceph::{CephPlace, ClusterOptions};
 use polylane_pool::failure::{FAILED, Failure, Result, say};
+use polylane_pool::lower::LowerSource;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions, setsid, waitpid};
@@ -26,14 +28,18 @@ pub enum Files {
     Mounted(PathBuf),
     /// It does not: the volume with its changes, which nobody has open.
     Volume(PathBuf),
+    /// It does not, and its changes are in a cluster.
+    Cluster(CephPlace),
 }
 
 /// A container whose files do not change. Dropped, it goes on.
 pub struct Quiesced {
     /// Its files.
     pub files: Files,
-    /// The directories of its image's layers, the uppermost first.
-    pub layers: Vec<PathBuf>,
+    /// The layers of its image, the uppermost first.
+    pub layers: Vec<LowerSource>,
+    /// How the cluster is reached that they are in, if they are.
+    pub cluster: ClusterOptions,
     /// The identity of its image.
     pub image_id: String,
     // In this order: commands that wait for the lock find it as it was.
@@ -49,8 +55,7 @@ impl Container {
     pub fn quiesce(&self) -> Result<Quiesced> {
         let lock = self.place.lock()?;
         let runs = matches!(self.state()?, State::Running(_));
-        let volume = lane::upper(&self.place);
-        if !runs && !volume.exists() {
+        if !runs && lane::is_new(&self.place, &self.record) {
             return Err(Failure::failed(format!(
                 "{}: was never started, so it has changed nothing",
                 self.record.name
@@ -58,8 +63,18 @@ impl Container {
         }
         let paused = if runs { Some(Paused::new(self)?) } else { None };
         Ok(Quiesced {
-            files: if runs { Files::Mounted(self.place.root()) } else { Files::Volume(volume) },
-            layers: self.record.layers.iter().map(PathBuf::from).collect(),
+            files: match self.record.branch() {
+                _ if runs => Files::Mounted(self.place.root()),
+                Some(branch) => Files::Cluster(branch),
+                None => Files::Volume(lane::upper(&self.place)),
+            },
+            layers: self
+                .record
+                .layers
+                .iter()
+                .map(|layer| LowerSource::parse(layer.as_ref()))
+                .collect(),
+            cluster: self.record.cluster.of_run(),
             image_id: self.record.image_id.clone(),
             _paused: paused,
             _lock: lock,

@@ -1,5 +1,10 @@
 //! What a container is, as its directory has it.
 
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use polylane_pool::ceph::{CephPlace, ClusterOptions};
 use serde::{Deserialize, Serialize};
 
 /// The only version there is.
@@ -31,6 +36,11 @@ impl Mount {
     /// Whether it is a lane's source, and not a path of the host.
     pub(crate) fn is_lane(&self) -> bool {
         !self.source.starts_with('/')
+    }
+
+    /// Whether it is in a cluster, which options say how to reach.
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.source.starts_with("ceph:") || self.source.starts_with("rbd:")
     }
 
     /// `SOURCE:TARGET[:ro]`, where SOURCE may have colons of its own.
@@ -92,6 +102,76 @@ impl Mount {
     }
 }
 
+/// A cache of the files of a container's root, as `polylane mount` takes it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileCache {
+    /// `writeback` or `writethrough`.
+    pub mode: String,
+    /// Most bytes in it.
+    pub bytes: Option<u64>,
+}
+
+impl FileCache {
+    /// As options of `polylane mount`.
+    pub(crate) fn options(&self) -> Vec<OsString> {
+        let mut options = vec!["--file-cache".into(), OsString::from(&self.mode)];
+        let size = self.bytes.map(|bytes| bytes.to_string());
+        options.extend(size.into_iter().flat_map(|size| ["--file-cache-size".into(), size.into()]));
+        options
+    }
+}
+
+/// How the cluster is reached that lanes of a container are on.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// The configuration; none: the host's.
+    pub conf: Option<PathBuf>,
+    /// The user's keyring; none: the one that the configuration names.
+    pub keyring: Option<PathBuf>,
+    /// Microseconds that the cluster may take to answer.
+    pub timeout_us: Option<u64>,
+}
+
+impl Cluster {
+    /// The same, as a run is given it.
+    pub(crate) fn of_run(&self) -> ClusterOptions {
+        ClusterOptions {
+            conf: self.conf.clone(),
+            keyring: self.keyring.clone(),
+            timeout: self.timeout_us.map(Duration::from_micros),
+            ..ClusterOptions::default()
+        }
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Cluster::default()
+    }
+
+    /// The same, as options of `polylane mount`.
+    pub(crate) fn options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = Vec::new();
+        let files = [("--ceph-conf", &self.conf), ("--ceph-keyring", &self.keyring)];
+        for (option, file) in files {
+            options.extend(file.iter().flat_map(|file| [option.into(), file.into()]));
+        }
+        let timeout = self.timeout_us.map(|us| format!("{us}us"));
+        options.extend(timeout.into_iter().flat_map(|time| ["--timeout".into(), time.into()]));
+        options
+    }
+}
+
+/// A place below a store's directory.
+pub(crate) fn below(store: &CephPlace, path: &Path) -> CephPlace {
+    let path = Path::new(&store.path).join(path).to_string_lossy().into_owned();
+    CephPlace { path, ..store.clone() }
+}
+
+/// Where a container's changes are, from the store's directory.
+pub(crate) fn changes_of(id: &str) -> PathBuf {
+    Path::new("containers").join(id)
+}
+
 /// How far a container has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -120,8 +200,18 @@ pub struct Record {
     pub(crate) image: String,
     /// The image's digest.
     pub(crate) image_id: String,
-    /// Directories of the image's layers, the uppermost first.
+    /// Directories of the image's layers, the uppermost first; in a store sources of a lane.
     pub(crate) layers: Vec<String>,
+    /// The directory of a cluster in which its layers and its changes are; none: they are in the
+    /// state directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) store: Option<CephPlace>,
+    /// How the cluster of its store and of its mounts is reached.
+    #[serde(default, skip_serializing_if = "Cluster::is_default")]
+    pub(crate) cluster: Cluster,
+    /// The cache of its root's files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) file_cache: Option<FileCache>,
     /// When it was made, in seconds since 1970.
     pub(crate) created: u64,
     /// The runtime's program.
@@ -151,6 +241,13 @@ pub struct Record {
     pub(crate) interactive: bool,
     /// It is removed when it ends.
     pub(crate) remove: bool,
+}
+
+impl Record {
+    /// Where its changes are, if they are in a store.
+    pub(crate) fn branch(&self) -> Option<CephPlace> {
+        self.store.as_ref().map(|store| below(store, &changes_of(&self.id)))
+    }
 }
 
 /// How a container ended, as `exit.json` has it.
@@ -183,5 +280,22 @@ mod tests {
             assert!(fields(bad).is_err(), "{bad}");
         }
         assert_eq!(Mount::parse("/a://b//c/").unwrap().target_parts(), "b/c");
+    }
+
+    #[test]
+    fn how_a_cluster_is_reached_is_said_by_options() {
+        assert!(Cluster::default().is_default() && Cluster::default().options().is_empty());
+        let cluster =
+            Cluster { conf: Some("/c".into()), keyring: Some("/k".into()), timeout_us: Some(5) };
+        let said = ["--ceph-conf", "/c", "--ceph-keyring", "/k", "--timeout", "5us"];
+        assert_eq!(cluster.options(), said);
+        assert_eq!(cluster.of_run().timeout, Some(Duration::from_micros(5)));
+    }
+
+    #[test]
+    fn places_are_below_the_stores() {
+        let store: CephPlace = "app@fs:/volumes/app/".parse().expect("a place");
+        let branch = below(&store, &changes_of("0123456789abcdef"));
+        assert_eq!(branch.to_string(), "app@fs:/volumes/app/containers/0123456789abcdef");
     }
 }

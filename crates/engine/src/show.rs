@@ -80,6 +80,7 @@ impl Container {
             "network": record.network, "mounts": record.mounts, "remove": record.remove,
             "limits": { "cpus": record.cpus.map(|n| n as f64 / 1000.0), "memory": record.memory,
                         "pids": record.pids, "size": record.size },
+            "store": record.store.as_ref().map(|store| format!("ceph:{store}")),
             "preload": record.preload, "terminal": record.terminal,
             "root": self.place.root(), "bundle": self.place.dir(), "output": self.output(),
         });

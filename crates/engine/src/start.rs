@@ -174,8 +174,8 @@ impl<'a> Watcher<'a> {
                 // What cannot be cleared now the next command clears.
                 let _ = self.container.clear();
                 let _ = self.container.place.remove_file("pid");
-                if self.container.record.remove {
-                    self.container.remove_all(true)?;
+                if let Some(lock) = self.starting.take().filter(|_| self.container.record.remove) {
+                    self.container.remove_all(&lock, true)?;
                 }
                 return Err(failure);
             }
@@ -198,14 +198,14 @@ impl<'a> Watcher<'a> {
     /// wait for.
     fn start(&mut self, attached: Attached) -> Result<Pid> {
         let (place, record) = (&self.container.place, &self.container.record);
-        let is_new = !lane::upper(place).exists();
+        let is_new = lane::is_new(place, record);
         let lock = self
             .starting
             .as_ref()
             .ok_or_else(|| Failure::failed(format!("{}: is started once only", record.name)))?;
         let sources = lane::mount((place, lock), record)?;
         if is_new {
-            lane::write_names(&place.root(), record)?;
+            lane::write_names(place, record)?;
         }
         let user = users::find(&place.root(), &record.user)?;
         let env = bundle::environment(record, &user, &[], record.terminal);
@@ -301,12 +301,12 @@ impl<'a> Watcher<'a> {
         // What is left of the lanes' supervisors is not for this process to reap.
         let _ = rustix::process::set_child_subreaper(None);
         let container = self.container;
-        let Some(_lock) = container.place.lock_for_end()? else { return Ok(()) };
+        let Some(lock) = container.place.lock_for_end()? else { return Ok(()) };
         container.place.write("exit.json", &Exit { status, ended: now() })?;
         // The number may be another process's from now on.
         container.place.remove_file("pid")?;
         if container.record.remove {
-            let removed = container.remove_all(true);
+            let removed = container.remove_all(&lock, true);
             self.watched = None;
             return removed;
         }

@@ -324,8 +324,7 @@ impl Import<'_> {
     fn place(&mut self, image: &Image) -> Result<Option<Image>> {
         let tmp = self.work.path();
         let failed = |error: io::Error| Error::io(tmp, "make what is in it durable", error);
-        let dir = File::open(tmp).map_err(failed)?;
-        rustix::fs::syncfs(&dir).map_err(|errno| failed(errno.into()))?;
+        make_durable(tmp).map_err(failed)?;
         let changing = self.store.change()?;
         let is_made = |path: &Path| path.exists() || self.made.iter().any(|(_, to)| to == path);
         let is_there = |layer: &Layer| {
@@ -349,6 +348,32 @@ impl Import<'_> {
         changing.collect(self.work)?;
         Ok(Some(image.clone()))
     }
+}
+
+/// `f_type` of what a FUSE server serves.
+const FUSE_MAGIC: rustix::fs::FsWord = 0x6573_5546;
+
+/// Makes a directory and all that is in it durable. The kernel does not pass `syncfs` on to a FUSE
+/// server, as which a store on a lane is served: there each file is synced.
+fn make_durable(dir: &Path) -> io::Result<()> {
+    let open = File::open(dir)?;
+    if rustix::fs::fstatfs(&open)?.f_type != FUSE_MAGIC {
+        return Ok(rustix::fs::syncfs(&open)?);
+    }
+    let mut dirs = vec![dir.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            match entry.file_type()? {
+                kind if kind.is_dir() => dirs.push(entry.path()),
+                kind if kind.is_file() => File::open(entry.path())?.sync_all()?,
+                // Links and devices are names.
+                _ => {}
+            }
+        }
+        File::open(&dir)?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// A name for an image that its source does not call anything.

@@ -29,6 +29,7 @@ use serde_json::Value;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::layout::Descriptor;
+use crate::limits::Limits;
 
 /// Longest name of an image.
 const NAME_BYTES_MAX: usize = 200;
@@ -265,6 +266,22 @@ impl Store {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The image of the same identity in another store, which gets it if it has none: by that
+    /// identity, since names of images are this store's.
+    ///
+    /// # Errors
+    /// The image was removed meanwhile, or the other store cannot be written.
+    pub fn copy_to(&self, image: &Image, other: &Store) -> Result<Image> {
+        let id = image.id();
+        if let Ok(there) = other.find(&id) {
+            return Ok(there);
+        }
+        let work = self.work()?;
+        let archive = work.path().join("archive");
+        self.export(&id, &archive)?;
+        other.import(&archive, Some(&id), Limits { bytes: u64::MAX, members: u64::MAX })
     }
 
     /// Removes an image, and the layers that no other one has.

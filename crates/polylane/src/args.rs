@@ -32,7 +32,7 @@ fn journal_modes() -> clap::builder::PossibleValuesParser {
 }
 
 /// The names of the modes of a cache of files.
-fn file_cache_modes() -> clap::builder::PossibleValuesParser {
+pub(crate) fn file_cache_modes() -> clap::builder::PossibleValuesParser {
     FileCacheMode::ALL.map(FileCacheMode::name).into()
 }
 

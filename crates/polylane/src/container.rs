@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
-use polylane_engine::{Attached, Container, Further, Mount, Network, State, Wanted};
+use polylane_engine::{
+    Attached, Cluster, Container, FileCache, Further, Mount, Network, State, Wanted,
+};
+use polylane_pool::ceph::{CephPlace, ClusterOptions};
 use polylane_pool::failure::{Failure, Result};
 use serde_json::Value;
 
-use crate::args::JsonArgs;
+use crate::args::{ClusterArgs, JsonArgs, file_cache_modes};
 use crate::print::{cell, columns, print, print_json};
 
 #[derive(Debug, Subcommand)]
@@ -133,6 +136,19 @@ pub(crate) struct NewArgs {
     /// Size of its own volume, which has what it changes [default: 10G]
     #[arg(long, value_name = "SIZE")]
     size: Option<ByteSize>,
+    /// Keep the image's layers and what the container changes in this directory of a Ceph file
+    /// system, which other hosts may use as well [default: on this host]
+    #[arg(long, value_name = "ceph:[USER@]FSNAME[:PATH]", value_parser = store)]
+    store: Option<CephPlace>,
+    /// Keep files of its root in a cache of its own: changes go on after 5s and when they are
+    /// synced (writeback), or at once (writethrough)
+    #[arg(long, value_name = "MODE", value_parser = file_cache_modes())]
+    file_cache: Option<String>,
+    /// Most file data in that cache [default: a quarter of the pool's memory]
+    #[arg(long, value_name = "SIZE", requires = "file_cache")]
+    file_cache_size: Option<ByteSize>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Network: none but its own loopback device, or the host's
     #[arg(long, value_name = "none|host", default_value = "none", value_parser = network)]
     network: Network,
@@ -186,6 +202,11 @@ fn cpus(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
+fn store(text: &str) -> std::result::Result<CephPlace, String> {
+    let place = text.strip_prefix("ceph:").ok_or("write ceph:[USER@]FSNAME[:/PATH]")?;
+    place.parse()
+}
+
 fn network(text: &str) -> std::result::Result<Network, String> {
     match text {
         "none" => Ok(Network::None),
@@ -195,9 +216,15 @@ fn network(text: &str) -> std::result::Result<Network, String> {
 }
 
 impl NewArgs {
-    fn wanted(self) -> Wanted {
+    fn wanted(self) -> Result<Wanted> {
         let NewArgs { volume, mount, .. } = self;
-        Wanted {
+        let ClusterOptions { conf, keyring, timeout, .. } = self.cluster.options()?;
+        let timeout_us = timeout.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        let bytes = self.file_cache_size.map(|size| size.0);
+        Ok(Wanted {
+            store: self.store,
+            cluster: Cluster { conf, keyring, timeout_us },
+            file_cache: self.file_cache.map(|mode| FileCache { mode, bytes }),
             image: self.image,
             command: self.command,
             entrypoint: self.entrypoint,
@@ -218,16 +245,16 @@ impl NewArgs {
             terminal: self.tty,
             interactive: self.interactive,
             remove: self.rm,
-        }
+        })
     }
 }
 
 /// Executes `polylane container`; the exit status.
 pub(crate) fn execute(command: ContainerCommand) -> Result<u8> {
     match command {
-        ContainerCommand::Run { detach, new } => return run(new.wanted(), detach),
+        ContainerCommand::Run { detach, new } => return run(new.wanted()?, detach),
         ContainerCommand::Create(new) => {
-            let container = Container::create(&new.wanted())?;
+            let container = Container::create(&new.wanted()?)?;
             print(&format!("{}\n", container.record.name))?;
         }
         ContainerCommand::Start { attach, containers } => return start(attach, &containers),

@@ -8,6 +8,7 @@ use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_engine::{Container, Files};
 use polylane_image::{Compression, Error, Image, Limits, Overlay, Store, check_name};
+use polylane_pool::ceph::ClusterOptions;
 use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lower::LowerSource;
 use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
@@ -150,10 +151,14 @@ fn diff(store: &Store, arguments: DiffArgs) -> Result<u8> {
     name.as_deref().map_or(Ok(()), check_name).map_err(failed)?;
     let container = Container::find(&container.unwrap_or_default())?;
     let quiet = container.quiesce()?;
-    let lowers: Vec<_> = quiet.layers.iter().cloned().map(LowerSource::Dir).collect();
+    let (lowers, cluster) = (&quiet.layers, &quiet.cluster);
     let layer_to = |to: &Path, compress: &str| match &quiet.files {
         Files::Volume(upper) => diff_upper(upper, lowers.clone(), to, compress),
-        Files::Mounted(root) => diff_mounted(root, lowers.clone(), to, compress),
+        Files::Mounted(root) => diff_mounted((root, cluster), lowers.clone(), to, compress),
+        Files::Cluster(upper) => {
+            let upper = Source::Ceph(upper.clone());
+            diff_over((upper, cluster.clone()), lowers.clone(), to, compress)
+        }
     };
     let Some(name) = name else { return layer_to(&output, &compress) };
     let work = store.work().map_err(failed)?;
@@ -167,8 +172,8 @@ fn diff(store: &Store, arguments: DiffArgs) -> Result<u8> {
     Ok(status)
 }
 
-/// Writes a layer of an upper: in two lanes, one with it and one with its lowers alone, or in two
-/// mounts of the kernel's overlayfs where that wrote it.
+/// Writes a layer of an upper: in lanes, or in two mounts of the kernel's overlayfs where that
+/// wrote it.
 fn diff_upper(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
     let upper = upper.canonicalize().map_err(|error| Failure::path(upper, "find it", error))?;
     let lowers = lowers.iter().map(LowerSource::canonical).collect::<Result<Vec<_>>>()?;
@@ -179,14 +184,31 @@ fn diff_upper(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str)
         true => Source::Dir(upper),
         false => Source::Volume(Some(upper)),
     };
+    diff_over((source, ClusterOptions::default()), lowers, to, compress)
+}
+
+/// Writes a layer of an upper in two lanes, one with it and one with its lowers alone.
+fn diff_over(
+    (source, cluster): (Source, ClusterOptions),
+    lowers: Vec<LowerSource>,
+    to: &Path,
+    compress: &str,
+) -> Result<u8> {
     let base = LaneBeside { source: Source::Lowers, lowers: lowers.clone(), at: BASE.into() };
-    let lane = RunOptions { lowers, more: vec![base], ..RunOptions::new(source, Vec::new()) };
+    let own = RunOptions { cluster, ..RunOptions::new(source, Vec::new()) };
+    let lane = RunOptions { lowers, more: vec![base], ..own };
     diff_in(lane, (BASE.as_ref(), MERGED.as_ref()), to, compress)
 }
 
 /// Writes a layer of the files at `root`, a lane's over these lowers: in a lane with them alone.
-fn diff_mounted(root: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
-    let lane = RunOptions { lowers, ..RunOptions::new(Source::Lowers, Vec::new()) };
+fn diff_mounted(
+    (root, cluster): (&Path, &ClusterOptions),
+    lowers: Vec<LowerSource>,
+    to: &Path,
+    compress: &str,
+) -> Result<u8> {
+    let cluster = cluster.clone();
+    let lane = RunOptions { lowers, cluster, ..RunOptions::new(Source::Lowers, Vec::new()) };
     diff_in(lane, (MERGED.as_ref(), root), to, compress)
 }
 

@@ -79,10 +79,24 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, fresh: &mut u64) -> Resul
         match rustix::fs::renameat_with(dir, name, root, &to, RenameFlags::NOREPLACE) {
             Ok(()) => return Ok(to),
             Err(Errno::EXIST) => {}
+            // A file system that has no such move: nobody else gives a name meanwhile.
+            Err(Errno::INVAL) if is_free(root, &to)? => {
+                rustix::fs::renameat(dir, name, root, &to)?;
+                return Ok(to);
+            }
+            Err(Errno::INVAL) => {}
             // Its owner may not write to it, which a move of a directory has to.
             Err(Errno::ACCESS) => make_usable(dir, name)?,
             Err(errno) => return Err(errno),
         }
+    }
+}
+
+fn is_free(dir: &OwnedFd, name: &CStr) -> Result<bool, Errno> {
+    match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(false),
+        Err(Errno::NOENT) => Ok(true),
+        Err(errno) => Err(errno),
     }
 }
 

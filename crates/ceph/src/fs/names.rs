@@ -37,11 +37,13 @@ impl CephFs {
         self.inodes.get(dir)?.inode.lookup(name)
     }
 
-    /// An inode by its number.
-    pub(crate) fn find_number(&self, ino: Ino) -> Result<Found> {
+    /// An inode by its number, and of a directory the one that it is in.
+    pub(crate) fn find_former(&self, ino: Ino) -> Result<(Found, Option<Ino>)> {
         let inode = Inode::by_number(&self.mount, ino.0)?;
         let stat = inode.stat()?;
-        Ok((inode, stat))
+        let above = if stat.is_dir() { inode.lookup(b"..").ok() } else { None };
+        let above = above.map(|(_, stat)| self.inodes.number_of(&stat));
+        Ok(((inode, stat), above))
     }
 
     pub(crate) fn adopt(&self, (inode, stat): Found) -> Result<Attr> {

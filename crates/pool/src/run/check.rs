@@ -215,6 +215,13 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
 fn check_caches(options: &RunOptions) -> Result<()> {
     let most = cache_bytes_limit(options.memory);
     let own = options.write_back.file_cache;
+    let is_shared = matches!(options.source, Source::Ceph(_)) && options.lowers.is_empty();
+    if is_shared && own.is_some_and(|cache| cache.keeps_back()) {
+        return Err(Failure::usage(
+            "--file-cache writeback: other hosts would not see what programs wrote: on a Ceph file \
+             system use writethrough, under which its client keeps changes back",
+        ));
+    }
     if let Some(FileCache { mode, over: FileCachePlace::Upper, .. }) = own {
         if options.lowers.is_empty() || options.source == Source::Lowers {
             return Err(Failure::usage(
