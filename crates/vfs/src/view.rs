@@ -252,8 +252,8 @@ impl Vfs {
         self.core.loans.end(node);
     }
 
-    /// Before the kernel gets pages of a file, which programs read without a word: what was lent
-    /// comes back.
+    /// What was lent of a file comes back: before the kernel gets pages of it, which programs read
+    /// without a word, and before its dirty bytes are counted.
     pub fn end_loan_of(&self, node: &Node) {
         self.core.end_loan_on(node);
     }

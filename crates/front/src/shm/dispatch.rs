@@ -14,7 +14,7 @@ use super::connection::{from_answer, to_answer};
 use super::guarded;
 use super::helpers::{Expected, Helpers};
 use super::request::{self, FileRequest, PATHS_BYTES_MAX};
-use super::serve::{self, Call, Changed, Failure, Half, Left};
+use super::serve::{self, Call, Changed, Failure, Half, Left, Rest};
 use super::session::{Pending, Session};
 use super::stats::Stats;
 
@@ -36,7 +36,7 @@ enum Next {
     /// Nothing: the reply comes from elsewhere.
     Parked,
     /// Leave the rest of a sync to a thread that commits the same, or wait for it.
-    Leave(Half),
+    Leave(Rest),
 }
 
 /// A request that waits for a device; dropped, it ends with `EIO`.
@@ -50,7 +50,7 @@ enum What {
     /// All of it.
     Request(Message, Vec<u8>),
     /// The rest of a sync.
-    Rest(Half),
+    Rest(Rest),
 }
 
 /// A reply that is known, and not sent yet.
@@ -112,7 +112,15 @@ pub(super) fn on_worker(
         }
         Next::Wait => return Some(Waiting::new(session, mailbox, (message, paths))),
         Next::Parked => {}
-        Next::Leave(half) => return leave(session, mailbox, half, (helpers, stats)),
+        Next::Leave(Rest::Half(half)) => return leave(session, mailbox, half, (helpers, stats)),
+        Next::Leave(Rest::Whole(whole)) => {
+            let (pending, is_long) = (Pending::new(session.clone(), mailbox), whole.is_long());
+            let waiting = Waiting { pending, what: What::Rest(Rest::Whole(whole)) };
+            match is_long {
+                true => waiting.hand_off((helpers, stats)),
+                false => return Some(waiting),
+            }
+        }
     }
     None
 }
@@ -133,27 +141,32 @@ fn leave(
         Left::ToAnother => stats.left(),
         Left::Ended(half, synced) => end((pending(), half), synced, &helpers.expect()),
         Left::ToCaller(half) => {
-            return Some(Waiting { pending: pending(), what: What::Rest(half) });
+            return Some(Waiting { pending: pending(), what: What::Rest(Rest::Half(half)) });
         }
     }
     None
 }
 
 /// Replies to a sync that has ended, on a thread that need not be one of ours: what waits for the
-/// kernel is left to a helper.
+/// kernel, or for the end of a file that was closed meanwhile, is left to a helper.
 fn end((pending, half): (Pending, Half), synced: Result<()>, expected: &Expected) {
     guarded(|| {
-        let reply = to_reply(half.end(pending.session(), synced));
-        if !pending.session().connection.lane.notifier.owes() {
-            return pending.reply(&reply);
-        }
         let connection = &pending.session().connection;
         let (user, session) = (connection.cred.uid, connection.id);
+        let (answer, file) = half.end(pending.session(), synced);
+        let (reply, owes) = (to_reply(answer), connection.lane.notifier.owes());
         let job = move || {
-            let reply = told_kernel(&pending, None, reply);
+            let reply = if owes { told_kernel(&pending, None, reply) } else { reply };
             pending.reply(&reply);
         };
-        expected.post(user, session, Box::new(job));
+        if owes {
+            expected.post(user, session, Box::new(job))
+        } else {
+            job()
+        }
+        if let Some(closed) = Arc::into_inner(file) {
+            expected.post(user, session, Box::new(move || drop(closed)));
+        }
     });
 }
 
@@ -186,8 +199,8 @@ impl Waiting {
         let (session, mailbox) = (pending.session().clone(), pending.mailbox());
         let (message, paths) = match what {
             What::Request(message, paths) => (message, paths),
-            What::Rest(half) => {
-                let reply = told_kernel(&pending, None, to_reply(half.serve(&session)));
+            What::Rest(rest) => {
+                let reply = told_kernel(&pending, None, to_reply(rest.serve(&session)));
                 return Some(Answer { pending, reply, _until_sent: None });
             }
         };
@@ -312,7 +325,7 @@ fn check_and_serve(
         Err(Failure::HandOff) => Next::HandOff,
         Err(Failure::Wait) => Next::Wait,
         Err(Failure::Parked) => Next::Parked,
-        Err(Failure::Leave) => call.half.take().map_or(Next::HandOff, Next::Leave),
+        Err(Failure::Leave) => call.rest.take().map_or(Next::HandOff, Next::Leave),
     }));
     if served.is_err() {
         call.session.abandon(call.mailbox);

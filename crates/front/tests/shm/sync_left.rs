@@ -8,14 +8,38 @@ use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::view::FRAME_BYTES;
-use polylane_testkit::fault::Call;
+use polylane_testkit::fault::{Call, Faulty};
+use polylane_vfs::OpCtx;
 use polylane_vfs::fs::SyncLeft;
 
-use crate::shm_kit::{House, file::File, requests_of, wait_for};
+use crate::shm_kit::file::{File, PAGE, beside, read_beside};
+use crate::shm_kit::{House, requests_of, wait_for};
 use crate::sync::{dirty, fsync, house};
 
 fn left(house: &House) -> u64 {
     house.server.totals().left
+}
+
+/// Whether `waits` ends before `give` lets go of what may be in its way.
+fn is_over_before(waits: impl FnOnce() + Send, give: impl FnOnce()) -> bool {
+    std::thread::scope(|scope| {
+        let (send, over) = channel();
+        scope.spawn(move || {
+            waits();
+            send.send(()).unwrap();
+        });
+        let in_time = over.recv_timeout(Duration::from_secs(10)).is_ok();
+        give();
+        in_time
+    })
+}
+
+/// Tells those whose syncs were left to others, until there is nothing to wait for.
+fn tell_until(device: &Faulty, is_over: impl Fn() -> bool) {
+    wait_for("all to be told", || {
+        device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+        is_over()
+    });
 }
 
 /// However many are left, others are served by the one thread that there is; each is answered by
@@ -100,8 +124,7 @@ fn what_is_durable_needs_no_thread() {
     assert!(lent.write_lent(0, &[2; 9]), "it is lent again");
     client.write(plain, 0, b"more").unwrap();
     both(2, &lent);
-    // It is on loan still, and may have been written to.
-    both(1, &lent);
+    // It is on loan still, and was not written to.
     (0..3).for_each(|_| both(0, &lent));
 }
 
@@ -176,4 +199,104 @@ fn the_file_is_lent_again_when_it_was_told() {
     }
     assert_eq!(house.server.totals().loans_failed, 0);
     assert_eq!(file.read(0, 9), [19; 9]);
+}
+
+/// The thread that tells waits for no lock of the file, and its client is answered, while another
+/// one has the file's data locked and its device takes long.
+#[test]
+fn who_tells_waits_for_no_lock_of_the_file() {
+    let (device, house) = house(0);
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.truncate(64 * PAGE);
+    file.write(0, &[1; FRAME_BYTES]);
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    let other = beside(&house, "f");
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| file.sync());
+        wait_for("it to be left", || left(&house) == 1);
+        device.block(Call::Read, true);
+        let reader = scope.spawn(|| read_beside(&other, 9 * PAGE, 9));
+        device.await_blocked(1);
+        let told = || device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+        let waits = || {
+            told();
+            sync.join().unwrap();
+        };
+        assert!(is_over_before(waits, || device.block(Call::Read, false)), "it waited");
+        assert_eq!(reader.join().unwrap(), [0; 9]);
+    });
+}
+
+/// A file that was closed and removed while its sync was left to others ends on a thread that
+/// nobody waits for.
+#[test]
+fn who_tells_does_not_end_a_closed_file() {
+    let (device, house) = house(0);
+    let client = house.client();
+    let (handle, closer) = (dirty(&client, "f"), client.thread());
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| fsync(&client, handle));
+        wait_for("it to be left", || left(&house) == 1);
+        closer.call(&Message { handle, ..Message::new(Op::Close) }).unwrap();
+        house.lane.vfs.unlink(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
+        device.block(Call::Forget, true);
+        let waits = || {
+            device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+            assert_eq!(sync.join().unwrap(), Ok(()));
+        };
+        let ends = || {
+            device.await_blocked(1);
+            device.block(Call::Forget, false);
+        };
+        assert!(is_over_before(waits, ends), "it waited");
+    });
+}
+
+/// What was written on loan counts: much of it is not written by the worker.
+#[test]
+fn others_are_served_while_much_that_was_lent_is_written() {
+    let (device, house) = house(1);
+    let [client, other] = [house.client(), house.client()];
+    let mut file = File::open(&client, "f");
+    let all = [7; 64 * FRAME_BYTES];
+    file.write(0, &all);
+    file.sync();
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    assert!(file.write_lent(0, &all), "it is not on loan");
+    device.block(Call::Write, true);
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| file.sync());
+        device.await_blocked(1);
+        let waits = || assert!(other.stat("f").is_ok());
+        let in_time = is_over_before(waits, || device.block(Call::Write, false));
+        tell_until(&device, || sync.is_finished());
+        assert!(in_time, "nobody was served");
+    });
+    assert_eq!(left(&house), 0, "the worker wrote it");
+    assert!(file.write_lent(0, &all[..9]), "it is lent again");
+}
+
+/// A file that another thread writes back is waited for, but not by the worker.
+#[test]
+fn others_are_served_while_the_file_is_written_back() {
+    let (device, house) = house(1);
+    let [client, other] = [house.client(), house.client()];
+    let handle = dirty(&client, "f");
+    other.create("g");
+    device.take_syncs(Some(SyncLeft::ToAnother));
+    device.block(Call::Write, true);
+    let writer = beside(&house, "f");
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| writer.fsync(&OpCtx::service(), false));
+        device.await_blocked(1);
+        let sync = scope.spawn(|| fsync(&client, handle));
+        wait_for("it to be taken", || requests_of(&house, Op::Fsync) == 1);
+        let waits = || assert!(other.stat("g").is_ok());
+        let in_time = is_over_before(waits, || device.block(Call::Write, false));
+        tell_until(&device, || sync.is_finished());
+        assert!(in_time, "nobody was served");
+        assert_eq!((written.join().unwrap(), sync.join().unwrap()), (Ok(()), Ok(())));
+    });
 }

@@ -413,6 +413,11 @@ impl FilePages {
         self.delayed.load(Acquire)
     }
 
+    /// Whether there is anything to write back, if only times.
+    pub(super) fn is_to_write(&self) -> bool {
+        !self.is_clean() || self.is_delayed()
+    }
+
     /// Whether nothing but the times is left to be told. Call with `attr` locked.
     pub(super) fn can_catch_up(&self) -> bool {
         self.is_delayed() && self.landing.load(Acquire) == 0 && self.is_clean()

@@ -349,7 +349,10 @@ impl Core {
     /// Writes the dirty pages of a file back, then its size and times. Pages that become dirty
     /// meanwhile behind the point that was reached wait for the next time.
     pub(crate) fn write_back(&self, node: &Inode, pages: &FilePages) -> Result<()> {
-        self.write_back_by(node, pages, |offset, source| {
+        if !pages.is_to_write() {
+            return Ok(());
+        }
+        self.write_back_by((node, pages), pages.backing.write(), |offset, source| {
             self.fs.write(&OpCtx::service(), node.ino(), offset, source)
         })
     }
@@ -361,23 +364,38 @@ impl Core {
         pages: &FilePages,
         data_only: bool,
     ) -> Result<()> {
-        let bytes = pages.dirty_bytes();
-        let syncing = Syncing { bytes, data_only };
-        self.write_back_by(node, pages, |offset, source| {
+        if !pages.is_to_write() {
+            return Ok(());
+        }
+        self.write_synced_by((node, pages), pages.backing.write(), data_only)
+    }
+
+    /// The same, of which another thread does the rest. Nothing where one writes the file back.
+    pub(crate) fn try_write_synced(&self, node: &Inode, pages: &FilePages) -> Option<Result<()>> {
+        if !pages.is_to_write() {
+            return Some(Ok(()));
+        }
+        Some(self.write_synced_by((node, pages), pages.backing.try_write()?, false))
+    }
+
+    fn write_synced_by(
+        &self,
+        (node, pages): (&Inode, &FilePages),
+        backing: RwLockWriteGuard<'_, ()>,
+        data_only: bool,
+    ) -> Result<()> {
+        let syncing = Syncing { bytes: pages.dirty_bytes(), data_only };
+        self.write_back_by((node, pages), backing, |offset, source| {
             self.fs.write_synced(&OpCtx::service(), node.ino(), offset, source, syncing)
         })
     }
 
     fn write_back_by(
         &self,
-        node: &Inode,
-        pages: &FilePages,
+        (node, pages): (&Inode, &FilePages),
+        _backing: RwLockWriteGuard<'_, ()>,
         write: impl Fn(u64, &mut RunSource<'_>) -> Result<usize>,
     ) -> Result<()> {
-        if pages.is_clean() && !pages.is_delayed() {
-            return Ok(());
-        }
-        let _backing = pages.backing.write();
         let mut next = 0;
         while let Some(run) = pages.take_run(next, || node.size()) {
             next = run.end();

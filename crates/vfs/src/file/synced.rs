@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use polylane_base::{Errno, Result};
 
 use super::{OpenFile, synchronous};
+use crate::cache::FilePages;
 use crate::ctx::OpCtx;
 use crate::fs::{Kind, OnSynced, SyncLeft};
 use crate::stats::Count;
@@ -29,16 +30,27 @@ impl OpenFile {
     /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once
     /// to each open file, and so is `EIO` for a directory that lost names with a former service.
     pub fn fsync(&self, ctx: &OpCtx<'_>, data_only: bool) -> Result<()> {
-        let half = self.begin_sync(data_only, false)?;
-        self.sync_rest(ctx, data_only, half)
+        let core = &self.node.core;
+        let (begun, pages) = self.begin()?;
+        let written = pages.map_or(Ok(()), |it| core.write_synced(&self.node, it, data_only));
+        self.sync_rest(ctx, data_only, HalfSynced { begun, written })
     }
 
     /// The part of an fsync that needs no device but to read: what was written goes to the file
-    /// system. `is_left`: the rest is to be left to another thread.
+    /// system. The rest is to be left to another thread, or done. Nothing where another thread
+    /// writes the file back: that takes as long as its device does.
     ///
     /// # Errors
     /// `EINVAL`: neither a file nor a directory.
-    pub fn begin_sync(&self, data_only: bool, is_left: bool) -> Result<HalfSynced> {
+    pub fn try_begin_sync(&self) -> Result<Option<HalfSynced>> {
+        let core = &self.node.core;
+        let (begun, pages) = self.begin()?;
+        // What another thread commits goes with that, also where it could be written in place.
+        let written = pages.map_or(Some(Ok(())), |it| core.try_write_synced(&self.node, it));
+        Ok(written.map(|written| HalfSynced { begun, written }))
+    }
+
+    fn begin(&self) -> Result<(Option<Begun>, Option<&FilePages>)> {
         let core = &self.node.core;
         core.count(Count::Ops);
         if !matches!(self.node.kind(), Kind::File | Kind::Dir) {
@@ -46,12 +58,7 @@ impl OpenFile {
         }
         core.settle(&self.node);
         core.end_loan_on(&self.node);
-        let begun = core.begin_sync(&self.node);
-        let pages = self.node.pages_used();
-        // What another thread commits goes with that, also where it could be written in place.
-        let in_place = data_only && !is_left;
-        let written = pages.map_or(Ok(()), |it| core.write_synced(&self.node, it, in_place));
-        Ok(HalfSynced { begun, written })
+        Ok((core.begin_sync(&self.node), self.node.pages_used()))
     }
 
     /// The rest of one that began.

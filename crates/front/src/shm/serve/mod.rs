@@ -33,7 +33,7 @@ use polylane_vfs::handover::Turn;
 use polylane_vfs::{Attr, Kind, Node, OpCtx, OpenFile, PathError, Vfs};
 
 use self::payload::In;
-pub(super) use self::syncs::{Half, Left};
+pub(super) use self::syncs::{Half, Left, Rest};
 use super::attr::wire_attr;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
@@ -55,8 +55,8 @@ pub(super) struct Call<'a> {
     pub(super) changed: Option<Changed>,
     /// The request's turn, if it is to be done once.
     pub(super) turn: Option<&'a Turn>,
-    /// A sync that is half done.
-    pub(super) half: Option<Half>,
+    /// What is left of a sync.
+    pub(super) rest: Option<Rest>,
 }
 
 /// Data that changed.
@@ -105,7 +105,7 @@ pub(super) enum Failure {
     Wait,
     /// The reply comes when the wait is over, from elsewhere.
     Parked,
-    /// A sync is half done; the rest can be left to a thread that commits the same.
+    /// The rest of a sync is another thread's.
     Leave,
 }
 
@@ -213,7 +213,7 @@ impl<'a> Call<'a> {
         stats: &'a Stats,
         may_block: bool,
     ) -> Call<'a> {
-        Call { session, mailbox, stats, may_block, changed: None, turn: None, half: None }
+        Call { session, mailbox, stats, may_block, changed: None, turn: None, rest: None }
     }
 
     fn vfs(&self) -> &'a Vfs {

@@ -17,14 +17,28 @@ const SYNC_BYTES_MAX: u64 = 64 << 10;
 /// the thread runs where the one does that serves meanwhile.
 const AWAY_BYTES_MAX: u64 = 1 << 20;
 
+/// What is left of a sync that its worker does not end.
+pub(in crate::shm) enum Rest {
+    /// To make durable what the file system has.
+    Half(Half),
+    /// All of it.
+    Whole(Whole),
+}
+
 /// A sync whose data the file system has, and that is to become durable.
 pub(in crate::shm) struct Half {
     file: Arc<OpenFile>,
+    data_only: bool,
+    half: HalfSynced,
+}
+
+/// A sync of which nothing was done but to end the file's loan.
+pub(in crate::shm) struct Whole {
+    file: Arc<OpenFile>,
     handle: Handle,
     data_only: bool,
-    /// The client had the file on loan to write, which ended with this.
+    /// The client had the file on loan to write.
     lent: bool,
-    half: HalfSynced,
 }
 
 /// The thread that is to end a sync that is half done.
@@ -35,6 +49,31 @@ pub(in crate::shm) enum Left {
     ToAnother,
     /// The one that asks.
     ToCaller(Half),
+}
+
+impl Rest {
+    /// Does it. Waits for the device.
+    pub(in crate::shm) fn serve(self, session: &Session) -> Answer {
+        let (ctx, syncs) = (session.connection.ctx(), &session.connection.lane.syncs);
+        match self {
+            Rest::Half(Half { file, data_only, half }) => {
+                syncs.of(true, || file.sync_rest(&ctx, data_only, half))?;
+            }
+            Rest::Whole(Whole { file, handle, data_only, lent }) => {
+                syncs.of(file.has_to_write(), || file.fsync(&ctx, data_only))?;
+                lend_again(session, handle, &file, lent);
+            }
+        }
+        session.rights().streamed_well()?;
+        Ok(done(0))
+    }
+}
+
+impl Whole {
+    /// Whether it takes too much CPU time for a worker's thread.
+    pub(in crate::shm) fn is_long(&self) -> bool {
+        self.file.dirty_bytes() > AWAY_BYTES_MAX
+    }
 }
 
 impl Half {
@@ -54,28 +93,24 @@ impl Half {
         }
     }
 
-    /// Does the rest. Waits for the device.
-    pub(in crate::shm) fn serve(self, session: &Session) -> Answer {
-        let Half { file, handle, data_only, lent, half } = self;
-        let (ctx, syncs) = (session.connection.ctx(), &session.connection.lane.syncs);
-        syncs.of(true, || file.sync_rest(&ctx, data_only, half))?;
-        synced(session, handle, &file, lent)
-    }
-
-    /// The rest is over, and ended like this.
-    pub(in crate::shm) fn end(self, session: &Session, rest: Result<()>) -> Answer {
-        self.file.end_sync(self.half, rest)?;
-        synced(session, self.handle, &self.file, self.lent)
+    /// The rest is over, and ended like this: what to answer, and the file. Takes no lock that is
+    /// held for long, as others wait for the thread that tells.
+    pub(in crate::shm) fn end(
+        self,
+        session: &Session,
+        rest: Result<()>,
+    ) -> (Answer, Arc<OpenFile>) {
+        let Half { file, half, .. } = self;
+        let synced = file.end_sync(half, rest).and_then(|()| session.rights().streamed_well());
+        (synced.map(|()| done(0)).map_err(Failure::Errno), file)
     }
 }
 
-/// The file is durable: its client has it on loan again, and hears of what it streamed.
-fn synced(session: &Session, handle: Handle, file: &OpenFile, lent: bool) -> Answer {
+/// The file system has all of a file, which its client had on loan if `lent`: it has it again.
+fn lend_again(session: &Session, handle: Handle, file: &OpenFile, lent: bool) {
     if lent && can_show(session) {
         session.rights().lend_again(handle, file);
     }
-    session.rights().streamed_well()?;
-    Ok(done(0))
 }
 
 impl Call<'_> {
@@ -87,23 +122,39 @@ impl Call<'_> {
         };
         self.before_io(file.node(), Range::ALL)?;
         let lent = self.session.rights().is_lent(handle);
-        if self.may_leave(&file) {
-            let half = file.begin_sync(data_only, true)?;
-            self.half = Some(Half { file, handle, data_only, lent, half });
-            return Err(Failure::Leave);
+        // What was written on loan counts as dirty from here on.
+        self.vfs().end_loan_of(file.node());
+        if self.device().is_ok() || self.is_quick(&file, 0) {
+            return Rest::Whole(Whole { file, handle, data_only, lent }).serve(self.session);
         }
-        self.before_sync(&file, 0)?;
-        self.sync_file(&file, data_only)?;
-        synced(self.session, handle, &file, lent)
+        let begun = match self.may_leave(&file) {
+            true => file.try_begin_sync()?,
+            false => None,
+        };
+        self.rest = Some(match begun {
+            Some(half) => {
+                // Before another thread has the rest: it must not wait for the file's locks.
+                lend_again(self.session, handle, &file, lent);
+                Rest::Half(Half { file, data_only, half })
+            }
+            None => Rest::Whole(Whole { file, handle, data_only, lent }),
+        });
+        Err(Failure::Leave)
     }
 
-    /// Whether a sync can go on its way here: one that has nothing to write, since what it is of
-    /// may be durable, and a small one to be left to a thread that commits the same. Where syncs
-    /// are quick the worker does the former whole.
+    /// Whether the first half of a sync can be done here: of one that has nothing to write, since
+    /// what it is of may be durable, and of a small one that can be left to a thread that commits
+    /// the same.
     fn may_leave(&self, file: &OpenFile) -> bool {
-        let idle = || !file.has_to_write() && !self.session.connection.lane.syncs.are_quick();
         let small = || file.dirty_bytes() <= SYNC_BYTES_MAX && self.vfs().takes_syncs();
-        !self.may_block && (idle() || small())
+        !file.has_to_write() || small()
+    }
+
+    /// Whether to sync a file, to which `more` bytes are written first, takes less than a wake-up,
+    /// as on a fast medium.
+    fn is_quick(&self, file: &OpenFile, more: u64) -> bool {
+        let small = file.dirty_bytes() + more <= SYNC_BYTES_MAX;
+        small && self.session.connection.lane.syncs.are_quick()
     }
 
     /// Before a file is synced that `more` bytes are written to first: others are to be served
@@ -113,10 +164,8 @@ impl Call<'_> {
         file: &OpenFile,
         more: u64,
     ) -> std::result::Result<(), Failure> {
-        let dirty = file.dirty_bytes() + more;
-        let quick = dirty <= SYNC_BYTES_MAX && self.session.connection.lane.syncs.are_quick();
-        match dirty {
-            _ if quick && !self.may_block => Ok(()),
+        match file.dirty_bytes() + more {
+            _ if !self.may_block && self.is_quick(file, more) => Ok(()),
             ..=AWAY_BYTES_MAX => self.device().map_err(|_| Failure::Wait),
             _ => self.device(),
         }
