@@ -622,7 +622,12 @@ fn a_session_is_bound_by_what_is_mounted_later() {
     }
     run("umount", &[text(&hidden)]);
     answers(false, Op::Stat, 0, "d/secret");
+    // It asks for nothing until its lease has ended.
+    answers(false, Op::Mkdir, 0, "leased");
+    until("a lease", || matches!(client.ask(Op::Lease, 0, "leased"), Status::Done(_)));
+    assert!(!client.channel.stream().is_shut());
     run("mount", &["-o", "remount,bind,ro", text(&lane.at)]);
+    until("the lease's end", || client.channel.stream().is_shut());
     answers(true, Op::Stat, 0, "d/secret");
     for (op, path) in [(Op::Mkdir, "new"), (Op::Unlink, "d/secret"), (Op::Lease, "d")] {
         answers(true, op, 0, path);

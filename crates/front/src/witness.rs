@@ -169,6 +169,12 @@ pub trait Witness: Send + Sync {
     /// `None`: nothing does.
     fn home(&self) -> Option<Arc<Notice>>;
 
+    /// Is readable after a notice that it gave tells of other mounts; the service takes the count.
+    /// `None`: nothing says so.
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// What a client sees of the lane, by what it shows, or why it has no session. Its hello and
     /// what it shows are in the connection still, from where the witness takes them
     /// ([`taken`]): a descriptor of a client's choice can be such as whose close never returns.

@@ -438,6 +438,8 @@ pub(crate) struct ServiceArgs {
     #[arg(long)]
     pub(crate) witness: Option<i32>,
     #[arg(long)]
+    pub(crate) mounts: Option<i32>,
+    #[arg(long)]
     pub(crate) dir: Option<i32>,
     #[arg(long)]
     pub(crate) lower: Vec<i32>,

@@ -123,6 +123,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         control: arguments.control,
         handover: arguments.handover,
         witness: arguments.witness,
+        mounts: arguments.mounts,
         dir: arguments.dir,
         lowers: arguments.lower.clone(),
         ceph: arguments.ceph_conf.map(|conf| (conf, arguments.ceph_keyring)),

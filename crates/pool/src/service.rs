@@ -54,6 +54,8 @@ pub struct ServiceFds {
     pub handover: RawFd,
     /// The line to the witness; none from a supervisor that knows of none.
     pub witness: Option<RawFd>,
+    /// Becomes readable when mounts of its clients change; none from such a supervisor, either.
+    pub mounts: Option<RawFd>,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
     /// The layers below it, the uppermost first: each a host directory, or the files of a volume,
@@ -128,7 +130,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     // Users of clients have no numbers here in a namespace of the service's own, which an ordinary
     // user's has as well.
     let has_own = ids.is_some() || !rustix::process::geteuid().is_root();
-    let witness = witness.map(|line| Asker::new(line, has_own));
+    let changes = fds.mounts.map(take).transpose()?;
+    let witness = witness.map(|line| Asker::new(line, changes, has_own));
     let pool = fds
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));

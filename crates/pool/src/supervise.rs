@@ -466,7 +466,7 @@ impl Supervisor {
         self.watchdog.restart();
         let failed = |error: std::io::Error| Failure::because("service", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
-        let (_witness, asker) = witness::start(self.init.pid(), &self.spec).map_err(failed)?;
+        let (_witness, ends) = witness::start(self.init.pid(), &self.spec).map_err(failed)?;
         let spec = self.spec.to_fd()?;
         let mut fds = vec![
             ("--spec", spec.as_fd()),
@@ -474,7 +474,8 @@ impl Supervisor {
             ("--socket", doors.socket.as_fd()),
             ("--control", other.as_fd()),
             ("--handover", self.handover.as_fd()),
-            ("--witness", asker.as_fd()),
+            ("--witness", ends.line.as_fd()),
+            ("--mounts", ends.changes.as_fd()),
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
@@ -484,7 +485,7 @@ impl Supervisor {
             }
             Fork::Parent(child) => Process::new(child),
         };
-        drop((other, asker));
+        drop((other, ends));
         self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
         if !wait_for(link.as_fd(), self.spec.start_time_max(START_TIME_MAX)) {

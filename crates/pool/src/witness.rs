@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_front::witness::{Refusal, Shows};
+use polylane_sys::event;
 use polylane_sys::notice::Notice;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use polylane_sys::scm::{self, Identity};
@@ -180,6 +181,8 @@ struct Tenant {
     mounts: Option<Mounts>,
     /// Mounts of processes that see the lane elsewhere.
     others: OtherMounts,
+    /// Tells the service that a notice may have changed.
+    changes: OwnedFd,
 }
 
 /// What of a tenant does not change.
@@ -218,12 +221,12 @@ impl Mounts {
 
 impl Tenant {
     /// Of a pool whose first process is `init`.
-    fn new(init: u32, spec: &PoolSpec) -> Tenant {
+    fn new(init: u32, spec: &PoolSpec, changes: OwnedFd) -> Tenant {
         let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
         let others = OtherMounts::beside(covered.clone());
         let (device, id_maps) = (spec.device.clone(), spec.id_maps);
         let place = Place { init, covered, device, id_maps };
-        Tenant { place, lane, mounts: None, others }
+        Tenant { place, lane, mounts: None, others, changes }
     }
 
     /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed;
@@ -244,6 +247,7 @@ impl Tenant {
         let plain = other_mounts::read(table)
             .is_some_and(|table| is_plain(&table, &self.lane, &self.place.covered));
         notice.tell(!plain);
+        event::notify(&self.changes);
     }
 
     /// The page that tells of its mounts, which are watched from now on.
@@ -264,6 +268,8 @@ impl Tenant {
         let device = self.place.device.clone().unwrap_or_default().into_bytes();
         let who = (question.pid, account);
         let seen = found.and_then(|found| self.others.see(who, found, &device));
+        // To see one is to look at all.
+        event::notify(&self.changes);
         match seen {
             None => (Answer { refused: Some(Refusal::Mounts), ..none }, None),
             Some(seen) => {
@@ -282,6 +288,7 @@ impl Tenant {
             mounts.notice.tell(true);
         }
         self.others = OtherMounts::default();
+        event::notify(&self.changes);
     }
 
     /// What a wait for changes waits for.
@@ -296,6 +303,7 @@ impl Tenant {
             self.look();
         }
         self.others.wake(ready);
+        event::notify(&self.changes);
     }
 }
 
@@ -306,23 +314,33 @@ fn raise_files() {
     let _ = rustix::process::setrlimit(files, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Starts a witness for a pool whose first process is `init`; with it comes the service's end of
-/// the line.
-pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Link)> {
-    let (own, other) = Link::pair()?;
-    let tenant = Tenant::new(init, spec);
+/// What a service gets of its witness.
+pub(crate) struct Ends {
+    /// Its end of the line.
+    pub(crate) line: Link,
+    /// Becomes readable when a notice may have changed.
+    pub(crate) changes: OwnedFd,
+}
+
+/// Starts a witness for a pool whose first process is `init`.
+pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Ends)> {
+    let (own, line) = Link::pair()?;
+    let changes = event::eventfd()?;
+    let tenant = Tenant::new(init, spec, changes.try_clone()?);
     match ns::fork(Namespaces::default())? {
         Fork::Child => {
             let _ = rustix::thread::set_name(c"polylane-look");
             // Out of reach of the terminal's and the user's signals.
             let _ = rustix::process::setpgid(None, None);
-            let _ = ns::keep_only(&[own.as_fd()]);
+            let _ = ns::keep_only(&[own.as_fd(), tenant.changes.as_fd()]);
             raise_files();
             let place = tenant.place.clone();
             attend(tenant, own, Crew::new(move || hire(&place)));
             ns::exit_now(0)
         }
-        Fork::Parent(child) => Ok((Process::ends_within(child, ENDED_TIME_MAX), other)),
+        Fork::Parent(child) => {
+            Ok((Process::ends_within(child, ENDED_TIME_MAX), Ends { line, changes }))
+        }
     }
 }
 
@@ -574,9 +592,10 @@ mod tests {
         let (lane, others) = (b"/".to_vec(), OtherMounts::default());
         let (covered, device) = (everything(), None);
         let place = Place { init: me, covered, device, id_maps: false };
-        let tenant = Tenant { place, lane, mounts: None, others };
+        let changes = event::eventfd().unwrap();
+        let tenant = Tenant { place, lane, mounts: None, others, changes };
         let witness = std::thread::spawn(move || attend(tenant, line, closers(me)));
-        let (asker, parent) = (Asker::new(other, true), std::os::unix::process::parent_id());
+        let (asker, parent) = (Asker::new(other, None, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();
         let (connected, _other) = scm::pair().unwrap();
         let identity = scm::identity(&connected).unwrap();

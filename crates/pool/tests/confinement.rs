@@ -221,6 +221,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
         control: needed("--control"),
         handover: needed("--handover"),
         witness: of("--witness"),
+        mounts: of("--mounts"),
         ceph: None,
         dir: of("--dir"),
         lowers: vec![],

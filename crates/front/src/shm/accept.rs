@@ -28,7 +28,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_ipc::handshake::{HELLO_BYTES_MAX, Hello, Welcome};
 use polylane_ipc::{Geometry, ServiceChannel};
-use polylane_sys::event::{Epoll, Interest, Ready};
+use polylane_sys::event::{self, Epoll, Interest, Ready};
 use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Identity, Peeked, Peer};
 use polylane_vfs::Cred;
@@ -69,6 +69,8 @@ const NO_SESSION: u64 = 0;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
+/// What the witness says so by that a session's mounts are others.
+const MOUNTS: u64 = 2;
 
 /// What the acceptor shares with the rest of the server.
 pub(super) struct Around {
@@ -119,9 +121,12 @@ impl Acceptor {
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, Interest::Level)?;
         epoll.add(&around.stop, STOP, Interest::Level)?;
+        if let Some(changes) = around.lane.slots.witness.get().and_then(|one| one.changes()) {
+            epoll.add(changes, MOUNTS, Interest::Level)?;
+        }
         let (watched, processes) = (HashMap::new(), HashMap::new());
         let (holders, users, greeted) = (Arc::default(), Users::default(), HashSet::new());
-        let (next, beats) = (STOP, false);
+        let (next, beats) = (MOUNTS, false);
         let mut acceptor = Acceptor {
             around,
             listener,
@@ -171,6 +176,7 @@ impl Acceptor {
         match event.token {
             LISTENER => self.accept(),
             STOP => {}
+            MOUNTS => self.end_rights(),
             token => match self.watched.get(&token) {
                 // One of each user in turn: the others are ready still.
                 Some(Watched::Newcomer { peer, .. }) if self.greeted.insert(peer.identity.uid) => {
@@ -450,6 +456,26 @@ impl Acceptor {
             session.connection.id,
             Box::new(move || ended.end()),
         );
+    }
+
+    /// Mounts of sessions are others, or read-only: what their clients may do with names unasked
+    /// ends, whether or not they ask for anything.
+    fn end_rights(&self) {
+        if let Some(changes) = self.around.lane.slots.witness.get().and_then(|one| one.changes()) {
+            event::drain(changes);
+        }
+        for watched in self.watched.values() {
+            let Watched::Client { session, .. } = watched else { continue };
+            if session.connection.has_other_mounts() && session.rights().has_leases() {
+                let (owner, session) = (session.connection.cred.uid, session.clone());
+                let number = session.connection.id;
+                self.around.helpers.post(
+                    owner,
+                    number,
+                    Box::new(move || session.rights().revoke()),
+                );
+            }
+        }
     }
 
     /// The process behind a pidfd is gone.

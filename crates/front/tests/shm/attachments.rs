@@ -4,6 +4,7 @@
 use std::fs::{self, File, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::time::SystemTime;
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
@@ -12,6 +13,8 @@ use polylane_front::lane::nodes::Place;
 use polylane_front::witness::{self, Looks, Refusal, Seen, Standing, Witness};
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::owners::Owners;
+use polylane_ipc::stream::{Change, Entry, Posted, ShortName};
+use polylane_sys::event;
 use polylane_sys::notice::Notice;
 use polylane_sys::scm::{self, Identity};
 use polylane_vfs::fs::NewNode;
@@ -22,7 +25,6 @@ use polylane_vfs::{Create, FileSystem, Kind, Node, OpCtx, SetAttr};
 use crate::shm_kit::{Client, House, USE_KERNEL, connect_as, count, lane, lane_of, wait_for};
 
 /// Takes every process for one that sees the lane elsewhere.
-#[derive(Default)]
 struct Elsewhere {
     node: AtomicU64,
     read_only: AtomicBool,
@@ -34,6 +36,22 @@ struct Elsewhere {
     closed: AtomicU64,
     /// Tells the last session of mounts in its lane.
     mounts: Mutex<Option<Notice>>,
+    changes: OwnedFd,
+}
+
+impl Elsewhere {
+    fn new(node: u64) -> Elsewhere {
+        Elsewhere {
+            node: AtomicU64::new(node),
+            read_only: AtomicBool::default(),
+            confined: AtomicBool::default(),
+            made: AtomicU64::default(),
+            owners: Mutex::default(),
+            closed: AtomicU64::default(),
+            mounts: Mutex::default(),
+            changes: event::eventfd().unwrap(),
+        }
+    }
 }
 
 impl Witness for Elsewhere {
@@ -43,6 +61,10 @@ impl Witness for Elsewhere {
 
     fn home(&self) -> Option<Arc<Notice>> {
         None
+    }
+
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.changes.as_fd())
     }
 
     fn attach(
@@ -120,8 +142,7 @@ impl Scene {
         make(&dir, "up", Kind::Symlink, "../outside/secret");
         make(&dir, "lane", Kind::Symlink, "/lane/outside/secret");
         make(&dir, "own", Kind::Symlink, "/other/file");
-        let witness = Arc::new(Elsewhere::default());
-        witness.node.store(lane.nodes.remember(&dir, Place::NONE), Ordering::Relaxed);
+        let witness = Arc::new(Elsewhere::new(lane.nodes.remember(&dir, Place::NONE)));
         lane.slots.set_witness(witness.clone());
         let house = House::over(lane, Default::default());
         Scene { house, witness, dirs: [dir, sub, outside] }
@@ -275,6 +296,59 @@ fn paths_are_the_kernels_as_soon_as_something_is_mounted_in_the_lane_whoever_min
     assert_eq!(other.stat("file").err(), Some(USE_KERNEL));
     tell(false);
     assert!(other.stat("file").is_ok());
+}
+
+/// A client with a lease on a directory, which asks for nothing from then on.
+struct Silent {
+    client: Client,
+    lease: u8,
+    mounts: Notice,
+}
+
+impl Silent {
+    fn on(scene: &Scene, dir: &str) -> Silent {
+        let client = scene.client();
+        let lease = client.op_at(Op::Lease, dir).unwrap().value[0] as u8;
+        let mounts = scene.witness.mounts.lock().take().unwrap();
+        Silent { client, lease, mounts }
+    }
+
+    fn makes(&self, name: &str) -> Posted {
+        let (change, lease, perm) = (Change::Make, self.lease, 0o644);
+        let name = ShortName::new(name.as_bytes()).unwrap();
+        let time = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as i64;
+        let made = Entry { change, lease, name, perm, time, born: time, ..Entry::default() };
+        self.client.channel.stream().post(&made)
+    }
+
+    fn is_over(&self) -> bool {
+        self.client.channel.stream().is_shut()
+    }
+}
+
+#[test]
+fn a_lease_ends_with_the_mounts_that_it_went_by_whether_or_not_its_client_asks_for_anything() {
+    let scene = Scene::new();
+    scene.client().op_at(Op::Mkdir, "more").unwrap();
+    let (one, other) = (Silent::on(&scene, "sub"), Silent::on(&scene, "more"));
+    for silent in [&one, &other] {
+        assert!(matches!(silent.makes("before"), Posted::Waiting(_)));
+    }
+    event::notify(&scene.witness.changes);
+    one.mounts.tell(true);
+    event::notify(&scene.witness.changes);
+    wait_for("the lease's end", || one.is_over());
+    assert_eq!(one.makes("after"), Posted::Shut);
+    assert!(!other.is_over(), "its mounts are the same");
+    assert!(matches!(other.makes("after"), Posted::Waiting(_)));
+    let third = scene.client();
+    let look = |path: &str| third.stat(path).map(|_| ());
+    assert_eq!(look("sub/before"), Ok(()), "it was answered before");
+    assert_eq!(look("sub/after"), Err(Errno::ENOENT));
+    assert_eq!((look("more/before"), look("more/after")), (Ok(()), Ok(())));
+    assert_eq!(scene.house.server.totals().stream_failed, 0);
+    // As long as the mounts are others, there is none.
+    assert_eq!(one.client.op_at(Op::Lease, "sub").err(), Some(USE_KERNEL));
 }
 
 #[test]

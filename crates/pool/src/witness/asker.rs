@@ -40,6 +40,8 @@ enum About<'a> {
 /// The service's end. Thread-safe: who waits for an answer receives those of the others, too.
 pub(crate) struct Asker {
     line: Link,
+    /// From a supervisor that gives one.
+    changes: Option<OwnedFd>,
     last: AtomicU64,
     answers: Mutex<Answers>,
     more: Condvar,
@@ -60,14 +62,15 @@ struct Answers {
 }
 
 impl Asker {
-    /// By this end of the line; whether users have other numbers here than at the other end.
-    pub(crate) fn new(line: Link, own_ids: bool) -> Arc<Asker> {
+    /// By this end of the line, and what becomes readable when mounts change; whether users have
+    /// other numbers here than at the other end.
+    pub(crate) fn new(line: Link, changes: Option<OwnedFd>, own_ids: bool) -> Arc<Asker> {
         // One that does not take questions is none: whoever asks then goes without.
         let limited = set_socket_timeout(line.as_fd(), Timeout::Send, Some(ANSWER_TIME_MAX));
         let answers = Answers { ended: limited.is_err(), ..Answers::default() };
         let (last, more) = (AtomicU64::new(0), Condvar::new());
         let (answers, home) = (Mutex::new(answers), OnceLock::new());
-        Arc::new(Asker { line, last, answers, more, home, own_ids })
+        Arc::new(Asker { line, changes, last, answers, more, home, own_ids })
     }
 
     /// The number of the next question.
@@ -151,6 +154,10 @@ impl Witness for Asker {
 
     fn home(&self) -> Option<Arc<Notice>> {
         self.home.get().cloned()
+    }
+
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.as_ref().map(AsFd::as_fd)
     }
 
     fn attach(&self, client: Client<'_>, connection: BorrowedFd<'_>) -> Result<Seen, Refusal> {

@@ -47,6 +47,11 @@ impl Call<'_> {
             (true, Err(_)) => Look::Remembered,
         };
         let granted = self.session.rights().grant((&start, path), look)?.ok_or(Failure::HandOff)?;
+        // The acceptor may have looked for leases before this one was there.
+        if self.session.connection.has_other_mounts() {
+            self.session.rights().revoke();
+            return Err(Failure::UseKernel);
+        }
         self.session.connection.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
         let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];
