@@ -397,6 +397,70 @@ fn an_ordinary_users_lane_waits_for_services_of_that_users_killed_lanes_alone() 
     assert_eq!(said, ["at once", "four", "one", "three", "two", "waited"], "{errors}");
 }
 
+/// An ordinary user changes what the own files of a lower are: the marks are of a name space that
+/// the user may write, and last. On a directory of the host, where the user can give nothing to
+/// others, what is others' stays as it is; on a volume it is copied up with its owner.
+#[test]
+fn an_ordinary_user_copies_up_from_a_lower() {
+    let name = "an_ordinary_user_copies_up_from_a_lower";
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (own, low) = (dir.path().join("own"), dir.path().join("low"));
+    for path in [&own, &low.join("d"), &low.join("theirs")] {
+        fs::create_dir_all(path).expect("mkdir");
+    }
+    for path in [dir.path(), &low] {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("chmod");
+    }
+    let bytes: Vec<u8> = (0..300_000u32).map(|at| (at % 251) as u8).collect();
+    for path in ["d/big", "d/gone", "d/other", "theirs/kept"] {
+        fs::write(low.join(path), &bytes).expect("write");
+        fs::set_permissions(low.join(path), PermissionsExt::from_mode(0o666)).expect("chmod");
+    }
+    let give = |path: &Path, user| {
+        std::os::unix::fs::chown(path, Some(user), Some(user)).expect("chown");
+    };
+    for path in [&own, &low.join("d")] {
+        give(path, 65534);
+    }
+    for path in ["d/big", "d/gone", "d/other"] {
+        give(&low.join(path), 65534);
+    }
+    // One of the user's numbers, so that it is told from the user's own.
+    for path in ["theirs", "theirs/kept"] {
+        give(&low.join(path), 300_007);
+    }
+    let (low_is, own_is) = (low.display(), own.display());
+    let first = "cd /lane || exit; t() { sh -ec \"$1\" 2>/dev/null && echo yes || echo no; }
+                 t 'printf HERE | dd of=d/big bs=1 seek=100000 conv=notrunc; echo more >>d/big'
+                 t 'chmod 600 d/other; rm d/gone; mv d/other d/moved; mkdir d/new'
+                 t 'ln d/big d/new/same'; t 'echo more >>theirs/kept'; t 'rm theirs/kept'
+                 t 'chmod 777 theirs'; t 'mkdir here'; stat -c %u:%g theirs/kept d/big";
+    // The second run finds what the first one left.
+    let second = format!(
+        "cd /lane && ls d && {{ head -c 100000 {low_is}/d/big; printf HERE; \
+         tail -c +100005 {low_is}/d/big; echo more; }} | cmp - d/new/same && \
+         cmp d/moved {low_is}/d/other && stat -c %a:%h d/moved d/big && \
+         stat -c %u theirs/kept && tail -c +300001 theirs/kept"
+    );
+    for door in ["--no-preload", ""] {
+        // The root of the upper is the user's in a directory, and the lower's root's on a volume.
+        let on_dir = (format!("--dir {own_is}/dir{door}"), ["no", "yes"], "");
+        let on_volume = (format!("--size 64M --volume {own_is}/v{door}"), ["yes", "no"], "more\n");
+        for (upper, [theirs, here], left) in [on_dir, on_volume] {
+            let options = format!("{door} {upper} --lower {low_is}");
+            let pool = "test-rootless-union";
+            let run = |script| as_nobody_with(Some(RANGES), name, pool, &options, script);
+            let Some(output) = run(first) else { return };
+            let expected =
+                format!("yes\nyes\nyes\n{theirs}\nno\nno\n{here}\n300007:300007\n65534:65534\n");
+            assert_eq!(printed(&output), expected, "{options}");
+            let expected = format!("big\nmoved\nnew\n600:1\n666:2\n300007\n{left}");
+            assert_eq!(printed(&run(&second).expect("as before")), expected, "{options}");
+        }
+    }
+    assert!(fs::read(low.join("d/big")).expect("there") == bytes, "lowers are not written");
+}
+
 #[test]
 fn an_ordinary_user_may_keep_files_on_a_volume() {
     let name = "an_ordinary_user_may_keep_files_on_a_volume";
