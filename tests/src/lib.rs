@@ -19,6 +19,7 @@ pub mod daemon;
 pub mod guest;
 pub mod host;
 pub mod http;
+pub mod killed;
 pub mod nbd;
 pub mod oracle;
 pub mod pool;

@@ -6,7 +6,6 @@
 //! tried each time, all of them in parts with `POLYLANE_STEPS=1/4` to `4/4`, or others with another
 //! `POLYLANE_SEED`.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,14 +14,11 @@ use std::time::{Duration, Instant};
 use polylane_base::rng::Rng;
 use polylane_tests::daemon::{self, Daemon};
 use polylane_tests::host::{Host, child, polylane, succeeds, text, until};
+use polylane_tests::killed::{
+    self, Kill, STEPS, chosen, end_tracer, ends_within, killed_in, steps_in, tracer,
+};
 use polylane_tests::pool::signal_to;
-use polylane_tests::{binary, http, skip, unavailable};
-
-/// Calls before which a command is killed.
-const STEPS: &str = "write,writev,pwrite64,rename,renameat,renameat2,unlink,unlinkat,mkdir,\
-                     mkdirat,rmdir,ftruncate,fchmod,fchmodat,fchown,fchownat,chown,flock,fsync,\
-                     fdatasync,clone,clone3,fork,vfork,connect,sendmsg,sendto,recvmsg,bind,listen,\
-                     mount,umount2,move_mount,open_tree,setsid,ioctl";
+use polylane_tests::{binary, http, unavailable};
 
 /// The steps of a command that comes to its end: each one's call, and of how many such it is.
 fn steps_of(host: &Host, arguments: &[&str]) -> Vec<(String, usize)> {
@@ -75,12 +71,7 @@ fn at_each_step(host: &Host, arguments: &[&str], begin: impl Fn(), check: impl F
 }
 
 fn cannot_run(test: &str) -> bool {
-    let traces = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).output();
-    let traces = traces.is_ok_and(|output| output.status.success());
-    if !traces {
-        skip(test, "strace cannot trace here");
-    }
-    !traces || unavailable(test)
+    killed::cannot_trace(test) || unavailable(test)
 }
 
 /// Files of a pool in the run-time directory.
@@ -220,84 +211,6 @@ fn a_lane_whose_command_was_killed_is_mounted_and_unmounted() {
     gone(0);
 }
 
-/// A call of a process, and before how many such calls it is killed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Kill {
-    call: String,
-    count: usize,
-}
-
-/// Most calls of a kind that count as steps of their own: what follows is a process at work.
-const REPEATS_MAX: usize = 30;
-
-/// Every step of the processes in a log of strace's: each kind of call, as often as the process
-/// that makes it most often does. Each step of each thread is one of these, up to the 30th call of
-/// a kind.
-fn steps_in(log: &Path) -> Vec<Kill> {
-    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    let text = fs::read_to_string(log).expect("a log");
-    for line in text.lines() {
-        // "PID CALL(…": the rest are ends, signals and calls that go on.
-        let Some((pid, call)) = line.split_once(' ') else { continue };
-        let Some((call, _)) = call.trim_start().split_once('(') else { continue };
-        if STEPS.split(',').any(|step| step == call) {
-            *counts.entry((call, pid)).or_default() += 1;
-        }
-    }
-    let most = |call: &str| {
-        let all = counts.iter().filter(|((of, _), _)| *of == call);
-        all.map(|(_, count)| *count).max().unwrap_or(0).min(REPEATS_MAX)
-    };
-    let of_call = |call| (1..=most(call)).map(move |count| (call, count));
-    let all = STEPS.split(',').flat_map(of_call);
-    all.map(|(call, count)| Kill { call: call.to_string(), count }).collect()
-}
-
-/// strace that follows processes and writes their steps to a log.
-fn tracer(log: &Path, calls: &str) -> Command {
-    let mut command = Command::new("strace");
-    command.args(["-f", "-I", "2", "-q", "-o", text(log), "-e", &format!("trace={calls}")]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command
-}
-
-impl Kill {
-    /// strace that kills each process that it traces before that call of its.
-    fn tracer(&self, log: &Path) -> Command {
-        let mut command = tracer(log, &self.call);
-        command.arg("-e").arg(format!("inject={}:signal=KILL:when={}", self.call, self.count));
-        command
-    }
-}
-
-/// Processes that were killed by a tracer, by its log.
-fn killed_in(log: &Path) -> usize {
-    let text = fs::read_to_string(log).expect("a log");
-    text.lines().filter(|line| line.ends_with("+++ killed by SIGKILL +++")).count()
-}
-
-/// Waits so long for its end; whether it has ended.
-fn ends_within(child: &mut Child, limit: Duration) -> bool {
-    let end = Instant::now() + limit;
-    while Instant::now() < end {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
-}
-
-/// Ends a tracer; what it traces and was not killed goes on without it.
-fn end_tracer(mut tracer: Child) {
-    signal_to(tracer.id(), "TERM");
-    // It may wait for ever for a thread that stops just then; its end lets that go on, too.
-    if !ends_within(&mut tracer, Duration::from_secs(1)) {
-        let _ = tracer.kill();
-    }
-    tracer.wait().expect("ended");
-}
-
 /// A lane that kills are tried on. The order of the steps is by a seed, `POLYLANE_SEED` or always
 /// the same; a few are tried, or with `POLYLANE_STEPS=N/M` the Nth of M parts of all.
 struct Tried {
@@ -317,8 +230,7 @@ impl Tried {
         let (pool, at, volume) = (host.pool(word), host.dir("m"), host.path("v.img"));
         succeeds(&["pool", "create", &pool]);
         succeeds(&["volume", "create", "--size", "64M", text(&volume)]);
-        let given = std::env::var("POLYLANE_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or(26);
+        let seed = killed::seed();
         let random = Rng::new(seed);
         Tried { host, pool, at, volume, random, seed, rounds: 0, hits: 0 }
     }
@@ -329,20 +241,6 @@ impl Tried {
 
     fn log(&self) -> PathBuf {
         self.host.path("log")
-    }
-
-    /// Of these steps those that are tried: `few`, in an order by the seed.
-    fn chosen(&mut self, mut steps: Vec<Kill>, few: usize) -> Vec<Kill> {
-        for last in (1..steps.len()).rev() {
-            steps.swap(last, self.random.below(last as u64 + 1) as usize);
-        }
-        let part = std::env::var("POLYLANE_STEPS").ok();
-        let part = part.as_deref().and_then(|part| part.split_once('/'));
-        let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
-        match part.and_then(|(part, parts)| Some((number(part)?, number(parts)?))) {
-            Some((part, parts)) => steps.into_iter().skip(part - 1).step_by(parts).collect(),
-            None => steps.into_iter().take(few).collect(),
-        }
     }
 
     /// The lane can be mounted, has what the former round wrote, takes more, and goes away.
@@ -426,7 +324,7 @@ fn a_lane_of_which_any_process_was_killed_while_it_started_is_mounted() {
     let steps = steps_in(&tried.log());
     assert!(steps.len() >= 40, "{steps:?}");
     tried.is_usable("nothing");
-    for kill in tried.chosen(steps, 24) {
+    for kill in chosen(steps, 24, &mut tried.random) {
         tried.start(kill.tracer(&tried.log()), limit);
         tried.is_usable(&format!("{kill:?}"));
     }
@@ -450,7 +348,7 @@ fn a_lane_of_which_any_process_was_killed_while_it_ended_is_mounted_again() {
         let steps = steps_in(&tried.log());
         tried.is_usable(&format!("{verb:?}"));
         tried.hits += 1;
-        for kill in tried.chosen(steps, 6) {
+        for kill in chosen(steps, 6, &mut tried.random) {
             let output = polylane(&tried.mount());
             assert!(output.status.success(), "{output:?}");
             let ended = tried.finish(kill.tracer(&tried.log()), verb);
@@ -575,7 +473,7 @@ fn what_a_killed_daemon_leaves_the_next_one_uses() {
     let steps: Vec<Kill> = steps.collect();
     assert!(steps.len() >= 16, "{steps:?}");
     let all = steps.len();
-    for kill in tried.chosen(steps, all) {
+    for kill in chosen(steps, all, &mut tried.random) {
         let whole = traced(&tried, Some(&kill));
         let killed = killed_in(&tried.log()) > 0;
         assert!(killed || whole, "seed {}: {kill:?}: no answer", tried.seed);
