@@ -64,8 +64,8 @@ pub fn run(options: &Options) -> Result<Report> {
         report.figure = "ceph-fileappend".into();
         report.notes.extend(CEPH_NOTES.map(String::from));
     }
-    let points: &[usize] = if options.quick { &[1, 4] } else { &[1, 2, 8] };
-    for &containers in points {
+    let points: &[usize] = if options.quick { &[1, 4] } else { &[1, 2, 4, 8, 32] };
+    for containers in options.points(points) {
         let lower = ground.lower()?;
         let bytes = match ground {
             Ground::Host => size(containers, options.quick),

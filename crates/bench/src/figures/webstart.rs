@@ -25,7 +25,7 @@ const WAYS: [Way; 5] = [Way::Overlayfs, Way::Plain, Way::FuseOverlayfs, Way::Lan
 const PORT: usize = 18_100;
 
 /// How long all of them may take to answer.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 const PAGE: &str = "a page\n";
 
@@ -40,8 +40,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let ways = Way::available(&WAYS, &mut report.notes);
     let image = tempfile::tempdir().context("directory of the image")?;
     make_image(image.path())?;
-    let points: &[usize] = if options.quick { &[1, 8] } else { &[1, 16, 64] };
-    for &servers in points {
+    let points: &[usize] = if options.quick { &[1, 8] } else { &[1, 16, 64, 256] };
+    for servers in options.points(points) {
         for repeat in 0..options.repeats() {
             for &way in &ways {
                 progress(&format!("{servers}, {}, repeat {}", way.name(), repeat + 1));
