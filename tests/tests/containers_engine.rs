@@ -5,8 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use polylane_tests::host::{Host, text, until};
+use polylane_tests::killed::{self, STEPS};
 use polylane_tests::pool::TRIES_THE_RUN_DIRECTORY;
 use polylane_tests::{binary, lacks, unavailable};
 use serde_json::{Value, json};
@@ -1119,4 +1121,203 @@ fn what_a_container_was_told_is_shown_and_not_obeyed() {
         assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
     }
     engine.succeeds(&["container", "rm", "-f", "told"]);
+}
+
+/// A container that is run, and removed, while any of its processes is killed before any of its
+/// steps: engine, watcher, runtime, the commands that mount its lane, and what serves it.
+struct Steps<'a> {
+    engine: &'a Engine,
+    log: PathBuf,
+    ids: Vec<String>,
+    rounds: usize,
+    hits: usize,
+}
+
+const RUN_K: [&str; 8] = ["container", "run", "-d", "--name", "k", "busybox", "sleep", "1000"];
+const REMOVE_K: [&str; 4] = ["container", "rm", "-f", "k"];
+
+impl Steps<'_> {
+    /// Traces what the words start, and these processes, until that has ended or `done`.
+    fn trace(&self, mut tracer: Command, pids: &[u32], words: &[&str], done: impl Fn() -> bool) {
+        for pid in pids {
+            tracer.args(["-p", &pid.to_string()]);
+        }
+        tracer.arg(binary()).args(words).env("XDG_STATE_HOME", self.engine.host.path("state"));
+        let mut tracer = tracer.spawn().expect("strace");
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end && !done() && !killed::ends_within(&mut tracer, TICK) {}
+        killed::end_tracer(tracer);
+    }
+
+    /// Whoever runs when this is asked for.
+    fn processes(&self) -> Vec<u32> {
+        let lanes = self.engine.host.mounts();
+        let lane = lanes.iter().filter_map(|lane| lane["supervisor"].as_u64());
+        let supervisors: Vec<u32> = lane.map(|pid| pid as u32).collect();
+        let children = |pid: &u32| {
+            let all = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let all = all.unwrap_or_default();
+            all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+        };
+        let below: Vec<u32> = supervisors.iter().flat_map(children).collect();
+        let watcher = parent_of(self.engine.pid("k"));
+        supervisors.into_iter().chain(below).chain([watcher]).collect()
+    }
+
+    fn run_whole(&self) {
+        self.engine.succeeds(&RUN_K);
+    }
+
+    /// The next commands make something of whatever was left, and it can be removed.
+    fn is_usable(&mut self, shown: &str) {
+        let hits = killed::killed_in(&self.log);
+        let shown = format!("round {}, {hits} killed: {shown}", self.rounds);
+        let listed = self.engine.containers();
+        self.ids.extend(listed.iter().filter_map(|one| one["id"].as_str().map(str::to_string)));
+        if self.engine.one("k")["state"] == "running" {
+            let output = self.engine.run(&["container", "exec", "k", "true"]);
+            // One that has just been removed is not there, or its first process has ended.
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.lines().count() <= 1, "{shown}: {said}");
+        }
+        if !self.engine.containers().is_empty() {
+            self.engine.succeeds(&REMOVE_K);
+        }
+        let left = || {
+            self.engine.containers();
+            self.engine.left()
+        };
+        until(&format!("{shown}: nothing is left: {:?}", left()), || left().is_empty());
+        self.engine.succeeds(&["container", "run", "--rm", "--name", "k", "busybox", "true"]);
+        self.rounds += 1;
+        self.hits += usize::from(hits > 0);
+    }
+}
+
+const TICK: Duration = Duration::from_millis(50);
+
+#[test]
+fn a_container_of_which_any_process_was_killed_at_a_step_is_run_or_removed() {
+    let name = "a_container_of_which_any_process_was_killed_at_a_step_is_run_or_removed";
+    if killed::cannot_trace(name) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let log = engine.host.path("log");
+    let mut steps = Steps { engine: &engine, log, ids: Vec::new(), rounds: 0, hits: 0 };
+    let seed = killed::seed();
+    let random = &mut polylane_base::rng::Rng::new(seed);
+    let runs = || engine.one("k")["state"] == "running";
+    steps.trace(killed::tracer(&steps.log, STEPS), &[], &RUN_K, runs);
+    let all = killed::steps_in(&steps.log);
+    assert!(all.len() >= 60, "{all:?}");
+    steps.is_usable("nothing");
+    for kill in killed::chosen(all, 12, random) {
+        steps.trace(kill.tracer(&steps.log), &[], &RUN_K, runs);
+        steps.is_usable(&format!("seed {seed}: run, {kill:?}"));
+    }
+    steps.run_whole();
+    steps.trace(killed::tracer(&steps.log, STEPS), &steps.processes(), &REMOVE_K, || false);
+    let all = killed::steps_in(&steps.log);
+    assert!(all.len() >= 20, "{all:?}");
+    steps.is_usable("nothing, rm");
+    for kill in killed::chosen(all, 6, random) {
+        steps.run_whole();
+        steps.trace(kill.tracer(&steps.log), &steps.processes(), &REMOVE_K, || false);
+        steps.is_usable(&format!("seed {seed}: rm, {kill:?}"));
+    }
+    let Steps { ids, rounds, hits, .. } = steps;
+    println!("seed {seed}: in {hits} of {rounds} rounds a process was killed");
+    assert!(4 * hits >= rounds, "seed {seed}: {hits} of {rounds}");
+    engine.assert_nothing_is_left(&ids);
+}
+
+/// Containers of a pool that has namespaces for them are in these, and others in their own: by each
+/// runtime that is here. The pool's go with the pool.
+#[test]
+fn containers_of_a_pool_have_its_namespaces() {
+    let name = "containers_of_a_pool_have_its_namespaces";
+    let Some(engine) = Engine::new(name) else { return };
+    let pool = engine.host.pool("ns");
+    engine.succeeds(&["pool", "create", "--ns", "net,ipc,uts,ipc", &pool]);
+    let info: Value =
+        serde_json::from_str(&engine.succeeds(&["pool", "info", "--json", &pool])).expect("JSON");
+    assert_eq!(info["namespaces"], json!(["ipc", "uts", "net"]));
+    for runtime in ["runc", "crun"] {
+        if polylane_tests::lacks(name, &[runtime]) {
+            continue;
+        }
+        let tried = ["container", "run", "--rm", "--runtime", runtime, "busybox", "true"];
+        let tried = engine.run(&tried);
+        if !tried.status.success() {
+            let why = String::from_utf8_lossy(&tried.stderr).into_owned();
+            // crun has words for what it cannot do on a host.
+            assert!(runtime == "crun" && why.contains("not supported"), "{why}");
+            polylane_tests::skip(name, why.trim());
+            continue;
+        }
+        let run = |name: &str, more: &[&str]| {
+            let words = ["container", "run", "-d", "--runtime", runtime, "--pool", &pool];
+            let command = ["busybox", "sh", "-c", "while :; do sleep 60; done"];
+            engine.succeeds(&[&words[..], &["--name", name], more, &command].concat());
+            engine.pid(name)
+        };
+        let (one, two) = (run("one", &[]), run("two", &["--ns", "pool"]));
+        let (own, host) = (run("own", &["--ns", "own"]), run("host", &["--network", "host"]));
+        let of = |pid: u32, kind: &str| {
+            fs::read_link(format!("/proc/{pid}/ns/{kind}")).expect("a namespace")
+        };
+        let here = std::process::id();
+        for kind in ["ipc", "uts", "net"] {
+            assert_eq!(of(one, kind), of(two, kind), "{runtime} {kind}");
+            assert_ne!(of(one, kind), of(here, kind), "{runtime} {kind}");
+            assert_ne!(of(one, kind), of(own, kind), "{runtime} {kind}");
+        }
+        assert_eq!((of(host, "net"), of(host, "ipc")), (of(here, "net"), of(one, "ipc")));
+        for kind in ["pid", "mnt", "cgroup"] {
+            assert_ne!(of(one, kind), of(two, kind), "{runtime} {kind}");
+        }
+        let exec = |name: &str, script: &str| {
+            engine.succeeds(&["container", "exec", name, "sh", "-c", script])
+        };
+        let named = "hostname; cat /etc/hostname; echo $HOSTNAME";
+        assert_eq!(exec("one", named), format!("{pool}\n{pool}\n{pool}\n"), "{runtime}");
+        assert_eq!(exec("own", named), "own\nown\nown\n", "{runtime}");
+        they_talk(&engine);
+        for name in ["one", "two", "own", "host"] {
+            engine.succeeds(&["container", "rm", "-f", name]);
+        }
+    }
+    refuses_namespaces(&engine, &pool);
+    let kept = Path::new("/run/polylane").join(format!("{pool}.ns"));
+    assert_eq!(names(&kept).len(), 3);
+    // What a killed command left in part is made whole, and removed.
+    rustix::mount::unmount(kept.join("uts"), rustix::mount::UnmountFlags::DETACH)
+        .expect("unmounts");
+    fs::remove_file(kept.join("uts")).expect("is a file");
+    let words = ["container", "run", "--rm", "--pool", &pool, "busybox", "hostname"];
+    assert_eq!(engine.succeeds(&words), format!("{pool}\n"));
+    engine.assert_nothing_is_left(&[]);
+    engine.succeeds(&["pool", "rm", &pool]);
+    assert!(!kept.exists());
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    assert!(!table.contains(&*kept.to_string_lossy()));
+}
+
+fn refuses_namespaces(engine: &Engine, pool: &str) {
+    let (status, line) =
+        engine.refused(&["container", "create", "--pool", pool, "--hostname", "x", "busybox"]);
+    assert!(status == 2 && line.contains("--ns own"), "{status} {line}");
+    let (status, line) = engine.refused(&["container", "create", "--ns", "pool", "busybox"]);
+    assert!(status == 2 && line.contains("has none"), "{status} {line}");
+}
+
+/// One hears what the other says, by the loopback device that is up.
+fn they_talk(engine: &Engine) {
+    let hear = "busybox nc -l -p 4711 >/heard";
+    engine.succeeds(&["container", "exec", "-d", "one", "sh", "-c", hear]);
+    let say = "until echo hello | busybox nc -w 2 127.0.0.1 4711; do sleep 0.1; done";
+    engine.succeeds(&["container", "exec", "two", "sh", "-c", say]);
+    let heard = || engine.succeeds(&["container", "exec", "one", "cat", "/heard"]);
+    until("it was heard", || heard() == "hello\n");
 }

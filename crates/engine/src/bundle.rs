@@ -3,8 +3,9 @@
 //! The sandbox is the runtime's: namespaces, capabilities, hidden parts of `/proc`, the filter of
 //! system calls. What is set here are the defaults that container engines have in common.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use polylane_pool::lasting::NsKind;
 use serde_json::{Value, json};
 
 use crate::record::{Mount, Network, Record};
@@ -141,37 +142,58 @@ pub(crate) fn process(
     })
 }
 
-/// The whole configuration. `groups`: the path of its control groups as the runtime takes it;
-/// `sources`: where on the host its mounts are.
+/// Where on the host something of a container is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OnHost {
+    /// Its mounts, one after the other.
+    pub(crate) sources: Vec<String>,
+    /// Namespaces of its pool that it joins.
+    pub(crate) namespaces: Vec<(NsKind, PathBuf)>,
+}
+
+/// The whole configuration. `groups`: the path of its control groups as the runtime takes it.
 pub(crate) fn config(
     record: &Record,
     (root, groups): (&Path, &str),
     (user, env): (&User, &[String]),
-    sources: &[String],
+    on_host: &OnHost,
 ) -> Value {
     let mut mounts = system_mounts();
-    mounts.extend(record.mounts.iter().zip(sources).map(|(mount, source)| bind(mount, source)));
-    json!({
+    let binds = record.mounts.iter().zip(&on_host.sources);
+    mounts.extend(binds.map(|(mount, source)| bind(mount, source)));
+    let mut config = json!({
         "ociVersion": "1.0.2",
         "process": process(user, env, &record.args, &record.cwd, record.terminal),
         "root": { "path": root, "readonly": false },
-        "hostname": record.hostname,
         "mounts": mounts,
         "linux": {
             "cgroupsPath": groups,
-            "namespaces": namespaces(record.network),
+            "namespaces": namespaces(record.network, &on_host.namespaces),
             "resources": resources(record),
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
             "seccomp": seccomp::profile(),
         },
-    })
+    });
+    // The pool's name is nothing that a container sets.
+    if !on_host.namespaces.iter().any(|(kind, _)| *kind == NsKind::Uts) {
+        config["hostname"] = json!(record.hostname);
+    }
+    config
 }
 
-fn namespaces(network: Network) -> Vec<Value> {
-    let own = ["pid", "ipc", "uts", "mount", "cgroup"].into_iter();
-    let own = own.chain((network == Network::None).then_some("network"));
-    own.map(|kind| json!({ "type": kind })).collect()
+fn namespaces(network: Network, joined: &[(NsKind, PathBuf)]) -> Vec<Value> {
+    let own = ["pid", "mount", "cgroup"].map(|kind| json!({ "type": kind })).into_iter();
+    let of_pool = NsKind::ALL.into_iter().filter_map(|kind| {
+        let word = if kind == NsKind::Net { "network" } else { kind.name() };
+        let path = joined.iter().find(|(joined, _)| *joined == kind).map(|(_, path)| path);
+        match (kind, network, path) {
+            (NsKind::Net, Network::Host, _) => None,
+            (_, _, Some(path)) => Some(json!({ "type": word, "path": path })),
+            (_, _, None) => Some(json!({ "type": word })),
+        }
+    });
+    own.chain(of_pool).collect()
 }
 
 fn resources(record: &Record) -> Value {
@@ -228,7 +250,7 @@ pub(crate) fn bind(mount: &Mount, source: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Stage, VERSION};
+    use crate::record::{NamespacesOf, Stage, VERSION};
 
     fn record() -> Record {
         let mount = Mount { source: "/a".into(), target: "/srv//data/".into(), read_only: true };
@@ -250,6 +272,7 @@ mod tests {
             stop_signal: "SIGTERM".into(),
             hostname: "web".into(),
             network: Network::None,
+            namespaces: NamespacesOf::Pool,
             cpus: Some(1500),
             memory: Some(1 << 20),
             pids: Some(5),
@@ -286,7 +309,8 @@ mod tests {
     #[test]
     fn limits_mounts_and_namespaces_are_the_records() {
         let record = record();
-        let whole = config(&record, (Path::new("/r"), "g"), (&root(), &[]), &["/host".into()]);
+        let on_host = OnHost { sources: vec!["/host".into()], ..OnHost::default() };
+        let whole = config(&record, (Path::new("/r"), "g"), (&root(), &[]), &on_host);
         let linux = &whole["linux"];
         assert_eq!(linux["resources"]["cpu"]["quota"], 150_000);
         assert_eq!(linux["resources"]["memory"]["limit"], 1 << 20);
@@ -298,8 +322,22 @@ mod tests {
         assert!(kinds.contains("network") && !kinds.contains("user"), "{kinds}");
         assert_eq!(covered(&record).last().unwrap(), b"srv/data");
         let host = Record { network: Network::Host, ..record };
-        let whole = config(&host, (Path::new("/r"), "g"), (&root(), &[]), &[]);
-        assert!(!whole["linux"]["namespaces"].to_string().contains("network"));
+        let whole = |record: &Record, joined: &[NsKind]| {
+            let namespaces = joined.iter().map(|kind| (*kind, kind.name().into())).collect();
+            let on_host = OnHost { namespaces, ..OnHost::default() };
+            config(record, (Path::new("/r"), "g"), (&root(), &[]), &on_host)
+        };
+        let of_host = whole(&host, &NsKind::ALL);
+        assert!(!of_host["linux"]["namespaces"].to_string().contains("net"), "{of_host}");
+        assert_eq!(
+            (&of_host["hostname"], &whole(&host, &[])["hostname"]),
+            (&Value::Null, &json!("web"))
+        );
+        let joined = whole(&self::record(), &[NsKind::Ipc, NsKind::Net]);
+        let all = joined["linux"]["namespaces"].as_array().unwrap();
+        let path = |kind: &str| &all.iter().find(|one| one["type"] == kind).unwrap()["path"];
+        assert_eq!((path("ipc"), path("network")), (&json!("ipc"), &json!("net")));
+        assert_eq!((path("uts"), path("pid"), all.len()), (&Value::Null, &Value::Null, 6));
     }
 
     #[test]

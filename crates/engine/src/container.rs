@@ -17,7 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use polylane_image::Store;
 use polylane_pool::ceph::CephPlace;
 use polylane_pool::failure::{Failure, Result, say};
-use polylane_pool::{lasting, names};
+use polylane_pool::lasting::{self, NsKind};
+use polylane_pool::names;
 use polylane_sys::procstat::ProcessStat;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -25,7 +26,9 @@ use serde_json::Value;
 
 use crate::lane;
 use crate::place::{self, Lock, Place};
-use crate::record::{Cluster, Exit, FileCache, Mount, Network, Record, Stage, VERSION};
+use crate::record::{
+    Cluster, Exit, FileCache, Mount, NamespacesOf, Network, Record, Stage, VERSION,
+};
 use crate::runtime::{self, Runtime};
 use crate::store;
 
@@ -75,6 +78,8 @@ pub struct Wanted {
     pub hostname: Option<String>,
     /// Its network.
     pub network: Network,
+    /// Whose namespaces it has, of those that its pool has for containers; none: the pool's.
+    pub namespaces: Option<NamespacesOf>,
     /// Thousandths of a CPU.
     pub cpus: Option<u64>,
     /// Bytes of memory.
@@ -217,13 +222,7 @@ impl Container {
         }
         check(wanted)?;
         let runtime = runtime::find(wanted.runtime.as_deref())?;
-        if let Some(pool) = wanted.pool.as_deref().filter(|pool| *pool != lasting::POOL_DEFAULT)
-            && !lasting::exists(pool)?
-        {
-            return Err(Failure::failed(format!(
-                "pool '{pool}': no such pool: make it with 'polylane pool create {pool}'"
-            )));
-        }
+        let hostname = hostname(wanted, &joined(wanted)?)?;
         let store = store()?;
         let image = store.find(&wanted.image).map_err(failed)?;
         let config = store.config(&image).map_err(failed)?;
@@ -236,6 +235,7 @@ impl Container {
             record.image = image.name.clone();
             record.image_id = image.id();
             record.layers = layers;
+            record.hostname = hostname.clone().unwrap_or(record.hostname);
             record.runtime = utf8(&runtime)?;
             Ok(record)
         })?;
@@ -473,7 +473,7 @@ fn specify(
     Ok(Record {
         version: VERSION,
         stage: Stage::Making,
-        hostname: wanted.hostname.clone().unwrap_or_else(|| name.clone()),
+        hostname: name.clone(),
         id,
         name,
         pool: wanted.pool.clone(),
@@ -491,6 +491,7 @@ fn specify(
         user: or(&wanted.user, "User").unwrap_or_default(),
         stop_signal: text("StopSignal").filter(not_empty).unwrap_or_else(|| "SIGTERM".to_string()),
         network: wanted.network,
+        namespaces: wanted.namespaces.unwrap_or_default(),
         cpus: wanted.cpus,
         memory: wanted.memory,
         pids: wanted.pids,
@@ -501,6 +502,35 @@ fn specify(
         interactive: wanted.interactive,
         remove: wanted.remove,
     })
+}
+
+/// The kinds of namespaces that a container is to join of its pool.
+fn joined(wanted: &Wanted) -> Result<Vec<NsKind>> {
+    let pool = wanted.pool.as_deref().unwrap_or(lasting::POOL_DEFAULT);
+    let kinds = match pool == lasting::POOL_DEFAULT && !lasting::exists(pool)? {
+        true => Vec::new(),
+        false => lasting::namespaces(pool)?,
+    };
+    match wanted.namespaces {
+        Some(NamespacesOf::Own) => Ok(Vec::new()),
+        Some(NamespacesOf::Pool) if kinds.is_empty() => Err(Failure::usage(format!(
+            "--ns pool: pool '{pool}' has none: make one with 'polylane pool create --ns \
+             ipc,uts,net'"
+        ))),
+        _ => Ok(kinds),
+    }
+}
+
+/// The host name of a container that joins these; `None`: its name.
+fn hostname(wanted: &Wanted, joined: &[NsKind]) -> Result<Option<String>> {
+    match (joined.contains(&NsKind::Uts), &wanted.hostname) {
+        (false, asked) => Ok(asked.clone()),
+        (true, None) => Ok(wanted.pool.clone()),
+        (true, Some(_)) => Err(Failure::usage(
+            "--hostname: the host name is the pool's: leave it out, or give the container its own \
+             with --ns own",
+        )),
+    }
 }
 
 /// What is executed: the image's entry point with the arguments that were asked for, else with its

@@ -48,5 +48,5 @@ mod users;
 pub use container::{Container, State, Wanted, all};
 pub use oci::oci;
 pub use quiesce::{Files, Quiesced};
-pub use record::{Cluster, FileCache, Mount, Network, Record};
+pub use record::{Cluster, FileCache, Mount, NamespacesOf, Network, Record};
 pub use start::{Attached, Further, exec, start};

@@ -21,6 +21,17 @@ pub enum Network {
     Host,
 }
 
+/// Whose namespaces a container has, of those that its pool has for its containers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NamespacesOf {
+    /// The pool's.
+    #[default]
+    Pool,
+    /// Its own.
+    Own,
+}
+
 /// What a container sees at a path besides its image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mount {
@@ -228,6 +239,8 @@ pub struct Record {
     pub(crate) stop_signal: String,
     pub(crate) hostname: String,
     pub(crate) network: Network,
+    #[serde(default)]
+    pub(crate) namespaces: NamespacesOf,
     /// Thousandths of a CPU.
     pub(crate) cpus: Option<u64>,
     pub(crate) memory: Option<u64>,

@@ -18,12 +18,12 @@ use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
-use crate::bundle;
+use crate::bundle::{self, OnHost};
 use crate::container::{Container, GROUPS, State, now};
 use crate::lane;
 use crate::place::Lock;
 use crate::program::{self, NOT_EXECUTABLE, NOT_FOUND};
-use crate::record::Exit;
+use crate::record::{Exit, NamespacesOf};
 use crate::relay::{self, Log, Relays, Sink};
 use crate::users;
 
@@ -217,7 +217,12 @@ impl<'a> Watcher<'a> {
         place.write(GROUPS, &lasting::runtime_groups(pool.as_ref(), &group))?;
         let groups = if pool.is_some() { group } else { format!("/{group}") };
         let root = place.root();
-        let config = bundle::config(record, (&root, &groups), (&user, &env), &sources);
+        let namespaces = match (&pool, record.namespaces) {
+            (Some(pool), NamespacesOf::Pool) => pool.namespaces()?,
+            _ => Vec::new(),
+        };
+        let on_host = OnHost { sources, namespaces };
+        let config = bundle::config(record, (&root, &groups), (&user, &env), &on_host);
         place.write("config.json", &config)?;
         self.execute(attached, pool)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
 use polylane_engine::{
-    Attached, Cluster, Container, FileCache, Further, Mount, Network, State, Wanted,
+    Attached, Cluster, Container, FileCache, Further, Mount, NamespacesOf, Network, State, Wanted,
 };
 use polylane_pool::ceph::{CephPlace, ClusterOptions};
 use polylane_pool::failure::{Failure, Result};
@@ -152,6 +152,9 @@ pub(crate) struct NewArgs {
     /// Network: none but its own loopback device, or the host's
     #[arg(long, value_name = "none|host", default_value = "none", value_parser = network)]
     network: Network,
+    /// Namespaces that its pool has for its containers: the pool's or its own [default: the pool's]
+    #[arg(long, value_name = "pool|own", value_parser = namespaces)]
+    ns: Option<NamespacesOf>,
     /// OCI runtime, a name or a path [default: runc, else crun]
     #[arg(long, value_name = "RUNTIME")]
     runtime: Option<String>,
@@ -215,6 +218,14 @@ fn network(text: &str) -> std::result::Result<Network, String> {
     }
 }
 
+fn namespaces(text: &str) -> std::result::Result<NamespacesOf, String> {
+    match text {
+        "pool" => Ok(NamespacesOf::Pool),
+        "own" => Ok(NamespacesOf::Own),
+        _ => Err(format!("{text}: is pool or own")),
+    }
+}
+
 impl NewArgs {
     fn wanted(self) -> Result<Wanted> {
         let NewArgs { volume, mount, .. } = self;
@@ -235,6 +246,7 @@ impl NewArgs {
             user: self.user,
             hostname: self.hostname,
             network: self.network,
+            namespaces: self.ns,
             cpus: self.cpus,
             memory: self.memory.map(|size| size.0),
             pids: self.pids,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{Result, say};
-use polylane_pool::lasting::{self, PoolChange};
+use polylane_pool::lasting::{self, NsKind, PoolChange};
 use polylane_pool::stats;
 use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
@@ -22,6 +22,9 @@ pub(crate) enum PoolCommand {
         pool: String,
         #[command(flatten)]
         limits: PoolArgs,
+        /// Namespaces that its containers have together: ipc, uts, net
+        #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = namespace)]
+        ns: Vec<NsKind>,
     },
     /// List pools that last, and running ones
     Ls(JsonArgs),
@@ -71,6 +74,10 @@ pub(crate) struct PoolArgs {
     dirty_limit: Option<ByteSize>,
 }
 
+fn namespace(text: &str) -> std::result::Result<NsKind, String> {
+    NsKind::named(text).ok_or_else(|| format!("{text}: is not ipc, uts or net"))
+}
+
 impl PoolArgs {
     fn change(self) -> PoolChange {
         PoolChange {
@@ -117,7 +124,9 @@ pub(crate) fn exec(arguments: &ExecArgs) -> Result<u8> {
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: PoolCommand) -> Result<u8> {
     match command {
-        PoolCommand::Create { pool, limits } => lasting::create(&pool, &limits.change())?,
+        PoolCommand::Create { pool, limits, ns } => {
+            lasting::create(&pool, &limits.change(), &ns)?;
+        }
         PoolCommand::Upgrade { pool } => {
             let mut status = 0;
             for outcome in lasting::upgrade_all(&pool)? {

@@ -33,6 +33,7 @@ pub mod names;
 mod orphans;
 mod own_ids;
 mod own_log;
+mod pool_namespaces;
 mod pool_record;
 mod preload;
 mod probe;

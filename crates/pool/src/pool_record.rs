@@ -12,6 +12,7 @@
 //! | `weight` | its share of the CPU, and of devices unless a lane has one of its own |
 //! | `dirty_limit` | most changed bytes of each lane that wait to be written |
 //! | `user` | the host's user that its services run as; none of an ordinary user's pool |
+//! | `namespaces` | kinds of namespaces that its containers have together |
 //!
 //! # Locking
 //!
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::{self, Limits};
 use crate::failure::{Failure, Result};
 use crate::names;
+use crate::pool_namespaces::NsKind;
 
 /// The only version there is.
 const VERSION: u32 = 1;
@@ -65,6 +67,8 @@ pub struct PoolRecord {
     pub dirty_limit: Option<u64>,
     /// The host's user of its services.
     pub user: Option<u32>,
+    /// Namespaces that its containers have together.
+    pub namespaces: Vec<NsKind>,
 }
 
 /// The file's content.
@@ -78,6 +82,8 @@ struct Stored {
     weight: Option<u32>,
     dirty_limit: Option<u64>,
     user: Option<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    namespaces: Vec<NsKind>,
 }
 
 impl PoolRecord {
@@ -119,14 +125,12 @@ impl PoolRecord {
         };
         let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
         let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
-        let Stored { version, memory, pids, weight, dirty_limit, user, .. } = stored;
-        match version == VERSION && user.is_none_or(is_pools_user) {
-            true => {
-                let name = name.to_string();
-                Ok(Some(PoolRecord { name, memory, cpus, pids, weight, dirty_limit, user }))
-            }
-            false => Err(refused()),
+        let Stored { version, memory, pids, weight, dirty_limit, user, namespaces, .. } = stored;
+        if version != VERSION || !user.is_none_or(is_pools_user) {
+            return Err(refused());
         }
+        let name = name.to_string();
+        Ok(Some(PoolRecord { name, memory, cpus, pids, weight, dirty_limit, user, namespaces }))
     }
 
     /// The pool of that name.
@@ -174,6 +178,7 @@ impl PoolRecord {
             weight: self.weight,
             dirty_limit: self.dirty_limit,
             user: self.user,
+            namespaces: self.namespaces.clone(),
         };
         let text = serde_json::to_vec_pretty(&stored).map_err(|error| failed(error.into()))?;
         let draft = draft_of(state, &self.name);
@@ -271,6 +276,7 @@ mod tests {
             weight: Some(300),
             dirty_limit: Some(1 << 24),
             user: PoolRecord::free_user(&state).ok(),
+            namespaces: vec![NsKind::Ipc, NsKind::Net],
         };
         let bare = PoolRecord { name: "a.b".to_string(), ..PoolRecord::default() };
         for record in [&full, &bare] {

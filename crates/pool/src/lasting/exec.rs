@@ -21,6 +21,7 @@ use crate::cgroup::{Leaf, Plan};
 use crate::failure::{Failure, Result};
 use crate::init;
 use crate::names;
+use crate::pool_namespaces::{self, NsKind};
 use crate::pool_record::PoolRecord;
 use crate::run;
 use crate::runtime_groups;
@@ -37,7 +38,7 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
         // 'pool rm' does not get in between.
         let tables = Tables::lock(&names::runtime_dir())?;
         let lanes = lanes(&tables, pool)?;
-        let Membership { groups, cpus, _tables } =
+        let Membership { groups, cpus, _tables, .. } =
             Membership::of(&PoolRecord::expect(&volume::state_dir()?, pool)?, tables)?;
         join(groups, &cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))?;
         lanes
@@ -58,6 +59,8 @@ pub fn exec(pool: &str, command: &[OsString]) -> Result<u8> {
 pub struct Membership {
     groups: Plan,
     cpus: Vec<u32>,
+    name: String,
+    namespaces: Vec<NsKind>,
     _tables: Tables,
 }
 
@@ -93,7 +96,16 @@ impl Membership {
         groups.create();
         let cpus = run::pool_cpus(record.cpus.as_ref())?;
         let cpus = cpus.as_slice().iter().map(|&cpu| cpu as u32).collect();
-        Ok(Membership { groups, cpus, _tables: tables })
+        let (name, namespaces) = (record.name.clone(), record.namespaces.clone());
+        Ok(Membership { groups, cpus, name, namespaces, _tables: tables })
+    }
+
+    /// The pool's namespaces, each by the file that is one; those that are not there are made.
+    ///
+    /// # Errors
+    /// One line: they cannot be made.
+    pub fn namespaces(&self) -> Result<Vec<(NsKind, PathBuf)>> {
+        pool_namespaces::make(&names::runtime_dir(), &self.name, &self.namespaces)
     }
 
     /// Has a program, and those that it starts, count as the pool's; the process that starts it

@@ -42,6 +42,7 @@ pub fn info(name: &str) -> Result<Value> {
         "weight": record.weight,
         "dirty_limit": record.dirty_limit,
         "user": record.user,
+        "namespaces": record.namespaces,
         "groups": groups.made(),
         "processes": groups.processes(),
         "services": services.collect::<Vec<Value>>(),

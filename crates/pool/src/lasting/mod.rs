@@ -45,7 +45,9 @@ pub use exec::{Membership, end_groups, exec, membership, runtime_groups};
 pub use info::{idle_pools, info};
 pub use list::{end_of, list};
 pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
-pub use pools::{PoolChange, change, create, exists, remove, upgrade_all};
+pub use pools::{PoolChange, change, create, exists, namespaces, remove, upgrade_all};
 pub use source::LaneSource;
+
+pub use crate::pool_namespaces::NsKind;
 pub use umount::{umount, umount_all};
 pub use users::parse as parse_users;

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `create` | record, groups | a pool, whose groups the next process in it makes |
 //! | `set` | record, groups, lanes | former limits in some parts, until the next `set` |
-//! | `rm` | groups, record | the pool, unused, which `rm` removes |
+//! | `rm` | groups, namespaces, record | the pool, unused, which `rm` removes |
 
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ use super::tables::Tables;
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName};
+use crate::pool_namespaces::{self, NsKind};
 use crate::pool_record::{self, PoolRecord};
 use crate::run::{self, DIRTY_BYTES_MIN, MEMORY_BYTES_MIN};
 use crate::share::{WEIGHTS, Wanted};
@@ -84,14 +85,19 @@ impl PoolChange {
     }
 }
 
-/// Makes a pool that lasts.
+/// Makes a pool that lasts, whose containers have namespaces of these kinds together.
 ///
 /// # Errors
 /// One line: the name is none or taken, no pool can have such a limit, the record cannot be
 /// written.
-pub fn create(name: &str, limits: &PoolChange) -> Result<()> {
+pub fn create(name: &str, limits: &PoolChange, namespaces: &[NsKind]) -> Result<()> {
     pool_record::check_name(name)?;
     limits.check()?;
+    if !namespaces.is_empty() && crate::user_namespace::rootless().is_some() {
+        return Err(Failure::failed(
+            "--ns: namespaces of a pool are its containers', and those are root's: leave it out",
+        ));
+    }
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let tables = Tables::lock(&dir)?;
     tables.clear_dead()?;
@@ -108,7 +114,10 @@ pub fn create(name: &str, limits: &PoolChange) -> Result<()> {
         Some(_) => None,
     };
     let name = name.to_string();
-    let record = limits.apply(PoolRecord { name, user, ..PoolRecord::default() })?;
+    let mut namespaces = namespaces.to_vec();
+    namespaces.sort();
+    namespaces.dedup();
+    let record = limits.apply(PoolRecord { name, user, namespaces, ..PoolRecord::default() })?;
     record.save(&state)?;
     make_groups(&record);
     Ok(())
@@ -180,6 +189,14 @@ pub fn exists(name: &str) -> Result<bool> {
     PoolRecord::load(&volume::state_dir()?, name).map(|record| record.is_some())
 }
 
+/// The kinds of namespaces that the containers of a pool have together.
+///
+/// # Errors
+/// There is no such pool, or its record cannot be read.
+pub fn namespaces(name: &str) -> Result<Vec<NsKind>> {
+    PoolRecord::expect(&volume::state_dir()?, name).map(|record| record.namespaces)
+}
+
 /// Removes a pool in which nothing is.
 ///
 /// # Errors
@@ -193,6 +210,7 @@ pub fn remove(name: &str) -> Result<()> {
     let dirs: Vec<PathBuf> = groups.dirs();
     refuse_used(&tables, (&dir, name), &groups)?;
     cgroup::remove(&dirs);
+    pool_namespaces::remove(&dir, name)?;
     record.remove(&state)?;
     // A run that took a lane's name meanwhile, and looks for the record now.
     refuse_used(&tables, (&dir, name), &groups)
