@@ -443,8 +443,7 @@ fn specify(
         words.filter_map(|word| word.as_str().map(str::to_string)).collect()
     };
     let name = wanted.name.clone().unwrap_or_else(|| format!("c-{}", &id[..8]));
-    let is_taken = |one: &Container| one.record.name == name;
-    if others.iter().any(is_taken) {
+    if others.iter().any(|one| one.record.name == name) {
         return Err(Failure::failed(format!(
             "{name}: a container has that name: 'polylane container rm {name}' first"
         )));

@@ -61,7 +61,13 @@ pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<V
     let source = record.branch().map(|branch| format!("ceph:{branch}").into());
     let upper = Upper { source, size: record.size, preload: record.preload, options };
     let pool = record.pool.as_deref();
-    mount_root((place, lock), pool, &upper, (&record.layers, bundle::covered(record)))?;
+    // What the store has unpacked, nobody changes.
+    let of_store = |layer: &String| match layer.starts_with('/') {
+        true => format!("fixed:dir:{layer}"),
+        false => layer.clone(),
+    };
+    let layers: Vec<String> = record.layers.iter().map(of_store).collect();
+    mount_root((place, lock), pool, &upper, (&layers, bundle::covered(record)))?;
     let mut sources = Vec::new();
     for (number, mount) in record.mounts.iter().enumerate() {
         sources.push(match mount.is_lane() {

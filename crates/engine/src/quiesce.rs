@@ -73,7 +73,7 @@ impl Container {
                 .layers
                 .iter()
                 .map(|layer| LowerSource::parse(layer.as_ref()))
-                .collect(),
+                .collect::<Result<_>>()?,
             cluster: self.record.cluster.of_run(),
             image_id: self.record.image_id.clone(),
             _paused: paused,

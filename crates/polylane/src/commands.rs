@@ -108,7 +108,11 @@ fn lanes(arguments: &RunArgs) -> Result<Vec<LaneBeside>> {
     let lane = |lane: &LaneArg| {
         Ok(LaneBeside {
             source: source(lane)?,
-            lowers: lane.lowers.iter().map(|text| LowerSource::parse(text)).collect(),
+            lowers: lane
+                .lowers
+                .iter()
+                .map(|text| LowerSource::parse(text))
+                .collect::<Result<_>>()?,
             at: lane.at.clone().unwrap_or_else(|| PathBuf::from(AT_DEFAULT)),
         })
     };

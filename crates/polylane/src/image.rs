@@ -145,7 +145,7 @@ fn packing(word: &str) -> Compression {
 fn diff(store: &Store, arguments: DiffArgs) -> Result<u8> {
     let DiffArgs { container, upper, lower, name, output, compress } = arguments;
     if let Some(upper) = upper {
-        let lowers: Vec<_> = lower.iter().map(|text| LowerSource::parse(text)).collect();
+        let lowers = lower.iter().map(|text| LowerSource::parse(text)).collect::<Result<_>>()?;
         return diff_upper(&upper, lowers, &output, &compress);
     }
     name.as_deref().map_or(Ok(()), check_name).map_err(failed)?;
@@ -230,11 +230,11 @@ fn diff_in(
 
 /// The same for the `upperdir` of an overlayfs.
 fn diff_kernels(upper: &Path, lowers: &[LowerSource], to: &Path, compress: &str) -> Result<u8> {
-    let dirs = lowers.iter().map(|lower| match lower {
-        LowerSource::Dir(path) => Ok(path.clone()),
-        other => Err(Failure::usage(format!(
+    let dirs = lowers.iter().map(|lower| match lower.directory() {
+        Some(path) => Ok(path.to_path_buf()),
+        None => Err(Failure::usage(format!(
             "--lower {}: no directory with names, and {} is an upperdir of overlayfs",
-            Shown::new(&*other.path()),
+            Shown::new(&*lower.path()),
             Shown::new(upper)
         ))),
     });

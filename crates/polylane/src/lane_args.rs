@@ -164,8 +164,10 @@ impl Args for LaneArgs {
                     .help(
                         "Layer that is seen under the lane's own files and never changed: a \
                          directory of the host (DIR or dir:DIR), a volume (FILE or volume:FILE), \
-                         or a directory of a Ceph file system (ceph:[USER@]FSNAME[:PATH]), \
-                         each in a cache of its own with cached: or cached=SIZE: before it; \
+                         a directory of a Ceph file system (ceph:[USER@]FSNAME[:PATH]), or a \
+                         union of the layers that a file names, one a line (union:FILE); \
+                         each in a cache of its own with cached: or cached=SIZE: before it, \
+                         a directory that nobody changes meanwhile with fixed:; \
                          repeatable, the uppermost first. The lane is read-only if \
                          neither --volume, --dir, --mem nor --ceph says where changes go",
                     ),

@@ -37,8 +37,8 @@ pub(crate) struct MountArgs {
         value_name = "SOURCE",
         requires = "source",
         help = "A layer under the lane's own files, which is never changed: DIR, dir:DIR, a \
-                volume, FILE or volume:FILE, or ceph:[USER@]FSNAME[:PATH]; repeat it, the \
-                uppermost first"
+                volume, FILE or volume:FILE, ceph:[USER@]FSNAME[:PATH], or union:FILE, which \
+                names layers; fixed:DIR, which nobody changes; repeat it, the uppermost first"
     )]
     lower: Vec<OsString>,
     #[command(flatten)]

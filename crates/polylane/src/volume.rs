@@ -157,7 +157,7 @@ fn solidify(upper: &Path, lowers: &[OsString]) -> Result<u8> {
         true => Source::Dir(upper.to_path_buf()),
         false => Source::Volume(Some(upper.to_path_buf())),
     };
-    let lowers = lowers.iter().map(|text| LowerSource::parse(text)).collect();
+    let lowers = lowers.iter().map(|text| LowerSource::parse(text)).collect::<Result<_>>()?;
     run::run(RunOptions { lowers, preload: false, ..RunOptions::new(source, command) })
 }
 

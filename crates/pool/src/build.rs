@@ -2,6 +2,7 @@
 //!
 //! One more libservice is one arm in [`libservice`]; one more door is one line in [`start`].
 
+mod lowers;
 mod stats;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,13 +19,12 @@ use polylane_ceph::{Client, Prepared, Watch, rbd};
 use polylane_front::fuse::{Door, ServeOptions, Stats, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
-use polylane_union::{Layer, OpenError, Union, UpperOn};
 use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, OpCtx, Options, SetAttr, Vfs};
-use polylane_volume::disk::{self, Disk};
+use polylane_volume::disk::Disk;
 use polylane_volume::held::{Answer, Ask};
 use polylane_volume::pool_file::{self, Parts, Pinned};
 use polylane_volume::stack::Stack;
@@ -36,10 +36,11 @@ use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::file_cache::{Caches, LaneCaches};
 use crate::link::Link;
-use crate::lower::{self, Lower};
+use crate::lower::Lower;
 use crate::spec::{Backing, FileCachePlace, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
+use lowers::{Lowers, Over};
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -137,6 +138,8 @@ pub(crate) enum Below {
     Volume(Vec<Files>),
     /// A directory of the service's cluster.
     Cluster(String),
+    /// The layers of a union, the uppermost first.
+    Union(Vec<Below>),
 }
 
 /// What the files that a service shows are on.
@@ -157,7 +160,7 @@ pub(crate) struct Running {
     server: shm::Server,
     disk: Option<Disk>,
     /// The files, of a lane over lowers.
-    union: Option<Arc<Union>>,
+    union: Option<Over>,
     /// The caches of its files, as far as it was asked to have any.
     caches: LaneCaches,
     /// The files, or some of their layers, are on a cluster: its session ends with the last
@@ -203,11 +206,11 @@ pub(crate) fn start(
     let clock_of_disk = clock.clone();
     let own = (stores.own, client.as_ref());
     let (fs, disk) = libservice(spec, own, clock_of_disk, handover.is_some())?;
-    let lowers = (stores.lowers, client.as_ref());
     let waits = (dirty_bytes_limit(spec), flush_interval(spec));
-    let mut caches = Caches::new(spec, clock.clone(), waits);
+    let mut caches = Caches::new(spec, clock, waits);
     let fs = fs.map(|fs| caches.over(FileCachePlace::Upper, fs)).transpose()?;
-    let (fs, union) = over_lowers(spec, fs, lowers, (clock, &mut caches), handover.as_ref())?;
+    let lowers = Lowers::new(spec, client.as_ref(), &mut caches);
+    let (fs, union) = lowers.under(fs, stores.lowers, handover.as_ref())?;
     let fs = caches.over(FileCachePlace::All, fs)?;
     let fs = by_their_map(spec, fs)?;
     let vfs =
@@ -304,53 +307,6 @@ fn of_volume(spec: &PoolSpec, goes_on: bool) -> polylane_ext4::Options {
         discard: spec.write_back.discard,
         ..polylane_ext4::Options::default()
     }
-}
-
-/// The lane's files: what it has of its own, over its lowers if it has any, as a union.
-fn over_lowers(
-    spec: &PoolSpec,
-    upper: Option<Own>,
-    (lowers, client): (Vec<Below>, Option<&Client>),
-    (clock, caches): (Arc<dyn Clock>, &mut Caches<'_>),
-    handover: Option<&Handover>,
-) -> Result<(Own, Option<Arc<Union>>)> {
-    let upper = match upper {
-        Some(fs) if lowers.is_empty() => return Ok((fs, None)),
-        upper => upper,
-    };
-    let (mut layers, mut data_only) = (Vec::new(), Vec::new());
-    for (of, lower) in spec.lowers.iter().zip(lowers) {
-        let label = &of.label;
-        let fs: Own = match lower {
-            Below::Host(host) => Arc::new(host),
-            Below::Cluster(path) => directory(spec, client, &path)?,
-            Below::Volume(files) => {
-                let cache_blocks = metadata_blocks(spec);
-                let options =
-                    polylane_ext4::Options { cache_blocks, ..polylane_ext4::Options::default() };
-                Arc::new(disk::open_lower(label, files, clock.clone(), &options)?)
-            }
-        };
-        let layer = Layer::new(caches.over_lower(of, fs)?);
-        let layer = layer.map_err(|error| Failure::because(label, "use it as a lower", error))?;
-        if of.is_data_only { data_only.push(layer) } else { layers.push(layer) }
-    }
-    let volatile = spec.write_back.volatile;
-    let upper = upper.map(|fs| UpperOn::new(fs).volatile(volatile));
-    let union = match handover {
-        Some(handover) => {
-            let records = handover.take_union();
-            Union::handed_over(layers, data_only, upper, handover.store.clone(), &records)
-        }
-        None => Union::open_with_data(layers, data_only, upper),
-    };
-    let label = |at: usize| spec.lowers.get(at).map_or("lane", |lower| lower.label.as_str());
-    let union = Arc::new(union.map_err(|error| match error {
-        OpenError::Lower(at, errno) => Failure::because(label(at), "read it as a lower", errno),
-        error => Failure::failed(format!("lane: {error}")),
-    })?);
-    lower::say_what_changed(&union, spec);
-    Ok((union.clone(), Some(union)))
 }
 
 /// The lane's files with the owners that this host is to see.
@@ -463,12 +419,12 @@ impl Running {
 
     fn settle(self, sync: fn(&Vfs, &OpCtx<'_>) -> polylane_base::Result<()>) -> Option<i32> {
         drop(self.server);
-        if let Some(union) = &self.union {
+        if let Some(Over { union, .. }) = &self.union {
             union.wait_for_syncs();
         }
         let synced = sync(&self.vfs, &OpCtx::service());
         let synced = match &self.union {
-            Some(union) => synced.and_then(|()| union.end_volatile()),
+            Some(over) => synced.and_then(|()| over.union.end_volatile()),
             _ => synced,
         };
         // With the doors and the VFS go the last references to removed files, whose space the file
@@ -476,8 +432,8 @@ impl Running {
         drop(self.lane);
         drop(self.vfs);
         drop(self.caches);
-        if let Some(union) = self.union.filter(|_| self.on_cluster) {
-            union.close();
+        if let Some(over) = self.union.filter(|_| self.on_cluster) {
+            over.close();
         }
         let closed = self.disk.map_or(Ok(()), Disk::close);
         synced.and(closed).err().map(|errno: Errno| errno.0)
@@ -498,7 +454,7 @@ impl Running {
 
     /// Makes the files of the upper whole; says so on `control` when they are.
     pub(crate) fn solidify(&self, control: &Link) {
-        whole::start(self.union.clone(), control);
+        whole::start(self.union.as_ref().map(|over| over.union.clone()), control);
     }
 
     /// How long the lane's volume may stand still from now on; `None` when it does not.

@@ -43,6 +43,11 @@ impl<'a> Caches<'a> {
         Caches { spec, clock, waits, made: LaneCaches::default() }
     }
 
+    /// The clock of all that keeps something back.
+    pub(crate) fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
     /// Files in a cache, if one was asked for at that place.
     pub(crate) fn over(
         &mut self,
@@ -98,7 +103,8 @@ impl<'a> Caches<'a> {
 
 /// What a cache may keep of which nothing was said: all of them share what the service may.
 fn share(spec: &PoolSpec) -> u64 {
-    let of_lowers = spec.lowers.iter().filter(|lower| lower.cache.is_some()).count();
+    let lowers = spec.lowers.iter().flat_map(LowerSpec::all);
+    let of_lowers = lowers.filter(|lower| lower.cache.is_some()).count();
     let count = of_lowers + usize::from(spec.write_back.file_cache.is_some());
     (spec.cache_bytes_limit / count.max(1) as u64).max(BYTES_MIN)
 }

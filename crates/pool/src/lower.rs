@@ -1,14 +1,16 @@
-//! What is under a lane, as descriptors: its own directory, and the lowers of a union.
+//! What is under a lane, as descriptors: its own directory, and the lowers of a union. How they are
+//! named: `source`.
+
+mod source;
 
 use std::borrow::Cow;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
-use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
 use polylane_union::Union;
 use polylane_volume as volume;
@@ -16,10 +18,11 @@ use polylane_volume::log;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
-use crate::spec::{LowerCache, LowerSpec, PoolSpec};
+use crate::spec::{LowerSpec, PoolSpec};
+
+pub use source::LowerSource;
 
 /// Most lowers of a lane, as many as overlayfs takes.
 const LOWERS_MAX: usize = 500;
@@ -30,33 +33,6 @@ pub(crate) const WRITERS: u32 = 0o022;
 /// The bits of a directory's mode by which others reach what is in it, their own files among it.
 pub(crate) const REACHERS: u32 = 0o077;
 
-/// A layer under a lane's own files, by name. Nothing is opened yet.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LowerSource {
-    /// A directory of the host.
-    Dir(PathBuf),
-    /// The root of the ext4 on a volume.
-    Volume(PathBuf),
-    /// A directory of a Ceph file system.
-    Ceph(CephPlace),
-    /// One of these of which no names are seen: files of the layers above point into it.
-    Data(Box<LowerSource>),
-    /// One of these in a cache of its own, of so many bytes; `None`: its share of the lane's.
-    Cached(Box<LowerSource>, Option<u64>),
-}
-
-/// What follows `cached`: the size of the cache, and what is in it.
-fn cache_of(text: &[u8]) -> Option<(Option<u64>, &OsStr)> {
-    let colon = text.iter().position(|&byte| byte == b':')?;
-    let (size, below) = (&text[..colon], OsStr::from_bytes(&text[colon + 1..]));
-    let bytes = match size.strip_prefix(b"=") {
-        None if size.is_empty() => None,
-        Some(size) => Some(std::str::from_utf8(size).ok()?.parse::<ByteSize>().ok()?.0),
-        None => return None,
-    };
-    Some((bytes, below))
-}
-
 /// A layer under a lane's own files, as descriptors.
 #[derive(Debug)]
 pub(crate) enum Lower {
@@ -66,133 +42,27 @@ pub(crate) enum Lower {
     Volume(Vec<Files>),
     /// A directory of the Ceph file system whose client the service has.
     Ceph(String),
-}
-
-impl LowerSource {
-    /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`,
-    /// `ceph:[USER@]FSNAME[:PATH]`, or a path; for a data-only one with `data:` before that, for
-    /// one in a cache with `cached:` or `cached=SIZE:`. A path that leads to a file or a device is
-    /// a volume's.
-    pub fn parse(text: &OsStr) -> LowerSource {
-        let after = |kind: &str| text.as_bytes().strip_prefix(kind.as_bytes());
-        if let Some(data) = after("data:") {
-            return LowerSource::Data(Box::new(LowerSource::parse(OsStr::from_bytes(data))));
-        }
-        if let Some((bytes, below)) = after("cached").and_then(cache_of) {
-            return LowerSource::Cached(Box::new(LowerSource::parse(below)), bytes);
-        }
-        let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
-        let place = |bytes| std::str::from_utf8(bytes).ok()?.parse::<CephPlace>().ok();
-        if let Some(place) = after("ceph:").and_then(place) {
-            return LowerSource::Ceph(place);
-        }
-        match (after("dir:"), after("volume:")) {
-            (Some(dir), _) => LowerSource::Dir(path(dir)),
-            (_, Some(file)) => LowerSource::Volume(path(file)),
-            _ if Path::new(text).metadata().is_ok_and(|found| !found.is_dir()) => {
-                LowerSource::Volume(text.into())
-            }
-            _ => LowerSource::Dir(text.into()),
-        }
-    }
-
-    /// Where it is, for messages: a path of the host, or a place in a cluster.
-    pub fn path(&self) -> Cow<'_, Path> {
-        match self {
-            LowerSource::Dir(path) | LowerSource::Volume(path) => Cow::Borrowed(path),
-            LowerSource::Ceph(place) => Cow::Owned(format!("ceph:{place}").into()),
-            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.path(),
-        }
-    }
-
-    /// Its place in a cluster, where it is in one.
-    pub(crate) fn ceph(&self) -> Option<&CephPlace> {
-        match self {
-            LowerSource::Ceph(place) => Some(place),
-            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.ceph(),
-            LowerSource::Dir(_) | LowerSource::Volume(_) => None,
-        }
-    }
-
-    /// It is on a volume.
-    pub(crate) fn is_volume(&self) -> bool {
-        match self {
-            LowerSource::Volume(_) => true,
-            LowerSource::Data(below) | LowerSource::Cached(below, _) => below.is_volume(),
-            LowerSource::Dir(_) | LowerSource::Ceph(_) => false,
-        }
-    }
-
-    /// Nothing of it is seen but data that files of other layers point to.
-    pub(crate) fn is_data_only(&self) -> bool {
-        match self {
-            LowerSource::Data(_) => true,
-            LowerSource::Cached(below, _) => below.is_data_only(),
-            LowerSource::Dir(_) | LowerSource::Volume(_) | LowerSource::Ceph(_) => false,
-        }
-    }
-
-    /// The cache that it is in, if it is in one.
-    pub(crate) fn cache(&self) -> Option<LowerCache> {
-        match self {
-            LowerSource::Cached(_, bytes) => Some(LowerCache { bytes: *bytes }),
-            LowerSource::Data(below) => below.cache(),
-            LowerSource::Dir(_) | LowerSource::Volume(_) | LowerSource::Ceph(_) => None,
-        }
-    }
-
-    /// The same by an absolute path without links.
-    ///
-    /// # Errors
-    /// It is not there, or a link on the way leads through another user's directory.
-    pub fn canonical(&self) -> Result<LowerSource> {
-        let whole = |path: &Path| {
-            path.canonicalize().map_err(|error| Failure::path(path, "use it as a lower", error))
-        };
-        Ok(match self {
-            LowerSource::Data(data) => LowerSource::Data(Box::new(data.canonical()?)),
-            LowerSource::Cached(below, bytes) => {
-                LowerSource::Cached(Box::new(below.canonical()?), *bytes)
-            }
-            LowerSource::Dir(path) => LowerSource::Dir(whole(path)?),
-            LowerSource::Volume(path) => {
-                // Links that lead through other users' directories are not followed.
-                volume::resolve(path)?;
-                LowerSource::Volume(whole(path)?)
-            }
-            LowerSource::Ceph(place) => LowerSource::Ceph(place.clone()),
-        })
-    }
-
-    /// As it is written on the command line, so that it is read back as the same.
-    pub(crate) fn text(&self) -> Vec<u8> {
-        match self {
-            LowerSource::Dir(path) => path.as_os_str().as_bytes().to_vec(),
-            LowerSource::Volume(path) => [b"volume:", path.as_os_str().as_bytes()].concat(),
-            LowerSource::Ceph(place) => format!("ceph:{place}").into_bytes(),
-            LowerSource::Data(data) => [b"data:", &data.text()[..]].concat(),
-            LowerSource::Cached(below, bytes) => {
-                let size = bytes.map_or(String::new(), |bytes| format!("={bytes}"));
-                [b"cached", size.as_bytes(), b":", &below.text()[..]].concat()
-            }
-        }
-    }
+    /// The layers of a union, the uppermost first.
+    Union(Vec<Lower>),
 }
 
 impl Lower {
-    /// Where it is a directory, its descriptor.
-    pub(crate) fn dir_mut(&mut self) -> Option<&mut OwnedFd> {
+    /// The descriptors of the directories that it is in.
+    pub(crate) fn dirs_mut(&mut self) -> Vec<&mut OwnedFd> {
         match self {
-            Lower::Dir(dir) => Some(dir),
-            Lower::Volume(_) | Lower::Ceph(_) => None,
+            Lower::Dir(dir) => vec![dir],
+            Lower::Union(layers) => layers.iter_mut().flat_map(Lower::dirs_mut).collect(),
+            Lower::Volume(_) | Lower::Ceph(_) => Vec::new(),
         }
     }
 
-    /// Its descriptors: a directory's, or three for each file of a volume; none in a cluster.
+    /// Its descriptors: a directory's, or three for each file of a volume; none in a cluster; those
+    /// of all layers of a union.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Lower::Dir(dir) => vec![dir.as_fd()],
             Lower::Ceph(_) => Vec::new(),
+            Lower::Union(layers) => layers.iter().flat_map(Lower::descriptors).collect(),
             Lower::Volume(files) => {
                 let each = files.iter().map(|Files { io, plain, lock }| [io, plain, lock]);
                 each.flatten().map(AsFd::as_fd).collect()
@@ -202,34 +72,54 @@ impl Lower {
 }
 
 /// Opens the lowers, the uppermost first: directories as paths, volumes for reading, together with
-/// others who read them. No two of them, nor one and `own`, where the lane's own files are, may lie
-/// in each other.
+/// others who read them. No two layers of one union, nor any of them and `own`, where the lane's
+/// own files are, may lie in each other.
 pub(crate) fn open(lowers: &[LowerSource], own: Option<&LowerSource>) -> Result<Vec<Lower>> {
-    if lowers.len() > LOWERS_MAX {
-        return Err(Failure::usage(format!("--lower: at most {LOWERS_MAX} of them")));
+    if lowers.iter().map(|lower| lower.all().len()).sum::<usize>() > LOWERS_MAX {
+        return Err(Failure::usage(format!(
+            "--lower: at most {LOWERS_MAX} of them, with those of unions"
+        )));
     }
-    check_data_only(lowers)?;
     if lowers.is_empty() {
         return Ok(Vec::new());
     }
     let mounts = mountinfo::seen();
     let mut placed = Vec::new();
-    let mut opened = Vec::new();
-    for (at, lower) in lowers.iter().enumerate() {
-        let whole = lower.canonical()?;
-        // Marks of the lowest, and of what has no names, show nothing.
-        let is_lowest = at + 1 == lowers.len() || lower.is_data_only();
-        opened.push(open_one(&lower.path(), &whole, is_lowest)?);
-        placed.push(Placed::new(lower.path(), within(&whole), &mounts));
-    }
+    let opened = open_union(lowers, true, &mounts, &mut placed)?;
     if let Some(own) = own {
         let (path, mut whole) = (own.path(), within(own));
         if own.ceph().is_none() {
             whole = whole_of(&path).map_err(|error| Failure::path(&path, "find it", error))?;
         }
-        placed.push(Placed::new(path, whole, &mounts));
+        let own = Placed::new(path, whole, &mounts);
+        placed.iter().try_for_each(|layer| refuse_overlap(layer, &own))?;
     }
-    refuse_overlaps(&placed)?;
+    Ok(opened)
+}
+
+/// Opens the layers of one union, the uppermost first, and tells where they and those below them
+/// are. `is_lowest`: nothing is under it.
+fn open_union<'a>(
+    layers: &'a [LowerSource],
+    is_lowest: bool,
+    mounts: &[Seen],
+    all: &mut Vec<Placed<'a>>,
+) -> Result<Vec<Lower>> {
+    check_data_only(layers)?;
+    let (mut opened, mut placed) = (Vec::new(), Vec::new());
+    for (at, layer) in layers.iter().enumerate() {
+        let whole = layer.canonical()?;
+        // Marks of the lowest, and of what has no names, show nothing.
+        let is_lowest = at + 1 == layers.len() && is_lowest || layer.is_data_only();
+        opened.push(match layer.layers() {
+            [] => open_one(&layer.path(), &whole, is_lowest)?,
+            below => Lower::Union(open_union(below, is_lowest, mounts, all)?),
+        });
+        let here = Placed::new(layer.path(), within(&whole), mounts);
+        placed.iter().try_for_each(|other| refuse_overlap(other, &here))?;
+        placed.push(here);
+    }
+    all.append(&mut placed);
     Ok(opened)
 }
 
@@ -262,11 +152,17 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// The path by which a layer is compared with others: that of a cluster's is no path of the host.
+/// The path by which a layer is compared with others: that of a cluster's, or of a union's file, is
+/// no directory of the host.
 fn within(whole: &LowerSource) -> PathBuf {
     match whole.ceph() {
         Some(place) => Path::new(&format!("ceph:{}", place.fs)).join(place.names().join("/")),
-        None => whole.path().into_owned(),
+        None if whole.layers().is_empty() => whole.path().into_owned(),
+        None => {
+            let mut file = OsString::from("union:");
+            file.push(&*whole.path());
+            file.into()
+        }
     }
 }
 
@@ -294,9 +190,11 @@ fn open_one(path: &Path, whole: &LowerSource, is_lowest: bool) -> Result<Lower> 
         LowerSource::Dir(whole) => open_dir(path, whole).map(Lower::Dir),
         LowerSource::Volume(whole) => open_volume(whole, is_lowest).map(Lower::Volume),
         LowerSource::Ceph(place) => Ok(Lower::Ceph(place.path.clone())),
-        LowerSource::Data(below) | LowerSource::Cached(below, _) => {
+        LowerSource::Fixed(below) | LowerSource::Data(below) | LowerSource::Cached(below, _) => {
             open_one(path, below, is_lowest)
         }
+        // It has layers, or it was refused.
+        LowerSource::Union(..) => Ok(Lower::Union(Vec::new())),
     }
 }
 
@@ -305,12 +203,17 @@ pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
     let each = named.iter().zip(opened).map(|(named, lower)| LowerSpec {
         label: Shown::new(&*named.path()).to_string(),
         is_data_only: named.is_data_only(),
+        is_fixed: named.is_fixed(),
         cache: named.cache(),
         files: match lower {
-            Lower::Dir(_) | Lower::Ceph(_) => None,
+            Lower::Dir(_) | Lower::Ceph(_) | Lower::Union(_) => None,
             Lower::Volume(files) => Some(files.len()),
         },
         ceph: named.ceph().map(|place| place.path.clone()),
+        layers: match lower {
+            Lower::Union(opened) => specs(named.layers(), opened),
+            Lower::Dir(_) | Lower::Ceph(_) | Lower::Volume(_) => Vec::new(),
+        },
     });
     each.collect()
 }
@@ -383,28 +286,20 @@ pub(crate) fn check_upper(upper: &OwnedFd, path: &Path, reach: u32) -> Result<()
     }
 }
 
-fn refuse_overlaps(layers: &[Placed<'_>]) -> Result<()> {
+fn refuse_overlap(one: &Placed<'_>, other: &Placed<'_>) -> Result<()> {
     let overlap = |one: &Path, other: &Path| match (one.starts_with(other), other.starts_with(one))
     {
         (true, true) => Some("are one layer"),
         (true, _) | (_, true) => Some("lie in each other"),
         _ => None,
     };
-    for (at, layer) in layers.iter().enumerate() {
-        for other in &layers[..at] {
-            let in_files = layer.in_files.as_ref().zip(other.in_files.as_ref());
-            let Some(what) = overlap(&layer.whole, &other.whole)
-                .or_else(|| in_files.and_then(|(one, other)| overlap(one, other)))
-            else {
-                continue;
-            };
-            let (path, other_path) = (Shown::new(&*layer.path), Shown::new(&*other.path));
-            return Err(Failure::usage(format!(
-                "--lower {other_path}: it and {path} {what}: give each layer a directory of its own"
-            )));
-        }
-    }
-    Ok(())
+    let in_files = one.in_files.as_ref().zip(other.in_files.as_ref());
+    let in_files = || in_files.and_then(|(one, other)| overlap(one, other));
+    let Some(what) = overlap(&one.whole, &other.whole).or_else(in_files) else { return Ok(()) };
+    let (one, other) = (Shown::new(&*one.path), Shown::new(&*other.path));
+    Err(Failure::usage(format!(
+        "--lower {one}: it and {other} {what}: give each layer a directory of its own"
+    )))
 }
 
 /// Has the lane's log name files of lowers that changed since parts of them were copied up: what a
@@ -428,46 +323,10 @@ mod tests {
     fn refused(paths: &[&'static str]) -> Option<String> {
         let placed = |path: &&'static str| Placed::new(Path::new(*path).into(), path.into(), &[]);
         let placed: Vec<_> = paths.iter().map(placed).collect();
-        refuse_overlaps(&placed).err().map(|failure| failure.line)
-    }
-
-    #[test]
-    fn a_lower_is_read_back_as_it_is_shown() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let file = dir.path().join("dir:v");
-        std::fs::write(&file, "").expect("written");
-        let [as_dir, as_volume]: [fn(PathBuf) -> LowerSource; 2] =
-            [LowerSource::Dir, LowerSource::Volume];
-        for (text, expected) in [
-            ("dir:a", as_dir("a".into())),
-            ("dir:volume:a", as_dir("volume:a".into())),
-            ("volume:a:b", as_volume("a:b".into())),
-            ("ceph:fs", LowerSource::Ceph("fs".parse().expect("a place"))),
-            ("dir:ceph:fs", as_dir("ceph:fs".into())),
-            ("cached:dir:a", LowerSource::Cached(Box::new(as_dir("a".into())), None)),
-            ("cached=2M:a:b", LowerSource::Cached(Box::new(as_dir("a:b".into())), Some(2 << 20))),
-            ("cached=x:a", as_dir("cached=x:a".into())),
-            ("dir:cached:a", as_dir("cached:a".into())),
-            ("/no/such:thing", as_dir("/no/such:thing".into())),
-            (file.to_str().expect("UTF-8"), as_volume(file.clone())),
-        ] {
-            assert_eq!(LowerSource::parse(OsStr::new(text)), expected, "{text}");
-        }
-        let data = LowerSource::Data(Box::new(as_volume(file.clone())));
-        assert_eq!(LowerSource::parse(OsStr::new("data:volume:a:b")), {
-            LowerSource::Data(Box::new(as_volume("a:b".into())))
-        });
-        let ceph = LowerSource::Ceph("u@fs:/a".parse().expect("a place"));
-        let cached = [None, Some(3 << 20)]
-            .map(|bytes| LowerSource::Cached(Box::new(as_volume(file.clone())), bytes));
-        let [one, other] = cached;
-        let both = LowerSource::Data(Box::new(one.clone()));
-        assert!(both.is_data_only() && both.cache().is_some() && !one.is_data_only());
-        let plain = [as_dir(dir.path().into()), as_volume(file.clone()), data, ceph];
-        for lower in plain.into_iter().chain([one, other, both]) {
-            let lower = lower.canonical().expect("there");
-            assert_eq!(LowerSource::parse(OsStr::from_bytes(&lower.text())), lower);
-        }
+        let pairs = placed.iter().enumerate();
+        let mut pairs =
+            pairs.flat_map(|(at, other)| placed[..at].iter().map(move |one| (one, other)));
+        pairs.find_map(|(one, other)| refuse_overlap(one, other).err()).map(|failure| failure.line)
     }
 
     #[test]

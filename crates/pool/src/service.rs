@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
+use std::vec;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -120,7 +121,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     log::name("service", &spec.name);
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
     let lowers = fds.lowers.into_iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
-    let (dir, lowers, ids) = with_own_ids(dir, lowers_of(&spec, lowers)?);
+    let (dir, lowers, ids) = with_own_ids(dir, lowers_of(&spec.lowers, &mut lowers.into_iter())?);
     let mut volume = Vec::new();
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
@@ -230,11 +231,14 @@ fn prepare_client(spec: &PoolSpec, files: &CephFiles) -> Result<Prepared> {
 /// Descriptors that all lowers of a union keep when the process may have very many.
 const LOWER_DESCRIPTORS_MAX: u64 = 1 << 16;
 
-/// The layers under the lane, of the descriptors that came for all of them.
-fn lowers_of(spec: &PoolSpec, fds: Vec<OwnedFd>) -> Result<Vec<Lower>> {
-    let mut fds = fds.into_iter();
+/// The layers that are described so, of the descriptors that came for all of them.
+fn lowers_of(specs: &[LowerSpec], fds: &mut vec::IntoIter<OwnedFd>) -> Result<Vec<Lower>> {
     let mut lowers = Vec::new();
-    for lower in &spec.lowers {
+    for lower in specs {
+        if !lower.layers.is_empty() {
+            lowers.push(Lower::Union(lowers_of(&lower.layers, fds)?));
+            continue;
+        }
         let mut its: Vec<OwnedFd> = fds.by_ref().take(lower.descriptor_count()).collect();
         if let Some(path) = &lower.ceph {
             lowers.push(Lower::Ceph(path.clone()));
@@ -261,7 +265,7 @@ fn with_own_ids(
     mut dir: Option<OwnedFd>,
     mut lowers: Vec<Lower>,
 ) -> (Option<OwnedFd>, Vec<Lower>, Option<OwnIds>) {
-    let dirs = dir.iter_mut().chain(lowers.iter_mut().filter_map(Lower::dir_mut));
+    let dirs = dir.iter_mut().chain(lowers.iter_mut().flat_map(Lower::dirs_mut));
     let ids = own_ids::map(&mut dirs.collect::<Vec<_>>());
     (dir, lowers, ids)
 }
@@ -271,13 +275,26 @@ fn with_own_ids(
 /// more.
 fn open_lowers(spec: &PoolSpec, lowers: Vec<Lower>) -> Result<(Vec<Below>, Vec<OwnedFd>)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(LOWER_DESCRIPTORS_MAX);
-    let each = limit.min(LOWER_DESCRIPTORS_MAX) as usize / 4 / lowers.len().max(1);
-    let (mut opened, mut dirs) = (Vec::new(), Vec::new());
-    for (LowerSpec { label, .. }, lower) in spec.lowers.iter().zip(lowers) {
+    let count: usize = spec.lowers.iter().map(|lower| lower.all().len()).sum();
+    let each = limit.min(LOWER_DESCRIPTORS_MAX) as usize / 4 / count.max(1);
+    let mut dirs = Vec::new();
+    let opened = open_union(&spec.lowers, lowers, each, &mut dirs)?;
+    Ok((opened, dirs))
+}
+
+fn open_union(
+    specs: &[LowerSpec],
+    lowers: Vec<Lower>,
+    each: usize,
+    dirs: &mut Vec<OwnedFd>,
+) -> Result<Vec<Below>> {
+    let mut opened = Vec::new();
+    for (LowerSpec { label, layers, .. }, lower) in specs.iter().zip(lowers) {
         let failed = |error| Failure::because(label, "open it as a lower", error);
         opened.push(match lower {
             Lower::Volume(files) => Below::Volume(files),
             Lower::Ceph(path) => Below::Cluster(path),
+            Lower::Union(below) => Below::Union(open_union(layers, below, each, dirs)?),
             Lower::Dir(dir) => {
                 let own = dir.try_clone().map_err(Errno::from);
                 dirs.push(dir);
@@ -286,7 +303,7 @@ fn open_lowers(spec: &PoolSpec, lowers: Vec<Lower>) -> Result<(Vec<Below>, Vec<O
             }
         });
     }
-    Ok((opened, dirs))
+    Ok(opened)
 }
 
 /// The client library caches file data in this part of the lane's cache.

@@ -205,7 +205,7 @@ mod mode {
 }
 
 /// A layer under a lane's own files.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LowerSpec {
     /// What messages call it.
     pub label: String,
@@ -220,15 +220,27 @@ pub struct LowerSpec {
     /// The cache over it, if there is one.
     #[serde(default)]
     pub cache: Option<LowerCache>,
+    /// Nobody changes it while the lane is over it.
+    #[serde(default)]
+    pub is_fixed: bool,
+    /// Its layers, the uppermost first, where it is a union.
+    #[serde(default)]
+    pub layers: Vec<LowerSpec>,
 }
 
 impl LowerSpec {
-    /// How many descriptors it comes with: a directory's, or three for each file of a volume.
+    /// How many descriptors it comes with itself: a directory's, or three for each file of a
+    /// volume.
     pub(crate) fn descriptor_count(&self) -> usize {
         match (self.files, &self.ceph) {
             (_, Some(_)) => 0,
             (files, None) => files.map_or(1, |count| count.saturating_mul(3)),
         }
+    }
+
+    /// It and all layers of the unions in it.
+    pub(crate) fn all(&self) -> Vec<&LowerSpec> {
+        std::iter::once(self).chain(self.layers.iter().flat_map(LowerSpec::all)).collect()
     }
 }
 
@@ -315,7 +327,8 @@ impl PoolSpec {
     /// cache that was asked for, or in the pages that the whole of a union has where a lower is a
     /// volume.
     pub(crate) fn keeps_bytes_back(&self) -> bool {
-        let over_volume = self.lowers.iter().any(|lower| lower.files.is_some());
+        let mut lowers = self.lowers.iter().flat_map(LowerSpec::all);
+        let over_volume = lowers.any(|lower| lower.files.is_some());
         match self.write_back.file_cache {
             Some(cache) if cache.over == FileCachePlace::All => cache.keeps_back(),
             Some(cache) => cache.keeps_back() || over_volume,
@@ -377,6 +390,8 @@ mod tests {
                 ceph: Some("/a".to_string()),
                 is_data_only: true,
                 cache: Some(LowerCache { bytes: Some(1 << 20) }),
+                is_fixed: true,
+                layers: vec![LowerSpec::default()],
             }],
             cluster: Some(Cluster {
                 place: "u@fs:/".parse().expect("a place"),

@@ -1,5 +1,7 @@
 //! One layer: a libservice and the inodes of it that nodes of unions hold.
 //!
+//! One that never changes ([`Layer::fixed`]) is not asked again for a name that it did not have.
+//!
 //! The seam counts no lookups: one `forget` ends what any number of lookups began. Several nodes
 //! may hold one inode of a layer, so each layer counts its holders and forgets an inode with the
 //! last one.
@@ -17,6 +19,8 @@ use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, FileSystem, Kind, Revived};
 use rustc_hash::FxHashMap;
 
+use crate::Union;
+use crate::absent::{Absent, OfLayer};
 use crate::marks::{Mark, Space};
 
 /// A libservice as a layer of unions. Thread-safe; several unions may share one lower.
@@ -24,6 +28,10 @@ pub struct Layer {
     fs: Arc<dyn FileSystem>,
     root: Ino,
     space: Space,
+    /// How many layers tell their numbers apart in the upper bits, where it is a union itself.
+    layer_count: Option<u16>,
+    /// Names that it does not have, where it never changes.
+    absent: Option<OfLayer>,
     asking: RwLock<()>,
     held: Mutex<FxHashMap<Ino, u32>>,
 }
@@ -45,6 +53,30 @@ impl Layer {
     /// A layer whose root is that of `fs`. Errors: those of [`FileSystem::root`]; `ENOTDIR` when
     /// that is no directory.
     pub fn new(fs: Arc<dyn FileSystem>) -> Result<Arc<Layer>> {
+        Layer::made(fs, None, None)
+    }
+
+    /// One of files that nobody changes, of which a name that is not there is asked once. Errors:
+    /// as of [`new`](Self::new).
+    pub fn fixed(fs: Arc<dyn FileSystem>, absent: &Arc<Absent>) -> Result<Arc<Layer>> {
+        Layer::made(fs, None, Some(absent))
+    }
+
+    /// One whose files are those of `union`, or of what caches them. Errors: as of
+    /// [`new`](Self::new).
+    pub fn of_union(
+        fs: Arc<dyn FileSystem>,
+        union: &Union,
+        absent: Option<&Arc<Absent>>,
+    ) -> Result<Arc<Layer>> {
+        Layer::made(fs, Some(union.layer_count()), absent)
+    }
+
+    fn made(
+        fs: Arc<dyn FileSystem>,
+        layer_count: Option<u16>,
+        absent: Option<&Arc<Absent>>,
+    ) -> Result<Arc<Layer>> {
         let ctx = &OpCtx::service();
         let root = fs.root()?;
         if root.kind != Kind::Dir {
@@ -55,13 +87,19 @@ impl Layer {
             Ok(_) | Err(Errno::ENODATA) => Space::Trusted,
             Err(_) => Space::User,
         };
+        let absent = absent.map(Absent::of_layer);
         let (asking, held) = (RwLock::new(()), Mutex::new(FxHashMap::default()));
-        Ok(Arc::new(Layer { fs, root: root.ino, space, asking, held }))
+        Ok(Arc::new(Layer { fs, root: root.ino, space, layer_count, absent, asking, held }))
     }
 
     /// The libservice.
     pub(crate) fn fs(&self) -> &dyn FileSystem {
         &*self.fs
+    }
+
+    /// How many layers it has, where it is a union itself.
+    pub(crate) fn layer_count(&self) -> Option<u16> {
+        self.layer_count
     }
 
     /// The name space of its marks.
@@ -81,10 +119,18 @@ impl Layer {
         dir: Ino,
         name: &[u8],
     ) -> Result<Option<(Held, Attr)>> {
+        if self.absent.as_ref().is_some_and(|absent| absent.has(dir, name)) {
+            return Ok(None);
+        }
         let _asking = self.asking.read();
         match self.fs.lookup(ctx, dir, name) {
             Ok(attr) => Ok(Some((self.count(attr.ino), attr))),
-            Err(Errno::ENOENT) => Ok(None),
+            Err(Errno::ENOENT) => {
+                if let Some(absent) = &self.absent {
+                    absent.put(dir, name);
+                }
+                Ok(None)
+            }
             Err(errno) => Err(errno),
         }
     }

@@ -8,9 +8,11 @@
 //! | file | what |
 //! |---|---|
 //! | `layer.rs` | a libservice, and which of its inodes are held |
+//! | `absent.rs` | names that layers which never change do not have |
 //! | `marks.rs` | attributes in layers: overlayfs' and ours |
 //! | `upper.rs` | the upper's directories, whiteouts, what is made aside |
 //! | `node.rs` | inodes of the union |
+//! | `numbers.rs` | their numbers |
 //! | `find.rs` | what a name is |
 //! | `list.rs`, `stream.rs` | what names there are |
 //! | `state.rs` | attributes and extended attributes |
@@ -40,6 +42,7 @@
 //! `changing`, nor the reverse.
 #![forbid(unsafe_code)]
 
+mod absent;
 mod changed;
 mod copy_up;
 mod data;
@@ -53,6 +56,7 @@ mod list;
 mod marks;
 mod names;
 mod node;
+mod numbers;
 mod rename;
 mod revive;
 mod saved;
@@ -74,13 +78,15 @@ use polylane_vfs::fs::{
 };
 use polylane_vfs::handover::{Record, Store};
 
+pub use absent::{Absent, AbsentStats};
 pub use error::OpenError;
 pub use layer::Layer;
-use node::{By, Lower, Node, Parts, State, Table};
+use node::{By, Node, Parts, State, Table};
+use numbers::Slots;
 use revive::Formers;
 pub use solidify::Solid;
 pub use upper::UpperOn;
-use upper::{Canary, Upper, character};
+use upper::{Upper, character};
 
 /// A union. Thread-safe; see the module header.
 pub struct Union {
@@ -175,7 +181,7 @@ impl Union {
         if lowers.is_empty() {
             return Err(OpenError::NoLayers);
         }
-        let mut roots = roots_of(ctx, lowers.iter().chain(&data_only))?;
+        let mut roots = upper::roots_of(ctx, lowers.iter().chain(&data_only))?;
         roots.truncate(lowers.len());
         let is_volatile = upper.as_ref().is_some_and(|on| on.is_volatile);
         let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
@@ -183,7 +189,8 @@ impl Union {
         let failed = |errno| OpenError::Lower(0, errno);
         let top = roots[0].held.attr(ctx).map_err(failed)?;
         let store = former.as_ref().map(|(store, _)| store.clone());
-        let table = Arc::new(Table::handed_over(store));
+        let counts = lowers.iter().rev().map(|lower| lower.layer_count());
+        let table = Arc::new(Table::new(Slots::new(counts), store));
         let ino = table.number(lowers.len() - 1, top.ino);
         let (known, openings) = match former {
             Some((store, records)) => saved::take(&store, records, (ino, top.generation)),
@@ -231,6 +238,11 @@ impl Union {
         })
     }
 
+    /// How many layers its numbers tell apart in their upper bits.
+    pub(crate) fn layer_count(&self) -> u16 {
+        self.table.slots().count()
+    }
+
     /// Lets go of all inodes of its layers, which would hold each other; to be called when nobody
     /// uses the union any more. What the next service is to know stays.
     pub fn close(&self) {
@@ -275,22 +287,6 @@ impl Union {
     fn act<'a>(&'a self, ctx: &'a OpCtx<'a>) -> Act<'a> {
         Act { union: self, ctx }
     }
-}
-
-/// The root of each layer, none of which is a copy with files in parts.
-fn roots_of<'a>(
-    ctx: &OpCtx<'_>,
-    layers: impl Iterator<Item = &'a Arc<Layer>>,
-) -> std::result::Result<Vec<Lower>, OpenError> {
-    let root = |(index, layer): (usize, &Arc<Layer>)| {
-        let held = layer.root();
-        let canary = upper::find_canary(ctx, &held);
-        match canary.map_err(|errno| OpenError::Lower(index, errno))? {
-            Canary::Foreign => Err(OpenError::Copied),
-            Canary::Absent | Canary::Marked | Canary::Nameless(..) => Ok(Lower { index, held }),
-        }
-    };
-    layers.enumerate().map(root).collect()
 }
 
 impl FileSystem for Union {

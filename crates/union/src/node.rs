@@ -23,14 +23,9 @@ use polylane_vfs::handover::Store;
 use rustc_hash::FxHashMap;
 
 use crate::layer::Held;
+use crate::numbers::{LARGE, Slots};
 use crate::saved::{Facts, Saved};
 use crate::stream::Stream;
-
-/// Numbers of an inode of a lower below this are told from each other by their layer alone.
-const LOWER_INO_BITS: u32 = 48;
-
-/// Set in the numbers of lowers' inodes that do not fit, which are above all others.
-const LARGE: u64 = 0xffff << LOWER_INO_BITS;
 
 /// An inode in one lower.
 #[derive(Clone, Debug)]
@@ -252,17 +247,23 @@ impl Maps {
 }
 
 /// The nodes of one union. Thread-safe.
-#[derive(Default)]
 pub(crate) struct Table {
     maps: Mutex<Maps>,
+    slots: Slots,
     /// Where the next service finds what this one knows.
     store: Option<Arc<Store>>,
 }
 
 impl Table {
-    /// A table whose nodes the next service is to know.
-    pub(crate) fn handed_over(store: Option<Arc<Store>>) -> Table {
-        Table { maps: Mutex::default(), store }
+    /// A table of nodes over layers with these numbers; with `store` the next service is to know
+    /// the nodes.
+    pub(crate) fn new(slots: Slots, store: Option<Arc<Store>>) -> Table {
+        Table { maps: Mutex::default(), slots, store }
+    }
+
+    /// The numbers of its layers.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// Numbers of a former service that no node is to have but the one that had it.
@@ -313,10 +314,8 @@ impl Table {
 
     /// The number of an inode of the lower that is the `from_lowest`th from below.
     pub(crate) fn number(&self, from_lowest: usize, ino: Ino) -> Ino {
-        if ino.0 >> LOWER_INO_BITS == 0 {
-            return Ino((from_lowest as u64 + 1) << LOWER_INO_BITS | ino.0);
-        }
-        self.maps.lock().large((from_lowest, ino))
+        let large = || self.maps.lock().large((from_lowest, ino));
+        self.slots.number(from_lowest, ino).unwrap_or_else(large)
     }
 
     /// A number for an inode of a lower whose own is that of another node.

@@ -32,6 +32,7 @@ use std::sync::OnceLock;
 use crate::error::OpenError;
 use crate::layer::{Above, Held, Layer};
 use crate::marks::{self, Mark, Space};
+use crate::node::Lower;
 
 /// Name of the canary in the upper's root. It cannot be seen, made or removed in the union.
 pub(crate) const CANARY: &[u8] = b".polylane-blocks";
@@ -451,6 +452,22 @@ pub(crate) enum Canary {
     Nameless(Held, Attr),
     /// It was copied, as files will have been: it lost its mark, or has another's.
     Foreign,
+}
+
+/// The root of each layer, none of which is a copy with files in parts.
+pub(crate) fn roots_of<'a>(
+    ctx: &OpCtx<'_>,
+    layers: impl Iterator<Item = &'a Arc<Layer>>,
+) -> std::result::Result<Vec<Lower>, OpenError> {
+    let root = |(index, layer): (usize, &Arc<Layer>)| {
+        let held = layer.root();
+        let canary = find_canary(ctx, &held);
+        match canary.map_err(|errno| OpenError::Lower(index, errno))? {
+            Canary::Foreign => Err(OpenError::Copied),
+            Canary::Absent | Canary::Marked | Canary::Nameless(..) => Ok(Lower { index, held }),
+        }
+    };
+    layers.enumerate().map(root).collect()
 }
 
 /// Looks for the canary in the root of a tree.

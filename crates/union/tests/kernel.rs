@@ -496,3 +496,54 @@ fn attributes_that_are_whiteouts_of_others_hide_names_for_us() {
         ours.close();
     }
 }
+
+/// A union that is a layer of another one, by the kernel and by us: whiteouts in both forms, opaque
+/// directories, and marks that are the outer union's and lie in layers of the inner one.
+#[test]
+fn a_union_in_a_union_is_the_kernels() {
+    let Some(place) = Place::new(On::Dir) else { return };
+    let script = "mkdir a b c in outer
+        mkdir -p a/d a/gone a/only b/d/e b/gone b/same b/under c/d/e c/under/deep c/same
+        for layer in a b c; do echo $layer >$layer/same$layer; echo $layer >$layer/d/all; done
+        echo a >a/d/a; echo b >b/d/b; echo b >b/d/e/b; echo c >c/d/c; echo c >c/d/e/c
+        ln -s d b/link
+        mknod a/d/b c 0 0; mknod c/d/none c 0 0; mknod b/file c 0 0; echo c >c/file
+        setfattr -n user.overlay.opaque -v y b/gone; echo x >b/gone/x
+        mkdir c/gone; echo y >c/gone/y
+        setfattr -n user.overlay.overlay.opaque -v y b/under; echo b >b/under/b; echo c >c/under/c
+        echo c >c/d/hidden; : >b/d/hidden; setfattr -n user.overlay.overlay.opaque -v x b/d
+        setfattr -n user.overlay.overlay.opaque -v x a/d  # which is the inner directory, too
+        setfattr -n user.overlay.overlay.whiteout -v y b/d/hidden
+        mkdir z; echo z >z/d; mkdir z/under z/same; echo z >z/same/z; echo z >z/under/z; cp -a c y";
+    sh(place.dir.path(), script);
+    let at = |names: &[&str]| {
+        let paths: Vec<String> =
+            names.iter().map(|name| place.path(name).display().to_string()).collect();
+        format!("ro,userxattr,lowerdir={}", paths.join(":"))
+    };
+    // Above it, below it, and one in each other.
+    for outer in [["a", "in", "c"], ["in", "c", "z"], ["z", "in", "c"]] {
+        let inner = if outer[0] == "a" { ["b", "y"] } else { ["a", "b"] };
+        let overlay = |options: &str, to: &str| {
+            mount(&["-t", "overlay", "overlay", "-o", options], &place.path(to))
+        };
+        let Some(_inner) = overlay(&at(&inner), "in") else { return };
+        let Some(merged) = overlay(&at(&outer), "outer") else { return };
+        let layer = |name: &str| Layer::new(place.host(name)).expect("a root");
+        let layers = outer.iter().map(|name| match *name {
+            "in" => {
+                let layers = inner.iter().map(|name| layer(name)).collect();
+                let union = Arc::new(Union::open(layers, None).expect("opens"));
+                Layer::of_union(union.clone(), &union, None).expect("a root")
+            }
+            name => layer(name),
+        });
+        let union = Union::open(layers.collect(), None).expect("opens");
+        let options = small_options(Arc::new(TestClock::default()), 1 << 20);
+        let mut subject = VfsSubject::new(Arc::new(union), options);
+        let mut kernels = Kernel::new(merged.0.clone());
+        if let Err(difference) = compare_trees(EXACT, &mut kernels, &mut subject) {
+            panic!("{outer:?}: {difference}");
+        }
+    }
+}

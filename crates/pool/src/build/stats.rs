@@ -4,6 +4,7 @@ use polylane_vfs::OpCtx;
 use polylane_volume::disk::Disk;
 
 use super::Running;
+use super::lowers::Over;
 use crate::{cluster, share};
 
 /// Counters by name.
@@ -72,17 +73,23 @@ impl Running {
             "cluster": self.watch.as_ref().and_then(cluster::describe),
             "cache": self.caches.own(),
             "lower_caches": self.caches.of_lowers(),
+            "absent_names": self.union.as_ref().map(Over::absent_names),
             "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
             "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),
             "writes": self.disk.as_ref().map(|disk| named(disk.fs.writes())),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
-            "files": self.vfs.statfs(&OpCtx::service()).ok().map(|totals| serde_json::json!({
-                "size_bytes": totals.blocks * u64::from(totals.bsize),
-                "free_bytes": totals.bfree * u64::from(totals.bsize),
-                "inodes": totals.files,
-                "free_inodes": totals.ffree,
-            })),
+            "files": self.files(),
         })
+    }
+
+    fn files(&self) -> Option<serde_json::Value> {
+        let totals = self.vfs.statfs(&OpCtx::service()).ok()?;
+        Some(serde_json::json!({
+            "size_bytes": totals.blocks * u64::from(totals.bsize),
+            "free_bytes": totals.bfree * u64::from(totals.bsize),
+            "inodes": totals.files,
+            "free_inodes": totals.ffree,
+        }))
     }
 }

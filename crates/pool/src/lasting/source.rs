@@ -121,7 +121,7 @@ impl LaneSource {
     /// One line: a layer that is not there.
     pub fn over(mut self, lowers: &[OsString]) -> Result<LaneSource> {
         for lower in lowers {
-            self.lowers.push(LowerSource::parse(lower).canonical()?);
+            self.lowers.push(LowerSource::parse(lower)?.canonical()?);
         }
         match self.source == Source::Lowers && self.lowers.is_empty() {
             true => Err(Failure::usage("none: only with --lower, which is then all there is")),

@@ -41,7 +41,8 @@ impl RunOptions {
     /// The places in a cluster that the lane needs.
     pub(crate) fn ceph_places(&self) -> Vec<&CephPlace> {
         let own = if let Source::Ceph(place) = &self.source { Some(place) } else { None };
-        own.into_iter().chain(self.lowers.iter().filter_map(LowerSource::ceph)).collect()
+        let lowers = self.lowers.iter().flat_map(LowerSource::all);
+        own.into_iter().chain(lowers.filter_map(LowerSource::ceph)).collect()
     }
 
     /// The Ceph user of all that the lane needs of a cluster; `None`: it needs nothing of one.
@@ -236,7 +237,8 @@ fn check_caches(options: &RunOptions) -> Result<()> {
         }
     }
     let of_own = own.and_then(|cache| cache.bytes).map(|bytes| ("--file-cache-size", bytes));
-    let lowers = options.lowers.iter().filter_map(|lower| lower.cache()?.bytes);
+    let lowers = options.lowers.iter().flat_map(LowerSource::all);
+    let lowers = lowers.filter_map(|lower| lower.cache()?.bytes);
     let sizes = of_own.into_iter().chain(lowers.map(|bytes| ("--lower cached=SIZE", bytes)));
     let mut total: u64 = 0;
     for (option, bytes) in sizes {
