@@ -97,11 +97,11 @@ for line in sys.stdin:
     print(\"done\", flush=True)
 ' $JOURNAL";
 
-/// How often a run's service was asked by the kernel for each operation.
-fn asked_by_kernel(run: &Running) -> serde_json::Map<String, serde_json::Value> {
+/// How often a run's service was asked for each operation by that way.
+fn asked_by(run: &Running, way: &str) -> serde_json::Map<String, serde_json::Value> {
     let stats: serde_json::Value =
         serde_json::from_str(&succeeds(&["stats", "--json", "--pool", &run.pool])).expect("JSON");
-    let counts = &stats[0]["service"]["fuse"]["by_operation"];
+    let counts = &stats[0]["service"][way]["by_operation"];
     counts.as_object().expect("counts").clone()
 }
 
@@ -120,7 +120,7 @@ fn transactions_of_sqlite_ask_the_kernel_for_nothing() {
         let mut round = |run: &mut Running, count: u32| {
             writeln!(input, "{count}").expect("write");
             assert_eq!(run.line(), "done", "{journal}");
-            asked_by_kernel(run)
+            asked_by(run, "fuse")
         };
         let before = round(&mut run, 20);
         let after = round(&mut run, 50);
@@ -128,4 +128,48 @@ fn transactions_of_sqlite_ask_the_kernel_for_nothing() {
         drop(input);
         assert_eq!(run.end().code(), Some(0), "{journal}");
     }
+}
+
+/// Writes so many pages of a log, each after the one before and the new end of that one, and makes
+/// each write durable; then the pages are what was written.
+const LOG: &str = "cd /lane; exec /usr/bin/python3 -c '
+import os, sys
+PAGE = 8192
+def page(n): return bytes([n % 251 + 1]) * PAGE
+log = os.open(\"log\", os.O_RDWR | os.O_CREAT)
+os.pwrite(log, bytes(4 << 20), 0)
+os.fsync(log)
+at = 0
+for line in sys.stdin:
+    for at in range(at + 1, at + 1 + int(line)):
+        os.pwrite(log, page(at - 1) + page(at), (at - 1) * PAGE)
+        os.fdatasync(log)
+    seen = os.pread(log, (at + 1) * PAGE, 0)
+    print(seen == b\"\".join(map(page, range(at + 1))), flush=True)
+'";
+
+/// A log that goes on in the page behind the one that it wrote last asks for its syncs alone: that
+/// page is on loan, and the next one is written by the stream.
+#[test]
+fn a_log_that_goes_on_asks_for_its_syncs_alone() {
+    let name = "a_log_that_goes_on_asks_for_its_syncs_alone";
+    if unavailable(name) || no_library(name) || lacks(name, &["mke2fs", "python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let run = Run::new("--size 256M --volume").arg(dir.path().join("volume"));
+    let (mut run, mut input) = run.script(LOG).start_with_input();
+    let mut round = |run: &mut Running, count: u32| {
+        writeln!(input, "{count}").expect("write");
+        assert_eq!(run.line(), "True");
+        let counts = asked_by(run, "shared_memory");
+        ["write", "fsync"].map(|of| counts[of].as_u64().expect("a count"))
+    };
+    let before = round(&mut run, 20);
+    let after = round(&mut run, 200);
+    assert_eq!(after[1] - before[1], 200);
+    // Another one where the flusher's turn, or a process that looks, ends the loan in between.
+    assert!(after[0] - before[0] < 20, "{before:?} {after:?}");
+    drop(input);
+    assert_eq!(run.end().code(), Some(0));
 }

@@ -449,6 +449,15 @@ impl Open<'_> {
             view::hit(self.file, total);
             return Ok((total, at + total as u64));
         }
+        if let ([source], Some(at)) = (from, place)
+            && total <= room
+            && let done @ 1.. = leases.write_in_parts(self.session, self.file, at, source)
+        {
+            // An error after the first bytes is reported by the next call.
+            let rest = self.write_message(at + done as u64, &source[done..]);
+            let count = done + rest.map_or(0, |(count, _)| count);
+            return Ok((count, at + count as u64));
+        }
         match from {
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),

@@ -305,6 +305,24 @@ pub(crate) fn stream_for(
     if there { loan } else { 0 }
 }
 
+/// How many of `len` bytes from `offset` on lie in pages that are all shown, or all not shown.
+/// `None`: nothing of the file is.
+pub(crate) fn alike(
+    session: &'static Session,
+    file: &Record,
+    offset: u64,
+    len: usize,
+) -> Option<usize> {
+    let (page_bytes, (views, number)) = (FRAME_BYTES as u64, shown(session, file)?);
+    let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
+    let is_shown = |page| views.find(look, page).is_some();
+    let (first, end) = (offset / page_bytes, offset.saturating_add(len as u64));
+    let mut pages = first..end.div_ceil(page_bytes);
+    let former = is_shown(first);
+    let other = pages.find(|&page| is_shown(page) != former);
+    Some(other.map_or(len, |page| (page * page_bytes - offset) as usize))
+}
+
 thread_local! {
     /// The view that the calling thread asked more room for, and by which request.
     static EXTENDED: Cell<(u64, Mark)> = const { Cell::new((0, Mark::NONE)) };

@@ -115,6 +115,33 @@ impl Leases {
         })
     }
 
+    /// Writes pages of a file of which some are lent, and others may be written by the stream, as of
+    /// a log that goes on behind the page that it wrote last. How many bytes, from the first on,
+    /// were written.
+    pub(crate) fn write_in_parts(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        offset: u64,
+        from: &[u8],
+    ) -> usize {
+        let write = |at: u64, from: &[u8]| {
+            view::write(session, file, Some(at), from).is_some()
+                || self.write_lent(session, file, at, from)
+        };
+        let mut done = 0;
+        while let Some(part) = view::alike(session, file, offset + done as u64, from.len() - done) {
+            // All at once was tried.
+            let is_part = 0 < part && part < from.len();
+            if !is_part || !write(offset + done as u64, &from[done..done + part]) {
+                break;
+            }
+            done += part;
+        }
+        view::hit(file, done);
+        done
+    }
+
     /// Whether an entry counts that was posted while nobody could have met the file. Who met it
     /// meanwhile did so before the entry was there, or is seen here: then the service says what
     /// became of it, before anybody hears of it. `None`: the service is gone.
