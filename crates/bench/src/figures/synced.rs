@@ -162,7 +162,7 @@ fn measure(
     let seconds = if options.quick { 0.5 } else { 1.5 };
     let cluster = programs::template(row.name.starts_with("pgbench"))?;
     let template = cluster.as_ref().map(programs::Template::path);
-    let mut ratios = Vec::new();
+    let (mut ratios, mut hosts) = (Vec::new(), Vec::new());
     for repeat in 0..options.repeats() {
         let mut pair = [None, None];
         for turn in 0..PLACES.len() {
@@ -178,9 +178,10 @@ fn measure(
         }
         if let [Some(host), Some(lane)] = &pair {
             ratios.push(ratio(row.floor, host, lane));
+            hosts.extend(matches!(row.floor, Floor::Harm(_)).then(|| harm(host)));
         }
     }
-    report.notes.push(verdict(row, &ratios));
+    report.notes.push(verdict(row, &ratios, &hosts));
     Ok(())
 }
 
@@ -247,22 +248,30 @@ fn ratio(floor: Floor, host: &Found, lane: &Found) -> f64 {
     match floor {
         Floor::P50(_) => lane.outcome.latency.p50_ns / host.outcome.latency.p50_ns,
         Floor::Rate(_) => lane.outcome.rate() / host.outcome.rate(),
-        Floor::Harm(_) => {
-            let alone = lane.alone.as_ref().map_or(f64::NAN, |alone| alone.latency.p99_ns);
-            lane.outcome.latency.p99_ns / alone
-        }
+        Floor::Harm(_) => harm(lane),
     }
 }
 
-/// A line about a row and its floor.
-fn verdict(row: &Row, ratios: &[f64]) -> String {
+/// The p99 beside the flood by that alone.
+fn harm(found: &Found) -> f64 {
+    let alone = found.alone.as_ref().map_or(f64::NAN, |alone| alone.latency.p99_ns);
+    found.outcome.latency.p99_ns / alone
+}
+
+/// A line about a row and its floor. `hosts`: what the flood does to the host's own program, which
+/// shares the disk as well.
+fn verdict(row: &Row, ratios: &[f64], hosts: &[f64]) -> String {
     let (of, floor, better) = match row.floor {
         Floor::P50(floor) => ("p50 × host", floor, Better::Lower),
         Floor::Rate(floor) => ("rate × host", floor, Better::Higher),
         Floor::Harm(floor) => ("p99 × alone", floor, Better::Lower),
     };
     let (found, said) = judged(ratios, floor, better);
-    format!("{}: {of} {found} {said}", row.name)
+    let beside = match hosts {
+        [] => String::new(),
+        hosts => format!("; on the host {}", judged(hosts, floor, better).0),
+    };
+    format!("{}: {of} {found} {said}{beside}", row.name)
 }
 
 #[cfg(test)]
@@ -271,13 +280,15 @@ mod tests {
 
     #[test]
     fn verdicts_name_the_median_and_the_floor() {
-        let said = |floor, ratios: &[f64]| verdict(&row("x", Work::Load("y"), floor), ratios);
+        let said = |floor, ratios: &[f64]| verdict(&row("x", Work::Load("y"), floor), ratios, &[]);
         let [low, high] = [[0.5, 0.8, 1.0], [1.0, 1.5, 2.5]];
         assert!(said(Floor::P50(1.15), &low).ends_with("holds"));
         assert!(said(Floor::P50(1.15), &high).ends_with("is missed"));
         assert!(said(Floor::Rate(0.9), &low).ends_with("is missed"));
         assert!(said(Floor::Rate(0.9), &high).ends_with("holds"));
         assert!(said(Floor::Harm(2.0), &high).contains("p99 × alone 1.5"));
+        let beside = verdict(&row("x", Work::Load("y"), Floor::Harm(1.0)), &high, &[1.8, 2.0, 1.9]);
+        assert!(beside.ends_with("is missed; on the host 1.90"), "{beside}");
     }
 
     #[test]

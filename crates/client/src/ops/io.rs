@@ -444,19 +444,11 @@ impl Open<'_> {
             return Ok((total, end));
         }
         if let ([source], Some(at)) = (from, place)
-            && leases.write_lent(self.session, self.file, at, source)
-        {
-            view::hit(self.file, total);
-            return Ok((total, at + total as u64));
-        }
-        if let ([source], Some(at)) = (from, place)
-            && total <= room
             && let done @ 1.. = leases.write_in_parts(self.session, self.file, at, source)
         {
             // An error after the first bytes is reported by the next call.
-            let rest = self.write_message(at + done as u64, &source[done..]);
-            let count = done + rest.map_or(0, |(count, _)| count);
-            return Ok((count, at + count as u64));
+            let rest = self.write_message(at + done as u64, &source[done..]).unwrap_or_default();
+            return Ok((done + rest.0, at + (done + rest.0) as u64));
         }
         match from {
             [source] if total <= room => self.write_message(at, source),
@@ -523,8 +515,7 @@ impl Open<'_> {
         total: usize,
     ) -> Outcome<(usize, u64)> {
         let reply = self.put(|session, handle, turn| {
-            let length = total as u64;
-            let flags = self.status.bits();
+            let (length, flags) = (total as u64, self.status.bits());
             let message =
                 Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
             call::gather(session, &message, from)

@@ -47,8 +47,11 @@ const AHEAD: u32 = 512;
 const ZEROS: std::ops::RangeInclusive<u32> = 64..=2048;
 
 /// Blocks that the committer writes zeros to at a time: a sync that falls together with it waits
-/// for 64 KiB more.
-const AHEAD_PART: u32 = 16;
+/// for 256 KiB more. The host's own journal has a commit to make with the next sync after each, for
+/// blocks that were only reserved: the fewer the better.
+const AHEAD_PART: u32 = 64;
+
+const _: () = assert!(AHEAD_PART <= *ZEROS.start(), "no more than is wanted ahead");
 
 /// What the committer does behind `zeroed`, without the log's lock.
 #[derive(Default)]
@@ -114,7 +117,7 @@ impl Homes {
         *self.0.entry(home.0 / 64).or_default() |= 1 << (home.0 % 64);
     }
 
-    /// They were freed, and may lose their room.
+    /// They were given back to the medium: they may have lost their room.
     pub(super) fn lose(&mut self, run: Freed) {
         let (start, end) = (run.start.0, run.start.0 + u64::from(run.count));
         let (first, last) = (start / 64, end.div_ceil(64));

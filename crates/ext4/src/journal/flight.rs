@@ -135,11 +135,14 @@ impl Journal {
         freed: &[Freed],
         (written, copies): (Result<()>, Option<Vec<Buffer>>),
     ) -> Result<MutexGuard<'a, Log>> {
+        let mut given = Vec::new();
         if written.is_ok() && !self.is_stopped() && !freed.is_empty() && client.gives_back() {
-            let settled = self.log.lock().settled_part(tid, freed);
-            client.discard(&settled);
+            given = self.log.lock().settled_part(tid, freed);
+            client.discard(&given);
         }
         let mut log = self.log.lock();
+        // The rest of what was freed takes room as before.
+        given.iter().for_each(|run| log.homes.lose(*run));
         copies.into_iter().for_each(|copies| log.give_back(copies));
         match written {
             Ok(()) => {

@@ -177,7 +177,6 @@ impl Log {
     /// The transaction is durable: its versions wait for their homes, and what it revoked waits no
     /// longer.
     pub(super) fn retire(&mut self, closed: Closed) {
-        closed.freed.iter().for_each(|run| self.homes.lose(*run));
         self.drop_revoked(&closed.revoked);
         self.last = Some(closed.tid);
         for (block, data) in closed.blocks.into_iter().zip(closed.copies) {

@@ -16,7 +16,7 @@ use polylane_block::device::{
 use polylane_ext4::{DataMode, Ext4, Options};
 use polylane_testkit::sim::{Image, SimDisk, SimOptions};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, Syncing};
 
 use crate::common;
 
@@ -239,6 +239,40 @@ fn a_growing_file_seldom_needs_space() {
     });
     // Without: each of the 64 blocks, beside what the log gets ahead of its head.
     assert!(with + 50 <= without, "{with} with, {without} without");
+}
+
+/// Files that take the place of others, as what is published does, take turns in a few blocks:
+/// those that were freed need no space again, unless they were given back to the medium.
+#[test]
+fn what_was_freed_still_has_its_space() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(32, common::LANE);
+    let [kept, given] = [false, true].map(|discard| {
+        let (sparse, fs) = open(bytes.clone(), true, false, discard);
+        let (ctx, root) = (OpCtx::service(), fs.root().expect("root").ino);
+        let publish = || {
+            let new = NewNode::new(Kind::File, 0o600);
+            let ino = fs.create(&ctx, root, b"new", &new).expect("room").node.ino;
+            let syncing = Syncing { bytes: 4096, data_only: false };
+            fs.write_synced(&ctx, ino, 0, &mut &[7; 4096][..], syncing).expect("room");
+            fs.fsync(&ctx, ino, false).expect("durable");
+            let renamed = fs.rename(&ctx, root, b"new", root, b"published", RenameMode::Replace);
+            let other = renamed.expect("renames").other;
+            fs.fsync(&ctx, root, false).expect("durable");
+            other.into_iter().chain([fs.getattr(&ctx, ino).expect("is there")]).for_each(|attr| {
+                fs.forget(attr.ino);
+            });
+        };
+        (0..8).for_each(|_| publish());
+        let before = sparse.room().reserved;
+        (0..100).for_each(|_| publish());
+        let reserved = sparse.room().reserved - before;
+        assert_eq!(sparse.room().violations, Vec::<u64>::new());
+        reserved
+    });
+    assert!(kept < 10 && given > 50, "{kept} reservations, {given} where freed blocks are given");
 }
 
 /// What a log needs is reserved when it is opened; zeros follow when it is used, as many as were

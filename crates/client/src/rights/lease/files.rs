@@ -18,6 +18,8 @@ use crate::session::call;
 const OFFSET_MAX: u64 = 1 << 30;
 /// Pages beyond have no place in a view.
 const LENT_OFFSET_MAX: u64 = 1 << 36;
+/// Most bytes that are written in parts: what is left of them fits into one request.
+const PARTS_BYTES_MAX: usize = 64 << 10;
 /// Flags of open files whose writes are not to wait.
 const UNSTREAMED_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
@@ -90,7 +92,7 @@ impl Leases {
 
     /// Writes whole pages of a file on loan that were not lent: they need no answer, since whoever
     /// else comes near the file first has them applied. False: the ordinary way.
-    pub(crate) fn write_lent(
+    fn write_lent(
         &'static self,
         session: &'static Session,
         file: &Record,
@@ -115,9 +117,9 @@ impl Leases {
         })
     }
 
-    /// Writes pages of a file of which some are lent, and others may be written by the stream, as of
-    /// a log that goes on behind the page that it wrote last. How many bytes, from the first on,
-    /// were written.
+    /// The same for pages some of which are lent, and others may be written by the stream, as of a
+    /// log that goes on behind the page that it wrote last. How many bytes, from the first on, were
+    /// written.
     pub(crate) fn write_in_parts(
         &'static self,
         session: &'static Session,
@@ -125,14 +127,19 @@ impl Leases {
         offset: u64,
         from: &[u8],
     ) -> usize {
+        if self.write_lent(session, file, offset, from) {
+            view::hit(file, from.len());
+            return from.len();
+        }
         let write = |at: u64, from: &[u8]| {
             view::write(session, file, Some(at), from).is_some()
                 || self.write_lent(session, file, at, from)
         };
+        let most = if from.len() > PARTS_BYTES_MAX { 0 } else { from.len() };
         let mut done = 0;
-        while let Some(part) = view::alike(session, file, offset + done as u64, from.len() - done) {
+        while let Some(part) = view::alike(session, file, offset + done as u64, most - done) {
             // All at once was tried.
-            let is_part = 0 < part && part < from.len();
+            let is_part = 0 < part && part < most;
             if !is_part || !write(offset + done as u64, &from[done..done + part]) {
                 break;
             }

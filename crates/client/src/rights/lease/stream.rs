@@ -13,7 +13,7 @@ use crate::session::call;
 
 /// Entries that may wait before the service is told to go on.
 const WAITING_MAX: u32 = 64;
-/// Bytes of file data after which it is told.
+/// Bytes of file data that may wait before it is told.
 const NUDGE_BYTES: u64 = DATA_BYTES as u64 / 4;
 
 /// The leases are over, or cannot say: the ordinary way.
@@ -71,16 +71,18 @@ impl Inside {
         let head = leases.head.load(Relaxed);
         // No piece goes on at the ring's beginning.
         let start = if head % ring + len > ring { head.next_multiple_of(ring) } else { head };
-        let fits = || {
+        // Of the ring, once these bytes are in it.
+        let waiting = || {
             let done = self.session.channel.stream().done();
-            let free = leases.heads[(done.wrapping_sub(1) % ENTRIES) as usize].load(Relaxed);
-            start + len - free <= ring
+            start + len - leases.heads[(done.wrapping_sub(1) % ENTRIES) as usize].load(Relaxed)
         };
-        if !fits() && (self.drain().is_err() || !fits()) {
+        if waiting() > ring && (self.drain().is_err() || waiting() > ring) {
             return None;
         }
         leases.head.store(start + len, Relaxed);
-        if start / NUDGE_BYTES != (start + len) / NUDGE_BYTES {
+        // What was applied since, as by each sync, is no reason to wake the service.
+        let waits = waiting();
+        if waits.saturating_sub(len) / NUDGE_BYTES != waits / NUDGE_BYTES {
             self.session.nudge();
         }
         Some((start % ring) as usize)
