@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_block::BlockDevice;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::export::{Bell, Serving};
 
@@ -49,6 +49,9 @@ const HANDSHAKES_MAX: usize = 64;
 
 /// All connections, those included whose threads are about to end.
 const THREADS_MAX: usize = CONNECTIONS_MAX + 2 * HANDSHAKES_MAX;
+
+/// How often it is looked whether one of them has ended.
+const ROOM_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// How long a client may take over the whole handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -186,6 +189,9 @@ impl Shared {
             }
             match listener.accept() {
                 Ok((stream, _)) => {
+                    if !self.wait_for_room() {
+                        return;
+                    }
                     number += 1;
                     // Without a thread or descriptor for it, it is closed: that is its answer.
                     let _refused = self.begin(number, stream);
@@ -197,11 +203,20 @@ impl Shared {
         }
     }
 
+    /// Waits until there are fewer threads than there may be: those of connections that were ended
+    /// are about to end. False: the server is to end.
+    fn wait_for_room(&self) -> bool {
+        while self.connections.lock().len() >= THREADS_MAX {
+            let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+            if poll(&mut fds, Some(&ROOM_PAUSE)) != Ok(0) {
+                return false;
+            }
+        }
+        true
+    }
+
     fn begin(self: &Arc<Self>, number: u64, stream: UnixStream) -> io::Result<()> {
         let mut connections = self.connections.lock();
-        if connections.len() >= THREADS_MAX {
-            return Ok(());
-        }
         make_room(&mut connections);
         stream.set_nonblocking(false)?;
         let kept = stream.try_clone()?;

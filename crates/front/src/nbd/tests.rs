@@ -350,17 +350,48 @@ fn clients_that_say_nothing_keep_no_other_one_out() {
     Box::new(server).end();
 }
 
+/// Threads of connections that were ended may take a while, where all CPUs have work.
+#[test]
+fn who_comes_while_others_end_is_let_in_after_them() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let server = serve(listener.into(), export()).expect("server");
+    let (ends, end) = UnixStream::pair().expect("pair");
+    for number in 0..THREADS_MAX as u64 {
+        let (shared, mut end) = (server.shared.clone(), end.try_clone().expect("a copy"));
+        let (number, stream) = (u64::MAX - number, end.try_clone().expect("a copy"));
+        let mut connections = server.shared.connections.lock();
+        let thread = thread::spawn(move || {
+            let _ = end.read(&mut [0]);
+            shared.connections.lock().remove(&number);
+        });
+        connections.insert(number, Connection { stream, phase: Phase::Ending, thread });
+    }
+    let coming = thread::spawn(move || {
+        let mut stream = UnixStream::connect(&path).expect("connect");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        enter(&mut stream);
+    });
+    // It waits, or is refused at once.
+    thread::sleep(Duration::from_millis(100));
+    assert!(!coming.is_finished(), "let in or out while there is no room");
+    ends.shutdown(Shutdown::Both).expect("they end");
+    coming.join().expect("let in");
+    Box::new(server).end();
+}
+
 #[test]
 fn a_handshake_has_a_limit_as_a_whole() {
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
-    let mut limited = Limited { stream: &theirs, end: Instant::now() + Duration::from_millis(300) };
+    let begin = Instant::now();
+    let mut limited = Limited { stream: &theirs, end: begin + Duration::from_millis(300) };
     let dripping = thread::spawn(move || {
         // A byte in time for each wait, and never all of them.
         while ours.write_all(&[0]).is_ok() {
             thread::sleep(Duration::from_millis(20));
         }
     });
-    let begin = Instant::now();
     let mut bytes = [0; 1 << 16];
     assert!(limited.read_exact(&mut bytes).is_err());
     assert!(begin.elapsed() >= Duration::from_millis(300));
