@@ -23,6 +23,7 @@ pub mod killed;
 pub mod nbd;
 pub mod oracle;
 pub mod pool;
+pub mod silent;
 pub mod step;
 pub mod volume;
 

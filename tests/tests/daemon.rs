@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use polylane_tests::daemon::{Daemon, code, mounts};
 use polylane_tests::host::{Host, refused, succeeds, text, until};
 use polylane_tests::pool::signal_to;
+use polylane_tests::silent::{self, Silent};
 use polylane_tests::unavailable;
 use serde_json::json;
 
@@ -162,6 +165,63 @@ fn the_desired_state_is_brought_about_as_far_as_it_can_be() {
     });
     assert!(host.mounts().iter().any(|mount| mount["path"] == text(&full)));
     succeeds(&["umount", text(&outer.join("inner")), text(&outer), text(&full)]);
+    host.assert_nothing_is_left();
+}
+
+/// Sources that never answer, more than are mounted side by side, hold up what lies in their mounts
+/// and nothing else: others are mounted meanwhile, and the daemon is ready when their time is over.
+#[test]
+fn sources_that_do_not_answer_hold_up_nothing_else_at_the_start() {
+    if unavailable("sources_that_do_not_answer_hold_up_nothing_else_at_the_start") {
+        return;
+    }
+    let host = Host::new();
+    let (config, fine) = (host.dir("config"), host.dir("fine"));
+    let silent = Silent::mount(&host.dir("silent"));
+    let mut tables = String::from("[daemon]\ntime-limit = 8\n");
+    let mut mount = |source: &str, path: &Path| {
+        tables += &format!("[[mount]]\nsource = '{source}'\npath = '{}'\n", text(path));
+    };
+    // The command hangs in half of them, the lane's supervisor in the others.
+    let hung: Vec<_> = (0..20).map(|number| host.dir(&format!("hung{number}"))).collect();
+    for (number, path) in hung.iter().enumerate() {
+        let name = ["other", silent::FILE][number % 2];
+        mount(text(&host.path(&format!("silent/{name}"))), path);
+    }
+    mount("mem:64M", &host.path("hung7/inner"));
+    mount("mem:64M", &fine);
+    fs::write(config.join("a.toml"), tables).expect("written");
+    let notify = UnixDatagram::bind(host.path("notify")).expect("bound");
+    notify.set_read_timeout(Some(Duration::from_secs(60))).expect("a time limit");
+    let (start, notified) = (Instant::now(), host.path("notify"));
+    let daemon = Daemon::start_with(&host, &config, &[("NOTIFY_SOCKET", &notified)]);
+    until("what answers is mounted", || {
+        let is_it = |mount: &serde_json::Value| mount["path"] == text(&fine);
+        host.mounts().iter().any(|mount| is_it(mount) && mount["state"] == "serving")
+    });
+    let tasks = daemon.request("GET", "/v1/tasks", "").body;
+    let running = tasks.as_array().expect("a list").iter();
+    let running = running.filter(|task| task["state"] == "running").count();
+    assert_eq!(running, 20, "{tasks}");
+    let mut told = [0; 400];
+    while !told.starts_with(b"READY=1") {
+        told.fill(0);
+        notify.recv(&mut told).expect("it gets ready");
+    }
+    // The limit, and the time after which one gives its place to the next.
+    assert!(start.elapsed() < Duration::from_secs(8 + 5 + 10), "{:?}", start.elapsed());
+    let said = daemon.said();
+    for path in &hung {
+        let line = format!("{}: not done within 8 s\n", text(path));
+        assert!(said.contains(&line), "{line}{said}");
+    }
+    let (inner, outer) = (host.path("hung7/inner"), &hung[7]);
+    let line = format!("{}: not tried, since {} is not mounted\n", text(&inner), text(outer));
+    assert!(said.contains(&line), "{said}");
+    assert_eq!(said.lines().count(), hung.len() + 1, "{said}");
+    drop(silent);
+    succeeds(&["umount", text(&fine)]);
+    until("the hung ones have ended", || host.mounts().is_empty());
     host.assert_nothing_is_left();
 }
 

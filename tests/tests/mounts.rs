@@ -902,3 +902,34 @@ fn mount_8_finds_its_helpers() {
     succeeds(&["umount", text(&at)]);
     host.assert_nothing_is_left();
 }
+
+/// A lane whose supervisor does not get on is given up by `umount -l`, and its path is free then.
+#[test]
+fn a_lane_that_does_not_get_to_serve_is_given_up() {
+    if unavailable("a_lane_that_does_not_get_to_serve_is_given_up") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    let is_starting = || host.mounts().first().is_some_and(|one| one["state"] == "starting");
+    let is_caught = (0..20).any(|_| {
+        let mut command = Command::new(binary());
+        let mut mounting = command.args(["mount", "mem:64M", text(&at)]).spawn().expect("polylane");
+        let supervisor = child(mounting.id(), "polylane");
+        signal_to(supervisor, "STOP");
+        mounting.kill().expect("kill");
+        mounting.wait().expect("wait");
+        let caught = is_starting();
+        if !caught {
+            signal_to(supervisor, "CONT");
+            let _ = polylane(&["umount", text(&at)]);
+        }
+        caught
+    });
+    assert!(is_caught, "each start was faster than its stop");
+    succeeds(&["umount", "-l", text(&at)]);
+    assert_eq!(host.mounts(), Vec::<serde_json::Value>::new());
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}

@@ -22,6 +22,9 @@ const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// Most bytes of a command's last line that are shown.
 const LINE_BYTES_MAX: usize = 400;
 
+/// Longest time of a command, unless the desired state says otherwise.
+pub(crate) const TIME_MAX: Duration = Duration::from_secs(90);
+
 /// Longest time of a command that only looks, waiting for its turn included.
 pub(crate) const LOOK_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -113,7 +116,8 @@ impl Program {
         let ended = tokio::time::timeout(limit, child.wait()).await;
         *messages.0.lock() = None;
         let Ok(status) = ended else {
-            child.kill().await.map_err(broken)?;
+            // Not waited for: one in a file system that does not answer ends when that does.
+            child.start_kill().map_err(broken)?;
             let message = format!("not done within {} s", limit.as_secs());
             return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message));
         };

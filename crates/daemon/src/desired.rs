@@ -6,9 +6,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use polylane_base::errno::plain;
 use serde::Deserialize;
+
+use crate::command::TIME_MAX;
 
 /// Most bytes of one file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -27,10 +30,19 @@ pub(crate) struct Desired {
 
 /// Settings of the daemon itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Settings {
     /// Whose members are served beside the daemon's user: a name of /etc/group or a number.
     pub(crate) group: Option<String>,
+    /// Seconds that each pool and mount of the desired state may take.
+    time_limit: Option<u16>,
+}
+
+impl Settings {
+    /// How long each pool and mount of the desired state may take.
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.time_limit.map_or(TIME_MAX, |seconds| Duration::from_secs(seconds.into()))
+    }
 }
 
 /// A pool that lasts; its limits as `polylane pool create` takes them.
@@ -208,25 +220,34 @@ impl Desired {
             (None, group) => self.daemon.group = group,
             (Some(_), None) => {}
         }
+        match (self.daemon.time_limit, file.daemon.time_limit) {
+            (Some(_), Some(seconds)) => twice(format!("time-limit {seconds}")),
+            (None, limit) => self.daemon.time_limit = limit,
+            (Some(_), None) => {}
+        }
     }
 
-    /// The mounts in steps, each of which can be made side by side: what lies in another lane, by
-    /// its path or its source, comes after that.
-    pub(crate) fn steps(&self) -> Vec<Vec<Mount>> {
-        let mut left: Vec<&Mount> = self.mounts.iter().collect();
-        let mut steps = Vec::new();
+    /// For each mount the numbers of those that come before it: in which it lies, by its path or
+    /// its source. In a circle none comes before another: all are tried, and say why they cannot
+    /// be.
+    pub(crate) fn mounts_before(&self) -> Vec<Vec<usize>> {
+        let lies_in = |one: usize, other: usize| self.mounts[one].lies_in(&self.mounts[other]);
+        let mut before = vec![Vec::new(); self.mounts.len()];
+        let (mut done, mut left) = (Vec::new(), (0..self.mounts.len()).collect::<Vec<_>>());
         while !left.is_empty() {
-            let waits = |mount: &&Mount| left.iter().any(|other| mount.lies_in(other));
-            let (mut later, mut now): (Vec<&Mount>, Vec<&Mount>) =
+            let waits = |one: &usize| left.iter().any(|other| lies_in(*one, *other));
+            let (mut later, mut now): (Vec<usize>, Vec<usize>) =
                 left.iter().copied().partition(waits);
             if now.is_empty() {
-                // Each lies in another one: all are tried, and say why they cannot be.
                 std::mem::swap(&mut later, &mut now);
             }
-            steps.push(now.into_iter().cloned().collect());
+            for &one in &now {
+                before[one] = done.iter().copied().filter(|other| lies_in(one, *other)).collect();
+            }
+            done.extend(now);
             left = later;
         }
-        steps
+        before
     }
 }
 
@@ -301,15 +322,26 @@ mod tests {
             let table = |(source, path): &(&str, &str)| {
                 format!("[[mount]]\nsource = '{source}'\npath = '{path}'\n")
             };
-            let desired = parse(&mounts.iter().map(table).collect::<String>()).expect("TOML");
-            let names = |step: &Vec<Mount>| {
-                step.iter().map(|mount| mount.path.display().to_string()).collect::<Vec<_>>()
-            };
-            desired.steps().iter().map(|step| names(step).join(" ")).collect::<Vec<_>>()
+            parse(&mounts.iter().map(table).collect::<String>()).expect("TOML").mounts_before()
         };
         let chain = [("mem", "/b/c"), ("dir:/b/c/d", "/x"), ("/v", "/b"), ("mem", "/bc")];
-        assert_eq!(of(&chain), ["/b /bc", "/b/c", "/x"]);
-        assert_eq!(of(&[("dir:/y/1", "/x"), ("/x/2", "/y")]), ["/x /y"], "a circle ends");
-        assert_eq!(of(&[]), Vec::<String>::new());
+        assert_eq!(of(&chain).as_slice(), &[vec![2], vec![2, 0], vec![], vec![]]);
+        let circle = [("dir:/y/1", "/x"), ("/x/2", "/y"), ("mem", "/x/z")];
+        assert_eq!(of(&circle), vec![Vec::<usize>::new(); 3], "a circle ends");
+        assert_eq!(of(&[]), Vec::<Vec<usize>>::new());
+    }
+
+    #[test]
+    fn the_time_limit_is_said_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let limit = || {
+            let (desired, faults) = read(dir.path());
+            (desired.daemon.time_limit().as_secs(), faults.len())
+        };
+        assert_eq!(limit(), (90, 0));
+        for (name, limits) in [("a.toml", (7, 0)), ("b.toml", (7, 1))] {
+            fs::write(dir.path().join(name), "[daemon]\ntime-limit = 7\n").expect("write");
+            assert_eq!(limit(), limits);
+        }
     }
 }

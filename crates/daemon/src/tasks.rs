@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex as Turn, watch};
 
 use crate::caller::Caller;
-use crate::command::{Messages, Program};
+use crate::command::{Messages, Program, TIME_MAX};
 use crate::events::Events;
 use crate::places::{Limits, Place, Places};
 use crate::refusal::Refusal;
@@ -77,12 +77,21 @@ impl Tasks {
     /// As many of this caller's, or of all callers of its kind, go on already as may be.
     pub(crate) fn start(&self, caller: Caller, change: Change) -> Result<Arc<Task>, Refusal> {
         let place = self.place(caller)?;
+        Ok(self.begin(change, TIME_MAX, Some(place)))
+    }
+
+    /// Starts a change of the daemon's own, which takes no caller's place, for a limited time.
+    pub(crate) fn start_own(&self, change: Change, limit: Duration) -> Arc<Task> {
+        self.begin(change, limit, None)
+    }
+
+    fn begin(&self, change: Change, limit: Duration, place: Option<Place>) -> Arc<Task> {
         let (task, turn) = self.enlist(&change);
         let (tasks, own) = (self.clone(), Arc::clone(&task));
         self.0.events.tell(&json!({ "event": "started", "task": task.describe() }));
         tokio::spawn(async move {
             let held = turn.lock().await;
-            let outcome = change.make(&tasks.0.program, &own.messages).await;
+            let outcome = change.make(&tasks.0.program, &own.messages, limit).await;
             drop(held);
             *own.end.lock() = Some(Instant::now());
             own.outcome.send_replace(Some(outcome));
@@ -90,7 +99,7 @@ impl Tasks {
             tasks.tidy_up(&own.object);
             tasks.0.events.tell(&json!({ "event": "ended", "task": own.describe() }));
         });
-        Ok(task)
+        task
     }
 
     fn place(&self, caller: Caller) -> Result<Place, Refusal> {

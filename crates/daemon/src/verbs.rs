@@ -6,9 +6,6 @@ use crate::command::{LOOK_TIME_MAX, Messages, Program};
 use crate::desired::{Mount, Pool};
 use crate::refusal::Refusal;
 
-/// Longest time of one command.
-pub(crate) const TIME_MAX: Duration = Duration::from_secs(90);
-
 /// A change of a pool or a mount.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
@@ -43,11 +40,16 @@ impl Change {
         }
     }
 
-    /// Brings it about.
+    /// Brings it about, by a command that takes `limit` at most.
     ///
     /// # Errors
     /// The command's own line.
-    pub(crate) async fn make(self, program: &Program, messages: &Messages) -> Result<(), Refusal> {
+    pub(crate) async fn make(
+        self,
+        program: &Program,
+        messages: &Messages,
+        limit: Duration,
+    ) -> Result<(), Refusal> {
         let words = match &self {
             Change::Pool(pool) => match exists(program, &pool.name, messages).await? {
                 true if pool.is_bare() => return Ok(()),
@@ -58,7 +60,7 @@ impl Change {
             Change::Mount(mount) => mount.command(),
             Change::Unmount(path) => words(&["umount", "--all", "--", path]),
         };
-        program.execute(&words, TIME_MAX, messages).await.map(drop)
+        program.execute(&words, limit, messages).await.map(drop)
     }
 }
 

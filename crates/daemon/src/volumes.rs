@@ -12,17 +12,17 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use hyper::StatusCode;
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::Mutex as Turn;
 
 use crate::caller::Caller;
-use crate::command::Messages;
+use crate::command::{Messages, TIME_MAX};
 use crate::desired::Mount;
 use crate::refusal::Refusal;
 use crate::tasks::Tasks;
-use crate::verbs::{self, Change};
+use crate::verbs::Change;
 
 /// Most bytes of a volume's name.
 const NAME_BYTES_MAX: usize = 128;
@@ -40,8 +40,8 @@ struct Shared {
     dir: PathBuf,
     /// Changed each time the host is started.
     boot: String,
-    /// One change at a time.
-    turn: Turn<()>,
+    /// Changes of one volume come one after the other. A volume that nobody changes is not in it.
+    turns: Mutex<BTreeMap<String, Arc<Turn<()>>>>,
 }
 
 /// What a request says.
@@ -74,7 +74,7 @@ impl Volumes {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let dir = state.join("plugin-volumes");
         let boot = boot.trim().to_string();
-        Volumes(Arc::new(Shared { dir, boot, turn: Turn::default() }))
+        Volumes(Arc::new(Shared { dir, boot, turns: Mutex::default() }))
     }
 
     /// The status and the body of an answer. An error is text in `Err`, as the protocol has it.
@@ -106,14 +106,13 @@ impl Volumes {
     ) -> Result<Value, Refusal> {
         caller.must_own()?;
         let request = read(body)?;
-        let _turn = self.0.turn.lock().await;
         match path {
             "/Plugin.Activate" => Ok(json!({ "Implements": ["VolumeDriver"] })),
             "/VolumeDriver.Capabilities" => Ok(json!({ "Capabilities": { "Scope": "local" } })),
-            "/VolumeDriver.Create" => self.create(tasks, &request).await,
-            "/VolumeDriver.Remove" => self.remove(tasks, &request).await,
-            "/VolumeDriver.Mount" => self.mount(tasks, &request).await,
-            "/VolumeDriver.Unmount" => self.unmount(tasks, &request).await,
+            "/VolumeDriver.Create"
+            | "/VolumeDriver.Remove"
+            | "/VolumeDriver.Mount"
+            | "/VolumeDriver.Unmount" => self.change(tasks, path, &request).await,
             "/VolumeDriver.Path" => {
                 let record = self.expect(&request.name)?;
                 let place = self.place_if_used(&request.name, &record);
@@ -132,6 +131,25 @@ impl Volumes {
             }
             _ => Err(Refusal::not_found(format!("{path}: no request of volume plugins"))),
         }
+    }
+
+    /// Makes a change of a volume, in its turn: one whose source does not answer holds up no other.
+    async fn change(&self, tasks: &Tasks, path: &str, request: &Request) -> Result<Value, Refusal> {
+        let turn = Arc::clone(self.0.turns.lock().entry(request.name.clone()).or_default());
+        let held = turn.lock().await;
+        let outcome = match path {
+            "/VolumeDriver.Create" => self.create(tasks, request).await,
+            "/VolumeDriver.Remove" => self.remove(tasks, request).await,
+            "/VolumeDriver.Mount" => self.mount(tasks, request).await,
+            _ => self.unmount(tasks, request).await,
+        };
+        drop(held);
+        let mut turns = self.0.turns.lock();
+        // Nobody else waits: one is here, the other in the list.
+        if Arc::strong_count(&turn) == 2 {
+            turns.remove(&request.name);
+        }
+        outcome
     }
 
     async fn create(&self, tasks: &Tasks, request: &Request) -> Result<Value, Refusal> {
@@ -161,7 +179,7 @@ impl Volumes {
                     .filter_map(|name| options.get(*name).map(|value| format!("--{name}={value}"))),
             );
             words.extend(["--".to_string(), image.display().to_string()]);
-            let made = tasks.program().execute(&words, verbs::TIME_MAX, &Messages::default()).await;
+            let made = tasks.program().execute(&words, TIME_MAX, &Messages::default()).await;
             if let Err(refusal) = made {
                 let _ = fs::remove_dir(self.dir_of(&request.name));
                 return Err(refusal);
@@ -188,7 +206,7 @@ impl Volumes {
             let words = ["volume", "rm", "--"].map(str::to_string);
             let words: Vec<String> =
                 words.into_iter().chain([image.display().to_string()]).collect();
-            tasks.program().execute(&words, verbs::TIME_MAX, &Messages::default()).await?;
+            tasks.program().execute(&words, TIME_MAX, &Messages::default()).await?;
         }
         fs::remove_file(self.record(&request.name)).map_err(broken)?;
         fs::remove_dir(self.dir_of(&request.name)).map_err(broken)?;
@@ -301,7 +319,8 @@ impl Volumes {
         names.sort();
         let mut all = Vec::new();
         for name in names {
-            if let Some(record) = self.load(&name)? {
+            // One that cannot be read is told of where it is asked for.
+            if let Ok(Some(record)) = self.load(&name) {
                 all.push((name, record));
             }
         }
@@ -427,10 +446,11 @@ mod tests {
         volumes.save("web", &record).expect("saved");
         assert_eq!(volumes.expect("web").expect("there").users, record.users);
         let shared =
-            Shared { dir: volumes.0.dir.clone(), boot: "later".into(), turn: Turn::default() };
+            Shared { dir: volumes.0.dir.clone(), boot: "later".into(), turns: Mutex::default() };
         let later = Volumes(Arc::new(shared));
         assert!(later.expect("web").expect("there").users.is_empty());
         fs::write(volumes.record("web"), "{").expect("written");
-        assert_eq!(volumes.all().expect_err("damaged").code, "internal");
+        assert_eq!(volumes.expect("web").expect_err("damaged").code, "internal");
+        assert_eq!(volumes.all(), Ok(Vec::new()), "the others are listed");
     }
 }

@@ -2,7 +2,8 @@
 //! and the next lane of their files waits for them.
 //!
 //! A service is known by what it calls itself, by its user and by its parent: a supervisor that
-//! lives has its lane's name open.
+//! lives has its lane's name open. One that was taken over calls itself as it likes, but cannot
+//! leave its parent: it is nobody's orphan as long as its supervisor lives.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +14,7 @@ use polylane_base::sync::thread;
 use polylane_block::image::{self, Holder, ImageError};
 use polylane_sys::procstat::ProcessStat;
 
-use crate::{confine, own_ids, pool_record, process};
+use crate::{confine, names, own_ids, pool_record, process};
 
 /// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
 /// as long.
@@ -22,12 +23,20 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 /// Waits until no service of this lane runs any more: it writes back what its supervisor's death
 /// found unwritten, and holds its volume as long.
 pub(crate) fn wait_for_service(lane: &str) {
-    wait_while(|| service_runs(lane));
+    let dir = names_dir();
+    wait_while(|| service_runs(&dir, lane));
 }
 
 /// Waits until no service of any dead lane runs any more.
 pub(crate) fn wait_for_orphans() {
-    wait_while(|| orphans().next().is_some());
+    let dir = names_dir();
+    wait_while(|| orphans(&dir).next().is_some());
+}
+
+/// The directory of lanes' names, as links of /proc have it.
+fn names_dir() -> PathBuf {
+    let dir = names::runtime_dir();
+    dir.canonicalize().unwrap_or(dir)
 }
 
 /// Waits as long as services of dead lanes may take.
@@ -42,23 +51,23 @@ fn wait_while(runs: impl Fn() -> bool) {
 /// called anything yet: one that executes it just now, which holds the lane's name no more. Others
 /// may call their processes so: only a user that services run as is believed, and no tenant. A
 /// service whose supervisor lives is of the next lane of that name, and may run for long.
-fn service_runs(lane: &str) -> bool {
+fn service_runs(dir: &Path, lane: &str) -> bool {
     let own = fs::read_link("/proc/self/exe").ok();
     process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
         let line = fs::read(proc(pid, "cmdline"));
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
         let is_it =
             line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
-        is_it && !parent_of(pid).is_some_and(|parent| supervises(parent, lane))
+        is_it && !parent_of(pid).is_some_and(|parent| is_supervisor(dir, parent, lane))
     })
 }
 
 /// The lanes of services whose supervisors are dead, by what the services call themselves.
-fn orphans() -> impl Iterator<Item = String> {
+fn orphans(dir: &Path) -> impl Iterator<Item = String> {
     process::pids().filter_map(|pid| {
         let line = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let lane = lane_of(&line)?;
-        let is_orphan = || parent_of(pid).is_some_and(|parent| !supervises(parent, lane));
+        let is_orphan = || parent_of(pid).is_some_and(|parent| !is_supervisor(dir, parent, lane));
         (may_be_service(pid) && is_orphan()).then(|| lane.to_string())
     })
 }
@@ -122,7 +131,7 @@ fn is_orphan(dir: &Path, holder: &Holder) -> bool {
     }
     let lane = lane_of(holder.name.as_bytes());
     let is_supervisor = |parent| match lane {
-        Some(lane) => supervises(parent, lane),
+        Some(lane) => is_supervisor(dir, parent, lane),
         None => holds_any_name(dir, parent),
     };
     let parent = parent_of(holder.pid);
@@ -137,8 +146,23 @@ fn holds_any_name(dir: &Path, pid: u32) -> bool {
     has_open(pid, is_name)
 }
 
-/// Whether a process is the supervisor of this lane. The parent of an orphan may be another lane's:
-/// the first process of a container, or a subreaper. The lock's directory may have another path
+/// Whether a process has the lock of this lane's name in `dir` open.
+pub(crate) fn holds_name(dir: &Path, pid: u32, lane: &str) -> bool {
+    let path = dir.canonicalize().unwrap_or(dir.to_path_buf()).join(format!("{lane}.lock"));
+    has_open(pid, |link| link == path)
+}
+
+/// Whether the parent of a service that says that it is of this lane is its supervisor.
+///
+/// Orphans are given to the first process of their namespace, which may be another lane's
+/// supervisor (in a container), or to one that asks for them, which none does
+/// ([`run`](crate::run::run)). So a child of any other supervisor was started by that one,
+/// whatever it says.
+fn is_supervisor(dir: &Path, parent: u32, lane: &str) -> bool {
+    supervises(parent, lane) || parent != 1 && holds_any_name(dir, parent)
+}
+
+/// Whether a process has the name of this lane open. The lock's directory may have another path
 /// here.
 fn supervises(pid: u32, lane: &str) -> bool {
     let lock = OsString::from(format!("{lane}.lock"));
@@ -193,21 +217,25 @@ mod tests {
         let mut service = service.spawn().expect("sleep");
         // The parent goes on before the kernel shows the child's arguments.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !service_runs(&lane) && std::time::Instant::now() < end {
+        let dir = dir.path().canonicalize().expect("canonical");
+        while !service_runs(&dir, &lane) && std::time::Instant::now() < end {
             std::thread::yield_now();
         }
-        let orphan = || (service_runs(&lane), orphans().any(|one| one == lane));
+        let orphan = || (service_runs(&dir, &lane), orphans(&dir).any(|one| one == lane));
         let alone = orphan();
-        // This process is its parent, and so a supervisor from here on: first another lane's.
-        let other = PoolName::take_lane(dir.path(), "web").expect("a lane");
-        let beside = orphan();
-        let own = PoolName::take_lane(dir.path(), &lane[..lane.len() - 2]).expect("a lane");
+        // This process is its parent, and so a supervisor from here on: one of another lane, whose
+        // service was taken over and says that it is this lane's, and then one of this lane.
+        let other = PoolName::take_lane(&dir, "web").expect("a lane");
+        let pretends = orphan();
+        drop(other);
+        let elsewhere = tempfile::tempdir().expect("tempdir");
+        let own = PoolName::take_lane(elsewhere.path(), &lane[..lane.len() - 2]).expect("a lane");
         let supervised = orphan();
-        drop((own, other));
+        drop(own);
         let again = orphan();
         service.kill().expect("kill");
         service.wait().expect("wait");
-        assert_eq!((alone, beside), ((true, true), (true, true)));
+        assert_eq!((alone, pretends), ((true, true), (false, false)));
         assert_eq!((supervised, again), ((false, false), (true, true)));
         assert_eq!(orphan(), (false, false), "it has ended");
     }

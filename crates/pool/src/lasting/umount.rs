@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::places;
 use super::share;
@@ -16,13 +16,16 @@ use super::table::Entry;
 use super::tables::{Mount, Tables};
 use crate::failure::{Failure, Result};
 use crate::mountinfo;
-use crate::orphans::wait_for_service;
+use crate::orphans::{self, wait_for_service};
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
 use crate::wait::wait_for;
-use crate::{cgroup, names, upgrade};
+use crate::{cgroup, names, process, upgrade};
 
 /// How long a lane may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long a lane may still start whose end is asked for in any case.
+const LAZY_START_TIME: Duration = Duration::from_secs(2);
 
 /// How long a supervisor may take to end once everything is durable.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
@@ -35,7 +38,7 @@ const END_TIME_MAX: Duration = Duration::from_secs(60);
 pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     let path = places::find(path)?;
     let dir = names::runtime_dir();
-    let (mut tables, mut mount) = match started(&dir, &path)? {
+    let (mut tables, mut mount) = match started(&dir, &path, lazy)? {
         Found::Lane(tables, mount) => (tables, mount),
         Found::None(dead) => return no_lane(&path, &dead),
     };
@@ -80,8 +83,8 @@ enum Found {
 }
 
 /// The lane at `path`. One that starts is waited for: it would come up after an unmount that asked
-/// it too early.
-fn started(dir: &Path, path: &Path) -> Result<Found> {
+/// it too early. With `lazy` one that takes long is ended: its source may never answer.
+fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
     let (begin, mut dead) = (Instant::now(), Vec::new());
     while begin.elapsed() < START_TIME_MAX {
         let tables = Tables::lock(dir)?;
@@ -89,8 +92,14 @@ fn started(dir: &Path, path: &Path) -> Result<Found> {
         match find(&tables, path)? {
             None => return Ok(Found::None(dead)),
             Some(mount) if !mount.entry.starting => return Ok(Found::Lane(tables, mount)),
-            Some(_) => drop(tables),
+            Some(mount) if lazy && begin.elapsed() > LAZY_START_TIME => {
+                kill_supervisor(dir, &mount);
+                // Whichever command clears it.
+                dead.push(mount);
+            }
+            Some(_) => {}
         }
+        drop(tables);
         thread::sleep(Duration::from_millis(5));
     }
     Err(Failure::failed(format!(
@@ -98,6 +107,19 @@ fn started(dir: &Path, path: &Path) -> Result<Found> {
         Shown::new(path),
         START_TIME_MAX.as_secs()
     )))
+}
+
+/// Kills the supervisor of a lane that starts, which has its name; its keeper clears up.
+fn kill_supervisor(dir: &Path, mount: &Mount) {
+    let holds = |pid: u32| orphans::holds_name(dir, pid, &mount.lane());
+    for pid in process::pids().filter(|pid| holds(*pid)) {
+        let process = Pid::from_raw(pid.cast_signed());
+        let process = process.and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());
+        // Asked again: the number may have been another's before it was held.
+        if let Some(process) = process.filter(|_| holds(pid)) {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+    }
 }
 
 /// Takes all mounts of PATH away, however often they were counted. None is no error.
