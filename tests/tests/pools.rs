@@ -358,3 +358,69 @@ fn a_directory_in_which_hierarchies_are_mounted_is_no_group() {
     assert_eq!(fs::read_to_string(dir.join("cgroup.procs")).expect("read"), "1\n");
     succeeds(&["pool", "rm", &pool]);
 }
+
+/// In a mount namespace of the test's, in which the hierarchy of classes is mounted.
+#[test]
+fn a_pool_has_a_network_class_where_they_are_mounted() {
+    let name = "a_pool_has_a_network_class_where_they_are_mounted";
+    if unavailable(name) || lacks(name, &["unshare", "mount"]) {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at) = (host.pool("class"), host.dir("net_cls"));
+    let script = r#"mount -t cgroup -o net_cls none "$AT" || exit 9
+        "$P" pool create "$POOL"; "$P" pool info "$POOL"; cat "$AT/polylane-$POOL/net_cls.classid"
+        "$P" exec --pool "$POOL" -- grep net_cls /proc/self/cgroup
+        "$P" doctor | grep cgroup-network
+        "$P" pool rm "$POOL"; ls "$AT" | grep -c "$POOL" || true; umount "$AT""#;
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-euc", script]).env("P", binary()).env("POOL", &pool);
+    let output = command.env("AT", &at).output().expect("unshare");
+    if output.status.code() == Some(9) {
+        return skip(name, "this kernel has no network classes");
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let line = |word: &str| said.lines().find_map(|line| line.strip_prefix(word));
+    let user: u32 = line("user: ").and_then(|user| user.parse().ok()).expect("a user");
+    let class = format!("{:x}:{:x}", user >> 16, user & 0xffff);
+    assert_eq!(line("network_class: "), Some(&*class), "{said}");
+    let user = user.to_string();
+    assert!(said.lines().any(|line| line == user), "the group's class: {said}");
+    assert!(said.contains(&format!("net_cls:/polylane-{pool}\n")), "what is in the pool: {said}");
+    assert!(said.lines().any(|line| line.contains("version 1")), "doctor: {said}");
+    assert_eq!(said.lines().last(), Some("0"), "its group goes with it: {said}");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_named_and_hinders_no_other_pool() {
+    if unavailable("a_record_that_cannot_be_read_is_named_and_hinders_no_other_pool") {
+        return;
+    }
+    let host = Host::new();
+    let (bad, good) = (host.pool("bad"), host.pool("good"));
+    let state = host.dir("state");
+    let call = |words: &[&str]| {
+        let mut command = Command::new(binary());
+        let output = command.args(words).env("XDG_STATE_HOME", &state).output().expect("polylane");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    assert_eq!(call(&["pool", "create", &bad]), (true, String::new(), String::new()));
+    let record = state.join(format!("polylane/pools/{bad}.json"));
+    fs::write(&record, "{").expect("written");
+    let named = |said: &str| said.lines().count() == 1 && said.contains(text(&record));
+    let (made, _, said) = call(&["pool", "create", &good]);
+    assert!(made && named(&said), "{said}");
+    let (listed, all, said) = call(&["pool", "ls", "--json"]);
+    assert!(listed && named(&said) && all.contains(&good) && !all.contains(&bad), "{all}{said}");
+    assert!(call(&["pool", "info", &good]).0);
+    for words in [["pool", "info", &bad], ["pool", "create", &bad], ["pool", "rm", &bad]] {
+        let (done, _, said) = call(&words);
+        assert!(!done && named(&said), "{words:?}: {said}");
+    }
+    assert_eq!(call(&["pool", "rm", &good]), (true, String::new(), String::new()));
+    // As the line says.
+    fs::remove_file(&record).expect("removed");
+    assert!(call(&["pool", "create", &bad]).0 && call(&["pool", "rm", &bad]).0);
+}

@@ -197,7 +197,8 @@ fn table(pools: &[Value]) -> String {
 
 /// What `info` shows: the pool's limits, then a line for each instance of its services.
 fn described(info: &Value) -> String {
-    let of_pool = ["pool", "cpus", "memory", "pids", "weight", "dirty_limit", "user"];
+    let of_pool =
+        ["pool", "cpus", "memory", "pids", "weight", "dirty_limit", "user", "network_class"];
     let mut text: String = of_pool.map(|name| format!("{name}: {}\n", cell(&info[name]))).concat();
     let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
     text += &format!("processes: {}\n", list(&info["processes"]).len());
@@ -251,16 +252,22 @@ mod tests {
     #[test]
     fn a_pool_is_described_with_its_instances() {
         let info = json!({"pool": "web", "cpus": null, "memory": 1024, "pids": null, "weight": 7,
-            "dirty_limit": null, "user": 5, "groups": [], "processes": [1, 2], "services": [
+            "dirty_limit": null, "user": 5, "network_class": "7080:5", "groups": [],
+            "processes": [1, 2], "services": [
                 {"lane": "web@1", "state": "running", "service_pid": 9, "instances": [
                     {"path": "/a\n", "source": "mem", "instance": 0, "open_files": 3},
                     {"path": "/b", "source": "mem", "instance": 1, "open_files": 0}]},
                 {"lane": "web@2", "mount": "/lane", "kind": "memory", "instances": [],
                     "cache": {"mode": "writeback", "size_bytes": 2 << 20}}]});
         let text = described(&info);
-        assert!(text.contains("processes: 2\n") && text.contains("memory: 1024\n"), "{text}");
+        assert!(
+            text.contains("processes: 2\n")
+                && text.contains("memory: 1024\n")
+                && text.contains("network_class: 7080:5\n"),
+            "{text}"
+        );
         let rows: Vec<Vec<&str>> =
-            text.lines().skip(9).map(|line| line.split_whitespace().collect()).collect();
+            text.lines().skip(10).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows.len(), 3, "{text}");
         assert_eq!(rows[1], ["web@1", "running", "9", "1", "/b", "mem", "-", "0"]);
         let last = ["web@2", "-", "-", "-", "/lane", "memory", "writeback,", "2", "MiB", "-"];

@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
@@ -21,11 +22,18 @@ use polylane_volume::cpus::CpuList;
 use crate::bound;
 use crate::failure::say;
 
+mod usable;
+
+pub(crate) use usable::{network_class_is_unmounted, usable_controllers};
+
 /// How long a group may need to become empty after its last process ended.
 const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// `cpu.shares` of version 1 that weigh like a `cpu.weight` of 100.
 const SHARES_PER_100: u64 = 1024;
+
+/// What lines of mountinfo have that are of groups.
+const GROUPS: &str = " - cgroup";
 
 /// systemd's own hierarchy of version 1, and the group for what outlives a session.
 const SYSTEMD: &str = "name=systemd";
@@ -33,6 +41,9 @@ const SESSION_GROUP: &str = "polylane@lanes";
 
 /// What a pool that lasts has a group for, wherever the kernel has it.
 const POOL_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "net_cls"];
+
+/// The class of what the sockets of a group's processes send.
+const NETWORK_CLASS: &str = "net_cls.classid";
 
 /// Everybody's share of the CPU unless another one is asked for.
 const WEIGHT_DEFAULT: u32 = 100;
@@ -48,6 +59,8 @@ pub(crate) struct Limits {
     pub(crate) weight: Option<u32>,
     /// Processes and threads.
     pub(crate) pids: Option<u64>,
+    /// Class of what its sockets send, `MAJOR << 16 | MINOR` as tc(8) has it.
+    pub(crate) network_class: Option<u32>,
 }
 
 /// One group to make.
@@ -146,9 +159,11 @@ fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
         .collect();
     let parent = host.v2_parent(&by_v2);
     for controller in POOL_CONTROLLERS {
+        let class = limits.network_class.filter(|_| controller == "net_cls");
+        let class = class.map(|class| (NETWORK_CLASS, class.to_string()));
         let lifted = |version: usize| {
             let own = unlimited.iter().filter(|one| one.controller == controller);
-            own.map(|one| one.files[version].clone()).collect()
+            own.map(|one| one.files[version].clone()).chain(class.clone()).collect()
         };
         match (host.v1_dir(controller), &parent) {
             (Some(dir), _) => plan.add(dir.join(format!("polylane-{name}")), None, lifted(0)),
@@ -235,36 +250,22 @@ fn io_dir_on(host: &Host, name: &str) -> Option<PathBuf> {
     bound::usable(&parent).then(|| parent.join(format!("polylane-{name}@io")))
 }
 
-/// The version-1 and version-2 controllers of this host that a pool could use now: for `doctor`.
-pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> {
-    let host = Host::own();
-    ["memory", "cpuset", "cpu"]
-        .into_iter()
-        .map(|controller| {
-            let writable = |dir: &Path| {
-                rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok().then_some(())
-            };
-            let version = match (host.v1_dir(controller), host.v2_parent(&[controller])) {
-                (Some(dir), _) => writable(dir).map(|()| "v1"),
-                (None, Some(parent)) => writable(&parent.dir).map(|()| "v2"),
-                (None, None) => None,
-            };
-            (controller, version)
-        })
-        .collect()
-}
-
 impl Host {
     /// That of this process.
     fn own() -> Host {
+        // A host with many lanes has a long table, of which few lines are of groups.
+        static MOUNTED: OnceLock<String> = OnceLock::new();
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))
+        let mounted = MOUNTED.get_or_init(|| {
+            let table = read("/proc/self/mountinfo");
+            table.split_inclusive('\n').filter(|line| line.contains(GROUPS)).collect()
+        });
+        Host::parse(mounted, &read("/proc/self/cgroup"))
     }
 
     fn parse(mountinfo: &str, own: &str) -> Host {
         let mut host = Host::default();
-        // Of the many lines of a host with many lanes a few are of groups.
-        for line in mountinfo.lines().filter(|line| line.contains(" - cgroup")) {
+        for line in mountinfo.lines().filter(|line| line.contains(GROUPS)) {
             // "ID PARENT DEV ROOT MOUNT-POINT OPTIONS [TAGS…] - TYPE SOURCE SUPER-OPTIONS"
             let Some((left, right)) = line.split_once(" - ") else { continue };
             let left: Vec<&str> = left.split(' ').collect();
@@ -532,6 +533,13 @@ impl Plan {
         self.groups.iter().map(|group| group.dir.clone()).filter(|dir| dir.is_dir()).collect()
     }
 
+    /// The class of what its sockets send, as tc(8) writes it; `None`: its groups give none.
+    pub(crate) fn network_class(&self) -> Option<String> {
+        let class = |group: &Group| fs::read_to_string(group.dir.join(NETWORK_CLASS)).ok();
+        let class: u32 = self.groups.iter().find_map(class)?.trim().parse().ok()?;
+        (class > 0).then(|| format!("{:x}:{:x}", class >> 16, class & 0xffff))
+    }
+
     /// Moves a process into the groups.
     pub(crate) fn attach(&mut self, pid: u32, leaf: Leaf) {
         for group in &self.groups {
@@ -682,12 +690,31 @@ nonsense
         assert_eq!(plan.watch_io_on(&host, "p"), Some(blkio.join("polylane-p@io")));
     }
 
+    /// A directory that stands for the hierarchy of network classes.
+    #[test]
+    fn a_pool_that_lasts_has_a_network_class_where_the_kernel_has_that() {
+        let (dir, mut host) = v2_host();
+        let limits = Limits { network_class: Some(0x7080_0012), ..Limits::default() };
+        let mut plan = plan_pool_on(&host, "p", &limits);
+        plan.create();
+        assert_eq!(plan.network_class(), None, "version 2 has none");
+        let net_cls = dir.path().join("net_cls");
+        fs::create_dir(&net_cls).expect("mkdir");
+        host.v1 = vec![("net_cls".to_string(), net_cls.clone())];
+        let mut plan = plan_pool_on(&host, "p", &limits);
+        plan.create();
+        let said = fs::read_to_string(net_cls.join("polylane-p").join(NETWORK_CLASS));
+        assert_eq!(said.expect("a class"), 0x7080_0012.to_string());
+        assert_eq!(plan.network_class().as_deref(), Some("7080:12"));
+        assert!(plan.not_enforced.is_empty());
+    }
+
     /// A process that moves from one group of version 2 to another leaves the first one's limits.
     #[test]
     fn there_is_one_group_of_version_2() {
         let (dir, host) = v2_host();
         let cpus = "0-1".parse().ok();
-        let limits = Limits { memory: Some(64 << 20), cpus, weight: Some(50), pids: None };
+        let limits = Limits { memory: Some(64 << 20), cpus, weight: Some(50), ..Limits::default() };
         let plan = plan_on(&host, "p", &limits);
         let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
         assert_eq!((dirs, plan.not_enforced), (vec![dir.path().join("polylane-p")], Vec::new()));

@@ -297,6 +297,15 @@ fn controllers() -> Vec<Finding> {
             ["--cpus is enforced", "--cpus is where processes start, not a fence"],
         ),
         ("cpu", "cgroup-cpu", ["--weight shares the CPU", "--weight is recorded only"]),
+        (
+            "net_cls",
+            "cgroup-network",
+            [
+                "packets of a pool that lasts have its class ('polylane pool info')",
+                "packets of a pool have no class: match its control group of version 2 (nft \
+                 'socket cgroupv2')",
+            ],
+        ),
     ];
     let usable = cgroup::usable_controllers();
     names
@@ -304,8 +313,13 @@ fn controllers() -> Vec<Finding> {
         .map(|(controller, name, notes)| {
             let version =
                 usable.iter().find(|(known, _)| *known == controller).and_then(|(_, v)| *v);
-            let found =
-                version.map_or("no usable group".to_string(), |v| format!("version {}", &v[1..]));
+            let found = match version {
+                Some(version) => format!("version {}", &version[1..]),
+                None if controller == "net_cls" && cgroup::network_class_is_unmounted() => {
+                    "in this kernel, but mounted nowhere (mount -t cgroup -o net_cls)".to_string()
+                }
+                None => "no usable group".to_string(),
+            };
             Finding::new(name, version.is_some(), found, notes)
         })
         .collect()

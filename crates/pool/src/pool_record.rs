@@ -14,10 +14,14 @@
 //! | `user` | the host's user that its services run as; none of an ordinary user's pool |
 //! | `namespaces` | kinds of namespaces that its containers have together |
 //!
+//! The file's group is that user's number as well: who has a number is known also where the content
+//! is lost. One record that cannot be read keeps no other pool from anything.
+//!
 //! # Locking
 //!
 //! Commands that write records hold the lock of all mount tables.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -25,10 +29,11 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_volume::cpus::CpuList;
+use rustix::process::Gid;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{self, Limits};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 use crate::names;
 use crate::pool_namespaces::NsKind;
 
@@ -146,20 +151,19 @@ impl PoolRecord {
         })
     }
 
-    /// All pools below the state directory, by name.
+    /// All pools below the state directory, by name, and why others could not be read.
     ///
     /// # Errors
-    /// As [`load`](PoolRecord::load).
-    pub(crate) fn all(state: &Path) -> Result<Vec<PoolRecord>> {
-        let entries = fs::read_dir(dir_of(state)).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let mut names: Vec<String> = names
-            .filter_map(|name| name.strip_suffix(".json").map(str::to_string))
-            .filter(|name| names::is_name(name))
-            .collect();
-        names.sort();
-        let found = names.iter().filter_map(|name| PoolRecord::load(state, name).transpose());
-        found.collect()
+    /// One line when the directory of the records cannot be read.
+    pub(crate) fn all(state: &Path) -> Result<(Vec<PoolRecord>, Vec<Failure>)> {
+        let (mut pools, mut unread) = (Vec::new(), Vec::new());
+        for name in names_in(state)? {
+            match PoolRecord::load(state, &name) {
+                Ok(pool) => pools.extend(pool),
+                Err(failure) => unread.push(failure),
+            }
+        }
+        Ok((pools, unread))
     }
 
     /// Writes it, durably, in place of an earlier one.
@@ -185,6 +189,10 @@ impl PoolRecord {
         let mut options = File::options();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&draft).map_err(failed)?;
+        if let Some(user) = self.user {
+            // A file system without groups has the content alone.
+            let _ = rustix::fs::fchown(&file, None, Some(Gid::from_raw(user)));
+        }
         let written = file.write_all(&text).and_then(|()| file.sync_all());
         let renamed = written.and_then(|()| fs::rename(&draft, &path));
         renamed.and_then(|()| File::open(&dir)?.sync_all()).map_err(|error| {
@@ -206,16 +214,31 @@ impl PoolRecord {
             .map_err(|error| Failure::path(&path, "remove the pool's record", error))
     }
 
-    /// A user of the host that no other pool below the state directory has.
+    /// A user of the host that no other pool below the state directory has. Records that cannot be
+    /// read are said.
     ///
     /// # Errors
-    /// As [`all`](PoolRecord::all); there is none left.
+    /// One line when the directory of the records cannot be read, or no number is left.
     pub(crate) fn free_user(state: &Path) -> Result<u32> {
-        let taken: Vec<u32> =
-            PoolRecord::all(state)?.into_iter().filter_map(|pool| pool.user).collect();
-        (USERS_FIRST..USERS_FIRST + USERS)
-            .find(|user| !taken.contains(user))
-            .ok_or_else(|| Failure::failed(format!("pools: there are {USERS}: remove some first")))
+        let (mut taken, mut is_one_unknown) = (HashSet::new(), false);
+        for name in names_in(state)? {
+            match PoolRecord::load(state, &name) {
+                Ok(pool) => taken.extend(pool.and_then(|pool| pool.user)),
+                Err(failure) => {
+                    say(&failure);
+                    let group = fs::symlink_metadata(path_of(state, &name)).map(|file| file.gid());
+                    match group.ok().filter(|group| is_pools_user(*group)) {
+                        Some(user) => drop(taken.insert(user)),
+                        None => is_one_unknown = true,
+                    }
+                }
+            }
+        }
+        // Versions that did not set the group gave the lowest number that was free.
+        let mut all = USERS_FIRST..USERS_FIRST + USERS;
+        let is_free = |user: &u32| !taken.contains(user);
+        let found = if is_one_unknown { all.rfind(is_free) } else { all.find(is_free) };
+        found.ok_or_else(|| Failure::failed(format!("pools: there are {USERS}: remove some first")))
     }
 
     /// Its control groups.
@@ -225,6 +248,8 @@ impl PoolRecord {
             cpus: self.cpus.clone(),
             weight: self.weight,
             pids: self.pids,
+            // As its user's number, it is no other pool's: 7080:0 and on.
+            network_class: self.user,
         };
         cgroup::plan_pool(&self.name, &limits)
     }
@@ -249,6 +274,29 @@ fn dir_of(state: &Path) -> PathBuf {
     state.join("pools")
 }
 
+/// Names of pools that have files below the state directory.
+fn names_in(state: &Path) -> Result<Vec<String>> {
+    let dir = dir_of(state);
+    let failed = |error| Failure::path(&dir, "read the pools' records", error);
+    let entries = match fs::read_dir(&dir) {
+        // Another user's state directory holds no pool of this user's.
+        Err(error)
+            if [ErrorKind::NotFound, ErrorKind::PermissionDenied].contains(&error.kind()) =>
+        {
+            return Ok(Vec::new());
+        }
+        entries => entries.map_err(failed)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        names.extend(name.to_str().and_then(|name| name.strip_suffix(".json")).map(str::to_string));
+    }
+    names.retain(|name| names::is_name(name));
+    names.sort();
+    Ok(names)
+}
+
 fn path_of(state: &Path, name: &str) -> PathBuf {
     dir_of(state).join(format!("{name}.json"))
 }
@@ -267,7 +315,7 @@ mod tests {
         let state = tempfile::tempdir().expect("tempdir");
         let state = state.path().join("state");
         assert_eq!(PoolRecord::load(&state, "web"), Ok(None));
-        assert_eq!(PoolRecord::all(&state), Ok(Vec::new()));
+        assert_eq!(PoolRecord::all(&state), Ok((Vec::new(), Vec::new())));
         let full = PoolRecord {
             name: "web".to_string(),
             memory: Some(1 << 30),
@@ -283,10 +331,11 @@ mod tests {
             record.save(&state).expect("save");
             assert_eq!(PoolRecord::expect(&state, &record.name), Ok(record.clone()));
         }
-        assert_eq!(PoolRecord::all(&state), Ok(vec![bare.clone(), full.clone()]));
+        let both = vec![bare.clone(), full.clone()];
+        assert_eq!(PoolRecord::all(&state), Ok((both, Vec::new())));
         assert_eq!(PoolRecord::free_user(&state), Ok(USERS_FIRST + 1));
         full.remove(&state).expect("remove");
-        assert_eq!(PoolRecord::all(&state), Ok(vec![bare]));
+        assert_eq!(PoolRecord::all(&state), Ok((vec![bare], Vec::new())));
         assert!(PoolRecord::expect(&state, "web").expect_err("gone").line.contains("create web"));
     }
 
@@ -317,5 +366,47 @@ mod tests {
         fs::remove_file(&path).expect("remove");
         std::os::unix::fs::symlink("other", &path).expect("symlink");
         assert!(PoolRecord::load(state.path(), "web").is_err(), "a link is not followed");
+    }
+    /// Whatever becomes of records, no two pools have the same user.
+    #[test]
+    fn a_record_that_is_lost_keeps_no_pool_from_being_made_and_gives_its_user_to_none() {
+        let state = tempfile::tempdir().expect("tempdir");
+        let state = state.path();
+        let make = |name: &str| {
+            let user = PoolRecord::free_user(state).expect("a user");
+            let name = name.to_string();
+            PoolRecord { name, user: Some(user), ..PoolRecord::default() }
+                .save(state)
+                .expect("save");
+            user
+        };
+        let has_groups = rustix::process::geteuid().is_root();
+        let mut given = vec![make("a"), make("b"), make("c")];
+        assert_eq!(given, [USERS_FIRST, USERS_FIRST + 1, USERS_FIRST + 2]);
+        fs::write(path_of(state, "b"), "{").expect("write");
+        given.push(make("d"));
+        if has_groups {
+            assert_eq!(given[3], USERS_FIRST + 3, "its group says which it had");
+        }
+        // As an earlier version left it, or a copy without groups.
+        fs::remove_file(path_of(state, "a")).expect("remove");
+        fs::write(path_of(state, "a"), "").expect("write");
+        for name in ["e", "f", "g"] {
+            given.push(make(name));
+            fs::write(path_of(state, name), "not JSON").expect("write");
+        }
+        let last = USERS_FIRST + USERS - 1;
+        if has_groups {
+            assert_eq!(given[4..], [last, last - 1, last - 2]);
+            let distinct: HashSet<u32> = given.iter().copied().collect();
+            assert_eq!(distinct.len(), given.len());
+        }
+        let (pools, unread) = PoolRecord::all(state).expect("readable");
+        let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+        assert_eq!((names, unread.len()), (vec!["c", "d"], 5));
+        assert!(unread[0].line.contains("a.json"), "{}", unread[0]);
+        fs::remove_dir_all(dir_of(state)).expect("remove");
+        fs::write(dir_of(state), "no directory").expect("write");
+        PoolRecord::free_user(state).expect_err("nobody knows who has which");
     }
 }

@@ -183,7 +183,7 @@ impl RunOptions {
 
     fn limits(&self) -> Limits {
         let (memory, cpus) = (self.memory, self.cpus.clone());
-        Limits { memory, cpus, weight: self.weight, pids: None }
+        Limits { memory, cpus, weight: self.weight, ..Limits::default() }
     }
 }
 

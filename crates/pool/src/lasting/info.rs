@@ -10,7 +10,7 @@ use super::files::{OpenFiles, open_files};
 use super::pools::lanes;
 use super::table::Entry;
 use super::tables::Tables;
-use crate::failure::Result;
+use crate::failure::{Result, say};
 use crate::mountinfo;
 use crate::names;
 use crate::pool_record::PoolRecord;
@@ -43,6 +43,7 @@ pub fn info(name: &str) -> Result<Value> {
         "dirty_limit": record.dirty_limit,
         "user": record.user,
         "namespaces": record.namespaces,
+        "network_class": groups.network_class(),
         "groups": groups.made(),
         "processes": groups.processes(),
         "services": services.collect::<Vec<Value>>(),
@@ -94,15 +95,17 @@ fn instance(entry: &Entry, files: &[OpenFiles]) -> Value {
     })
 }
 
-/// Pools that last and have no lane now, as `pool ls` shows them.
+/// Pools that last and have no lane now, as `pool ls` shows them. Records that cannot be read are
+/// said.
 ///
 /// # Errors
-/// One line: a record cannot be read.
+/// One line: the directory of the records cannot be read.
 pub fn idle_pools() -> Result<Vec<Value>> {
     // Without a state directory there are none.
     let Ok(state) = volume::state_dir() else { return Ok(Vec::new()) };
     let dir = names::runtime_dir();
-    let mut pools = PoolRecord::all(&state)?;
+    let (mut pools, unread) = PoolRecord::all(&state)?;
+    unread.iter().for_each(say);
     pools.retain(|pool| lanes(&dir, &pool.name).is_empty());
     let idle = |pool: &PoolRecord| {
         json!({

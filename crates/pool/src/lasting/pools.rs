@@ -109,15 +109,14 @@ pub fn create(name: &str, limits: &PoolChange, namespaces: &[NsKind]) -> Result<
     }
     // A run that has a pool of this name for itself.
     PoolName::take_over(&dir, name)?;
-    let user = match crate::user_namespace::rootless() {
-        None => Some(PoolRecord::free_user(&state)?),
-        Some(_) => None,
-    };
     let name = name.to_string();
     let mut namespaces = namespaces.to_vec();
     namespaces.sort();
     namespaces.dedup();
-    let record = limits.apply(PoolRecord { name, user, namespaces, ..PoolRecord::default() })?;
+    let mut record = limits.apply(PoolRecord { name, namespaces, ..PoolRecord::default() })?;
+    if crate::user_namespace::rootless().is_none() {
+        record.user = Some(PoolRecord::free_user(&state)?);
+    }
     record.save(&state)?;
     make_groups(&record);
     Ok(())
