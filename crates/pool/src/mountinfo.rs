@@ -22,6 +22,8 @@ pub(crate) struct Seen {
     pub(crate) kind: String,
     /// What the mount does not let through, and more, as `ro,nosuid`.
     pub(crate) options: String,
+    /// Mounts in it are handed on to copies of it, or come from another one.
+    pub(crate) propagates: bool,
 }
 
 /// The kind of a lane's mounts.
@@ -60,9 +62,12 @@ fn seen_line(line: &[u8]) -> Option<Seen> {
     let (major, minor) = device.split_once(':')?;
     let (root, place) = (unescaped(words.next()?), unescaped(words.next()?));
     let options = text(words.next()?);
-    let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
+    let of_peers = |tag: &&[u8]| tag.starts_with(b"shared:") || tag.starts_with(b"master:");
+    let tags = words.by_ref().take_while(|word| *word != b"-");
+    let propagates = tags.filter(of_peers).count() > 0;
+    let kind = text(words.next()?);
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    Some(Seen { id, device, root, place, kind, options })
+    Some(Seen { id, device, root, place, kind, options, propagates })
 }
 
 /// A path of mountinfo, where some bytes stand as `\ooo`.
@@ -112,7 +117,9 @@ mod tests {
             (seen.device, seen.kind.as_str()),
             (rustix::fs::makedev(0, 41), "fuse.polylane")
         );
-        assert!(seen.is_lane() && seen.options == "rw,nosuid");
+        assert!(seen.is_lane() && seen.options == "rw,nosuid" && seen.propagates);
+        let alone = b"36 35 0:41 / /a rw unbindable - fuse.polylane polylane rw";
+        assert!(seen_line(alone).is_some_and(|seen| seen.is_lane() && !seen.propagates));
         for wrong in [&b""[..], b"36 35", b"x 35 0:41 / /a rw - t s o", b"1 2 3 / /a rw - t s o"] {
             assert_eq!(seen_line(wrong), None);
         }

@@ -221,6 +221,13 @@ impl LaneEnv {
     /// # Errors
     /// The path has a comma or a quote in it, which neither can be told, or is not UTF-8.
     pub fn container_arguments(&self) -> Result<String> {
+        let all = mountinfo::seen();
+        let own = |path: &str| all.iter().rfind(|seen| seen.place == path.as_bytes());
+        self.arguments_where(|path| own(path).is_some_and(|seen| seen.propagates))
+    }
+
+    /// The same; `propagates`: whether the host's mount at a path hands mounts on.
+    fn arguments_where(&self, propagates: impl Fn(&str) -> bool) -> Result<String> {
         let mut words = Vec::new();
         for (path, options) in self.container_mounts()? {
             if path.contains([',', '"', '\n']) {
@@ -230,8 +237,9 @@ impl LaneEnv {
                 )));
             }
             let read_only = if options.contains(&"ro") { ",readonly" } else { "" };
-            let bind =
-                format!("type=bind,source={path},target={path},bind-propagation=rslave{read_only}");
+            // Docker refuses it where the host has nothing to propagate.
+            let propagation = if propagates(&path) { ",bind-propagation=rslave" } else { "" };
+            let bind = format!("type=bind,source={path},target={path}{propagation}{read_only}");
             words.extend(["--mount".to_string(), quoted_text(&bind)]);
         }
         for assignment in self.assignments()? {
@@ -328,7 +336,11 @@ mod tests {
         assert!(env.contains("POLYLANE_RUN=/run/polylane/web@1.lane:/srv/web"), "{env}");
         assert_eq!(lane.cdi().expect("CDI")["devices"][0]["name"], "srv-web");
         let words = lane.container_arguments().expect("arguments");
-        assert!(words.starts_with("--mount 'type=bind,source=/srv/web,target=/srv/web,"));
+        assert!(words.starts_with("--mount 'type=bind,source=/srv/web,target=/srv/web' "));
+        let words = lane.arguments_where(|path| path == "/srv/web").expect("arguments");
+        let bind = "--mount 'type=bind,source=/srv/web,target=/srv/web,bind-propagation=rslave' ";
+        assert!(words.starts_with(bind), "{words}");
+        assert!(words.contains("target=/run/polylane/web@1.lane,readonly' "), "{words}");
         assert!(words.contains("readonly' --env "), "{words}");
         assert!(super::tests::lane(b"/a,b").container_arguments().is_err());
     }

@@ -275,6 +275,7 @@ impl Held {
                 place,
                 kind,
                 options: String::new(),
+                propagates: false,
             };
             return state.map(|state| seen(state.place));
         }

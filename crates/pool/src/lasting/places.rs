@@ -186,7 +186,8 @@ mod tests {
     fn a_mount_is_known_by_its_number_and_device_and_elsewhere_by_its_path() {
         let seen = |id, device, place: &str| {
             let (kind, options) = ("fuse.polylane".to_string(), String::new());
-            Seen { id, device, root: b"/".into(), place: place.into(), kind, options }
+            let (root, place) = (b"/".into(), place.into());
+            Seen { id, device, root, place, kind, options, propagates: false }
         };
         let path = b"/up/m".to_vec();
         let entry = Entry { path, device: 41, mount: 7, ..Entry::default() };
