@@ -23,11 +23,13 @@ pub struct Silent {
 }
 
 impl Silent {
-    /// Mounts one on a directory.
+    /// Mounts one on a directory, in which a directory has the file's name: no volume is made there
+    /// once the file system is gone.
     ///
     /// # Panics
     /// It cannot be mounted.
     pub fn mount(at: &Path) -> Silent {
+        std::fs::create_dir(at.join(FILE)).expect("mkdir");
         let device = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
         let options = CString::new(options).expect("a text");

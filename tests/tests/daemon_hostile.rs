@@ -344,7 +344,7 @@ fn every_verb_is_answered_within_a_second() {
         until("the pool is made", || daemon.request("GET", &of_pool, "").status == 200);
         let task = within("PUT", &mounts(&hung), &of_hung, &[202]).body;
         assert_eq!(task["state"], "running");
-        [&image, &dir].map(|body| within("POST", "/VolumeDriver.Create", body, &[200]));
+        let _ = [&image, &dir].map(|body| within("POST", "/VolumeDriver.Create", body, &[200]));
         // The plugin's protocol has no tasks: its own request waits, and no other does.
         let waits = scope.spawn(|| {
             daemon.request("POST", "/VolumeDriver.Mount", &volume("hung"));
@@ -373,9 +373,6 @@ fn every_verb_is_answered_within_a_second() {
         drop(silent);
         waits.join().expect("no panic");
     });
-    // Where it was is a directory now, in which volumes of that name may have been made.
-    daemon.request("POST", "/VolumeDriver.Unmount", &volume("hung"));
-    daemon.done("DELETE", &mounts(&hung), "");
     until("what hung has ended", || host.mounts().is_empty());
     host.assert_nothing_is_left();
 }

@@ -903,6 +903,49 @@ fn mount_8_finds_its_helpers() {
     host.assert_nothing_is_left();
 }
 
+/// Whatever is mounted on the host wakes the holders of all lanes: one in whose lane no program of
+/// the host has had a session looks at many changes at once, and at each at once from then on.
+#[test]
+fn mounts_of_others_are_looked_at_together_until_a_session_goes_by_them() {
+    let name = "mounts_of_others_are_looked_at_together_until_a_session_goes_by_them";
+    if unavailable(name) {
+        return;
+    }
+    let host = Host::new();
+    let (at, other) = (host.dir("m"), host.dir("other"));
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let looks = || {
+        let page = fs::read(at.join(".polylane/mounts")).expect("a page");
+        u32::from_ne_bytes(page[4..8].try_into().expect("4 bytes"))
+    };
+    let change = || {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("none", &other, "tmpfs", flags, None).expect("mount");
+        rustix::mount::unmount(&other, rustix::mount::UnmountFlags::empty()).expect("umount");
+    };
+    let (before, start) = (looks(), Instant::now());
+    (0..50).for_each(|_| change());
+    until("it looks", || looks() != before);
+    let (seen, within) = (looks() - before, start.elapsed().as_millis() / 100);
+    assert!(u128::from(seen) <= within + 2, "{seen} looks in {within} tenths of a second");
+    let script = "cd $MOUNT; i=0; while [ $i -lt 50 ]; do echo $i >f$i; i=$((i+1)); done; cat f*";
+    let mut command = Command::new("sh");
+    command.args(["-euc", script]).current_dir("/").env("MOUNT", &at).env("POLYLANE_MOUNT", &at);
+    command.env("LD_PRELOAD", at.join(".polylane/$LIB/libpolylane.so"));
+    assert!(command.output().expect("sh").status.success());
+    // A host that has other work makes some of the looks late.
+    let quickest = (0..20).map(|_| {
+        let (before, start) = (looks(), Instant::now());
+        change();
+        until("it looks", || looks() != before);
+        start.elapsed()
+    });
+    let quickest = quickest.min().expect("one");
+    assert!(quickest < Duration::from_millis(80), "{quickest:?} at best");
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
 /// A lane whose supervisor does not get on is given up by `umount -l`, and its path is free then.
 #[test]
 fn a_lane_that_does_not_get_to_serve_is_given_up() {

@@ -214,8 +214,8 @@ fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
     }
 }
 
-/// Another user can be the first to make the directory that is for users of the ranges: the lane
-/// starts without it, and its own user has the library.
+/// Another user can make directories where that for users of the ranges is, of the name that it
+/// once had; or none can be made there. The lane starts, and its own user has the library.
 #[test]
 fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
     let name = "a_name_that_another_user_took_keeps_no_lane_from_starting";
@@ -233,9 +233,17 @@ fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
         let output = nobody.does(&["./polylane", "run", "--mem", "--", "sh", "-c", script]);
         let lines = printed(&output);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(lines.starts_with("x\n/tmp/polylane-65534/"), "{owner}: {lines}{said}");
-        assert!(said.contains("/dev/shm/polylane-65534: not a private directory"), "{said}");
+        assert!(lines.starts_with("x\n/dev/shm/polylane-65534-"), "{owner}: {lines}{said}");
+        assert_eq!(said, "");
         assert!(taken.read_dir().expect("list").next().is_none(), "{owner}: nothing is in it");
+        let left = shm.read_dir().expect("list").flatten().map(|entry| entry.path());
+        assert!(left.eq([taken]), "{owner}: it goes with the lane");
+        fs::set_permissions(&shm, PermissionsExt::from_mode(0o755)).expect("chmod");
+        let output = nobody.does(&["./polylane", "run", "--mem", "--", "sh", "-c", script]);
+        let lines = printed(&output);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(lines.starts_with("x\n/tmp/polylane-65534/"), "{owner}: {lines}{said}");
+        assert!(said.contains("/dev/shm: Permission denied"), "{said}");
     }
 }
 

@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::failure::{Failure, Result, say};
+use crate::failure::{Failure, Result, plain, say};
 use crate::subordinate;
 
 /// Longest name of a pool in bytes.
@@ -172,22 +172,35 @@ impl PoolName {
     /// # Errors
     /// One line when it cannot be made.
     pub(crate) fn make_run_dir(&self, path: &Path) -> Result<()> {
-        path.parent().map_or(Ok(()), ensure_private_dir)?;
-        remove_run_dir(path);
-        match rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(Failure::path(path, "make the lane's run directory", error)),
+        self.remove_run_dirs();
+        let failed = |error| Failure::path(path, "make the lane's run directory", error);
+        if let Some(parent) = path.parent() {
+            if is_beside(parent) {
+                // Whoever clears up finds it by this.
+                rustix::fs::symlink(path, self.record_beside()).map_err(failed)?;
+            }
+            ensure_private_dir(parent)?;
+        }
+        rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)).map_err(failed)
+    }
+
+    /// Where it is said which directory beside the run-time directory is the lane's.
+    fn record_beside(&self) -> PathBuf {
+        self.dir.join(format!("{}.beside", self.name))
+    }
+
+    fn remove_run_dirs(&self) {
+        remove_run_dir(&self.dir.join(format!("{}.{RUN_DIR}", self.name)));
+        if let Ok(beside) = fs::read_link(self.record_beside()) {
+            remove_run_dir(&beside);
+            beside.parent().map(fs::remove_dir);
+            let _ = fs::remove_file(self.record_beside());
         }
     }
 
     /// Removes the run-time files of the pool, and their directory when it is empty then.
     pub(crate) fn remove_files(&self) {
-        for dir in [self.dir.clone(), dir_beside()] {
-            remove_run_dir(&dir.join(format!("{}.{RUN_DIR}", self.name)));
-            if dir != self.dir {
-                let _ = fs::remove_dir(&dir);
-            }
-        }
+        self.remove_run_dirs();
         let _ = fs::remove_file(self.stats_socket());
         let _ = fs::remove_file(self.control_socket());
         let _ = fs::remove_file(self.log_file());
@@ -202,7 +215,7 @@ const RUN_DIR: &str = "lane";
 /// Where the run directory (socket, library) of the lane `name` at `mount` is mounted: outside of
 /// the lane, where its service can change nothing. It is in the run-time directory, or beside it,
 /// where the lane covers that or has users who cannot search it: those of an ordinary user's
-/// ranges. They do without where another user has the name of the directory beside it.
+/// ranges. They do without where no directory can be made beside it.
 ///
 /// # Errors
 /// One line when the run-time directory cannot be made.
@@ -212,37 +225,47 @@ pub(crate) fn run_dir(name: &str, mount: &Path) -> Result<PathBuf> {
     let whole = dir.canonicalize().unwrap_or(dir);
     let user = rustix::process::geteuid();
     let has_others = || !user.is_root() && subordinate::count(user.as_raw()).is_some();
-    let is_beside = match whole.starts_with(mount) {
-        true => true,
-        false => has_others() && can_have_dir_beside(),
+    let dir = match whole.starts_with(mount) || has_others() && can_have_dir_beside() {
+        true => dir_beside()?,
+        false => whole,
     };
-    let dir = if is_beside { dir_beside() } else { whole };
     Ok(dir.join(format!("{name}.{RUN_DIR}")))
 }
 
-/// Whether the directory for run directories alone can be had. Any user may have made one of its
-/// name before.
-fn can_have_dir_beside() -> bool {
-    let made = ensure_private_dir(&dir_beside());
-    if made.is_err() {
-        say(format_args!(
-            "{}: not a private directory of this user: users of /etc/subuid have FUSE only",
-            dir_beside().display()
-        ));
-    }
-    made.is_ok()
-}
-
-/// Whether a path is one of [`run_dir`], of root's or of this user's.
+/// Whether a path can be one of [`run_dir`], of root's or of this user's. Whose it is, its owner
+/// says.
 pub(crate) fn is_run_dir(path: &Path) -> bool {
-    let dirs = [PathBuf::from(HOST_DIR), runtime_dir(), dir_beside()];
+    let dirs = [PathBuf::from(HOST_DIR), runtime_dir()];
     let is_in = |dir: &PathBuf| dir.canonicalize().ok().as_deref() == path.parent();
-    path.extension().is_some_and(|extension| extension == RUN_DIR) && dirs.iter().any(is_in)
+    path.extension().is_some_and(|extension| extension == RUN_DIR)
+        && (path.parent().is_some_and(is_beside) || dirs.iter().any(is_in))
 }
 
-/// A directory for run directories alone, in memory, that no lane covers: `/dev` cannot be one's.
-fn dir_beside() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/polylane-{}", rustix::process::geteuid().as_raw()))
+/// In memory, and no lane covers it: `/dev` cannot be one's.
+const SHARED_DIR: &str = "/dev/shm";
+
+/// A directory that is yet to be made, for one run directory alone. Any user can make directories
+/// there: nobody guesses the name of this one.
+fn dir_beside() -> Result<PathBuf> {
+    let (user, id) = (rustix::process::geteuid().as_raw(), fresh_id("the lane's run directory")?);
+    Ok(Path::new(SHARED_DIR).join(format!("polylane-{user}-{id}")))
+}
+
+/// Whether a directory can be made there.
+fn can_have_dir_beside() -> bool {
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    let can = rustix::fs::access(SHARED_DIR, access);
+    if let Err(error) = can {
+        let why = plain(&error.into());
+        say(format_args!("{SHARED_DIR}: {why}: users of /etc/subuid have FUSE only"));
+    }
+    can.is_ok()
+}
+
+/// Whether a directory is called as [`dir_beside`] says.
+fn is_beside(dir: &Path) -> bool {
+    let is_called = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"polylane-");
+    dir.parent() == Some(Path::new(SHARED_DIR)) && dir.file_name().is_some_and(is_called)
 }
 
 /// Takes away what is mounted on a lane's run directory in this mount namespace, and its mount
@@ -263,9 +286,9 @@ fn in_use(name: &str) -> Failure {
 
 /// Makes the directory and refuses one that belongs to somebody else: in `/tmp` anybody could have
 /// made it first. Others can neither read it nor open it, and so not lock it; they reach lanes' run
-/// directories in root's, and in the one that has nothing else.
+/// directories in root's, and in those that have nothing else.
 pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
-    let wanted = match rustix::process::geteuid().is_root() || dir == dir_beside() {
+    let wanted = match rustix::process::geteuid().is_root() || is_beside(dir) {
         true => Mode::RWXU | Mode::XGRP | Mode::XOTH,
         false => Mode::RWXU,
     };

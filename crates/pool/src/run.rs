@@ -193,6 +193,8 @@ impl RunOptions {
 /// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
 /// behind.
 pub fn run(options: RunOptions) -> Result<u8> {
+    // Services of lanes whose supervisors were killed are none of this one's (`orphans`).
+    let _ = rustix::process::set_child_subreaper(None);
     let mut lanes = beside::parted(&options)?;
     if options.command.is_empty() {
         return Err(Failure::usage("no COMMAND: write it after '--'"));
@@ -263,16 +265,18 @@ fn run_with_service(
         start_init(Plan { fuse, rights, ..plan })
     };
     // With the init go its namespaces, and with them the mounts.
-    serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, beside.at_end()))
+    serve(options, owner, (&place, run_dir.as_deref(), cpus), (first, beside.at_end()), None)
 }
 
 /// Serves a lane until its first process has ended; its status. `first` starts that process, which
-/// mounts the lane: from the FUSE device, or from one that it opens itself.
+/// mounts the lane: from the FUSE device, or from one that it opens itself. `at_home`: see
+/// [`Supervisor`].
 pub(crate) fn serve(
     mut options: RunOptions,
     owner: Owner,
     (place, run_dir, cpus): (&Place, Option<&Path>, CpuList),
     (first, at_end): (impl FnOnce(Option<OwnedFd>, bool) -> Result<(Process, Link)>, AtEnd),
+    at_home: Option<OwnedFd>,
 ) -> Result<u8> {
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = fuse_device::open_fuse()?;
@@ -328,6 +332,7 @@ pub(crate) fn serve(
         solidifying: Solidifying::default(),
         unmounting: None,
         at_end,
+        at_home,
         has_rested: Cell::default(),
     };
     let doors = match supervisor.begin(fuse)? {

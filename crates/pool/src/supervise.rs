@@ -95,6 +95,9 @@ pub(crate) struct Supervisor {
     /// The command that unmounts the lane.
     pub(crate) unmounting: Option<OwnedFd>,
     pub(crate) at_end: AtEnd,
+    /// What the first process of a lane that lasts waits for: a session of a process that sees the
+    /// same mounts as it does.
+    pub(crate) at_home: Option<OwnedFd>,
     /// It has waited for something in vain.
     pub(crate) has_rested: Cell<bool>,
 }
@@ -466,7 +469,8 @@ impl Supervisor {
         self.watchdog.restart();
         let failed = |error: std::io::Error| Failure::because("service", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
-        let (_witness, ends) = witness::start(self.init.pid(), &self.spec).map_err(failed)?;
+        let (init, at_home) = (self.init.pid(), self.at_home.as_ref());
+        let (_witness, ends) = witness::start(init, &self.spec, at_home).map_err(failed)?;
         let spec = self.spec.to_fd()?;
         let mut fds = vec![
             ("--spec", spec.as_fd()),

@@ -183,6 +183,8 @@ struct Tenant {
     others: OtherMounts,
     /// Tells the service that a notice may have changed.
     changes: OwnedFd,
+    /// Waited for by the first process, which tells of its mounts at once from then on.
+    at_home: Option<OwnedFd>,
 }
 
 /// What of a tenant does not change.
@@ -226,12 +228,14 @@ impl Tenant {
         let others = OtherMounts::beside(covered.clone());
         let (device, id_maps) = (spec.device.clone(), spec.id_maps);
         let place = Place { init, covered, device, id_maps };
-        Tenant { place, lane, mounts: None, others, changes }
+        Tenant { place, lane, mounts: None, others, changes, at_home: None }
     }
 
     /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed;
     /// from the first look on it is watched.
     fn is_plain(&mut self) -> bool {
+        // Before the look: what is mounted after it is told by both.
+        self.at_home.take().iter().for_each(event::notify);
         if self.mounts.is_none() {
             self.mounts = Mounts::of(self.place.init);
             self.look();
@@ -322,17 +326,25 @@ pub(crate) struct Ends {
     pub(crate) changes: OwnedFd,
 }
 
-/// Starts a witness for a pool whose first process is `init`.
-pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Ends)> {
+/// Starts a witness for a pool whose first process is `init`. `at_home`: see
+/// [`Supervisor`](crate::supervise::Supervisor).
+pub(crate) fn start(
+    init: u32,
+    spec: &PoolSpec,
+    at_home: Option<&OwnedFd>,
+) -> std::io::Result<(Process, Ends)> {
     let (own, line) = Link::pair()?;
     let changes = event::eventfd()?;
-    let tenant = Tenant::new(init, spec, changes.try_clone()?);
+    let mut tenant = Tenant::new(init, spec, changes.try_clone()?);
+    tenant.at_home = at_home.map(OwnedFd::try_clone).transpose()?;
     match ns::fork(Namespaces::default())? {
         Fork::Child => {
             let _ = rustix::thread::set_name(c"polylane-look");
             // Out of reach of the terminal's and the user's signals.
             let _ = rustix::process::setpgid(None, None);
-            let _ = ns::keep_only(&[own.as_fd(), tenant.changes.as_fd()]);
+            let kept = [own.as_fd(), tenant.changes.as_fd()].into_iter();
+            let kept: Vec<_> = kept.chain(tenant.at_home.iter().map(AsFd::as_fd)).collect();
+            let _ = ns::keep_only(&kept);
             raise_files();
             let place = tenant.place.clone();
             attend(tenant, own, Crew::new(move || hire(&place)));
@@ -593,7 +605,7 @@ mod tests {
         let (covered, device) = (everything(), None);
         let place = Place { init: me, covered, device, id_maps: false };
         let changes = event::eventfd().unwrap();
-        let tenant = Tenant { place, lane, mounts: None, others, changes };
+        let tenant = Tenant { place, lane, mounts: None, others, changes, at_home: None };
         let witness = std::thread::spawn(move || attend(tenant, line, closers(me)));
         let (asker, parent) = (Asker::new(other, None, true), std::os::unix::process::parent_id());
         let is_root = rustix::process::geteuid().is_root();

@@ -25,7 +25,7 @@ use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::footprint;
 use polylane_sys::mount::MountId;
 use polylane_sys::ns;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,9 @@ use crate::mountinfo;
 use crate::mounts;
 use crate::orphans;
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
+
+/// How long changes of mounts are collected that no session waits for.
+const COLLECTED_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What a lane tells the command that waits for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -75,6 +78,8 @@ pub(crate) struct Plan {
     pub(crate) entry: Entry,
     /// The command that waits for the lane.
     pub(crate) caller: Link,
+    /// Readable once a process that sees the same mounts has a session.
+    pub(crate) at_home: OwnedFd,
 }
 
 /// The mount, once it is at its path.
@@ -91,12 +96,15 @@ struct Held {
     notice: Option<MountTable>,
     /// Has an exceptional condition when anything is mounted or unmounted; `notice` has its own.
     changes: File,
+    /// Readable once a process that sees the same mounts has a session; `None`: one has had.
+    at_home: Option<OwnedFd>,
 }
 
 /// Runs the holder to its end.
 pub(crate) fn main(plan: Plan, link: &Link) -> ! {
     let _ = rustix::thread::set_name(c"polylane-hold");
-    let kept = [link.as_fd(), plan.device.as_fd(), plan.caller.as_fd(), plan.point.as_fd()];
+    let (caller, at_home) = (plan.caller.as_fd(), plan.at_home.as_fd());
+    let kept = [link.as_fd(), plan.device.as_fd(), caller, plan.point.as_fd(), at_home];
     let _ = ns::keep_only(&kept);
     let caller = plan.caller.as_fd().try_clone_to_owned().map(Link::from_fd);
     let status = match begin(plan, link) {
@@ -118,7 +126,19 @@ pub(crate) fn main(plan: Plan, link: &Link) -> ! {
 
 /// Makes the mount and shows it.
 fn begin(plan: Plan, link: &Link) -> Result<Held> {
-    let Plan { device, library, run_dir, point, attributes, dir, pool, lane, mut entry, .. } = plan;
+    let Plan {
+        device,
+        library,
+        run_dir,
+        point,
+        attributes,
+        dir,
+        pool,
+        lane,
+        mut entry,
+        at_home,
+        ..
+    } = plan;
     init::expect(link, ToInit::Begin)?;
     // As fstab has it: by that mount(8) knows what is mounted already.
     let source = String::from_utf8_lossy(&entry.source).into_owned();
@@ -156,7 +176,8 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     expect_own(&tables, &pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
-    Ok(Held { dir, pool, lane, entry, id, unique, notice, changes })
+    let at_home = Some(at_home);
+    Ok(Held { dir, pool, lane, entry, id, unique, notice, changes, at_home })
 }
 
 /// Puts the lane at its path, and its device number into its entry before: what finds the mount
@@ -184,14 +205,11 @@ fn expect_own(tables: &Tables, pool: &str, entry: &Entry) -> Result<()> {
 /// Waits until the mount is to go, or is gone; the exit status.
 fn hold(mut held: Held, link: &Link) -> u8 {
     loop {
-        let mut fds =
-            [PollFd::new(link, PollFlags::IN), PollFd::new(held.changes(), PollFlags::PRI)];
-        match footprint::wait(&mut fds) {
-            Ok(()) | Err(rustix::io::Errno::INTR) => {}
+        let (told, changed) = match held.wait(link) {
+            Ok(woken) => woken,
+            Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return FAILED,
-        }
-        let told = !fds[0].revents().is_empty();
-        let changed = !fds[1].revents().is_empty();
+        };
         if told {
             let order = match link.receive::<ToInit>() {
                 Ok(Some((ToInit::Unmount { lazy }, _))) => lazy,
@@ -219,6 +237,32 @@ impl Held {
     /// What tells that anything was mounted or unmounted.
     fn changes(&self) -> &File {
         self.notice.as_ref().map_or(&self.changes, |notice| &notice.file)
+    }
+
+    /// Waits until the supervisor says something, and until mounts have changed; which of both.
+    ///
+    /// The start of a lane changes the mounts more than once, and wakes all holders of the host. As
+    /// long as no session goes by what they tell, they look once at what changes within a while.
+    fn wait(&mut self, link: &Link) -> rustix::io::Result<(bool, bool)> {
+        let none = link.as_fd();
+        let at_home = self.at_home.as_ref().map_or(none, AsFd::as_fd);
+        let mut fds = [
+            PollFd::new(link, PollFlags::IN),
+            PollFd::from_borrowed_fd(at_home, PollFlags::IN),
+            PollFd::new(self.changes(), PollFlags::PRI),
+        ];
+        footprint::wait(&mut fds)?;
+        let is = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let changed = is(&fds[2]);
+        if self.at_home.is_some() && !is(&fds[0]) && !is(&fds[1]) {
+            // A signal ends it early.
+            let (others, _) = fds.split_at_mut(2);
+            let _ = rustix::event::poll(others, Some(&COLLECTED_TIME));
+        }
+        let (told, begun) = (is(&fds[0]), is(&fds[1]));
+        // Mounts that changed before a session began are looked at now.
+        let begins = begun && self.at_home.take().is_some();
+        Ok((told, changed || begins))
     }
 
     /// Whether the mount is somewhere in this namespace.

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
+use polylane_sys::event;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use polylane_volume::{self as volume, log};
 use rustix::fs::{Mode, OFlags};
@@ -448,6 +449,9 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     let for_serve = run_dir.clone();
     let lane = name.as_str().to_string();
     let for_holder = pool.clone();
+    let failed = |error: std::io::Error| Failure::because("lane", "start its first process", error);
+    let at_home = event::eventfd().map_err(|errno| failed(errno.into()))?;
+    let waited = at_home.try_clone().map_err(failed)?;
     let plan = |device| holder::Plan {
         device,
         library,
@@ -459,6 +463,7 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
         lane,
         entry,
         caller,
+        at_home: waited,
     };
     let owner = Owner::Pool { pool, record, lane: name, log: Some(log) };
     let first = |device: Option<OwnedFd>, _| {
@@ -467,7 +472,8 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     };
     // A holder that was killed has left them.
     let at_end = AtEnd(Box::new(move || detach_all(&names::runtime_dir(), &lane_owner)));
-    run::serve(options.lane, owner, (&place, Some(&for_serve), cpus), (first, at_end))
+    let place = (&place, Some(for_serve.as_path()), cpus);
+    run::serve(options.lane, owner, place, (first, at_end), Some(at_home))
 }
 
 fn start_holder(plan: holder::Plan) -> Result<(Process, Link)> {

@@ -292,7 +292,7 @@ fn serve_one(
         Some(_) => Owner::Pool { pool, record, lane, log: None },
         None => Owner::Beside { pool, lane },
     };
-    serve(options, owner, (&place, Some(&run_dir), cpus), (first, at_end))
+    serve(options, owner, (&place, Some(&run_dir), cpus), (first, at_end), None)
 }
 
 /// What the first process of a lane is to do; fixed before the fork.
