@@ -43,6 +43,38 @@ fn settings_of_a_client_that_cannot_be_are_refused() {
     assert!(line.contains("SOURCE"), "{line}");
 }
 
+/// Settings of a pool are for its lanes on CephFS; 0 gives them up.
+#[test]
+fn a_pool_has_settings_for_clients_of_its_lanes() {
+    if polylane_tests::unavailable("a_pool_has_settings_for_clients_of_its_lanes") {
+        return;
+    }
+    let _host = Host::new();
+    succeeds(&["pool", "create", "web", "--memory", "256M", "--ceph-cache", "16M"]);
+    let ceph = || {
+        let info = succeeds(&["pool", "info", "--json", "web"]);
+        serde_json::from_str::<Value>(&info).expect("JSON")["ceph"].clone()
+    };
+    assert_eq!(ceph()["cache_bytes"], 16 << 20);
+    succeeds(&["pool", "set", "--ceph-threads", "3", "--ceph-read-ahead", "0", "web"]);
+    let all = ceph();
+    assert_eq!((&all["cache_bytes"], &all["io_threads"]), (&(16 << 20).into(), &3.into()));
+    assert_eq!(all["read_ahead_bytes"], 0);
+    for (words, why) in [
+        (["--ceph-cache", "1M"], "--ceph-cache: from 8M to 64 MiB"),
+        (["--ceph-cache", "65M"], "--ceph-cache: from 8M to 64 MiB"),
+        (["--ceph-threads", "257"], "--ceph-threads: from 1 to 256"),
+        (["--ceph-read-ahead", "1G"], "--ceph-read-ahead: at most 256M"),
+        (["--memory", "32M"], "--ceph-cache: from 8M to 8 MiB"),
+    ] {
+        let (status, line) = refused(&["pool", "set", words[0], words[1], "web"]);
+        assert!(status == 2 && line.contains(why), "{words:?}: {status} {line}");
+    }
+    assert_eq!(ceph(), all);
+    succeeds(&["pool", "set", "--ceph-threads", "0", "--ceph-cache", "0", "web"]);
+    assert_eq!((&ceph()["cache_bytes"], &ceph()["io_threads"]), (&Value::Null, &Value::Null));
+}
+
 #[test]
 fn a_figure_without_a_cluster_names_what_is_missing() {
     let figures = ["ceph-calls", "ceph-seqread", "ceph-rbd", "ceph-rocksdb", "ceph-flood"];

@@ -55,6 +55,9 @@ pub(crate) struct Pool {
     pids: Option<u64>,
     weight: Option<u32>,
     dirty_limit: Option<String>,
+    ceph_cache: Option<String>,
+    ceph_read_ahead: Option<String>,
+    ceph_threads: Option<u32>,
 }
 
 /// A lane; its options as `polylane mount` takes them.
@@ -101,6 +104,9 @@ impl Pool {
             ("pids", self.pids.map(|count| count.to_string())),
             ("weight", self.weight.map(|weight| weight.to_string())),
             ("dirty-limit", self.dirty_limit.clone()),
+            ("ceph-cache", self.ceph_cache.clone()),
+            ("ceph-read-ahead", self.ceph_read_ahead.clone()),
+            ("ceph-threads", self.ceph_threads.map(|count| count.to_string())),
         ];
         options.into_iter().filter_map(|(name, value)| option(name, value)).collect()
     }

@@ -159,12 +159,16 @@ pub(crate) struct ClientArgs {
 impl ClientArgs {
     /// What a run is given, whose cluster is reached so.
     pub(crate) fn of(self, cluster: ClusterArgs) -> Result<ClusterOptions, Failure> {
-        let client = ClientOptions {
+        Ok(ClusterOptions { client: self.options(), ..cluster.options()? })
+    }
+
+    /// The settings.
+    pub(crate) fn options(self) -> ClientOptions {
+        ClientOptions {
             cache_bytes: self.ceph_cache.map(|size| size.0),
             read_ahead_bytes: self.ceph_read_ahead.map(|size| size.0),
             io_threads: self.ceph_threads,
-        };
-        Ok(ClusterOptions { client, ..cluster.options()? })
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use polylane_pool::stats;
 use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
 
-use crate::args::{JsonArgs, LimitArgs};
+use crate::args::{ClientArgs, JsonArgs, LimitArgs};
 use crate::print::{cell, columns, print, print_json};
 
 /// `polylane pool …`.
@@ -72,6 +72,8 @@ pub(crate) struct PoolArgs {
     /// Most changed data of a lane that waits to be written, of lanes mounted from then on
     #[arg(long, value_name = "SIZE")]
     dirty_limit: Option<ByteSize>,
+    #[command(flatten)]
+    client: ClientArgs,
 }
 
 fn namespace(text: &str) -> std::result::Result<NsKind, String> {
@@ -86,6 +88,7 @@ impl PoolArgs {
             pids: self.pids,
             weight: self.weight,
             dirty_limit: self.dirty_limit.map(|size| size.0),
+            client: self.client.options(),
         }
     }
 }
@@ -197,8 +200,17 @@ fn table(pools: &[Value]) -> String {
 
 /// What `info` shows: the pool's limits, then a line for each instance of its services.
 fn described(info: &Value) -> String {
-    let of_pool =
-        ["pool", "cpus", "memory", "pids", "weight", "dirty_limit", "user", "network_class"];
+    let of_pool = [
+        "pool",
+        "cpus",
+        "memory",
+        "pids",
+        "weight",
+        "dirty_limit",
+        "ceph",
+        "user",
+        "network_class",
+    ];
     let mut text: String = of_pool.map(|name| format!("{name}: {}\n", cell(&info[name]))).concat();
     let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
     text += &format!("processes: {}\n", list(&info["processes"]).len());

@@ -108,6 +108,24 @@ const READ_AHEAD_BYTES_MAX: u64 = 256 << 20;
 const IO_THREADS_MAX: u32 = 256;
 
 impl ClientOptions {
+    /// These, and others where they say nothing.
+    pub(crate) fn or(self, others: ClientOptions) -> ClientOptions {
+        ClientOptions {
+            cache_bytes: self.cache_bytes.or(others.cache_bytes),
+            read_ahead_bytes: self.read_ahead_bytes.or(others.read_ahead_bytes),
+            io_threads: self.io_threads.or(others.io_threads),
+        }
+    }
+
+    /// Without a cache or threads of no size, by which a pool gives its own ones up.
+    pub(crate) fn without_zeros(self) -> ClientOptions {
+        ClientOptions {
+            cache_bytes: self.cache_bytes.filter(|&bytes| bytes > 0),
+            io_threads: self.io_threads.filter(|&count| count > 0),
+            ..self
+        }
+    }
+
     /// The first of them that was given, by its name on the command line.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let all = [

@@ -11,6 +11,7 @@
 //! | `cpus` | its CPUs, as `0-3,6`, if limited |
 //! | `weight` | its share of the CPU, and of devices unless a lane has one of its own |
 //! | `dirty_limit` | most changed bytes of each lane that wait to be written |
+//! | `ceph` | settings of the clients of its lanes on CephFS, if it has any |
 //! | `user` | the host's user that its services run as; none of an ordinary user's pool |
 //! | `namespaces` | kinds of namespaces that its containers have together |
 //!
@@ -31,7 +32,9 @@ use polylane_base::shown::Shown;
 use polylane_volume::cpus::CpuList;
 use rustix::process::Gid;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
+use crate::ceph::ClientOptions;
 use crate::cgroup::{self, Limits};
 use crate::failure::{Failure, Result, say};
 use crate::names;
@@ -70,15 +73,19 @@ pub struct PoolRecord {
     pub weight: Option<u32>,
     /// Most changed bytes of a lane that wait to be written.
     pub dirty_limit: Option<u64>,
+    /// Settings of the clients of its lanes on CephFS.
+    pub client: ClientOptions,
     /// The host's user of its services.
     pub user: Option<u32>,
     /// Namespaces that its containers have together.
     pub namespaces: Vec<NsKind>,
+    /// What a later program says of it: kept as it is.
+    pub(crate) more: Map<String, Value>,
 }
 
-/// The file's content.
+/// The file's content. Programs of several versions may use it: what one does not know it keeps,
+/// and what it must not leave out has another `version`.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Stored {
     version: u32,
     memory: Option<u64>,
@@ -86,9 +93,13 @@ struct Stored {
     pids: Option<u64>,
     weight: Option<u32>,
     dirty_limit: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ceph: Option<ClientOptions>,
     user: Option<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     namespaces: Vec<NsKind>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 impl PoolRecord {
@@ -130,12 +141,14 @@ impl PoolRecord {
         };
         let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
         let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
-        let Stored { version, memory, pids, weight, dirty_limit, user, namespaces, .. } = stored;
+        let Stored { version, memory, pids, weight, ceph, user, namespaces, more, .. } = stored;
         if version != VERSION || !user.is_none_or(is_pools_user) {
             return Err(refused());
         }
-        let name = name.to_string();
-        Ok(Some(PoolRecord { name, memory, cpus, pids, weight, dirty_limit, user, namespaces }))
+        let (name, client) = (name.to_string(), ceph.unwrap_or_default());
+        let dirty_limit = stored.dirty_limit;
+        let limits = PoolRecord { memory, cpus, pids, weight, dirty_limit, ..PoolRecord::default() };
+        Ok(Some(PoolRecord { name, client, user, namespaces, more, ..limits }))
     }
 
     /// The pool of that name.
@@ -181,8 +194,10 @@ impl PoolRecord {
             pids: self.pids,
             weight: self.weight,
             dirty_limit: self.dirty_limit,
+            ceph: Some(self.client).filter(|client| *client != ClientOptions::default()),
             user: self.user,
             namespaces: self.namespaces.clone(),
+            more: self.more.clone(),
         };
         let text = serde_json::to_vec_pretty(&stored).map_err(|error| failed(error.into()))?;
         let draft = draft_of(state, &self.name);
@@ -323,8 +338,10 @@ mod tests {
             pids: Some(64),
             weight: Some(300),
             dirty_limit: Some(1 << 24),
+            client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
             user: PoolRecord::free_user(&state).ok(),
             namespaces: vec![NsKind::Ipc, NsKind::Net],
+            more: Map::new(),
         };
         let bare = PoolRecord { name: "a.b".to_string(), ..PoolRecord::default() };
         for record in [&full, &bare] {
@@ -337,6 +354,22 @@ mod tests {
         full.remove(&state).expect("remove");
         assert_eq!(PoolRecord::all(&state), Ok((vec![bare], Vec::new())));
         assert!(PoolRecord::expect(&state, "web").expect_err("gone").line.contains("create web"));
+    }
+
+    #[test]
+    fn what_another_version_says_is_kept() {
+        let state = tempfile::tempdir().expect("tempdir");
+        let path = path_of(state.path(), "web");
+        fs::create_dir(dir_of(state.path())).expect("mkdir");
+        // One of before there were settings of clusters, and one of a time to come.
+        let text = r#"{"version":1,"memory":null,"cpus":null,"pids":7,"weight":null,
+            "dirty_limit":null,"user":null,"later":{"a":[1]}}"#;
+        fs::write(&path, text).expect("write");
+        let record = PoolRecord::expect(state.path(), "web").expect("a record");
+        assert_eq!((record.pids, record.client), (Some(7), ClientOptions::default()));
+        PoolRecord { pids: Some(8), ..record }.save(state.path()).expect("save");
+        let kept = fs::read_to_string(&path).expect("a file").replace([' ', '\n'], "");
+        assert!(kept.contains(r#""pids":8"#) && kept.contains(r#""later":{"a":[1]}"#), "{kept}");
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub fn info(name: &str) -> Result<Value> {
         "pids": record.pids,
         "weight": record.weight,
         "dirty_limit": record.dirty_limit,
+        "ceph": record.client,
         "user": record.user,
         "namespaces": record.namespaces,
         "network_class": groups.network_class(),

@@ -16,6 +16,7 @@ use polylane_volume as volume;
 use polylane_volume::cpus::CpuList;
 
 use super::tables::Tables;
+use crate::ceph::ClientOptions;
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName};
@@ -41,6 +42,8 @@ pub struct PoolChange {
     pub weight: Option<u32>,
     /// Most changed bytes of a lane that wait to be written.
     pub dirty_limit: Option<u64>,
+    /// Settings of the clients of its lanes on CephFS.
+    pub client: ClientOptions,
 }
 
 impl PoolChange {
@@ -73,9 +76,11 @@ impl PoolChange {
             pids: or(self.pids, record.pids),
             weight: self.weight.or(record.weight),
             dirty_limit: or(self.dirty_limit, record.dirty_limit),
+            client: self.client.or(record.client).without_zeros(),
             ..record
         };
         let cache = run::cache_bytes_limit(changed.memory);
+        changed.client.check(cache)?;
         match changed.dirty_limit.is_some_and(|bytes| bytes > cache) {
             true => Err(Failure::usage(
                 "--dirty-limit: at most a quarter of the pool's memory".to_string(),

@@ -99,6 +99,9 @@ impl RunOptions {
             let own = self.write_back.dirty_bytes_limit;
             self.write_back.dirty_bytes_limit = own.or(record.dirty_limit);
         }
+        if !self.ceph_places().is_empty() {
+            self.cluster.client = self.cluster.client.or(record.client);
+        }
         self
     }
 }
@@ -144,4 +147,31 @@ pub(super) fn run_in_pool(pool: String, run: impl FnOnce(Owner) -> Result<u8>) -
         name.remove_files();
     }
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ceph::ClientOptions;
+
+    #[test]
+    fn lanes_on_a_cluster_have_the_settings_of_their_pool_but_for_their_own() {
+        let of_pool = ClientOptions {
+            cache_bytes: Some(16 << 20),
+            read_ahead_bytes: Some(0),
+            io_threads: Some(3),
+        };
+        let record = PoolRecord { client: of_pool, ..PoolRecord::default() };
+        let on = |source, own| {
+            let mut options = RunOptions::new(source, vec!["true".into()]);
+            options.cluster.client = own;
+            options.in_pool(&record).cluster.client
+        };
+        let cluster = || Source::Ceph("cephfs".parse().expect("a place"));
+        assert_eq!(on(cluster(), ClientOptions::default()), of_pool);
+        let own = ClientOptions { io_threads: Some(5), ..ClientOptions::default() };
+        let both = ClientOptions { io_threads: Some(5), ..of_pool };
+        assert_eq!(on(cluster(), own), both);
+        assert_eq!(on(Source::Mem, ClientOptions::default()), ClientOptions::default());
+    }
 }
