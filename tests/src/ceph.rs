@@ -156,6 +156,21 @@ impl Cluster {
         full
     }
 
+    /// A Ceph user with such rights at the MDS, and its keyring.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    pub fn user(&self, name: &str, mds: &str) -> PathBuf {
+        let keyring = self.0.join(format!("{name}.keyring"));
+        let client = format!("client.{name}");
+        let caps = ["mon", "allow r", "mds", mds, "osd", "allow rw tag cephfs data=cephfs"];
+        let mut command = Command::new("timeout");
+        command.args(["60", "ceph", "-c"]).arg(self.conf()).args(["auth", "get-or-create"]);
+        command.arg(client).args(caps).arg("-o").arg(&keyring);
+        assert!(command.status().expect("ceph").success(), "{name}");
+        keyring
+    }
+
     fn daemon(&self, action: &str, daemon: &str) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("ceph/cluster.sh");
         let mut command = Command::new(script);

@@ -12,6 +12,49 @@ use polylane_tests::host::{Host, refused, succeeds, text};
 use polylane_tests::pool::Run;
 use serde_json::Value;
 
+/// Calls are their users': the cluster holds the limits of a key against who makes them.
+#[test]
+fn calls_are_made_on_behalf_of_their_users() {
+    let test = "calls_are_made_on_behalf_of_their_users";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    let id = std::process::id();
+    let root = cluster.directory("callers");
+    let made = cluster.run("admin@cephfs", &[], &format!("chmod 1777 /lane{root}"));
+    assert!(made.status.success());
+    let script = r#"
+cd /lane; as() { id=$1 groups=$2; shift 2; setpriv --reuid $id --regid $id --groups $groups \
+    sh -c "$*" 2>&1 | sed 's/.*: //'; }
+as 0 0 'echo root > by-root'; ls | wc -l
+as 1000 1000,2000 'umask 0; mkdir d; echo one > d/f; chgrp 2000 d/f; chmod 660 d/f; ls -ln d/f' |
+    cut -d' ' -f1,3,4; stat -c '%u %g' d
+as 1001 2000 'echo two >> d/f; cat d/f; mv d/f d/g; ln d/g h; ln -s x d/s; truncate -s 4 d/g'
+as 1002 1002 'cat d/g; rm h; echo three > d/own; setfattr -n user.a -v b d/own; rmdir d'
+as 1000 2000 'cat h; rm h d/g d/s; sync d/own'; ls -A d
+"#;
+    // What a user may is decided by modes; a key is limited besides.
+    let of_users = "-rw-rw---- 1000 2000\n1000 1000\none\ntwo\nPermission denied\n";
+    let in_the_end = "Operation not permitted\nOperation not permitted\none\nown\n";
+    let at = format!("path={root}");
+    let keys = [
+        ("in", format!("allow rw {at}"), "1\n"),
+        ("squash", format!("allow rw {at} root_squash"), "Permission denied\n0\n"),
+    ];
+    for (name, caps, of_root) in keys {
+        let keyring = cluster.user(&format!("{name}{id}"), &caps);
+        let keyring = text(&keyring).to_string();
+        for way in [&[][..], &["--no-preload"], &["--timeout", "60s"]] {
+            let options = [&["--ceph-keyring", &keyring][..], way].concat();
+            let output = cluster.run(&format!("{name}{id}@cephfs:{root}"), &options, script);
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let wanted = format!("{of_root}{of_users}{in_the_end}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(said, wanted, "{name} {way:?}: {errors}");
+            let cleared = cluster.run(&format!("admin@cephfs:{root}"), &[], "rm -r /lane/*");
+            assert!(cleared.status.success());
+        }
+    }
+}
+
 #[test]
 fn settings_of_a_client_that_cannot_be_are_refused() {
     for (options, word) in [
@@ -49,14 +92,15 @@ fn a_pool_has_settings_for_clients_of_its_lanes() {
     if polylane_tests::unavailable("a_pool_has_settings_for_clients_of_its_lanes") {
         return;
     }
-    let _host = Host::new();
-    succeeds(&["pool", "create", "web", "--memory", "256M", "--ceph-cache", "16M"]);
+    let host = Host::new();
+    let pool = host.pool("ceph");
+    succeeds(&["pool", "create", &pool, "--memory", "256M", "--ceph-cache", "16M"]);
     let ceph = || {
-        let info = succeeds(&["pool", "info", "--json", "web"]);
+        let info = succeeds(&["pool", "info", "--json", &pool]);
         serde_json::from_str::<Value>(&info).expect("JSON")["ceph"].clone()
     };
     assert_eq!(ceph()["cache_bytes"], 16 << 20);
-    succeeds(&["pool", "set", "--ceph-threads", "3", "--ceph-read-ahead", "0", "web"]);
+    succeeds(&["pool", "set", "--ceph-threads", "3", "--ceph-read-ahead", "0", &pool]);
     let all = ceph();
     assert_eq!((&all["cache_bytes"], &all["io_threads"]), (&(16 << 20).into(), &3.into()));
     assert_eq!(all["read_ahead_bytes"], 0);
@@ -67,11 +111,11 @@ fn a_pool_has_settings_for_clients_of_its_lanes() {
         (["--ceph-read-ahead", "1G"], "--ceph-read-ahead: at most 256M"),
         (["--memory", "32M"], "--ceph-cache: from 8M to 8 MiB"),
     ] {
-        let (status, line) = refused(&["pool", "set", words[0], words[1], "web"]);
+        let (status, line) = refused(&["pool", "set", words[0], words[1], &pool]);
         assert!(status == 2 && line.contains(why), "{words:?}: {status} {line}");
     }
     assert_eq!(ceph(), all);
-    succeeds(&["pool", "set", "--ceph-threads", "0", "--ceph-cache", "0", "web"]);
+    succeeds(&["pool", "set", "--ceph-threads", "0", "--ceph-cache", "0", &pool]);
     assert_eq!((&ceph()["cache_bytes"], &ceph()["io_threads"]), (&Value::Null, &Value::Null));
 }
 

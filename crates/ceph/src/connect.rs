@@ -132,6 +132,7 @@ impl Settings {
             set(name, &value)?;
         }
         conf::set_common(set, self.timeout, self.key.as_deref())?;
+        client.settle().map_err(Failure::Conf)?;
         Ok(Prepared { client, settings: self })
     }
 }

@@ -7,7 +7,7 @@
 use polylane_base::Result;
 use polylane_base::sync::Arc;
 
-use crate::ffi::{Inode, Mount, OpenFile};
+use crate::ffi::{Caller, Inode, Mount, OpenFile};
 
 /// A directory of a mounted client, whose files are used by calls of the library alone.
 pub struct Direct {
@@ -19,6 +19,7 @@ pub struct Direct {
 pub struct DirectFile {
     inode: Inode,
     file: OpenFile,
+    who: Arc<Caller>,
 }
 
 impl Direct {
@@ -31,9 +32,9 @@ impl Direct {
     /// # Errors
     /// `EEXIST`, and those of the cluster; so too below.
     pub fn create(&self, name: &[u8]) -> Result<DirectFile> {
-        let owner = self.mount.owner(0, 0)?;
-        let (inode, file, _) = self.dir.create(name, 0o644, &owner)?;
-        Ok(DirectFile { inode, file })
+        let who = self.mount.service.clone();
+        let (inode, file, _) = self.dir.create(&who, name, 0o644)?;
+        Ok(DirectFile { inode, file, who })
     }
 
     /// Opens a file to read and to write.
@@ -41,9 +42,10 @@ impl Direct {
     /// # Errors
     /// `ENOENT`.
     pub fn open(&self, name: &[u8]) -> Result<DirectFile> {
-        let (inode, _) = self.dir.lookup(name)?;
-        let file = inode.open(libc::O_RDWR)?;
-        Ok(DirectFile { inode, file })
+        let who = self.mount.service.clone();
+        let (inode, _) = self.dir.lookup(&who, name)?;
+        let file = inode.open(&who, libc::O_RDWR)?;
+        Ok(DirectFile { inode, file, who })
     }
 
     /// The size of what has a name, as `stat` of its path finds it.
@@ -51,7 +53,7 @@ impl Direct {
     /// # Errors
     /// `ENOENT`.
     pub fn size(&self, name: &[u8]) -> Result<u64> {
-        Ok(self.dir.lookup(name)?.1.size)
+        Ok(self.dir.lookup(&self.mount.service, name)?.1.size)
     }
 
     /// Removes a file's name.
@@ -59,7 +61,7 @@ impl Direct {
     /// # Errors
     /// `ENOENT`.
     pub fn unlink(&self, name: &[u8]) -> Result<()> {
-        self.dir.unlink(name)
+        self.dir.unlink(&self.mount.service, name)
     }
 }
 
@@ -69,7 +71,7 @@ impl DirectFile {
     /// # Errors
     /// Those of the cluster; so too below.
     pub fn size(&self) -> Result<u64> {
-        Ok(self.inode.stat()?.size)
+        Ok(self.inode.stat(&self.who)?.size)
     }
 
     /// Reads at `offset`; how much.

@@ -1,7 +1,8 @@
 //! The libservice: a Ceph file system behind the [`FileSystem`] seam.
 //!
-//! Rights were checked above, so libcephfs is asked as root; what is made gets its owner by the
-//! credentials of the call that makes it.
+//! Rights were checked above, so libcephfs checks none. The cluster is told on whose behalf each
+//! call is, since a key may be limited to some users (`uid=`, `root_squash`); what is made gets its
+//! owner so. A file that is open already is read and written by a handle, whoever opened it.
 //!
 //! # What Ceph does not have
 //!
@@ -12,6 +13,7 @@ mod names;
 
 use std::time::SystemTime;
 
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
@@ -20,7 +22,7 @@ use polylane_vfs::fs::{
 };
 use polylane_vfs::{Attr, FileSystem, Kind, OpCtx, SetAttr};
 
-use crate::ffi::{Inode, Mount, Stat, change};
+use crate::ffi::{Caller, Inode, Mount, Stat, change};
 use crate::inodes::{Inodes, Node, Tables};
 use crate::listing::Listing;
 
@@ -29,6 +31,26 @@ pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// Bytes of a hole that are asked for at once.
 const HOLE_BYTES_MAX: u64 = 1 << 30;
+
+/// A hole that takes many calls, of which a lane makes one at a time: each holds a thread that
+/// waits for the cluster, of which there are few.
+struct LongHole<'a>(&'a AtomicBool);
+
+impl LongHole<'_> {
+    /// `EBUSY`: there is one.
+    fn begin(has_one: &AtomicBool) -> Result<LongHole<'_>> {
+        match has_one.swap(true, Ordering::Relaxed) {
+            true => Err(Errno::EBUSY),
+            false => Ok(LongHole(has_one)),
+        }
+    }
+}
+
+impl Drop for LongHole<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// `f_type` of a Ceph file system.
 const MAGIC: u32 = 0x00c3_6400;
@@ -44,6 +66,7 @@ pub struct CephFs {
     /// The root is the directory that is mounted, whose quota the client library knows.
     is_mounted: bool,
     pieces: Pieces,
+    has_long_hole: AtomicBool,
     /// As long as it is there, idle handles are closed, also when the client it came from is gone.
     _tables: Arc<Tables>,
 }
@@ -56,12 +79,12 @@ impl CephFs {
         is_mounted: bool,
         tables: &Arc<Tables>,
     ) -> Result<CephFs> {
-        let stat = root.stat()?;
+        let stat = root.stat(&mount.service)?;
         let inodes = Arc::new(Inodes::default());
         let root = inodes.hold(root, &stat);
         let (mount, _tables) = (mount.clone(), tables.clone());
-        let pieces = Pieces::default();
-        Ok(CephFs { mount, inodes, root, is_mounted, pieces, _tables })
+        let (pieces, has_long_hole) = Default::default();
+        Ok(CephFs { mount, inodes, root, is_mounted, pieces, has_long_hole, _tables })
     }
 
     /// How many files have an open handle, which keeps other hosts from caching what they write.
@@ -69,17 +92,36 @@ impl CephFs {
         self.inodes.open_handles()
     }
 
+    /// The service itself.
+    pub(crate) fn service(&self) -> &Caller {
+        &self.mount.service
+    }
+
     /// The inodes that the VFS holds.
     pub(crate) fn inodes(&self) -> &Arc<Inodes> {
         &self.inodes
     }
 
-    fn state(node: &Node) -> Result<Attr> {
-        attr(node.ino, &node.inode.stat()?)
+    /// On whose behalf a call is made.
+    fn caller(&self, ctx: &OpCtx<'_>) -> Result<Arc<Caller>> {
+        match ctx.cred {
+            None => Ok(self.mount.service.clone()),
+            Some(cred) => self.caller_as(ctx, (cred.uid.0, cred.gid.0)),
+        }
     }
 
-    fn changed(&self, dir: &Node, node: Attr) -> Result<Changed> {
-        Ok(Changed { dir: Self::state(dir)?, node })
+    /// The same as another user and group.
+    fn caller_as(&self, ctx: &OpCtx<'_>, ids: (u32, u32)) -> Result<Arc<Caller>> {
+        let groups = ctx.cred.iter().flat_map(|cred| cred.groups.iter().map(|gid| gid.0));
+        self.mount.caller(ids, groups.collect())
+    }
+
+    fn state(who: &Caller, node: &Node) -> Result<Attr> {
+        attr(node.ino, &node.inode.stat(who)?)
+    }
+
+    fn changed(who: &Caller, dir: &Node, node: Attr) -> Result<Changed> {
+        Ok(Changed { dir: Self::state(who, dir)?, node })
     }
 }
 
@@ -202,11 +244,11 @@ impl FileSystem for CephFs {
     }
 
     fn root(&self) -> Result<Attr> {
-        Self::state(&self.root)
+        Self::state(&self.mount.service, &self.root)
     }
 
-    fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.adopt(self.find(dir, name)?)
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.adopt(self.find(ctx, dir, name)?)
     }
 
     fn shared_locks(&self) -> Option<&dyn SharedLocks> {
@@ -226,93 +268,94 @@ impl FileSystem for CephFs {
         b"ceph."
     }
 
-    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
-        Self::state(&*self.inodes.get(ino)?)
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
+        Self::state(&*self.caller(ctx)?, &*self.inodes.get(ino)?)
     }
 
     fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let node = self.inodes.get(ino)?;
+        let (who, node) = (self.caller(ctx)?, self.inodes.get(ino)?);
         let (stat, mask) = changes(ctx.now(&FineClock), set);
         if mask != 0 {
-            node.inode.change(stat, mask)?;
+            node.inode.change(&who, stat, mask)?;
         }
-        Self::state(&node)
+        Self::state(&who, &node)
     }
 
-    fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
-        self.adopt_made(self.make(dir, name, new)?)
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        self.adopt_made(self.make(ctx, dir, name, new)?)
     }
 
     fn create_unlinked(&self, _: &OpCtx<'_>, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    fn link(&self, _: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let who = self.caller(ctx)?;
         let (node, dir) = (self.inodes.get(ino)?, self.inodes.get(dir)?);
         if node.is_dir() {
             return Err(Errno::EPERM);
         }
-        node.inode.link(&dir.inode, name)?;
-        self.changed(&dir, Self::state(&node)?)
+        node.inode.link(&who, &dir.inode, name)?;
+        Self::changed(&who, &dir, Self::state(&who, &node)?)
     }
 
-    fn unlink(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
-        let dir = self.inodes.get(dir)?;
-        let (inode, stat) = dir.inode.lookup(name)?;
-        self.keep_data(&stat)?;
-        dir.inode.unlink(name)?;
-        self.changed(&dir, self.after(&inode, &stat)?)
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let (who, dir) = (self.caller(ctx)?, self.inodes.get(dir)?);
+        let (inode, stat) = dir.inode.lookup(&who, name)?;
+        self.keep_data(&who, &stat)?;
+        dir.inode.unlink(&who, name)?;
+        Self::changed(&who, &dir, self.after(&who, &inode, &stat)?)
     }
 
     fn unlink_last(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         name: &[u8],
         is_over: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Last>> {
-        let dir = self.inodes.get(dir)?;
-        let (_inode, stat) = dir.inode.lookup(name)?;
+        let (who, dir) = (self.caller(ctx)?, self.inodes.get(dir)?);
+        let (_inode, stat) = dir.inode.lookup(&who, name)?;
         if stat.nlink != 1 {
             return Ok(None);
         }
         let is_freed = is_over();
         if !is_freed {
-            self.keep_data(&stat)?;
+            self.keep_data(&who, &stat)?;
         }
-        dir.inode.unlink(name)?;
+        dir.inode.unlink(&who, name)?;
         if is_freed {
             self.inodes.forget(self.inodes.number_of(&stat));
         }
-        Ok(Some(Last { dir: Self::state(&dir)?, is_freed }))
+        Ok(Some(Last { dir: Self::state(&who, &dir)?, is_freed }))
     }
 
-    fn rmdir(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
-        let dir = self.inodes.get(dir)?;
-        let (inode, stat) = dir.inode.lookup(name)?;
-        dir.inode.rmdir(name)?;
-        self.changed(&dir, self.after(&inode, &stat)?)
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+        let (who, dir) = (self.caller(ctx)?, self.inodes.get(dir)?);
+        let (inode, stat) = dir.inode.lookup(&who, name)?;
+        dir.inode.rmdir(&who, name)?;
+        Self::changed(&who, &dir, self.after(&who, &inode, &stat)?)
     }
 
     fn rename(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
         to: &[u8],
         mode: RenameMode,
     ) -> Result<Renamed> {
-        self.adopt_moved(self.rename_name((from_dir, from), (to_dir, to), mode)?)
+        self.adopt_moved(self.rename_name(ctx, (from_dir, from), (to_dir, to), mode)?)
     }
 
-    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.inodes.get(ino)?.inode.readlink()
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.inodes.get(ino)?.inode.readlink(&*self.caller(ctx)?)
     }
 
     fn readdir(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
@@ -321,7 +364,7 @@ impl FileSystem for CephFs {
         let kept = node.listing.lock().take().filter(|kept| kept.goes_on_at(from));
         let mut listing = match kept {
             Some(kept) => kept,
-            None => Listing::at(&node.inode, from)?,
+            None => Listing::at(&*self.caller(ctx)?, &node.inode, from)?,
         };
         while let Some(listed) = listing.next(from)? {
             let (name, next) = (listed.name(), listed.next());
@@ -342,13 +385,13 @@ impl FileSystem for CephFs {
 
     fn read(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         len: usize,
         sink: &mut dyn Sink,
     ) -> Result<usize> {
-        let file = self.inodes.reader(ino)?;
+        let file = self.inodes.reader(ino, || self.caller(ctx))?;
         self.pieces.with(|piece| {
             let mut done = 0;
             while done < len {
@@ -366,12 +409,12 @@ impl FileSystem for CephFs {
 
     fn write(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         source: &mut dyn Source,
     ) -> Result<usize> {
-        let file = self.inodes.writer(ino)?;
+        let file = self.inodes.writer(ino, || self.caller(ctx))?;
         let len = source.len();
         self.pieces.with(|whole| {
             let mut done = 0;
@@ -394,7 +437,7 @@ impl FileSystem for CephFs {
 
     fn fallocate(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         mode: Fallocate,
         offset: u64,
@@ -404,20 +447,26 @@ impl FileSystem for CephFs {
             return Err(Errno::EOPNOTSUPP);
         }
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let (node, file) = (self.inodes.get(ino)?, self.inodes.writer(ino)?);
+        let who = self.caller(ctx)?;
+        let file = self.inodes.writer(ino, || Ok(who.clone()))?;
+        let node = self.inodes.get(ino)?;
         // Nothing lies behind the end, and libcephfs lists all objects of what it is told.
-        let end = offset.saturating_add(len).min(node.inode.stat()?.size);
+        let end = offset.saturating_add(len).min(node.inode.stat(&who)?.size);
+        let _long = match end.saturating_sub(offset) > HOLE_BYTES_MAX {
+            true => Some(LongHole::begin(&self.has_long_hole)?),
+            false => None,
+        };
         let mut at = offset;
         while at < end {
             let piece = (end - at).min(HOLE_BYTES_MAX);
             file.fallocate(flags, at, piece)?;
             at += piece;
         }
-        Self::state(&node)
+        Self::state(&who, &node)
     }
 
-    fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
-        let size = self.inodes.get(ino)?.inode.stat()?.size;
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        let size = self.inodes.get(ino)?.inode.stat(&*self.caller(ctx)?)?.size;
         match target {
             _ if offset >= size => Err(Errno::ENXIO),
             // The cluster does not tell of holes.
@@ -426,41 +475,41 @@ impl FileSystem for CephFs {
         }
     }
 
-    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr(name)?;
-        self.inodes.get(ino)?.inode.xattr(name)
+        self.inodes.get(ino)?.inode.xattr(&*self.caller(ctx)?, name)
     }
 
     fn setxattr(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
     ) -> Result<Attr> {
         check_xattr(name)?;
-        let node = self.inodes.get(ino)?;
+        let (who, node) = (self.caller(ctx)?, self.inodes.get(ino)?);
         let flags = match mode {
             XattrMode::Any => 0,
             XattrMode::Create => libc::XATTR_CREATE,
             XattrMode::Replace => libc::XATTR_REPLACE,
         };
-        node.inode.set_xattr(name, value, flags)?;
-        Self::state(&node)
+        node.inode.set_xattr(&who, name, value, flags)?;
+        Self::state(&who, &node)
     }
 
-    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        let names = self.inodes.get(ino)?.inode.xattrs()?;
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let names = self.inodes.get(ino)?.inode.xattrs(&*self.caller(ctx)?)?;
         let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         Ok(names.map(<[u8]>::to_vec).collect())
     }
 
-    fn removexattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
         check_xattr(name)?;
-        let node = self.inodes.get(ino)?;
-        node.inode.remove_xattr(name)?;
-        Self::state(&node)
+        let (who, node) = (self.caller(ctx)?, self.inodes.get(ino)?);
+        node.inode.remove_xattr(&who, name)?;
+        Self::state(&who, &node)
     }
 
     fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
@@ -482,7 +531,7 @@ impl FileSystem for CephFs {
         let all = (totals.f_blocks, totals.f_bfree);
         let (blocks, free) = match self.is_mounted {
             true => all,
-            false => self.root.within_quota(bsize.into(), all),
+            false => self.root.within_quota(&self.mount.service, bsize.into(), all),
         };
         Ok(StatFs {
             bsize,
@@ -501,5 +550,19 @@ impl FileSystem for CephFs {
         if ino != self.root.ino {
             self.inodes.forget(ino);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_long_hole_is_made_at_a_time() {
+        let has_one = AtomicBool::new(false);
+        let first = LongHole::begin(&has_one).expect("none yet");
+        assert_eq!(LongHole::begin(&has_one).err(), Some(Errno::EBUSY));
+        drop(first);
+        assert!(LongHole::begin(&has_one).is_ok());
     }
 }

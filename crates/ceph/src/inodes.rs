@@ -34,7 +34,7 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Ino, Result};
 
-use crate::ffi::{Inode, OpenFile, Stat};
+use crate::ffi::{Caller, Inode, OpenFile, Stat};
 use crate::listing::Listing;
 
 /// How long an unused handle stays open.
@@ -157,6 +157,8 @@ impl Drop for Call {
 
 struct Handle {
     file: Arc<OpenFile>,
+    /// On whose behalf it was opened.
+    who: Arc<Caller>,
     writes: bool,
     used: Instant,
     /// The file has no name any more.
@@ -171,9 +173,14 @@ impl Node {
 
     /// Blocks of a file system, all and free ones, as far as the quota of this directory lets it
     /// have them.
-    pub(crate) fn within_quota(&self, bsize: u64, (blocks, free): (u64, u64)) -> (u64, u64) {
+    pub(crate) fn within_quota(
+        &self,
+        who: &Caller,
+        bsize: u64,
+        (blocks, free): (u64, u64),
+    ) -> (u64, u64) {
         let number = |name: &[u8]| -> Option<u64> {
-            let value = self.inode.xattr(name).ok()?;
+            let value = self.inode.xattr(who, name).ok()?;
             std::str::from_utf8(&value).ok()?.trim_end_matches('\0').parse().ok()
         };
         match number(b"ceph.quota.max_bytes").filter(|&limit| limit > 0 && bsize > 0) {
@@ -187,7 +194,11 @@ impl Node {
     }
 
     /// A handle to read or to write with, and whether it was opened just now.
-    fn handle(&self, writes: bool) -> Result<(Arc<OpenFile>, bool)> {
+    fn handle(
+        &self,
+        writes: bool,
+        who: impl FnOnce() -> Result<Arc<Caller>>,
+    ) -> Result<(Arc<OpenFile>, bool)> {
         if self.is_dir {
             return Err(Errno::EISDIR);
         }
@@ -197,8 +208,9 @@ impl Node {
             handle.used = used;
             return Ok((handle.file.clone(), false));
         }
-        let file = Arc::new(self.inode.open(if writes { libc::O_RDWR } else { libc::O_RDONLY })?);
-        let known = place.replace(Handle { file: file.clone(), writes, used, pinned: false });
+        let (who, flags) = (who()?, if writes { libc::O_RDWR } else { libc::O_RDONLY });
+        let file = Arc::new(self.inode.open(&who, flags)?);
+        let known = place.replace(Handle { file: file.clone(), who, writes, used, pinned: false });
         if let (Some(new), Some(former)) = (place.as_mut(), &known) {
             new.pinned = former.pinned;
         }
@@ -206,11 +218,12 @@ impl Node {
         Ok((file, known.is_none()))
     }
 
-    /// The handle of its locks; `None`: there are none, and none is to be made.
-    pub(crate) fn locks_handle(&self, makes: bool) -> Result<Option<Arc<OpenFile>>> {
+    /// The handle of its locks, opened on behalf of `opener` if there is one; `None`: there are no
+    /// locks, and none is to be made.
+    pub(crate) fn locks_handle(&self, opener: Option<&Caller>) -> Result<Option<Arc<OpenFile>>> {
         let mut place = self.locks.lock();
-        if place.is_none() && makes {
-            *place = Some(Arc::new(self.inode.open(libc::O_RDONLY)?));
+        if let (None, Some(who)) = (place.as_ref(), opener) {
+            *place = Some(Arc::new(self.inode.open(who, libc::O_RDONLY)?));
         }
         Ok(place.clone())
     }
@@ -244,15 +257,15 @@ impl Node {
     fn change_handle(&self) -> Result<()> {
         let mut place = self.handle.lock();
         let Some(handle) = place.as_mut().filter(|handle| handle.writes) else { return Ok(()) };
-        let new = Arc::new(self.inode.open(libc::O_RDWR)?);
+        let new = Arc::new(self.inode.open(&handle.who, libc::O_RDWR)?);
         let former = std::mem::replace(&mut handle.file, new);
         drop(place);
         close(former)
     }
 
     /// The last name is about to go: the data lives on as long as the VFS holds the inode.
-    pub(crate) fn pin(&self) -> Result<()> {
-        self.handle(true)?;
+    pub(crate) fn pin(&self, who: &Arc<Caller>) -> Result<()> {
+        self.handle(true, || Ok(who.clone()))?;
         if let Some(handle) = self.handle.lock().as_mut() {
             handle.pinned = true;
         }
@@ -260,18 +273,18 @@ impl Node {
     }
 
     /// Asks for the state if calls are under way and none has ended since this was called last.
-    fn wake_calls(&self) {
+    fn wake_calls(&self, service: &Caller) {
         let Calls { under_way, ended, seen, .. } = &self.calls;
         let ended = ended.load(Ordering::Relaxed);
         if seen.swap(ended, Ordering::Relaxed) == ended && under_way.load(Ordering::Relaxed) > 0 {
             // Only that it is asked for counts.
-            let _ = self.inode.stat();
+            let _ = self.inode.stat(service);
         }
     }
 
     /// Closes its handle if that was not used lately; whether it is to be looked at again.
-    fn close_idle(&self, now: Instant) -> bool {
-        self.wake_calls();
+    fn close_idle(&self, service: &Caller, now: Instant) -> bool {
+        self.wake_calls(service);
         // One that is just opened may wait for the MDS, and other files' calls are to be woken.
         let Some(mut place) = self.handle.try_lock() else { return true };
         let Some(handle) = place.as_ref() else { return false };
@@ -360,21 +373,34 @@ impl Inodes {
     }
 
     /// A handle to read with.
-    pub(crate) fn reader(&self, ino: Ino) -> Result<Call> {
-        self.handle(self.get(ino)?, false)
+    pub(crate) fn reader(
+        &self,
+        ino: Ino,
+        who: impl FnOnce() -> Result<Arc<Caller>>,
+    ) -> Result<Call> {
+        self.handle(self.get(ino)?, false, who)
     }
 
     /// A handle to write with. `EROFS` in a snapshot.
-    pub(crate) fn writer(&self, ino: Ino) -> Result<Call> {
+    pub(crate) fn writer(
+        &self,
+        ino: Ino,
+        who: impl FnOnce() -> Result<Arc<Caller>>,
+    ) -> Result<Call> {
         let node = self.get(ino)?;
         match node.key.is_living() {
-            true => self.handle(node, true),
+            true => self.handle(node, true, who),
             false => Err(Errno::EROFS),
         }
     }
 
-    fn handle(&self, node: Arc<Node>, writes: bool) -> Result<Call> {
-        let (file, is_new) = node.handle(writes)?;
+    fn handle(
+        &self,
+        node: Arc<Node>,
+        writes: bool,
+        who: impl FnOnce() -> Result<Arc<Caller>>,
+    ) -> Result<Call> {
+        let (file, is_new) = node.handle(writes, who)?;
         if is_new {
             self.open.lock().push(Arc::downgrade(&node));
         }
@@ -383,9 +409,9 @@ impl Inodes {
     }
 
     /// Keeps a handle that was opened with the inode.
-    pub(crate) fn put_writer(&self, node: &Arc<Node>, file: OpenFile) {
+    pub(crate) fn put_writer(&self, node: &Arc<Node>, file: OpenFile, who: Arc<Caller>) {
         let (file, used) = (Arc::new(file), Instant::now());
-        *node.handle.lock() = Some(Handle { file, writes: true, used, pinned: false });
+        *node.handle.lock() = Some(Handle { file, who, writes: true, used, pinned: false });
         self.open.lock().push(Arc::downgrade(node));
     }
 
@@ -396,10 +422,10 @@ impl Inodes {
     }
 
     /// Closes the handles that were not used lately.
-    pub(crate) fn close_idle(&self) {
+    pub(crate) fn close_idle(&self, service: &Caller) {
         let mut open = std::mem::take(&mut *self.open.lock());
         let now = Instant::now();
-        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
+        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(service, now)));
         self.open.lock().append(&mut open);
     }
 }

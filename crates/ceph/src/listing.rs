@@ -5,7 +5,7 @@
 
 use polylane_base::Result;
 
-use crate::ffi::{DirStream, Inode, Listed};
+use crate::ffi::{Caller, DirStream, Inode, Listed};
 
 /// See the module header.
 pub(crate) struct Listing {
@@ -19,8 +19,8 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// A listing from a position on; 0 is the start.
-    pub(crate) fn at(dir: &Inode, position: u64) -> Result<Listing> {
-        let mut stream = dir.entries()?;
+    pub(crate) fn at(who: &Caller, dir: &Inode, position: u64) -> Result<Listing> {
+        let mut stream = dir.entries(who)?;
         if position != 0 {
             stream.seek(position)?;
         }

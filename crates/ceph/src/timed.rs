@@ -57,6 +57,17 @@ impl TimedFs {
         let fs = self.fs.clone();
         self.deadline.call(on, move || work(&fs))
     }
+
+    /// The same on behalf of who asks.
+    fn within_for<T: Send + 'static>(
+        &self,
+        ctx: &OpCtx<'_>,
+        on: On<'_>,
+        work: impl FnOnce(&CephFs, &OpCtx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let cred = ctx.cred.cloned();
+        self.within(on, move |fs| work(fs, &cred.as_ref().map_or(CTX, OpCtx::as_user)))
+    }
 }
 
 /// The same with every time that the caller's clock was to tell.
@@ -71,9 +82,9 @@ fn with_times(ctx: &OpCtx<'_>, set: &SetAttr) -> SetAttr {
 }
 
 /// The next entries from a position on, and whether there are more.
-fn entries(fs: &CephFs, dir: Ino, from: u64) -> Result<(Vec<Entry>, bool)> {
+fn entries(fs: &CephFs, ctx: &OpCtx<'_>, dir: Ino, from: u64) -> Result<(Vec<Entry>, bool)> {
     let (mut entries, mut is_full) = (Vec::new(), false);
-    fs.readdir(&CTX, dir, from, &mut |DirEntry { ino, next, kind, name }| {
+    fs.readdir(ctx, dir, from, &mut |DirEntry { ino, next, kind, name }| {
         is_full = entries.len() == ENTRIES_MAX;
         if !is_full {
             entries.push(Entry { ino, next, kind, name: name.to_vec() });
@@ -92,9 +103,9 @@ impl FileSystem for TimedFs {
         self.within(&[], CephFs::root)
     }
 
-    fn lookup(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let name = name.to_vec();
-        let found = self.within(&[dir], move |fs| fs.find(dir, &name))?;
+        let found = self.within_for(ctx, &[dir], move |fs, ctx| fs.find(ctx, dir, &name))?;
         self.fs.adopt(found)
     }
 
@@ -115,23 +126,23 @@ impl FileSystem for TimedFs {
         self.fs.own_xattrs()
     }
 
-    fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
-        self.within(&[ino], move |fs| fs.getattr(&CTX, ino))
+    fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.getattr(ctx, ino))
     }
 
     fn setattr(&self, ctx: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let set = with_times(ctx, set);
-        self.within(&[ino], move |fs| fs.setattr(&CTX, ino, &set))
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.setattr(ctx, ino, &set))
     }
 
-    fn create(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    fn create(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let NewNode { kind, perm, uid, gid, rdev, flags, .. } = *new;
         let (name, target) = (name.to_vec(), new.target.to_vec());
-        let made = self.within(&[dir], move |fs| {
+        let made = self.within_for(ctx, &[dir], move |fs, ctx| {
             // The cluster keeps no lists.
             let acls = Acls::NONE;
             let new = NewNode { kind, perm, uid, gid, rdev, target: &target, acls, flags };
-            fs.make(dir, &name, &new)
+            fs.make(ctx, dir, &name, &new)
         })?;
         self.fs.adopt_made(made)
     }
@@ -140,14 +151,14 @@ impl FileSystem for TimedFs {
         self.fs.create_unlinked(ctx, dir, new)
     }
 
-    fn link(&self, _: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn link(&self, ctx: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
         let name = name.to_vec();
-        self.within(&[ino, dir], move |fs| fs.link(&CTX, ino, dir, &name))
+        self.within_for(ctx, &[ino, dir], move |fs, ctx| fs.link(ctx, ino, dir, &name))
     }
 
-    fn unlink(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn unlink(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let name = name.to_vec();
-        self.within(&[dir], move |fs| fs.unlink(&CTX, dir, &name))
+        self.within_for(ctx, &[dir], move |fs, ctx| fs.unlink(ctx, dir, &name))
     }
 
     fn unlink_last(
@@ -161,14 +172,14 @@ impl FileSystem for TimedFs {
         Ok(None)
     }
 
-    fn rmdir(&self, _: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
+    fn rmdir(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Changed> {
         let name = name.to_vec();
-        self.within(&[dir], move |fs| fs.rmdir(&CTX, dir, &name))
+        self.within_for(ctx, &[dir], move |fs, ctx| fs.rmdir(ctx, dir, &name))
     }
 
     fn rename(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         from_dir: Ino,
         from: &[u8],
         to_dir: Ino,
@@ -176,25 +187,26 @@ impl FileSystem for TimedFs {
         mode: RenameMode,
     ) -> Result<Renamed> {
         let (from, to) = (from.to_vec(), to.to_vec());
-        let moved = self.within(&[from_dir, to_dir], move |fs| {
-            fs.rename_name((from_dir, &from), (to_dir, &to), mode)
+        let moved = self.within_for(ctx, &[from_dir, to_dir], move |fs, ctx| {
+            fs.rename_name(ctx, (from_dir, &from), (to_dir, &to), mode)
         })?;
         self.fs.adopt_moved(moved)
     }
 
-    fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.within(&[ino], move |fs| fs.readlink(&CTX, ino))
+    fn readlink(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.readlink(ctx, ino))
     }
 
     fn readdir(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         dir: Ino,
         mut from: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         loop {
-            let (list, has_more) = self.within(&[dir], move |fs| entries(fs, dir, from))?;
+            let (list, has_more) =
+                self.within_for(ctx, &[dir], move |fs, ctx| entries(fs, ctx, dir, from))?;
             for Entry { ino, next, kind, name } in &list {
                 if !each(DirEntry { ino: *ino, next: *next, kind: *kind, name }) {
                     return Ok(());
@@ -209,7 +221,7 @@ impl FileSystem for TimedFs {
 
     fn read(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         len: usize,
@@ -219,9 +231,9 @@ impl FileSystem for TimedFs {
         // Also of nothing: whether it can be read at all is found by the call.
         loop {
             let (at, wanted) = (offset + done as u64, (len - done).min(PIECE_BYTES));
-            let piece = self.within(&[ino], move |fs| {
+            let piece = self.within_for(ctx, &[ino], move |fs, ctx| {
                 let mut piece = vec![0; wanted];
-                let got = fs.read(&CTX, ino, at, wanted, &mut piece.as_mut_slice())?;
+                let got = fs.read(ctx, ino, at, wanted, &mut piece.as_mut_slice())?;
                 piece.truncate(got);
                 Ok(piece)
             })?;
@@ -235,7 +247,7 @@ impl FileSystem for TimedFs {
 
     fn write(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         offset: u64,
         source: &mut dyn Source,
@@ -245,8 +257,9 @@ impl FileSystem for TimedFs {
             let (at, len) = (offset + done as u64, (source.len() - done).min(PIECE_BYTES));
             let mut piece = vec![0; len];
             source.get(done, &mut piece);
-            let write = move |fs: &CephFs| fs.write(&CTX, ino, at, &mut piece.as_slice());
-            let written = match self.within(&[ino], write) {
+            let write =
+                move |fs: &CephFs, ctx: &OpCtx<'_>| fs.write(ctx, ino, at, &mut piece.as_slice());
+            let written = match self.within_for(ctx, &[ino], write) {
                 Ok(written) => written,
                 Err(errno) if done == 0 => return Err(errno),
                 Err(_) => return Ok(done),
@@ -260,47 +273,47 @@ impl FileSystem for TimedFs {
 
     fn fallocate(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         mode: Fallocate,
         offset: u64,
         len: u64,
     ) -> Result<Attr> {
-        self.within(&[ino], move |fs| fs.fallocate(&CTX, ino, mode, offset, len))
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.fallocate(ctx, ino, mode, offset, len))
     }
 
-    fn seek(&self, _: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
-        self.within(&[ino], move |fs| fs.seek(&CTX, ino, offset, target))
+    fn seek(&self, ctx: &OpCtx<'_>, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.seek(ctx, ino, offset, target))
     }
 
-    fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn getxattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let name = name.to_vec();
-        self.within(&[ino], move |fs| fs.getxattr(&CTX, ino, &name))
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.getxattr(ctx, ino, &name))
     }
 
     fn setxattr(
         &self,
-        _: &OpCtx<'_>,
+        ctx: &OpCtx<'_>,
         ino: Ino,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
     ) -> Result<Attr> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        self.within(&[ino], move |fs| fs.setxattr(&CTX, ino, &name, &value, mode))
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.setxattr(ctx, ino, &name, &value, mode))
     }
 
-    fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.within(&[ino], move |fs| fs.listxattr(&CTX, ino))
+    fn listxattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.listxattr(ctx, ino))
     }
 
-    fn removexattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
+    fn removexattr(&self, ctx: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {
         let name = name.to_vec();
-        self.within(&[ino], move |fs| fs.removexattr(&CTX, ino, &name))
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.removexattr(ctx, ino, &name))
     }
 
-    fn fsync(&self, _: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
-        self.within(&[ino], move |fs| fs.fsync(&CTX, ino, data_only))
+    fn fsync(&self, ctx: &OpCtx<'_>, ino: Ino, data_only: bool) -> Result<()> {
+        self.within_for(ctx, &[ino], move |fs, ctx| fs.fsync(ctx, ino, data_only))
     }
 
     fn sync(&self, _: &OpCtx<'_>) -> Result<()> {

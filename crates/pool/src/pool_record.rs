@@ -80,7 +80,7 @@ pub struct PoolRecord {
     /// Namespaces that its containers have together.
     pub namespaces: Vec<NsKind>,
     /// What a later program says of it: kept as it is.
-    pub(crate) more: Map<String, Value>,
+    pub(crate) more: Box<Map<String, Value>>,
 }
 
 /// The file's content. Programs of several versions may use it: what one does not know it keeps,
@@ -99,7 +99,7 @@ struct Stored {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     namespaces: Vec<NsKind>,
     #[serde(flatten)]
-    more: Map<String, Value>,
+    more: Box<Map<String, Value>>,
 }
 
 impl PoolRecord {
@@ -147,7 +147,8 @@ impl PoolRecord {
         }
         let (name, client) = (name.to_string(), ceph.unwrap_or_default());
         let dirty_limit = stored.dirty_limit;
-        let limits = PoolRecord { memory, cpus, pids, weight, dirty_limit, ..PoolRecord::default() };
+        let limits =
+            PoolRecord { memory, cpus, pids, weight, dirty_limit, ..PoolRecord::default() };
         Ok(Some(PoolRecord { name, client, user, namespaces, more, ..limits }))
     }
 
@@ -341,7 +342,7 @@ mod tests {
             client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
             user: PoolRecord::free_user(&state).ok(),
             namespaces: vec![NsKind::Ipc, NsKind::Net],
-            more: Map::new(),
+            more: Box::default(),
         };
         let bare = PoolRecord { name: "a.b".to_string(), ..PoolRecord::default() };
         for record in [&full, &bare] {

@@ -91,6 +91,12 @@ library! {
     fn ceph_release(mount: *mut RawMount) -> c_int;
     fn ceph_conf_read_file(mount: *mut RawMount, path: *const c_char) -> c_int;
     fn ceph_conf_set(mount: *mut RawMount, name: *const c_char, value: *const c_char) -> c_int;
+    fn ceph_conf_get(
+        mount: *mut RawMount,
+        name: *const c_char,
+        into: *mut c_char,
+        len: size_t,
+    ) -> c_int;
     fn ceph_init(mount: *mut RawMount) -> c_int;
     fn ceph_select_filesystem(mount: *mut RawMount, name: *const c_char) -> c_int;
     fn ceph_set_mount_timeout(mount: *mut RawMount, seconds: u32) -> c_int;

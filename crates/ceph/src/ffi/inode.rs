@@ -10,9 +10,9 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 
-use super::calls::{NO_FLAGS, RawInode, RawMount, RawPerms, Stat, WANT, c_string, said};
+use super::calls::{NO_FLAGS, RawInode, RawMount, Stat, WANT, c_string, said};
 use super::file::{DirStream, OpenFile};
-use super::mount::{Counted, Mount, Owner};
+use super::mount::{Caller, Counted, Mount};
 use crate::counters::Kind;
 
 /// An inode, held.
@@ -29,7 +29,7 @@ unsafe impl Sync for Inode {}
 impl Drop for Inode {
     fn drop(&mut self) {
         self.mount.counters.inodes.fetch_sub(1, Ordering::Relaxed);
-        let (calls, mount, node, _) = self.call();
+        let (calls, mount, node) = self.call();
         // SAFETY: this object's own reference.
         let _ = unsafe { (calls.ceph_ll_put)(mount, node) };
     }
@@ -71,9 +71,8 @@ impl Inode {
     }
 
     /// What every call with it takes; counted until its first part is dropped.
-    fn call(&self) -> (Counted<'_>, *mut RawMount, *mut RawInode, *const RawPerms) {
-        let mount = &self.mount;
-        (mount.calls(), mount.raw.as_ptr(), self.raw.as_ptr(), mount.service.perms.as_ptr())
+    fn call(&self) -> (Counted<'_>, *mut RawMount, *mut RawInode) {
+        (self.mount.calls(), self.mount.raw.as_ptr(), self.raw.as_ptr())
     }
 
     /// Makes a call, and counts it; what the library said.
@@ -82,8 +81,8 @@ impl Inode {
     }
 
     /// What `name` stands for in this directory.
-    pub(crate) fn lookup(&self, name: &[u8]) -> Result<(Inode, Stat)> {
-        let (calls, mount, dir, perms) = self.call();
+    pub(crate) fn lookup(&self, who: &Caller, name: &[u8]) -> Result<(Inode, Stat)> {
+        let ((calls, mount, dir), perms) = (self.call(), who.perms());
         let (name, mut node, mut stat) = (c_string(name)?, ptr::null_mut(), Stat::empty());
         let (to_node, to_stat) = (&raw mut node, &raw mut stat);
         // SAFETY: live objects; `node` takes a reference.
@@ -95,8 +94,8 @@ impl Inode {
     }
 
     /// Its state.
-    pub(crate) fn stat(&self) -> Result<Stat> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn stat(&self, who: &Caller) -> Result<Stat> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let mut stat = Stat::empty();
         // SAFETY: live objects.
         self.timed(Kind::Look, || unsafe {
@@ -106,8 +105,8 @@ impl Inode {
     }
 
     /// Takes the fields of `stat` that `mask` names ([`change`](super::calls::change)).
-    pub(crate) fn change(&self, mut stat: Stat, mask: i32) -> Result<()> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn change(&self, who: &Caller, mut stat: Stat, mask: i32) -> Result<()> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         // SAFETY: live objects.
         self.timed(Kind::Change, || unsafe {
             (calls.ceph_ll_setattr)(mount, node, &raw mut stat, mask, perms)
@@ -116,11 +115,11 @@ impl Inode {
     }
 
     /// Makes a new name in this directory.
-    pub(crate) fn make(&self, name: &[u8], new: New<'_>, owner: &Owner) -> Result<(Inode, Stat)> {
-        let (calls, mount, dir, _) = self.call();
+    pub(crate) fn make(&self, who: &Caller, name: &[u8], new: New<'_>) -> Result<(Inode, Stat)> {
+        let (calls, mount, dir) = self.call();
         let (name, mut node, mut stat) = (c_string(name)?, ptr::null_mut(), Stat::empty());
         let (at, to_node, to_stat) = (name.as_ptr(), &raw mut node, &raw mut stat);
-        let perms = owner.perms.as_ptr();
+        let perms = who.perms();
         let target = match new {
             New::Symlink(target) => c_string(target)?,
             _ => CString::default(),
@@ -149,11 +148,11 @@ impl Inode {
     /// Makes a regular file, and opens it to read and write. `EEXIST`.
     pub(crate) fn create(
         &self,
+        who: &Caller,
         name: &[u8],
         mode: u32,
-        owner: &Owner,
     ) -> Result<(Inode, OpenFile, Stat)> {
-        let (calls, mount, dir, _) = self.call();
+        let (calls, mount, dir) = self.call();
         let (name, mut node, mut stat) = (c_string(name)?, ptr::null_mut(), Stat::empty());
         let mut file = ptr::null_mut();
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
@@ -170,7 +169,7 @@ impl Inode {
                 &raw mut stat,
                 WANT,
                 NO_FLAGS,
-                owner.perms.as_ptr(),
+                who.perms(),
             )
         })?;
         let file = OpenFile::adopt(&self.mount, file)?;
@@ -178,8 +177,8 @@ impl Inode {
     }
 
     /// Opens a regular file.
-    pub(crate) fn open(&self, flags: i32) -> Result<OpenFile> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn open(&self, who: &Caller, flags: i32) -> Result<OpenFile> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let mut file = ptr::null_mut();
         // SAFETY: live objects; `file` takes a handle.
         self.timed(Kind::Change, || unsafe {
@@ -189,8 +188,8 @@ impl Inode {
     }
 
     /// One more name of this inode.
-    pub(crate) fn link(&self, dir: &Inode, name: &[u8]) -> Result<()> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn link(&self, who: &Caller, dir: &Inode, name: &[u8]) -> Result<()> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let name = c_string(name)?;
         // SAFETY: live objects of one mount.
         self.timed(Kind::Change, || unsafe {
@@ -200,8 +199,8 @@ impl Inode {
     }
 
     /// Removes a name of this directory that is none of a directory.
-    pub(crate) fn unlink(&self, name: &[u8]) -> Result<()> {
-        let (calls, mount, dir, perms) = self.call();
+    pub(crate) fn unlink(&self, who: &Caller, name: &[u8]) -> Result<()> {
+        let ((calls, mount, dir), perms) = (self.call(), who.perms());
         let name = c_string(name)?;
         // SAFETY: live objects.
         self.timed(Kind::Change, || unsafe {
@@ -211,8 +210,8 @@ impl Inode {
     }
 
     /// Removes an empty directory of this one.
-    pub(crate) fn rmdir(&self, name: &[u8]) -> Result<()> {
-        let (calls, mount, dir, perms) = self.call();
+    pub(crate) fn rmdir(&self, who: &Caller, name: &[u8]) -> Result<()> {
+        let ((calls, mount, dir), perms) = (self.call(), who.perms());
         let name = c_string(name)?;
         // SAFETY: live objects.
         self.timed(Kind::Change, || unsafe {
@@ -222,8 +221,14 @@ impl Inode {
     }
 
     /// Moves a name of this directory, and replaces what has the new one.
-    pub(crate) fn rename(&self, from: &[u8], to_dir: &Inode, to: &[u8]) -> Result<()> {
-        let (calls, mount, dir, perms) = self.call();
+    pub(crate) fn rename(
+        &self,
+        who: &Caller,
+        from: &[u8],
+        to_dir: &Inode,
+        to: &[u8],
+    ) -> Result<()> {
+        let ((calls, mount, dir), perms) = (self.call(), who.perms());
         let (from, to, to_dir) = (c_string(from)?, c_string(to)?, to_dir.raw.as_ptr());
         // SAFETY: live objects of one mount.
         self.timed(Kind::Change, || unsafe {
@@ -233,8 +238,8 @@ impl Inode {
     }
 
     /// The target of a symbolic link.
-    pub(crate) fn readlink(&self) -> Result<Vec<u8>> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn readlink(&self, who: &Caller) -> Result<Vec<u8>> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let mut target = vec![0_u8; libc::PATH_MAX as usize];
         let (into, len) = (target.as_mut_ptr().cast(), target.len());
         // SAFETY: live objects; `len` bytes may be written at `into`.
@@ -247,7 +252,7 @@ impl Inode {
 
     /// Makes data, and the state unless `data_only`, durable.
     pub(crate) fn sync(&self, data_only: bool) -> Result<()> {
-        let (calls, mount, node, _) = self.call();
+        let (calls, mount, node) = self.call();
         // SAFETY: live objects.
         let synced = self.timed(Kind::Sync, || unsafe {
             (calls.ceph_ll_sync_inode)(mount, node, data_only.into())
@@ -256,8 +261,8 @@ impl Inode {
     }
 
     /// An extended attribute.
-    pub(crate) fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn xattr(&self, who: &Caller, name: &[u8]) -> Result<Vec<u8>> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let name = c_string(name)?;
         let mut value = vec![0_u8; 64 << 10];
         let (into, len) = (value.as_mut_ptr().cast(), value.len());
@@ -270,8 +275,14 @@ impl Inode {
     }
 
     /// Sets an extended attribute; `flags` of setxattr(2).
-    pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn set_xattr(
+        &self,
+        who: &Caller,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> Result<()> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let (name, from, len) = (c_string(name)?, value.as_ptr().cast(), value.len());
         // SAFETY: live objects; `len` bytes may be read at `from`.
         self.timed(Kind::Change, || unsafe {
@@ -281,8 +292,8 @@ impl Inode {
     }
 
     /// Names of extended attributes, each with its NUL.
-    pub(crate) fn xattrs(&self) -> Result<Vec<u8>> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn xattrs(&self, who: &Caller) -> Result<Vec<u8>> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let (mut names, mut needed) = (vec![0_u8; 64 << 10], 0);
         let (into, len) = (names.as_mut_ptr().cast(), names.len());
         // SAFETY: live objects; `len` bytes may be written at `into`.
@@ -294,8 +305,8 @@ impl Inode {
     }
 
     /// Removes an extended attribute.
-    pub(crate) fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn remove_xattr(&self, who: &Caller, name: &[u8]) -> Result<()> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let name = c_string(name)?;
         // SAFETY: live objects.
         self.timed(Kind::Change, || unsafe {
@@ -306,7 +317,7 @@ impl Inode {
 
     /// Totals of the file system, or of the quota that holds here.
     pub(crate) fn totals(&self) -> Result<statvfs64> {
-        let (calls, mount, node, _) = self.call();
+        let (calls, mount, node) = self.call();
         // SAFETY: integers; zeros are values of them.
         let mut totals: statvfs64 = unsafe { MaybeUninit::zeroed().assume_init() };
         // SAFETY: live objects.
@@ -315,8 +326,8 @@ impl Inode {
     }
 
     /// A stream of this directory.
-    pub(crate) fn entries(&self) -> Result<DirStream> {
-        let (calls, mount, node, perms) = self.call();
+    pub(crate) fn entries(&self, who: &Caller) -> Result<DirStream> {
+        let ((calls, mount, node), perms) = (self.call(), who.perms());
         let mut dir = ptr::null_mut();
         // SAFETY: live objects; `dir` takes a stream.
         said(unsafe { (calls.ceph_ll_opendir)(mount, node, &raw mut dir, perms) })?;

@@ -27,6 +27,6 @@ pub(crate) use file::{DirStream, Listed, OpenFile};
 pub(crate) use image::{Image, Mode, Work};
 pub(crate) use inode::{Inode, New};
 pub(crate) use library::Missing;
-pub(crate) use mount::{Mount, Unmounted};
+pub(crate) use mount::{Caller, Mount, Unmounted};
 pub(crate) use rados::{Cluster, Pool, Unconnected};
 pub use under_way::{UnderWay, ask_calls, calls_under_way};

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr::{self, NonNull};
 
+use libc::gid_t;
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::{Errno, Result};
@@ -16,32 +17,40 @@ use crate::counters::Counters;
 /// `CEPH_RECLAIM_RESET`: a former session is ended, and nothing of it taken over.
 const RECLAIM_RESET: c_uint = 1;
 
-/// Who makes a new inode: it is that user's and that group's.
-pub(crate) struct Owner {
+/// On whose behalf a call is made: what is made is that user's, and a key may be limited to some.
+pub(crate) struct Caller {
     calls: Arc<Calls>,
-    pub(super) perms: NonNull<RawPerms>,
+    perms: NonNull<RawPerms>,
+    /// Which the library borrows.
+    _groups: Box<[gid_t]>,
 }
 
-impl Owner {
-    fn new(calls: &Arc<Calls>, uid: u32, gid: u32) -> Result<Owner> {
-        // SAFETY: no list of groups is given.
-        let perms = unsafe { (calls.ceph_userperm_new)(uid, gid, 0, ptr::null_mut()) };
+impl Caller {
+    fn new(calls: &Arc<Calls>, (uid, gid): (u32, u32), groups: Vec<gid_t>) -> Result<Caller> {
+        let count = c_int::try_from(groups.len()).map_err(|_| Errno::EINVAL)?;
+        let mut groups = groups.into_boxed_slice();
+        // SAFETY: `count` groups, which live as long as what borrows them.
+        let perms = unsafe { (calls.ceph_userperm_new)(uid, gid, count, groups.as_mut_ptr()) };
         let perms = NonNull::new(perms).ok_or(Errno::ENOMEM)?;
-        Ok(Owner { calls: calls.clone(), perms })
+        Ok(Caller { calls: calls.clone(), perms, _groups: groups })
+    }
+
+    pub(super) fn perms(&self) -> *const RawPerms {
+        self.perms.as_ptr()
     }
 }
 
-impl Drop for Owner {
+impl Drop for Caller {
     fn drop(&mut self) {
         // SAFETY: made by `ceph_userperm_new`, and borrowed by calls that are over.
         unsafe { (self.calls.ceph_userperm_destroy)(self.perms.as_ptr()) }
     }
 }
 
-// SAFETY: three numbers that no call changes.
-unsafe impl Send for Owner {}
+// SAFETY: numbers that no call changes.
+unsafe impl Send for Caller {}
 // SAFETY: as above.
-unsafe impl Sync for Owner {}
+unsafe impl Sync for Caller {}
 
 /// Memory that is freed stays in each of the allocator's arenas up to this much. The library makes
 /// and frees buffers of an object's size (4 MiB) for each write into one that it caches; given back
@@ -100,6 +109,29 @@ impl Unmounted {
             .map(drop)
     }
 
+    /// Whom the service itself is to the cluster: root, whom nothing is refused but by a key's
+    /// limits, unless the configuration names another (`client_mount_uid`, `client_mount_gid`).
+    fn service(&self) -> Result<(u32, u32)> {
+        Ok((self.number("client_mount_uid")?, self.number("client_mount_gid")?))
+    }
+
+    /// An option that is a number, and 0 where it is negative.
+    fn number(&self, name: &str) -> Result<u32> {
+        let (name, mut value) = (c_string(name.as_bytes())?, [0_u8; 32]);
+        let (into, len) = (value.as_mut_ptr().cast(), value.len());
+        // SAFETY: a live client, a C string; `len` bytes may be written at `into`.
+        said(unsafe { (self.calls.ceph_conf_get)(self.raw(), name.as_ptr(), into, len) })?;
+        let text = CStr::from_bytes_until_nul(&value).map_err(|_| Errno::EINVAL)?;
+        Ok(text.to_str().ok().and_then(|text| text.parse().ok()).unwrap_or(0))
+    }
+
+    /// Has the client mount as the service is to the cluster.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let (uid, gid) = self.service()?;
+        self.set("client_mount_uid", &uid.to_string())?;
+        self.set("client_mount_gid", &gid.to_string())
+    }
+
     /// Connects and mounts `root` of the file system `fs` (`None`: the only one). Threads start.
     pub(crate) fn mount(
         mut self,
@@ -124,11 +156,11 @@ impl Unmounted {
             (calls.ceph_set_uuid)(raw, session.as_ptr());
             said((calls.ceph_mount)(raw, root.as_ptr()))?;
         }
-        let root_perms = Owner::new(&self.calls, 0, 0)?;
+        let service = self.service().and_then(|ids| Caller::new(&self.calls, ids, Vec::new()))?;
+        let service = Arc::new(service);
         let raw = self.raw.take().ok_or(Errno::EINVAL)?;
         let (calls, counters) = (self.calls.clone(), Counters::default());
         let (has_failed, is_refused) = Default::default();
-        let service = root_perms;
         Ok(Arc::new(Mount { calls, raw, service, counters, has_failed, is_refused }))
     }
 }
@@ -146,8 +178,8 @@ impl Drop for Unmounted {
 pub(crate) struct Mount {
     calls: Arc<Calls>,
     pub(super) raw: NonNull<RawMount>,
-    /// Root, whom nothing is refused: rights were checked above.
-    pub(super) service: Owner,
+    /// The service itself: rights were checked above.
+    pub(crate) service: Arc<Caller>,
     pub(crate) counters: Counters,
     /// Since the last sync of everything began, one of a file has failed.
     has_failed: AtomicBool,
@@ -202,8 +234,8 @@ impl Mount {
         self.counters.synced(sync)
     }
 
-    /// Who makes a new inode.
-    pub(crate) fn owner(&self, uid: u32, gid: u32) -> Result<Owner> {
-        Owner::new(&self.calls, uid, gid)
+    /// On whose behalf a call is made.
+    pub(crate) fn caller(&self, ids: (u32, u32), groups: Vec<gid_t>) -> Result<Arc<Caller>> {
+        Caller::new(&self.calls, ids, groups).map(Arc::new)
     }
 }
