@@ -46,6 +46,15 @@ impl Way {
         }
     }
 
+    /// Of these the ones that were asked for.
+    ///
+    /// # Errors
+    /// One was asked for that is not among them.
+    pub(crate) fn chosen(all: &[Way], options: &Options) -> Result<Vec<Way>> {
+        let names: Vec<String> = all.iter().map(|way| way.name().to_string()).collect();
+        Ok(options.chosen(&names)?.into_iter().map(|at| all[at]).collect())
+    }
+
     /// Those that this host has.
     pub(crate) fn available(all: &[Way], notes: &mut Vec<String>) -> Vec<Way> {
         let lacks = |way: &Way| {
@@ -135,6 +144,14 @@ impl Union {
     /// # Errors
     /// It cannot be mounted.
     pub(crate) fn mount(way: Way, lowers: &[PathBuf]) -> Result<Union> {
+        Union::mount_in(way, lowers, None)
+    }
+
+    /// The same, a lane in that pool.
+    ///
+    /// # Errors
+    /// As [`mount`](Self::mount).
+    pub(crate) fn mount_in(way: Way, lowers: &[PathBuf], pool: Option<&str>) -> Result<Union> {
         let dir = tempfile::tempdir().context("directory of a union")?;
         for name in ["at", "upper", "work"] {
             fs::create_dir(dir.path().join(name)).context("directory of a union")?;
@@ -150,6 +167,9 @@ impl Union {
                 let mut words: Vec<OsString> = vec!["mount".into(), "--size".into(), "20G".into()];
                 if way == Way::Cached {
                     words.extend(["--file-cache".into(), "writeback".into()]);
+                }
+                if let Some(pool) = pool {
+                    words.extend(["--pool".into(), pool.into()]);
                 }
                 for lower in lowers {
                     words.extend(["--lower".into(), lower.into()]);

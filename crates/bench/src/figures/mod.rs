@@ -96,6 +96,8 @@ pub const SWEEPS: &[&str] = &[
     "srcdiff",
     "gapbs-bfs",
     "ceph-rocksdb",
+    "fileappend",
+    "webstart",
 ];
 
 /// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
@@ -173,7 +175,7 @@ pub const FIGURES: &[Figure] = &[
     Figure {
         name: "webstart",
         mounts: true,
-        about: "1 to 64 web servers on one image until all answer: lanes, overlayfs and others",
+        about: "1 to 256 web servers on one image until all answer: lanes, overlayfs and others",
         run: webstart::run,
     },
     Figure {

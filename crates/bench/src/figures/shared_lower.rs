@@ -81,8 +81,7 @@ impl Reading<'_> {
     /// # Errors
     /// Not root, a union cannot be mounted, a tenant failed or read what is not in the lower.
     pub(super) fn measure(&self, options: &Options, report: &mut Report) -> Result<()> {
-        let names: Vec<String> = WAYS.iter().map(|way| way.name().to_string()).collect();
-        let chosen: Vec<Way> = options.chosen(&names)?.into_iter().map(|at| WAYS[at]).collect();
+        let chosen = Way::chosen(&WAYS, options)?;
         let ways = Way::available(&self.ground.ways(&chosen), &mut report.notes);
         if let Ground::Ceph(_) = self.ground {
             report.figure = format!("ceph-{}", report.figure);

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::pools::{memory, processes};
 use crate::report::{Better, Report};
-use crate::tools::command;
+use crate::tools::{command, polylane};
 use crate::unions::{Union, Way};
 use crate::{Options, progress};
 
@@ -36,8 +36,9 @@ const PAGE: &str = "a page\n";
 pub fn run(options: &Options) -> Result<Report> {
     let title = "web servers on one image, from nothing until all answer";
     let mut report = Report::new("webstart", title, "servers", "ms", Better::Lower);
-    report.baseline = WAYS[0].name().to_string();
-    let ways = Way::available(&WAYS, &mut report.notes);
+    let ways = Way::available(&Way::chosen(&WAYS, options)?, &mut report.notes);
+    ensure!(!ways.is_empty(), "nothing to measure is on this host");
+    report.baseline = ways[0].name().to_string();
     let image = tempfile::tempdir().context("directory of the image")?;
     make_image(image.path())?;
     let points: &[usize] = if options.quick { &[1, 8] } else { &[1, 16, 64, 256] };
@@ -71,7 +72,42 @@ impl Drop for Server {
     }
 }
 
+/// Lanes of a pool: its table takes 192.
+const LANES: usize = 128;
+
+/// Pools that last, for lanes that the usual one has no room for. Dropped, they are removed.
+struct Pools(Vec<String>);
+
+impl Pools {
+    fn make(lanes: usize) -> Result<Pools> {
+        let mut pools = Pools(Vec::new());
+        for number in 1..lanes.div_ceil(LANES) {
+            let name = format!("webstart-{}-{number}", std::process::id());
+            polylane(&["pool", "create", &name])?;
+            pools.0.push(name);
+        }
+        Ok(pools)
+    }
+
+    /// The one of a lane; `None`: the usual one.
+    fn of(&self, lane: usize) -> Option<&str> {
+        self.0.get((lane / LANES).checked_sub(1)?).map(String::as_str)
+    }
+}
+
+impl Drop for Pools {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            if let Err(error) = polylane(&["pool", "rm", name]) {
+                progress(&format!("{error}"));
+            }
+        }
+    }
+}
+
 fn measure(report: &mut Report, way: Way, count: usize, image: &Path) -> Result<()> {
+    // Before the lanes, so that it is dropped after them.
+    let pools = Pools::make(if matches!(way, Way::LaneFuse | Way::Lane) { count } else { 0 })?;
     let before = processes()?;
     let lowers = [image.to_path_buf()];
     let (next, started) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -83,7 +119,7 @@ fn measure(report: &mut Report, way: Way, count: usize, image: &Path) -> Result<
             if number >= count {
                 return Ok(());
             }
-            let server = start(way, &lowers, number)?;
+            let server = start((way, pools.of(number)), &lowers, number)?;
             started.lock().expect("not poisoned").push(server);
         }
     };
@@ -102,8 +138,8 @@ fn measure(report: &mut Report, way: Way, count: usize, image: &Path) -> Result<
     Ok(())
 }
 
-fn start(way: Way, lowers: &[PathBuf], number: usize) -> Result<Server> {
-    let union = Union::mount(way, lowers)?;
+fn start((way, pool): (Way, Option<&str>), lowers: &[PathBuf], number: usize) -> Result<Server> {
+    let union = Union::mount_in(way, lowers, pool)?;
     let port = PORT + number;
     let text = format!(
         "daemon off; master_process off; pid /run/pid; error_log /log;\n\
