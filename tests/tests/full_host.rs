@@ -74,29 +74,70 @@ done
 echo more >more && sync more || echo "nothing can be written"
 "#;
 
-fn goes_on(test: &str, kind: &str, (host, size, big): (u64, &str, u64)) {
+/// A volume of that size is made, then `prepared`, filled and emptied, by either door.
+fn goes_on(
+    (test, kind, options): (&str, &str, &str),
+    (host, size, big): (u64, &str, u64),
+    prepare: impl Fn(&Path),
+) {
     for door in ["", "--no-preload"] {
         let Some(host) = Host::new(test, kind, host) else { return };
         let volume = host.volume();
-        let options = format!("{door} --size {size}");
+        assert_eq!(run(&format!("--size {size}"), &volume, "echo first >/lane/first"), "");
+        prepare(&volume);
+        let options = format!("{door} {options}");
         let fill = FILL.replace("BIG", &big.to_string());
-        assert_eq!(run(&options, &volume, &fill), "", "{door}");
+        assert_eq!(run(&options, &volume, &fill), "", "{options}");
         assert_eq!(
-            run(door, &volume, "cat /lane/kept /lane/more; ls /lane"),
-            "kept\nmore\nkept\nmore\n"
+            run(&options, &volume, "cd /lane; cat first kept more; ls"),
+            "first\nkept\nmore\nfirst\nkept\nmore\n"
         );
-        assert_clean(&volume);
+        assert_checked(&volume);
     }
+}
+
+/// By e2fsck, as far as it knows what the file is.
+fn assert_checked(volume: &Path) {
+    let mut check = Command::new(polylane_tests::binary());
+    let checked = check.args(["volume", "check"]).arg(volume).output().expect("polylane");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
+/// Has the volume be an overlay of what it was, on a host that cannot share blocks.
+fn snapshot(volume: &Path) {
+    let mut snapshot = Command::new(polylane_tests::binary());
+    snapshot.args(["volume", "snapshot"]).args([volume, &volume.with_extension("before")]);
+    assert!(snapshot.status().expect("polylane").success());
 }
 
 #[test]
 fn a_lane_on_a_full_ext4_goes_on() {
-    goes_on("a_lane_on_a_full_ext4_goes_on", "ext4", (160, "2G", 250));
+    let test = "a_lane_on_a_full_ext4_goes_on";
+    goes_on((test, "ext4", ""), (160, "2G", 250), |_| {});
+}
+
+/// What is to be logged waits for no room that removing needs.
+#[test]
+fn a_lane_that_logs_its_data_goes_on_on_a_full_host() {
+    let test = "a_lane_that_logs_its_data_goes_on_on_a_full_host";
+    for kind in ["ext4", "tmpfs"] {
+        goes_on((test, kind, "--journal-mode data"), (120, "1G", 200), |_| {});
+    }
+}
+
+/// Blocks that lie in the base take no room of the overlay's own.
+#[test]
+fn a_lane_with_a_snapshot_goes_on_on_a_full_host() {
+    let test = "a_lane_with_a_snapshot_goes_on_on_a_full_host";
+    for (kind, options) in [("ext4", ""), ("tmpfs", ""), ("ext4", "--journal-mode data")] {
+        goes_on((test, kind, options), (160, "1G", 250), snapshot);
+    }
 }
 
 #[test]
 fn a_lane_on_a_full_tmpfs_goes_on() {
-    goes_on("a_lane_on_a_full_tmpfs_goes_on", "tmpfs", (24, "1G", 60));
+    let test = "a_lane_on_a_full_tmpfs_goes_on";
+    goes_on((test, "tmpfs", ""), (24, "1G", 60), |_| {});
 }
 
 /// What a run leaves on a full host the next one opens and empties.

@@ -453,6 +453,49 @@ fn limits_of_the_callers_shell_are_commands() {
     polylane_tests::pool::assert_nothing_remains(&pool);
 }
 
+/// What a hard limit keeps a lane from is said, and no process of it is killed by a signal; COMMAND
+/// is.
+#[test]
+fn a_largest_size_of_files_that_stays_is_said_and_kills_nobody() {
+    let name = "a_largest_size_of_files_that_stays_is_said_and_kills_nobody";
+    if unavailable(name) || lacks(name, &["setpriv"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let at = |shell: &str, words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-sys_resource", "bash", "-c", shell, "bash"]);
+        command.arg(polylane_tests::binary()).args(words).current_dir(dir.path());
+        command.env("XDG_STATE_HOME", dir.path()).output().expect("setpriv")
+    };
+    let one_line = |output: &Output, status: i32| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{:?}: {said}", output.status);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    };
+    fs::create_dir(dir.path().join("m")).expect("mkdir");
+    let hard = "ulimit -f 100; exec \"$@\"";
+    for lane in [&["run", "--mem", "--", "true"][..], &["mount", "mem:64M", "m"]] {
+        let said = one_line(&at(hard, lane), 1);
+        assert!(said.contains("file size limit: 102400 bytes"), "{said}");
+    }
+    one_line(&at(hard, &["volume", "create", "large", "--size", "64M"]), 1);
+    let soft = "ulimit -S -f 100; exec \"$@\"";
+    for words in [
+        &["volume", "create", "v", "--size", "64M"][..],
+        &["volume", "snapshot", "v", "s"],
+        &["volume", "export", "v", "raw"],
+    ] {
+        let output = at(soft, words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    }
+    let killed = "trap \"\" USR1; head -c 1M /dev/zero >/srv/x; echo $?";
+    let output =
+        at(soft, &["run", "--mem", "--no-preload", "--at", "/srv", "--", "sh", "-c", killed]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "153\n", "{output:?}");
+}
+
 #[test]
 fn the_memory_killer_takes_command_before_the_service() {
     if unavailable("the_memory_killer_takes_command_before_the_service") {

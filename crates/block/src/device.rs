@@ -250,9 +250,9 @@ pub trait BlockDevice: Send + Sync {
         (Allocation::Data, count)
     }
 
-    /// Gives sectors that take no space theirs, and changes no content: they read as zeros, and
-    /// [`allocation`](BlockDevice::allocation) may call them a hole still. What takes space keeps
-    /// it, until it is discarded.
+    /// Gives sectors that take no space theirs, and changes no content: they read as before, and
+    /// [`allocation`](BlockDevice::allocation) may say that they take none still. What takes space
+    /// keeps it, until it is discarded.
     ///
     /// # Errors
     /// [`Error::NoSpace`], which may leave a part done; [`Error::Unsupported`] where only a write
@@ -290,6 +290,8 @@ pub enum Allocation {
     Data,
     /// It takes no space and reads as zeros.
     Hole,
+    /// It takes no space and reads as what another device has there.
+    Base,
 }
 
 /// One thread's road to a device. Nothing here blocks but [`Channel::park`].

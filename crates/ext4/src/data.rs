@@ -32,7 +32,7 @@ use crate::format::{DeviceBlock, FileBlock};
 use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::io::Sent;
-use crate::journal::Handle;
+use crate::journal::{Handle, Journal};
 use crate::promised;
 use crate::volume::Volume;
 
@@ -261,7 +261,10 @@ fn write_run(
         }
     };
     let (way, count) = way_of_run(volume, (start, count), way);
-    let way = way_with_room(volume, (start, count), way);
+    let way = match way {
+        Way::Log if is_in_log(volume, start) => Way::Log,
+        way => way_with_room(volume, (start, count), way)?,
+    };
     let bytes = (count as usize * block_bytes - within).min(left);
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
@@ -295,18 +298,37 @@ fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> 
     let Some(journal) = &volume.journal else { return (way, count) };
     let most = journal.data_blocks_max().min(RUN_BLOCKS_MAX as usize) as u32;
     match (way, journal.logged.run(start, count)) {
-        (Way::Log, _) => (Way::Log, count.min(most)),
+        (Way::Log, _) if !is_room_asked_for(volume, journal) => (Way::Log, count.min(most)),
         (_, (true, live)) => (Way::Log, live.min(most)),
+        (Way::Log, (false, others)) => (Way::Log, others.min(most)),
         (way, (false, others)) => (way, others),
     }
 }
 
-/// Whether a write that is to be deferred may be: later, nobody could be told that there is no room
-/// for it.
-fn way_with_room(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> Way {
-    match way {
-        Way::Deferred if !volume.io.has_room(start, count.into()) => Way::Place,
-        way => way,
+/// Whether the log has a block's newest version: it is logged again, wherever there is room.
+fn is_in_log(volume: &Volume, block: DeviceBlock) -> bool {
+    volume.journal.as_ref().is_some_and(|journal| journal.logged.run(block, 1).0)
+}
+
+/// Whether data needs room on the medium before it is logged. What little a sync logs finds it in
+/// the log, until the medium is known to be short.
+fn is_room_asked_for(volume: &Volume, journal: &Journal) -> bool {
+    volume.data == DataMode::Data || journal.is_short()
+}
+
+/// Whether a write of blocks that are not in the log may be deferred, or logged: later, nobody
+/// could be told that there is no room for it, and what waits in the log keeps others from removing
+/// anything.
+fn way_with_room(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> Result<Way> {
+    match (way, &volume.journal) {
+        (Way::Deferred, _) if !volume.io.has_room(start, count.into()) => Ok(Way::Place),
+        (Way::Log, Some(journal)) if is_room_asked_for(volume, journal) => {
+            match journal.reserve_homes(start, count) {
+                Err(polylane_block::Error::NoSpace) => Ok(Way::Place),
+                reserved => Ok(reserved.map(|()| Way::Log)?),
+            }
+        }
+        (way, _) => Ok(way),
     }
 }
 
@@ -361,9 +383,10 @@ fn fill_hole(
     let (claim, was_promised) = claim(volume, cell, core, goal, (first, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
-    let way = way_with_room(volume, (claim.start, claim.count), way);
-    let begun = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| begin(ctx, volume, claim.start, data, map_credits(core), way));
+    let begun = way_with_room(volume, (claim.start, claim.count), way).and_then(|way| {
+        let data = assemble(volume, core, place, (at, within, bytes), source, from)?;
+        begin(ctx, volume, claim.start, data, map_credits(core), way)
+    });
     if begun.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }

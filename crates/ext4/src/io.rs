@@ -346,7 +346,15 @@ impl BlockIo {
         match (allocation, (sectors / unit).min(most)) {
             // Where the host's blocks are smaller than ours, a part of one may be missing.
             (Allocation::Data, blocks) => Ok(blocks.max(1)),
-            (Allocation::Hole, 0) => Ok(1),
+            (Allocation::Hole | Allocation::Base, 0) => Ok(1),
+            (Allocation::Base, blocks) => {
+                let reserved = self.waiter.device().reserve(sector, blocks * unit);
+                match reserved {
+                    Ok(()) => Ok(blocks),
+                    Err(DeviceError::NoSpace) => Err(DeviceError::NoSpace),
+                    Err(_) => self.copy_up(block, blocks.min(wanted)),
+                }
+            }
             (Allocation::Hole, blocks) => {
                 let blocks = blocks.min(wanted).min(BACKED_BYTES / self.block_bytes as u64);
                 let zeros = Buffer::zeroed(blocks as usize * self.block_bytes);
@@ -359,6 +367,16 @@ impl BlockIo {
         }
     }
 
+    /// Writes the first of `most` blocks as they are read, so that they take room of the device's
+    /// own. How many.
+    fn copy_up(&self, block: DeviceBlock, most: u64) -> Result<u64> {
+        let blocks = most.min(BACKED_BYTES / self.block_bytes as u64);
+        let sector = self.sector(block)?;
+        let content = self.waiter.read(sector, blocks as usize * self.block_bytes)?;
+        self.waiter.write(sector, content, self.waiter.device().keeps_writes())?;
+        Ok(blocks)
+    }
+
     /// The same for blocks whose content follows: of `most` blocks from `block` on, `wanted` are
     /// written with zeros only where the device cannot reserve space, or has none for all.
     pub fn reserve(&self, block: DeviceBlock, wanted: u64, most: u64) -> Result<u64> {
@@ -367,7 +385,7 @@ impl BlockIo {
         let (allocation, sectors) = self.waiter.device().allocation(sector, most * unit);
         let blocks = (sectors / unit).min(most);
         // Hosts refuse for many reasons. The zeros find out whether one matters.
-        if allocation == Allocation::Hole
+        if allocation != Allocation::Data
             && blocks > 0
             && self.waiter.device().reserve(sector, blocks * unit).is_ok()
         {
@@ -384,9 +402,12 @@ impl BlockIo {
         while at < end {
             let (allocation, sectors) = self.waiter.device().allocation(Sector(at), end - at);
             let sectors = sectors.clamp(1, end - at);
-            if allocation == Allocation::Hole
-                && self.waiter.device().reserve(Sector(at), sectors).is_err()
-            {
+            let reserve = || self.waiter.device().reserve(Sector(at), sectors);
+            let has_room = match allocation {
+                Allocation::Data => true,
+                Allocation::Hole | Allocation::Base => reserve().is_ok(),
+            };
+            if !has_room {
                 return false;
             }
             at += sectors;

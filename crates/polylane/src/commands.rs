@@ -11,7 +11,7 @@ use polylane_pool::rbd::ImagePlace;
 use polylane_pool::run::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
-use polylane_pool::{run, service, stats};
+use polylane_pool::{limits, run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::lane_args::{LaneArg, SourceArg};
@@ -23,16 +23,25 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => run::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
-        Command::Mount(arguments) => mount::mount(arguments),
+        Command::Mount(arguments) => {
+            limits::lift_for_lanes()?;
+            mount::mount(arguments)
+        }
         Command::Umount(arguments) => mount::umount(&arguments),
-        Command::Volume(command) => volume::execute(command),
+        Command::Volume(command) => {
+            limits::lift();
+            volume::execute(command)
+        }
         Command::Attach(arguments) => attach::attach(arguments),
         Command::Detach(arguments) => attach::detach(&arguments),
         Command::Engine(arguments) => Ok(attach::engine(arguments)),
         Command::Top(arguments) => top::execute(&arguments),
         Command::Pool(command) => pool::execute(command),
         Command::Exec(arguments) => pool::exec(&arguments),
-        Command::Image(command) => image::execute(command),
+        Command::Image(command) => {
+            limits::lift();
+            image::execute(command)
+        }
         Command::Container(command) => container::execute(command),
         Command::Oci { words } => polylane_engine::oci(&words),
         Command::Env(arguments) => lane_env::execute(&arguments),

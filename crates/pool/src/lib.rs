@@ -22,7 +22,7 @@ mod keeper;
 pub mod kernel_fs;
 mod kernel_fs_kind;
 pub mod lasting;
-mod limits;
+pub mod limits;
 mod link;
 pub mod live;
 pub mod lower;

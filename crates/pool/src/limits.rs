@@ -1,7 +1,10 @@
 //! Limits of the caller's shell (setrlimit(2)): they are COMMAND's, not the supervisor's and not
 //! the service's, which serve the whole pool.
 
+use polylane_sys::ns;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::failure::{Failure, Result};
 
 /// What a shell may have limited that would stop a service.
 const RESOURCES: [Resource; 9] = [
@@ -22,14 +25,41 @@ const STACK_BYTES_MIN: u64 = 8 << 20;
 /// Descriptors where the kernel's own limit of them (`fs.nr_open`) cannot be read: its default.
 const FILES_MAX: u64 = 1 << 20;
 
+/// Least size that files of a lane's processes must be able to have, in bytes: what they share is
+/// as large, and sparse.
+const FILE_BYTES_MIN: u64 = 1 << 30;
+
+/// Comes where a file would become larger than its writer may make one.
+const SIGXFSZ: i32 = rustix::process::Signal::XFSZ.as_raw();
+
 /// The limits as the caller had them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CallerLimits(Vec<(Resource, Rlimit)>);
+pub(crate) struct CallerLimits {
+    limits: Vec<(Resource, Rlimit)>,
+    /// A write beyond the largest size of a file is an error and no signal.
+    is_size_an_error: bool,
+}
+
+/// As [`lift`], for a process that is about to make lanes.
+///
+/// # Errors
+/// One line where they cannot do without what may not be lifted.
+pub fn lift_for_lanes() -> Result<()> {
+    CallerLimits::lift_for_lane().map(drop)
+}
+
+/// Lifts the limits of this process, which executes no command of the caller's, as far as it may.
+/// What is beyond them is an error.
+pub fn lift() {
+    CallerLimits::lift();
+}
 
 impl CallerLimits {
     /// Lifts the limits of this process and of those that it will start, as far as it may: an
-    /// ordinary user may go up to the hard limits.
+    /// ordinary user may go up to the hard limits. No file's size is a signal from now on.
     pub(crate) fn lift() -> CallerLimits {
+        let is_size_an_error = ns::is_ignored(SIGXFSZ);
+        ns::set_ignored(SIGXFSZ, true);
         let limits = RESOURCES.map(|resource| (resource, getrlimit(resource)));
         for (resource, limit) in &limits {
             let wanted = lifted(*resource, limit);
@@ -37,15 +67,31 @@ impl CallerLimits {
                 let _ = setrlimit(*resource, Rlimit { current: limit.maximum, ..*limit });
             }
         }
-        CallerLimits(limits.into_iter().collect())
+        CallerLimits { limits: limits.into_iter().collect(), is_size_an_error }
+    }
+
+    /// As [`lift`](Self::lift), for the processes of a lane.
+    ///
+    /// # Errors
+    /// One line where they cannot do without what may not be lifted.
+    pub(crate) fn lift_for_lane() -> Result<CallerLimits> {
+        let caller = Self::lift();
+        match getrlimit(Resource::Fsize).current {
+            Some(bytes) if bytes < FILE_BYTES_MIN => Err(Failure::failed(format!(
+                "file size limit: {bytes} bytes, and it may not be raised: a lane needs \
+                 {FILE_BYTES_MIN}; see 'ulimit -H -f'"
+            ))),
+            _ => Ok(caller),
+        }
     }
 
     /// Gives this process, which is about to become COMMAND, the caller's limits again.
     pub(crate) fn restore(&self) {
-        for (resource, limit) in &self.0 {
+        for (resource, limit) in &self.limits {
             // Going down is always allowed.
             let _ = setrlimit(*resource, *limit);
         }
+        ns::set_ignored(SIGXFSZ, self.is_size_an_error);
     }
 }
 

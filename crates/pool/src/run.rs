@@ -203,7 +203,7 @@ pub fn run(options: RunOptions) -> Result<u8> {
     if let Some(record) = &record {
         lanes = lanes.into_iter().map(|lane| lane.in_pool(record)).collect();
     }
-    let limits = CallerLimits::lift();
+    let limits = CallerLimits::lift_for_lane()?;
     let options = lanes.remove(0);
     let beside = beside::start(&lanes, record.as_ref())?;
     let status = run_first(options, record, &beside, limits)?;

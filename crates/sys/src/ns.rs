@@ -313,6 +313,17 @@ pub fn is_ignored(signal: i32) -> bool {
     }
 }
 
+/// Has this process, and what it executes, ignore a signal, or do what the kernel does by default.
+pub fn set_ignored(signal: i32, ignored: bool) {
+    // SAFETY: all-zero is a valid `sigaction` with no flags and an empty mask; the two actions are
+    // no functions. The kernel refuses a bad number.
+    unsafe {
+        let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        new.sa_sigaction = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+        libc::sigaction(signal, &raw const new, std::ptr::null_mut());
+    }
+}
+
 /// Signals of this process, read as data. They are blocked for the calling thread and the threads
 /// and children it makes, until [`unblock_signals`].
 #[derive(Debug)]

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use polylane_base::Errno;
+use polylane_base::shown::Shown;
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
 use polylane_block::bypass::{Claim, Id, Opened};
@@ -16,7 +18,7 @@ use polylane_block::cache::host::HostStore;
 use polylane_block::cache::{Cached, Mode};
 use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Totals, Way};
-use polylane_block::image;
+use polylane_block::image::{self, ImageError};
 use polylane_block::map::Unit;
 use polylane_block::medium::Medium;
 use polylane_block::overlay::Overlay;
@@ -421,7 +423,10 @@ fn walk(
             return Err(Failure::failed(format!("{}: too many bases", path.display())));
         }
         let base = locate(&above, &next);
-        let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
+        let files = image::open_shared(&base).map_err(|error| match error {
+            ImageError::Host(_, Errno::ENOENT) => no_base(&base, &above),
+            error => failure(&base, error),
+        })?;
         check_base((&above, &its, owner), &base, &files.plain)?;
         let sidecar = Sidecar::load(&base)?;
         let stat = rustix::fs::fstat(&files.plain).ok();
@@ -477,10 +482,17 @@ pub(crate) fn open_base(
 ) -> Result<(PathBuf, File)> {
     let base = locate(above.0, overlay);
     let opened = trust::open_beside(&base)?;
-    let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-    let (file, _) = opened.ok_or_else(|| Failure::path(&base, "open it", missing))?;
+    let (file, _) = opened.ok_or_else(|| no_base(&base, above.0))?;
     check_base(above, &base, &file)?;
     Ok((base, File::from(file)))
+}
+
+fn no_base(base: &Path, above: &Path) -> Failure {
+    Failure::failed(format!(
+        "{}: is not there, and {} is on it: put it back where it was",
+        Shown::new(base),
+        Shown::new(above)
+    ))
 }
 
 #[cfg(test)]

@@ -287,13 +287,19 @@ pub(crate) fn open_beside(path: &Path) -> Result<Option<(OwnedFd, Stat)>> {
                 path.display()
             )));
         }
+        // A socket.
+        Err(Errno::NXIO) => return Err(no_regular_file(path)),
         opened => opened.map_err(|error| Failure::path(path, "read it", error))?,
     };
     let stat = fstat(&file).map_err(|error| Failure::path(path, "read it", error))?;
     match FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         true => Ok(Some((file, stat))),
-        false => Err(Failure::failed(format!("{}: not a regular file", path.display()))),
+        false => Err(no_regular_file(path)),
     }
+}
+
+fn no_regular_file(path: &Path) -> Failure {
+    Failure::failed(format!("{}: not a regular file", path.display()))
 }
 
 /// The owner of a file.

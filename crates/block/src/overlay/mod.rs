@@ -39,6 +39,8 @@ mod present;
 use std::ops::Range;
 use std::sync::Arc;
 
+use polylane_sys::buffer::Buffer;
+
 use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
 use crate::wait::Waiter;
 use claims::Claims;
@@ -154,6 +156,10 @@ impl Overlay {
                 present.load(page, bytes);
             }
         }
+        if !top.read_only() {
+            // A medium without space for it refuses later.
+            let _ = give_map_space(&waiter, &layout);
+        }
         Ok(Arc::new(Overlay { base, top, layout, present, claims: Claims::default() }))
     }
 
@@ -168,24 +174,35 @@ impl Overlay {
             if here {
                 let start = sector.0.max(block * BLOCK_SECTORS);
                 let end = (end * BLOCK_SECTORS).min(self.layout.size);
-                // The head lies elsewhere in the file.
-                let end = if start < self.layout.head { end.min(self.layout.head) } else { end };
-                let place = self.layout.place(Sector(start));
-                let most = end.saturating_sub(start);
-                let (allocation, count) = self.top.allocation(place, most);
-                let (allocation, count) = match (allocation, count - count % BLOCK_SECTORS) {
-                    (_, _) if count >= most => (allocation, most),
-                    // Data follows within the block.
-                    (_, 0) => (Allocation::Data, BLOCK_SECTORS.min(most)),
-                    (Allocation::Data, _) => (allocation, count.next_multiple_of(BLOCK_SECTORS)),
-                    (Allocation::Hole, blocks) => (allocation, blocks),
-                };
-                let count = count.min(most);
+                let (allocation, count) = self.own_allocation(start..end);
                 return Some((start..start + count, allocation)).filter(|_| count > 0);
             }
             block = end;
         }
         None
+    }
+
+    /// What the first of these sectors are in its file, and how many; whole blocks. All are its
+    /// own, and the first begins one.
+    fn own_allocation(&self, Range { start, end }: Range<u64>) -> (Allocation, u64) {
+        let (place, end) = self.in_one_piece(start..end);
+        let most = end.saturating_sub(start);
+        let (allocation, count) = self.top.allocation(place, most);
+        let (allocation, count) = match (allocation, count - count % BLOCK_SECTORS) {
+            (_, _) if count >= most => (allocation, most),
+            // Data follows within the block.
+            (_, 0) => (Allocation::Data, BLOCK_SECTORS.min(most)),
+            (Allocation::Data, _) => (allocation, count.next_multiple_of(BLOCK_SECTORS)),
+            (_, blocks) => (allocation, blocks),
+        };
+        (allocation, count.min(most))
+    }
+
+    /// Where the first of these sectors lie in its file, and the end of those that lie together:
+    /// the head lies elsewhere than the rest.
+    fn in_one_piece(&self, Range { start, end }: Range<u64>) -> (Sector, u64) {
+        let end = if start < self.layout.head { end.min(self.layout.head) } else { end };
+        (self.layout.place(Sector(start)), end)
     }
 
     /// The first run of sectors in `sectors`, which begin with a block, that are not its own.
@@ -209,6 +226,27 @@ impl Overlay {
     }
 }
 
+/// Gives the map and the head space, by zeros where nothing else does: what is written to blocks
+/// that have space needs their bits.
+fn give_map_space(top: &Waiter, layout: &Layout) -> Result<(), Error> {
+    let (mut at, end) = (layout.map_start, layout.total());
+    match top.device().reserve(Sector(at), end - at) {
+        Err(Error::Unsupported) => {}
+        done => return done,
+    }
+    while at < end {
+        let most = (end - at).min((LOAD_PAGES * PAGE_BYTES / SECTOR_BYTES) as u64);
+        let (allocation, count) = top.device().allocation(Sector(at), most);
+        let count = count.clamp(1, most);
+        if allocation == Allocation::Hole {
+            let zeros = Buffer::zeroed(count as usize * SECTOR_BYTES);
+            top.write(Sector(at), zeros, false)?;
+        }
+        at += count;
+    }
+    Ok(())
+}
+
 /// First sector of a page of the map, counted from the map's start.
 fn page_sector(page: usize) -> u64 {
     (page * (PAGE_BYTES / SECTOR_BYTES)) as u64
@@ -225,6 +263,43 @@ impl BlockDevice for Overlay {
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(channel::OverlayChannel::new(self))
+    }
+
+    /// Blocks of its own are what they are in its file. Others read as the base, and may have space
+    /// there: the map does not say.
+    fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
+        if count == 0 {
+            return (Allocation::Data, 0);
+        }
+        let end = sector.0 + count;
+        let blocks = sector.0 / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
+        let (until, here) = self.present.run(blocks.clone());
+        let end = (until * BLOCK_SECTORS).min(end);
+        match here {
+            false => (Allocation::Base, end - sector.0),
+            true => {
+                let (place, end) = self.in_one_piece(sector.0..end);
+                self.top.allocation(place, end - sector.0)
+            }
+        }
+    }
+
+    /// Space in its file, of whole blocks: what is written to a part of one has the rest follow
+    /// from the base.
+    fn reserve(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        let first = sector.0 - sector.0 % BLOCK_SECTORS;
+        let last = (sector.0 + count).next_multiple_of(BLOCK_SECTORS).min(self.layout.size);
+        let mut at = first;
+        while at < last {
+            let (place, end) = self.in_one_piece(at..last);
+            self.top.reserve(place, end - at)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn keeps_writes(&self) -> bool {
+        self.top.keeps_writes()
     }
 
     /// Blocks of its own lie at their place, but for the head, which is too small to be marked.

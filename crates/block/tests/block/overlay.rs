@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use polylane_base::rng::Rng;
-use polylane_block::device::{Error, SECTOR_BYTES, Sector};
+use polylane_block::device::{Allocation, BlockDevice, Error, SECTOR_BYTES, Sector};
+use polylane_block::file::{FileDevice, Way};
+use polylane_block::image;
 use polylane_block::overlay::{Format, HEAD_SECTORS, Layout, Overlay};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
@@ -99,6 +101,62 @@ fn requests_across_the_end_of_the_head_lie_behind_the_map_and_leave_the_label() 
         let last = HEAD_SECTORS - 1;
         let moved = raw.read(layout.place(Sector(last)), SECTOR_BYTES).expect("head");
         assert_eq!(moved[0], model[last as usize], "{seed}");
+    }
+}
+
+/// A sparse file of the host, as the top of an overlay.
+fn sparse(format: Format) -> Arc<FileDevice> {
+    let path = tempfile::NamedTempFile::new().expect("file").into_temp_path();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).expect("open");
+    file.set_len(layout(format).total() * SECTOR_BYTES as u64).expect("size");
+    FileDevice::open(image::open(&path).expect("open"), Way::Ring).expect("device")
+}
+
+/// Blocks are given space, written, zeroed and given up in random order: what is read is a
+/// model's, and what is said of their space agrees with it.
+#[test]
+fn space_for_blocks_of_the_base_changes_nothing_that_is_read() {
+    for (format, seed) in FORMATS.into_iter().flat_map(|format| [(format, 1), (format, 2)]) {
+        let overlay = Overlay::open(numbered(SECTORS), sparse(format), format).expect("open");
+        let waiter = Waiter::new(overlay.clone());
+        let mut model: Vec<u8> = (0..SECTORS).map(base_byte).collect();
+        let mut rng = Rng::new(seed);
+        for step in 0..300u32 {
+            let start = rng.below(SECTORS);
+            let count = (1 + rng.below(60)).min(SECTORS - start);
+            let range = start as usize..(start + count) as usize;
+            match rng.below(5) {
+                0 | 1 => {
+                    let before = overlay.blocks();
+                    let given = overlay.reserve(Sector(start), count);
+                    assert!(matches!(given, Ok(()) | Err(Error::Unsupported)), "{given:?}");
+                    assert_eq!(overlay.blocks(), before, "{seed}: they are the base's still");
+                }
+                2 => {
+                    let data = Buffer::copy_of(&vec![step as u8; count as usize * SECTOR_BYTES]);
+                    waiter.write(Sector(start), data, rng.percent(20)).expect("write");
+                    model[range].fill(step as u8);
+                }
+                3 => {
+                    waiter.write_zeroes(Sector(start), count, rng.percent(50)).expect("zero");
+                    model[range].fill(0);
+                }
+                _ => {
+                    let (allocation, said) = overlay.allocation(Sector(start), count);
+                    assert!((1..=count).contains(&said), "{seed}: {said} of {count}");
+                    let of = &model[start as usize..(start + said) as usize];
+                    let base = (start..start + said).map(base_byte);
+                    match allocation {
+                        Allocation::Hole => assert!(of.iter().all(|byte| *byte == 0), "{seed}"),
+                        Allocation::Base => assert!(base.eq(of.iter().copied()), "{seed}"),
+                        Allocation::Data => {}
+                    }
+                }
+            }
+            let found = waiter.read(Sector(0), SECTORS as usize * SECTOR_BYTES).expect("read");
+            let same = |(f, m): (&[u8], &u8)| f.iter().all(|byte| byte == m);
+            assert!(found.chunks(SECTOR_BYTES).zip(&model).all(same), "{seed}: step {step}");
+        }
     }
 }
 

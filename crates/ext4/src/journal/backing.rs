@@ -351,17 +351,8 @@ impl Journal {
             }
             let mut at = home;
             while at.0 < home.0 + count {
-                let left = home.0 + count - at.0;
-                let backed = match self.is_short() {
-                    true => self.io.back(at, left, left),
-                    // What the next transactions carry is near.
-                    false => self.io.reserve(at, left, left.max(RESERVED - at.0 % RESERVED)),
-                };
-                match backed {
-                    Ok(backed) => {
-                        (at.0..at.0 + backed).for_each(|home| log.homes.add(DeviceBlock(home)));
-                        at.0 += backed;
-                    }
+                match self.back_home(log, at, home.0 + count - at.0) {
+                    Ok(backed) => at.0 += backed,
                     Err(polylane_block::Error::NoSpace) => {
                         if self.lend_spare(log, needed) {
                             continue;
@@ -378,6 +369,42 @@ impl Journal {
                     Err(why) => return Err(why.into()),
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Has the first of `left` homes from `at` on take room. How many.
+    fn back_home(
+        &self,
+        log: &mut Log,
+        at: DeviceBlock,
+        left: u64,
+    ) -> std::result::Result<u64, polylane_block::Error> {
+        let backed = match self.is_short() {
+            true => self.io.back(at, left, left),
+            // What the next transactions carry is near.
+            false => self.io.reserve(at, left, left.max(RESERVED - at.0 % RESERVED)),
+        }?;
+        (at.0..at.0 + backed).for_each(|home| log.homes.add(DeviceBlock(home)));
+        Ok(backed)
+    }
+
+    /// Has the homes of data that is about to be logged take room, which is not the log's.
+    ///
+    /// # Errors
+    /// `NoSpace`, where a part may have room; the device's.
+    pub fn reserve_homes(
+        &self,
+        start: DeviceBlock,
+        count: u32,
+    ) -> std::result::Result<(), polylane_block::Error> {
+        let mut log = self.log.lock();
+        let (mut at, end) = (start, start.0 + u64::from(count));
+        while at.0 < end {
+            at.0 += match log.homes.has(at) {
+                true => 1,
+                false => self.back_home(&mut log, at, end - at.0)?,
+            };
         }
         Ok(())
     }

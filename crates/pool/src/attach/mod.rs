@@ -152,7 +152,7 @@ pub struct AttachOptions {
 /// It is in use, the host lacks what the front end needs; nothing is left behind.
 pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
     // The caller's are not the engine's.
-    CallerLimits::lift();
+    CallerLimits::lift_for_lane()?;
     let made = make(options)?;
     tell(&made.link, &ToKeeper::Engaged)?;
     Ok(made.device)
