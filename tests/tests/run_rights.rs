@@ -637,3 +637,37 @@ fn the_right_to_execute_is_checked_by_the_kernel_as_it_is_now() {
         printed(&output);
     }
 }
+
+/// A program that has used the file before: the kernel and `access` say the same.
+const BECOMES_NOEXEC: &str = r#"
+import os, shutil, subprocess
+shutil.copy("/bin/true", "/lane/p")
+os.chmod("/lane/p", 0o755)
+for _ in range(40):
+    os.stat("/lane/p")
+    assert os.access("/lane/p", os.X_OK)
+for option, may in ("noexec", False), ("exec", True), ("noexec", False):
+    subprocess.run(["mount", "-o", "remount,bind," + option, "/lane"], check=True)
+    for effective in False, True:
+        assert os.access("/lane/p", os.X_OK, effective_ids=effective) == may, (option, effective)
+    assert os.access("/lane/p", os.R_OK | os.W_OK) and os.access("/lane", os.X_OK)
+    try:
+        assert subprocess.run(["/lane/p"]).returncode == 0 and may
+    except PermissionError:
+        assert not may
+"#;
+
+#[test]
+fn who_may_execute_is_as_the_mount_says() {
+    let test = "who_may_execute_is_as_the_mount_says";
+    if unavailable(test) || lacks(test, &["python3", "mount"]) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip(test, "it mounts");
+    }
+    for options in ["--mem", "--mem --no-preload", "--size 64M"] {
+        let run = Run::new(&format!("{options} "));
+        printed(&run.script(&format!("exec /usr/bin/python3 -c '{BECOMES_NOEXEC}'")).output());
+    }
+}

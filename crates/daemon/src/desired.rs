@@ -150,13 +150,16 @@ impl Mount {
 impl Mount {
     /// Whether its path, its source or a lower of it is below another mount's path.
     fn lies_in(&self, other: &Mount) -> bool {
-        let file = |source: &String| {
-            let path = source.split_once(':').map_or(source.as_str(), |(_, rest)| rest);
-            PathBuf::from(path)
+        // Words may stand before a path (`fixed:dir:PATH`), and colons in it.
+        let files = |source| {
+            std::iter::successors(Some(source), |rest: &&str| {
+                rest.split_once(':').map(|(_, rest)| rest)
+            })
         };
-        let sources = std::iter::once(&self.source).chain(&self.lower).map(file);
-        let own = std::iter::once(self.path.clone()).chain(sources);
-        self.path != other.path && own.into_iter().any(|path| path.starts_with(&other.path))
+        let sources = std::iter::once(&self.source).chain(&self.lower);
+        let mut all = sources.flat_map(|source| files(source.as_str())).map(Path::new);
+        self.path != other.path
+            && (self.path.starts_with(&other.path) || all.any(|path| path.starts_with(&other.path)))
     }
 }
 
@@ -335,6 +338,8 @@ mod tests {
         let circle = [("dir:/y/1", "/x"), ("/x/2", "/y"), ("mem", "/x/z")];
         assert_eq!(of(&circle), vec![Vec::<usize>::new(); 3], "a circle ends");
         assert_eq!(of(&[]), Vec::<Vec<usize>>::new());
+        let words = [("mem", "/a"), ("cached:fixed:dir:/a/x", "/b"), ("/a:y", "/c")];
+        assert_eq!(of(&words).as_slice(), &[vec![], vec![0], vec![]]);
     }
 
     #[test]

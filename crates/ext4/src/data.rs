@@ -163,7 +163,7 @@ pub(crate) fn write_block(
     data: Buffer,
 ) -> Result<()> {
     let way = if volume.data == DataMode::Data { Way::Log } else { Way::Place };
-    if way_of_run(volume, (start, 1), way).0 == Way::Log {
+    if way_of_run(volume, (start, 1), way)?.0 == Way::Log {
         start_logging(ctx, volume, start, &data, 0)?.complete();
         return Ok(());
     }
@@ -260,11 +260,7 @@ fn write_run(
             );
         }
     };
-    let (way, count) = way_of_run(volume, (start, count), way);
-    let way = match way {
-        Way::Log if is_in_log(volume, start) => Way::Log,
-        way => way_with_room(volume, (start, count), way)?,
-    };
+    let (way, count) = way_of_run(volume, (start, count), way)?;
     let bytes = (count as usize * block_bytes - within).min(left);
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
@@ -293,21 +289,21 @@ fn write_run(
 }
 
 /// How the first of `count` written blocks from `start` on are written, and how many: what is in
-/// the log is logged again.
-fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> (Way, u32) {
-    let Some(journal) = &volume.journal else { return (way, count) };
+/// the log is logged again, and is not written in place; the rest goes where it has room.
+fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> Result<(Way, u32)> {
+    let Some(journal) = &volume.journal else {
+        return Ok((way_with_room(volume, (start, count), way)?, count));
+    };
     let most = journal.data_blocks_max().min(RUN_BLOCKS_MAX as usize) as u32;
-    match (way, journal.logged.run(start, count)) {
-        (Way::Log, _) if !is_room_asked_for(volume, journal) => (Way::Log, count.min(most)),
-        (_, (true, live)) => (Way::Log, live.min(most)),
-        (Way::Log, (false, others)) => (Way::Log, others.min(most)),
-        (way, (false, others)) => (way, others),
+    if way == Way::Log && !is_room_asked_for(volume, journal) {
+        return Ok((Way::Log, count.min(most)));
     }
-}
-
-/// Whether the log has a block's newest version: it is logged again, wherever there is room.
-fn is_in_log(volume: &Volume, block: DeviceBlock) -> bool {
-    volume.journal.as_ref().is_some_and(|journal| journal.logged.run(block, 1).0)
+    let (is_in_log, run) = journal.logged.run(start, count);
+    if is_in_log {
+        return Ok((Way::Log, run.min(most)));
+    }
+    let run = if way == Way::Log { run.min(most) } else { run };
+    Ok((way_with_room(volume, (start, run), way)?, run))
 }
 
 /// Whether data needs room on the medium before it is logged. What little a sync logs finds it in

@@ -279,7 +279,7 @@ mod tests {
             "{text}"
         );
         let rows: Vec<Vec<&str>> =
-            text.lines().skip(10).map(|line| line.split_whitespace().collect()).collect();
+            text.lines().skip(11).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows.len(), 3, "{text}");
         assert_eq!(rows[1], ["web@1", "running", "9", "1", "/b", "mem", "-", "0"]);
         let last = ["web@2", "-", "-", "-", "/lane", "memory", "writeback,", "2", "MiB", "-"];

@@ -100,7 +100,7 @@ const STARTS: [(&[u8], Format); 9] = [
 ];
 
 /// What begins with this is no disk.
-const CONTAINERS: [(usize, &[u8], &str); 15] = [
+const CONTAINERS: [(usize, &[u8], &str); 16] = [
     (0, b"A polylane copy-on-write volume", "a copy-on-write volume without its sidecar"),
     (0, b"A polylane bypass volume", "a bypass volume without its sidecar"),
     (0, b"# Disk DescriptorFile", "a VMDK descriptor, which names other files"),
@@ -115,6 +115,7 @@ const CONTAINERS: [(usize, &[u8], &str); 15] = [
     (0, b"\x3a\xff\x26\xed", "an Android sparse image"),
     (0, b"VMA\0", "a Proxmox VMA archive"),
     (0, b"Bochs Virtual HD Image", "a Bochs image"),
+    (0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop", "a cloop image"),
     (0, b"MSWIM\0\0\0", "a WIM archive"),
 ];
 

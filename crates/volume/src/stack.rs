@@ -662,6 +662,7 @@ mod tests {
             "trailer is missing",
             "is not the base",
             "open it",
+            "is not there, and",
             "too many bases",
             "its making was cut short",
             "cannot use it",

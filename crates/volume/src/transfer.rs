@@ -57,13 +57,13 @@ pub fn import(from: &Path, to: &Path, form: Form) -> Result<()> {
         None => of_file(&resolve(from)?, to, form)?,
     };
     let size = size_of(&draft, to)?;
-    if size == 0 && form.medium == MediumKind::Bypass {
+    if size == 0 {
         return Err(Failure::failed(format!("{}: is empty: no volume of it", from.display())));
     }
     match form.medium {
         MediumKind::Bypass => bypass::create(to, size, Sidecar::new()?, Some(&draft)).map(drop),
         MediumKind::File => {
-            if form.thick && size > 0 {
+            if form.thick {
                 refuse_full(to, size.saturating_sub(allocated(&draft)))?;
                 reserve(to, &draft, size)?;
             }

@@ -1,12 +1,13 @@
 //! A client of a cluster: before it is connected, and then.
 #![expect(unsafe_code, reason = "UNSAFETY: calls of a C library, whose pointers stay in here")]
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr::{self, NonNull};
 
 use libc::gid_t;
-use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
+use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
 
 use super::calls::{Calls, RawMount, RawPerms, c_string, said};
@@ -59,6 +60,12 @@ const FREED_BYTES_KEPT: c_int = 16 << 20;
 
 /// Largest buffer that is cut from a heap: the C library allows no larger one.
 const HEAP_BUFFER_BYTES_MAX: c_int = 32 << 20;
+
+/// User, group, and the user's other groups.
+type Named = ((u32, u32), Vec<gid_t>);
+
+/// Users, with their groups, that are kept: more than a lane has of honest ones.
+const CALLERS_MAX: usize = 4096;
 
 fn keep_freed_memory() {
     // SAFETY: parameters of the C library's allocator, which takes any value.
@@ -161,7 +168,8 @@ impl Unmounted {
         let raw = self.raw.take().ok_or(Errno::EINVAL)?;
         let (calls, counters) = (self.calls.clone(), Counters::default());
         let (has_failed, is_refused) = Default::default();
-        Ok(Arc::new(Mount { calls, raw, service, counters, has_failed, is_refused }))
+        let callers = Mutex::default();
+        Ok(Arc::new(Mount { calls, raw, service, callers, counters, has_failed, is_refused }))
     }
 }
 
@@ -180,6 +188,9 @@ pub(crate) struct Mount {
     pub(super) raw: NonNull<RawMount>,
     /// The service itself: rights were checked above.
     pub(crate) service: Arc<Caller>,
+    /// Kept as long as the client: a library before 16.2.14 has a request that waits for the
+    /// cluster's disks go on with the groups of its caller, whose call is over.
+    callers: Mutex<HashMap<Named, Arc<Caller>>>,
     pub(crate) counters: Counters,
     /// Since the last sync of everything began, one of a file has failed.
     has_failed: AtomicBool,
@@ -236,6 +247,15 @@ impl Mount {
 
     /// On whose behalf a call is made.
     pub(crate) fn caller(&self, ids: (u32, u32), groups: Vec<gid_t>) -> Result<Arc<Caller>> {
-        Caller::new(&self.calls, ids, groups).map(Arc::new)
+        let key = (ids, groups);
+        let mut callers = self.callers.lock();
+        if let Some(known) = callers.get(&key) {
+            return Ok(known.clone());
+        }
+        let caller = Arc::new(Caller::new(&self.calls, ids, key.1.clone())?);
+        if callers.len() < CALLERS_MAX {
+            callers.insert(key, caller.clone());
+        }
+        Ok(caller)
     }
 }

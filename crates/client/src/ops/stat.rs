@@ -181,7 +181,8 @@ pub(super) fn ask(
 }
 
 /// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
-/// is asked for and differs, the kernel answers.
+/// is asked for and differs, the kernel answers. So it does whether a file may be executed: that is
+/// as its mount says, too, and no notice tells of `noexec`.
 pub(crate) fn access(
     state: &'static State,
     dir: RawFd,
@@ -190,7 +191,9 @@ pub(crate) fn access(
     flags: i32,
 ) -> Outcome<()> {
     use rustix::process::{getegid, geteuid, getgid, getuid};
-    if mode & !7 != 0 || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 {
+    if mode & !(libc::R_OK | libc::W_OK) != 0
+        || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0
+    {
         return Err(Detour::Kernel);
     }
     let (session, at) = path::at(state, dir, path)?;

@@ -208,8 +208,9 @@ impl Shared {
     fn wait_for_room(&self) -> bool {
         while self.connections.lock().len() >= THREADS_MAX {
             let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-            if poll(&mut fds, Some(&ROOM_PAUSE)) != Ok(0) {
-                return false;
+            match poll(&mut fds, Some(&ROOM_PAUSE)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                _ => return false,
             }
         }
         true
