@@ -37,6 +37,13 @@ impl Host {
         path
     }
 
+    /// `polylane WORDS`, with its directory `state` for what is kept.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.args(words).env("XDG_STATE_HOME", self.path("state")).stdin(Stdio::null());
+        command
+    }
+
     /// A name for a pool that no other test has. At the end the pool of that name is removed.
     pub fn pool(&self, word: &str) -> String {
         let name = format!("test-{}-{word}", std::process::id());
@@ -107,19 +114,32 @@ pub fn polylane(arguments: &[&str]) -> Output {
 
 /// Its standard output.
 pub fn succeeds(arguments: &[&str]) -> String {
-    let output = polylane(arguments);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    succeeded(arguments, &polylane(arguments))
 }
 
 /// Its exit status and the one line that it said.
 pub fn refused(arguments: &[&str]) -> (i32, String) {
-    let output = polylane(arguments);
+    refusal(arguments, &polylane(arguments))
+}
+
+/// The standard output of a command of these words, which succeeded.
+pub fn succeeded(words: &[&str], output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {:?} {errors}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The exit status of a command of these words, which failed, and the one line that it said.
+pub fn refusal(words: &[&str], output: &Output) -> (i32, String) {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{arguments:?} succeeded");
-    assert_eq!(said.matches('\n').count(), 1, "{arguments:?}: one line: {said}");
+    assert!(!output.status.success(), "{words:?} succeeded");
+    assert_eq!(said.matches('\n').count(), 1, "{words:?}: one line: {said}");
     (output.status.code().unwrap_or(-1), said)
+}
+
+/// Whether a terminal would obey something of it.
+pub fn is_obeyed(text: &str) -> bool {
+    text.chars().any(|c| c.is_control() && c != '\n')
 }
 
 /// A path as text.
@@ -127,13 +147,25 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
+/// The children of a process; `None`: it is not there.
+pub fn children(parent: u32) -> Option<Vec<u32>> {
+    let all = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    Some(all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// The service that a supervisor has at this moment.
+pub fn service_below(supervisor: u32) -> Option<u32> {
+    children(supervisor)?.into_iter().find(|pid| {
+        fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|said| said.starts_with(b"polylane-service["))
+    })
+}
+
 /// The child of this name that a process has, or is going to have.
 pub fn child(parent: u32, name: &str) -> u32 {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
-        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-        let children = children.expect("children");
-        let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let pids = children(parent).expect("children");
         let is_it = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
         };

@@ -14,7 +14,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 pub const FILE: &str = "file";
 
 /// A file system that reads requests and answers none but those that lead to its file: the kernel
-/// lets go of nobody who waits. Dropped, it is gone, and whoever waits gets an error.
+/// lets go of no process that waits. Dropped, it is gone, and those that wait get an error.
 #[derive(Debug)]
 pub struct Silent {
     at: PathBuf,

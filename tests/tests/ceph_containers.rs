@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use polylane_tests::ceph::Cluster;
-use polylane_tests::host::{Host, text, until};
+use polylane_tests::host::{Host, service_below, succeeded, text, until};
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks};
 use serde_json::Value;
@@ -68,22 +68,13 @@ impl Engine {
         self.succeeds(&["image", "import", text(&root), "web"]);
     }
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(binary());
-        command.args(words).env("XDG_STATE_HOME", self.host.path("state")).stdin(Stdio::null());
-        command
-    }
-
     fn run(&self, words: &[&str]) -> Output {
-        self.command(words).output().expect("polylane")
+        self.host.command(words).output().expect("polylane")
     }
 
     /// Its standard output.
     fn succeeds(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {:?} {errors}", output.status);
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        succeeded(words, &self.run(words))
     }
 
     /// `polylane container WORD` with a store.
@@ -202,13 +193,7 @@ fn service_of(root: &str) -> Option<u32> {
     let mounts: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
     let mount = mounts.as_array()?.iter().find(|mount| mount["path"] == root)?;
     let supervisor = mount["supervisor"].as_u64()?;
-    let children = format!("/proc/{supervisor}/task/{supervisor}/children");
-    let children = fs::read_to_string(children).ok()?;
-    let is_service = |pid: &&str| {
-        fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|said| said.starts_with(b"polylane-service["))
-    };
-    children.split_whitespace().find(is_service)?.parse().ok()
+    service_below(supervisor as u32)
 }
 
 #[test]
@@ -255,7 +240,7 @@ fn what_a_killed_command_has_in_a_store_is_removed() {
     let conf = engine.conf();
     let new = ["--name", "killed", "web", "/bin/true"];
     for round in 1..=6 {
-        let mut command = engine.command(&engine.words("create", &conf, &new));
+        let mut command = engine.host.command(&engine.words("create", &conf, &new));
         let mut command = command.stdout(Stdio::null()).spawn().expect("polylane");
         std::thread::sleep(Duration::from_millis(60 * round));
         let _ = command.kill();

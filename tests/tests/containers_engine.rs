@@ -7,7 +7,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use polylane_tests::host::{Host, text, until};
+use polylane_tests::host::{
+    Host, children, is_obeyed, refusal, service_below, succeeded, text, until,
+};
 use polylane_tests::killed::{self, STEPS};
 use polylane_tests::pool::TRIES_THE_RUN_DIRECTORY;
 use polylane_tests::{binary, lacks, unavailable};
@@ -46,31 +48,18 @@ impl Engine {
         Some(engine)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(binary());
-        command.args(words).env("XDG_STATE_HOME", self.host.path("state")).stdin(Stdio::null());
-        command
-    }
-
     fn run(&self, words: &[&str]) -> Output {
-        self.command(words).output().expect("polylane")
+        self.host.command(words).output().expect("polylane")
     }
 
     /// Its standard output.
     fn succeeds(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {:?} {errors}", output.status);
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        succeeded(words, &self.run(words))
     }
 
     /// Its exit status and the one line that it said.
     fn refused(&self, words: &[&str]) -> (i32, String) {
-        let output = self.run(words);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success(), "{words:?} succeeded");
-        assert_eq!(said.matches('\n').count(), 1, "{words:?}: one line: {said}");
-        (output.status.code().unwrap_or(-1), said)
+        refusal(words, &self.run(words))
     }
 
     fn containers(&self) -> Vec<Value> {
@@ -355,7 +344,7 @@ fn a_container_holds_nothing_of_the_host() {
     let Some(engine) = Engine::new("a_container_holds_nothing_of_the_host") else { return };
     let kinds = "busybox stat -L -c %F /proc/self/fd/1; busybox stat -L -c %F /proc/self/fd/2 1>&2";
     let file = fs::File::create(engine.host.path("out")).expect("create");
-    let mut run = engine.command(&["container", "run", "--rm", "busybox", "sh", "-c", kinds]);
+    let mut run = engine.host.command(&["container", "run", "--rm", "busybox", "sh", "-c", kinds]);
     run.stdout(file.try_clone().expect("clone")).stderr(file);
     assert!(run.status().expect("run").success());
     let said = fs::read_to_string(engine.host.path("out")).expect("read");
@@ -465,6 +454,7 @@ fn what_a_kill_leaves_the_next_command_uses_or_removes() {
     let mut ids = Vec::new();
     for step in 0..16_u64 {
         let mut child = engine
+            .host
             .command(&run)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -523,14 +513,7 @@ fn service_of(engine: &Engine) -> u32 {
 fn service_now(engine: &Engine) -> Option<u32> {
     let lanes = engine.host.mounts();
     let supervisor = lanes[0]["supervisor"].as_u64().expect("a number") as u32;
-    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
-    let children = children.ok()?;
-    let mut children = children.split(' ').filter_map(|pid| pid.parse().ok());
-    let is_service = |pid: &u32| {
-        fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|said| said.starts_with(b"polylane-service["))
-    };
-    children.find(is_service)
+    service_below(supervisor)
 }
 
 #[test]
@@ -548,6 +531,7 @@ fn sixty_four_containers_of_an_image_run_at_once() {
             let script = format!("echo {number} >/own; cat /own; while :; do sleep 60; done");
             let words = ["container", "run", "-d", "--name", &name, "busybox", "sh", "-c", &script];
             engine
+                .host
                 .command(&words)
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
@@ -818,7 +802,7 @@ fn terminals_work_by_each_runtime() {
             assert!(said.contains(part), "{runtime}, exec, {part}: {said}");
         }
         // Without a terminal, what is told to it comes through.
-        let mut piped = engine.command(&["container", "exec", "-i", "t", "cat"]);
+        let mut piped = engine.host.command(&["container", "exec", "-i", "t", "cat"]);
         let mut child =
             piped.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("polylane");
         std::io::Write::write_all(&mut child.stdin.take().expect("piped"), b"word").expect("said");
@@ -900,7 +884,7 @@ fn what_a_running_container_changed_becomes_an_image() {
     assert_eq!(engine.refused(&["image", "diff", "live", "--as", "-", "-o", "x"]).0, 1);
 
     // Killed while it writes to what nobody reads: the container goes on.
-    let mut diff = engine.command(&["image", "diff", "live", "-o", "-"]);
+    let mut diff = engine.host.command(&["image", "diff", "live", "-o", "-"]);
     let mut diff = diff.stdout(Stdio::piped()).spawn().expect("polylane");
     let mut byte = [0];
     let out = diff.stdout.as_mut().expect("piped");
@@ -955,7 +939,7 @@ fn a_diff_that_is_killed_as_it_pauses_a_container_leaves_none_paused() {
     engine.succeeds(&[&words[..], &["busybox", "sh", "-c", COUNTS]].concat());
     until("it is through", || engine.counted("live") > 0);
     let layer = engine.host.path("layer");
-    let mut diff = engine.command(&["image", "diff", "live", "-o", text(&layer)]);
+    let mut diff = engine.host.command(&["image", "diff", "live", "-o", text(&layer)]);
     let mut diff = diff.spawn().expect("polylane");
     until("the runtime begins to pause it", || noted("begins"));
     diff.kill().expect("kill");
@@ -1113,12 +1097,11 @@ fn what_a_container_was_told_is_shown_and_not_obeyed() {
     engine.succeeds(&["container", "run", "-d", "--name", "told", "busybox", "sleep", "60", word]);
     for words in [&["ps", "-a"][..], &["ps", "-a", "--json"], &["inspect", "told"]] {
         let shown = engine.succeeds(&[&["container"], words].concat());
-        let obeyed = shown.chars().any(|c| c.is_control() && c != '\n');
-        assert!(!obeyed && !shown.contains("\nfake"), "{words:?}: {shown:?}");
+        assert!(!is_obeyed(&shown) && !shown.contains("\nfake"), "{words:?}: {shown:?}");
     }
     for name in [word, "no\u{1b}]0;x\u{7}ne"] {
         let (_, said) = engine.refused(&["container", "inspect", name]);
-        assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
+        assert!(!is_obeyed(&said), "{said:?}");
     }
     engine.succeeds(&["container", "rm", "-f", "told"]);
 }
@@ -1149,17 +1132,13 @@ impl Steps<'_> {
         killed::end_tracer(tracer);
     }
 
-    /// Whoever runs when this is asked for.
+    /// The process that runs when this is asked for.
     fn processes(&self) -> Vec<u32> {
         let lanes = self.engine.host.mounts();
         let lane = lanes.iter().filter_map(|lane| lane["supervisor"].as_u64());
         let supervisors: Vec<u32> = lane.map(|pid| pid as u32).collect();
-        let children = |pid: &u32| {
-            let all = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-            let all = all.unwrap_or_default();
-            all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
-        };
-        let below: Vec<u32> = supervisors.iter().flat_map(children).collect();
+        let below = supervisors.iter().filter_map(|pid| children(*pid)).flatten();
+        let below: Vec<u32> = below.collect();
         let watcher = parent_of(self.engine.pid("k"));
         supervisors.into_iter().chain(below).chain([watcher]).collect()
     }

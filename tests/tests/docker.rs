@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polylane_tests::daemon::Daemon;
-use polylane_tests::host::{Host, succeeds, text, until};
+use polylane_tests::host::{Host, succeeded, succeeds, text, until};
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, skip, unavailable};
 use serde_json::{Value, json};
@@ -107,10 +107,7 @@ impl Docker {
     }
 
     fn succeeds(&self, words: &[&str]) -> String {
-        let output = self.call(words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {said}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        succeeded(words, &self.call(words))
     }
 
     /// What a script says in a container.

@@ -2,20 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
 
 use polylane_tests::host::succeeds;
 use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::step::good;
 use polylane_tests::unavailable;
 use serde_json::Value;
 
 const MODES: [&str; 2] = ["writeback", "writethrough"];
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// A lane whose files are of that kind in `dir`.
 fn run(kind: &str, dir: &Path, options: &str) -> Run {
@@ -48,11 +42,11 @@ fn lanes_are_the_same_with_a_cache_and_without() {
                     fs::create_dir(dir.path().join(name)).expect("mkdir");
                 }
                 let options = format!("{cache} {door}");
-                let first = printed(&run(kind, dir.path(), &options).script(script).output());
+                let first = good(&run(kind, dir.path(), &options).script(script).output());
                 let again = "cd /lane && find . -type f -exec cksum {} + | sort";
                 let left = match kind {
                     "mem" => String::new(),
-                    _ => printed(&run(kind, dir.path(), door).script(again).output()),
+                    _ => good(&run(kind, dir.path(), door).script(again).output()),
                 };
                 all.push((first, left));
             }
@@ -95,7 +89,7 @@ fn unions_are_the_same_with_cached_layers_and_without() {
             fs::create_dir(&low).expect("mkdir");
             fs::write(low.join("dir-file"), "of the directory").expect("written");
             let volume = Run::new("--volume").arg(&image).arg("--size").arg("64M");
-            printed(&volume.script(fill).output());
+            good(&volume.script(fill).output());
             let lane = |options: &str| {
                 let lower = |path: &Path| format!("{word}{}", path.display());
                 let run = Run::new(&format!("{options} {door}"));
@@ -105,9 +99,9 @@ fn unions_are_the_same_with_cached_layers_and_without() {
                     _ => run.arg("--volume").arg(dir.path().join("v")).arg("--size").arg("64M"),
                 }
             };
-            let first = printed(&lane(options).script(script).output());
+            let first = good(&lane(options).script(script).output());
             let again = "cd /lane && find . -type f -exec cksum {} + | sort";
-            let left = printed(&lane("").script(again).output());
+            let left = good(&lane("").script(again).output());
             all.push((first, left));
         }
         assert!(all[0].0.contains("d/new"), "{upper}: {all:?}");
@@ -154,13 +148,13 @@ fn writes_reach_the_host_when_it_was_said() {
         [("--file-cache writethrough", "x"), ("--file-cache writeback --flush-interval 3600s", "")]
     {
         let script = format!("printf x >/lane/f; cat {host}; echo; sync /lane/f; cat {host}");
-        let told = printed(&run("dir", dir.path(), options).script(&script).output());
+        let told = good(&run("dir", dir.path(), options).script(&script).output());
         assert_eq!(told, format!("{seen}\nx"), "{options}");
         fs::remove_file(&host).expect("there");
     }
     let waits = format!("printf x >/lane/f; until [ -s {host} ]; do sleep 0.01; done; cat {host}");
     let options = "--file-cache writeback --flush-interval 20ms";
-    assert_eq!(printed(&run("dir", dir.path(), options).script(&waits).output()), "x");
+    assert_eq!(good(&run("dir", dir.path(), options).script(&waits).output()), "x");
 }
 
 #[test]

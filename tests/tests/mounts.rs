@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use polylane_sys::procstat::ProcessStat;
 use polylane_tests::host::{Host, child, polylane, refused, succeeds, text, until};
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, step, unavailable};
@@ -604,8 +605,7 @@ fn beside_a_dead_lane(host: &Host, volume: &Path, at: &Path, first: impl Fn()) {
 
 /// A process is gone, or nothing of it but its status is left.
 fn has_ended(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    ProcessStat::of(pid).is_none_or(|stat| stat.has_ended())
 }
 
 /// A dead lane's service that hangs holds up the next lane of its own source alone; `umount` of

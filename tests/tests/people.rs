@@ -7,18 +7,13 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use polylane_tests::host::{Host, refused, succeeds, text};
+use polylane_tests::host::{Host, is_obeyed, refused, succeeds, text};
 use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::step::good;
 use polylane_tests::{binary, lacks, unavailable};
 
 fn polylane(arguments: &[&str]) -> Output {
     Command::new(binary()).args(arguments).output().expect("polylane")
-}
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -41,14 +36,14 @@ fn pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting() {
             [&["stats", "--pool", &pool][..], &["stats"], &["pool", "ls"], &["top", "--once"]]
         {
             let start = Instant::now();
-            let shown = printed(&polylane(words));
+            let shown = good(&polylane(words));
             assert!(start.elapsed() < Duration::from_secs(3), "{words:?}: {:?}", start.elapsed());
             let own: Vec<&str> = shown.lines().filter(|line| line.contains(&pool)).collect();
             assert_eq!(own.len(), 1, "{words:?}: {shown}");
             assert!(shown.contains("stopped") || shown.contains("no answer"), "{words:?}: {shown}");
         }
     }
-    let json = printed(&polylane(&["pool", "ls", "--json"]));
+    let json = good(&polylane(&["pool", "ls", "--json"]));
     assert!(json.contains("\"state\""), "{json}");
     for run in running {
         run.signal("CONT");
@@ -64,19 +59,14 @@ fn statistics_are_a_dozen_lines_and_all_of_them_when_asked() {
     }
     let mut running = Run::new("--mem --no-preload --at /srv").script("echo up; sleep 60").start();
     assert_eq!(running.line(), "up");
-    let shown = printed(&polylane(&["stats", "--pool", &running.pool]));
+    let shown = good(&polylane(&["stats", "--pool", &running.pool]));
     let lines = shown.trim_end().lines().count();
     assert!((6..=13).contains(&lines), "{shown}");
     assert!(shown.contains(&format!("service {}", running.service())), "{shown}");
-    let all = printed(&polylane(&["stats", "--all", "--pool", &running.pool]));
+    let all = good(&polylane(&["stats", "--all", "--pool", &running.pool]));
     assert!(all.contains("service.fuse.requests: "), "{all}");
     running.signal("TERM");
     running.end();
-}
-
-/// Whether a terminal would obey something of it.
-fn is_obeyed(text: &str) -> bool {
-    text.chars().any(|c| c.is_control() && c != '\n')
 }
 
 #[test]
@@ -93,7 +83,7 @@ fn names_of_others_making_are_shown_and_not_obeyed() {
     };
     assert!(at(&["volume", "create", name, "--size", "64M"]).status.success());
     for words in [&["volume", "ls", "."][..], &["volume", "info", name], &["volume", "map", name]] {
-        let shown = printed(&at(words));
+        let shown = good(&at(words));
         assert!(!is_obeyed(&shown) && !shown.contains("\nfake"), "{words:?}: {shown:?}");
         assert!(shown.contains("v.img") || words[1] == "map", "{words:?}: {shown:?}");
     }
@@ -112,7 +102,7 @@ fn names_of_others_making_are_shown_and_not_obeyed() {
         assert_eq!(said.lines().count(), 1, "{words:?}: {said:?}");
         assert!(!is_obeyed(&said), "{words:?}: {said:?}");
     }
-    let json = printed(&at(&["volume", "info", "--json", name]));
+    let json = good(&at(&["volume", "info", "--json", name]));
     assert!(!is_obeyed(&json), "{json:?}");
     let read = "import json, sys; sys.stdout.write(json.load(sys.stdin)['path'])";
     let mut python = Command::new("python3")
@@ -268,7 +258,7 @@ fn names_that_are_polylanes_own_on_an_image_are_no_way_in() {
                           test -S .polylane/socket && test ! -e .polylane/passwd && \
                           find . -name mine && ls -A | grep -c other";
             let run = Run::new(&format!("--at /srv {door} --volume")).arg(&volume).script(script);
-            let shown = printed(&run.output());
+            let shown = good(&run.output());
             assert_eq!(shown, "x\n1\n./mine\n1\n", "{kind} {door}");
         }
     }

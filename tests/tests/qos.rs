@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use polylane_sys::procstat::ProcessStat;
 use polylane_tests::pool::{Run, Running, assert_nothing_remains, signal_to};
 use polylane_tests::{lacks, unavailable};
 use serde_json::Value;
@@ -441,10 +442,7 @@ fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
 fn keeper_of(supervisor: u32) -> Option<u32> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // "PID (NAME) STATE PARENT …"
-        let (name, rest) = stat.rsplit_once(')')?;
-        let parent: u32 = rest.split_whitespace().nth(1)?.parse().ok()?;
-        (parent == supervisor && name.ends_with("(polylane-keep")).then_some(pid)
+        let stat = ProcessStat::of(pid)?;
+        (stat.parent == supervisor && stat.name == b"polylane-keep").then_some(pid)
     })
 }

@@ -3,16 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use polylane_tests::pool::{Run, no_library};
+use polylane_tests::step::good;
 use polylane_tests::{lacks, tool, unavailable};
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 #[test]
 fn the_lane_appears_where_it_was_asked_for_and_only_to_command() {
@@ -31,7 +26,7 @@ fn the_lane_appears_where_it_was_asked_for_and_only_to_command() {
         );
         let run = Run::new("--mem --no-preload --at").arg(dir.path().join(place)).script(&script);
         let expected = format!("one\nfuseblk\n{shown}/{place}\n1\n");
-        assert_eq!(printed(&run.output()), expected, "{place}");
+        assert_eq!(good(&run.output()), expected, "{place}");
     }
     let mut left: Vec<_> = fs::read_dir(dir.path()).expect("readdir").flatten().collect();
     assert_eq!(left.len(), 1, "nothing is made on the host");
@@ -56,14 +51,14 @@ fn a_stand_in_shows_the_hosts_files_and_takes_no_new_ones() {
         base.display()
     );
     let run = Run::new("--mem --no-preload --at").arg(base.join("lane")).script(&script);
-    assert_eq!(printed(&run.output()), "file\nlane\nlink\nsub\nold751\n");
+    assert_eq!(good(&run.output()), "file\nlane\nlink\nsub\nold751\n");
     assert_eq!(fs::read_to_string(base.join("file")).expect("read"), "new\n");
     assert!(base.join("sub/deep/made").exists());
     // A directory for temporary files stays writable, as a private one.
     fs::set_permissions(&base, PermissionsExt::from_mode(0o1777)).expect("chmod");
     let script = format!("cd {} && echo x > private && cat private", base.display());
     let run = Run::new("--mem --no-preload --at").arg(base.join("lane")).script(&script);
-    assert_eq!(printed(&run.output()), "x\n");
+    assert_eq!(good(&run.output()), "x\n");
     assert!(!base.join("private").exists());
 }
 
@@ -74,7 +69,7 @@ fn command_starts_where_the_caller_is() {
     }
     let here = std::env::current_dir().expect("cwd");
     let run = Run::new("--mem --no-preload").script("pwd");
-    assert_eq!(printed(&run.output()).trim(), here.display().to_string());
+    assert_eq!(good(&run.output()).trim(), here.display().to_string());
 }
 
 #[test]
@@ -87,7 +82,7 @@ fn processes_are_numbered_anew() {
                   test \"$(cat /lane/ns)\" != \"$HOST_NS\"";
     let own = fs::read_link("/proc/self/ns/pid").expect("own namespace");
     let run = Run::new("--mem --no-preload").env("HOST_NS", own).script(script);
-    assert_eq!(printed(&run.output()), "2\npolylane-init\n");
+    assert_eq!(good(&run.output()), "2\npolylane-init\n");
 }
 
 /// A root file system that is one static busybox.
@@ -152,7 +147,7 @@ fn the_preload_library_works_in_a_root_lane() {
     let dir = tempfile::tempdir().expect("tempdir");
     dynamic_root(dir.path());
     let run = Run::new("--root --dir").arg(dir.path()).env("PATH", "/bin");
-    let said = printed(&run.script("echo one > /file && cat /file /proc/self/maps").output());
+    let said = good(&run.script("echo one > /file && cat /file /proc/self/maps").output());
     assert!(said.starts_with("one\n"), "{said}");
     assert!(said.contains("/.polylane/libpolylane.so"), "{said}");
     assert_eq!(fs::read_to_string(dir.path().join("file")).expect("kept"), "one\n");
@@ -292,7 +287,7 @@ fn nested_sandboxes_get_no_session() {
         return polylane_tests::skip(name, "only root has users in a lane");
     }
     let run = Run::new("--mem").env("CLIENT", CLIENT);
-    let said = printed(&run.arg("--").arg("bash").arg("-c").arg(SANDBOXES).output());
+    let said = good(&run.arg("--").arg("bash").arg("-c").arg(SANDBOXES).output());
     for line in said.lines() {
         let (sandbox, told) = line.split_once(": ").expect("a sandbox");
         match sandbox {

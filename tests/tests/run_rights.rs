@@ -9,13 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use polylane_tests::pool::{Run, TRIES_THE_RUN_DIRECTORY, no_library};
+use polylane_tests::step::good;
 use polylane_tests::{lacks, skip, tool, unavailable};
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// The value of a line of /proc/PID/status.
 fn status_of(pid: u32, name: &str) -> String {
@@ -140,7 +135,7 @@ fn owners_of_a_dir_lane_are_the_hosts_by_both_doors() {
     let listing = |dir: &Path| {
         let mut find = Command::new("find");
         find.args([".", "-mindepth", "1", "-printf", "%p %y %m %U:%G %n\n"]).current_dir(dir);
-        let found = printed(&find.output().expect("find"));
+        let found = good(&find.output().expect("find"));
         let mut lines: Vec<String> = found.lines().map(String::from).collect();
         lines.sort();
         lines
@@ -150,11 +145,11 @@ fn owners_of_a_dir_lane_are_the_hosts_by_both_doors() {
         open(dir.path()).expect("chmod");
         let run = Run::new(&format!("{door} --at /srv --dir")).arg(dir.path());
         let inside = run.script(&format!("cd /srv && {OWNERS}")).output();
-        assert_eq!(printed(&inside), printed(&on_host), "{door}");
+        assert_eq!(good(&inside), good(&on_host), "{door}");
         assert_eq!(listing(dir.path()), listing(plain.path()), "{door}: as the host sees it");
         let made = Run::new(&format!("{door} --at /srv --dir")).arg(dir.path());
         let made = made.script(NODES);
-        assert_eq!(printed(&made.output()), "a\ncopy\nn\nw\nnone\n", "{door}");
+        assert_eq!(good(&made.output()), "a\ncopy\nn\nw\nnone\n", "{door}");
     }
 }
 
@@ -171,7 +166,7 @@ fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change
         let run = Run::new(&format!("--at /srv {options}"))
             .env("MOUNT", "/srv")
             .script(TRIES_THE_RUN_DIRECTORY);
-        assert_eq!(printed(&run.output()), "done\n", "{options}");
+        assert_eq!(good(&run.output()), "done\n", "{options}");
     }
     if !lacks(name, &["busybox"]) {
         let root = tempfile::tempdir().expect("tempdir");
@@ -180,7 +175,7 @@ fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change
             let run = Run::new(&format!("--root {privileged}")).env("PATH", "/bin");
             let run =
                 run.env("MOUNT", "").arg("--dir").arg(root.path()).script(TRIES_THE_RUN_DIRECTORY);
-            assert_eq!(printed(&run.output()), "done\n", "--root {privileged}");
+            assert_eq!(good(&run.output()), "done\n", "--root {privileged}");
         }
     }
     assert!(before == fs::read(&library).expect("the library"), "the host's file is as it was");
@@ -207,7 +202,7 @@ fn what_the_library_made_unfit_to_run_the_kernel_does_not_run() {
                   chmod 644 /srv/t; /srv/t 2>/dev/null; echo $?; chmod 100 /srv/t; /srv/t; echo $?";
     for source in sources {
         let run = Run::new(&format!("--at /srv {source}")).script(script);
-        assert_eq!(printed(&run.output()), "0\n126\n0\n", "{source}");
+        assert_eq!(good(&run.output()), "0\n126\n0\n", "{source}");
     }
 }
 
@@ -230,7 +225,7 @@ fn set_id_programs_work_in_lanes_that_began_empty_and_where_that_was_asked_for()
     let source = |path: &Path| format!("--volume {} --size 64M", path.display());
     let runs = |options: &str, euid: &str| {
         let run = Run::new(&format!("--at /srv {options}")).script(RUNS_SET_ID);
-        assert_eq!(printed(&run.output()), format!("{euid}\nnodev\n"), "{options}");
+        assert_eq!(good(&run.output()), format!("{euid}\nnodev\n"), "{options}");
     };
     for door in ["--no-preload", ""] {
         runs(&format!("--mem {door}"), "0");
@@ -298,7 +293,7 @@ fn nothing_in_a_run_types_into_a_terminal() {
         let run = Run::new(&format!("--mem --at /srv {door}"));
         let run = run.arg("--").arg("python3").arg("-c").arg(TYPES);
         let output = run.by(&["setsid", "--wait"]).output();
-        assert!(printed(&output).ends_with(CONFINES), "{door}");
+        assert!(good(&output).ends_with(CONFINES), "{door}");
     }
 }
 
@@ -334,9 +329,9 @@ fn command_in_a_root_file_system_may_do_what_a_containers_may() {
     let may = "grep -E '^Cap(Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status";
     let told =
         |caps: u64| format!("CapEff:\t{caps:016x}\nCapBnd:\t{caps:016x}\nCapAmb:\t{:016x}\n", 0);
-    let contained = printed(&in_root("", may));
+    let contained = good(&in_root("", may));
     assert_eq!(contained, told(own & CONTAINER) + "NoNewPrivs:\t0\n");
-    let privileged = printed(&in_root("--privileged", may));
+    let privileged = good(&in_root("--privileged", may));
     assert!(privileged.starts_with(&format!("CapEff:\t{own:016x}\n")), "{privileged}");
     let changes = "files='/proc/sys/kernel/hostname /proc/sysrq-trigger /sys/kernel/mm/ksm/run'; \
                    for file in $files; do \
@@ -353,7 +348,7 @@ fn command_in_a_root_file_system_may_do_what_a_containers_may() {
                        ! test -d $dir || test -z \"$(ls $dir)\" || echo \"$dir is shown\"; \
                    done; \
                    cat /proc/1/comm; id -u; echo x >/dev/null && echo end";
-    assert_eq!(printed(&in_root("", changes)), "polylane-init\n0\nend\n");
+    assert_eq!(good(&in_root("", changes)), "polylane-init\n0\nend\n");
 }
 
 /// Everything that a caller may do, COMMAND at a path may, and no more.
@@ -367,10 +362,10 @@ fn command_at_a_path_has_its_callers_rights() {
     let fewer = ["setpriv", "--inh-caps=-sys_boot", "--bounding-set=-sys_boot"];
     for starter in [&["nice"][..], &fewer] {
         let callers = Command::new("env").args(starter).args(["sh", "-c", may]).output();
-        let callers = printed(&callers.expect("env"));
+        let callers = good(&callers.expect("env"));
         for door in ["", "--no-preload"] {
             let run = Run::new(&format!("--mem --at /srv {door}")).script(may).by(starter);
-            assert_eq!(printed(&run.output()), callers, "{starter:?} {door}");
+            assert_eq!(good(&run.output()), callers, "{starter:?} {door}");
         }
     }
 }
@@ -413,7 +408,7 @@ fn set_id_programs_work_in_a_root_file_system() {
         let script = "chmod 755 / /bin; chmod 4755 /bin/tells; \
                       exec /bin/busybox su other -c /bin/tells";
         let run = Run::new(&format!("--root --no-preload {options}")).env("PATH", "/bin");
-        let said = printed(&run.arg("--dir").arg(dir.path()).script(script).output());
+        let said = good(&run.arg("--dir").arg(dir.path()).script(script).output());
         assert_eq!(said, format!("65534 0\nCapEff:\t{caps:016x}\n"), "{options}");
     }
 }
@@ -634,7 +629,7 @@ fn the_right_to_execute_is_checked_by_the_kernel_as_it_is_now() {
     for (options, seed) in [("--mem", 1), ("--mem", 2), ("--size 64M", 3), ("--size 64M", 4)] {
         let run = Run::new(&format!("{options} "));
         let output = run.script(&format!("exec /usr/bin/python3 -c '{EXECUTES}' {seed}")).output();
-        printed(&output);
+        good(&output);
     }
 }
 
@@ -668,6 +663,6 @@ fn who_may_execute_is_as_the_mount_says() {
     }
     for options in ["--mem", "--mem --no-preload", "--size 64M"] {
         let run = Run::new(&format!("{options} "));
-        printed(&run.script(&format!("exec /usr/bin/python3 -c '{BECOMES_NOEXEC}'")).output());
+        good(&run.script(&format!("exec /usr/bin/python3 -c '{BECOMES_NOEXEC}'")).output());
     }
 }

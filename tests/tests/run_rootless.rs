@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use polylane_tests::host::{Host, succeeds, text};
 use polylane_tests::pool::{Run, assert_nothing_remains, no_library};
+use polylane_tests::step::good;
 use polylane_tests::{binary, lacks, skip, unavailable};
 
 /// By another process: a child that another test starts meanwhile would hold a file open that this
@@ -106,12 +107,6 @@ impl Nobody {
     }
 }
 
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 /// What a user may not list and search is refused before anything is made.
 #[test]
 fn a_lower_that_its_user_may_not_read_is_refused_in_one_line() {
@@ -146,7 +141,7 @@ fn a_lower_that_its_user_may_not_read_is_refused_in_one_line() {
     chmod(&low, 0o755);
     let options = format!("--mem --no-preload --lower {}", low.display());
     let output = as_nobody(name, "test-unreadable", &options, "cat /lane/file");
-    assert_eq!(printed(&output.expect("as before")), "there\n");
+    assert_eq!(good(&output.expect("as before")), "there\n");
 }
 
 #[test]
@@ -159,7 +154,7 @@ fn an_ordinary_user_has_a_lane() {
         let Some(output) = as_nobody(name, "test-rootless", options, script) else { return };
         let expected = "65534\n65534\none\n65534:65534\n65534:65534\nCapEff:\t0000000000000000\n\
                         fuseblk\npolylane-init\n";
-        assert_eq!(printed(&output), expected, "{options}");
+        assert_eq!(good(&output), expected, "{options}");
     }
 }
 
@@ -191,7 +186,7 @@ fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
         let Some(output) = output else { return };
         let expected = " 65534 65534 1\n 300000 300000 65536\n300007\n300008\none\nrefused\n\
                         65534:65534\n300007:300008\nrefused\nnone\nnone\n65534\none\n";
-        assert_eq!(printed(&output), expected, "{options}");
+        assert_eq!(good(&output), expected, "{options}");
     }
     // Unless that is asked for, they are there, and COMMAND stays who it is.
     let script = format!(
@@ -204,13 +199,13 @@ fn an_ordinary_users_lane_has_the_users_of_the_ranges() {
         " 65534 65534 1\n 300000 300000 65536\nCapInh:\t{none}\nCapEff:\t{none}\n\
          CapAmb:\t{none}\nrefused\n"
     );
-    assert_eq!(printed(&output.expect("as before")), expected);
+    assert_eq!(good(&output.expect("as before")), expected);
     // Ranges that are another user's, or none, leave the own user.
     for ranges in ["root:300000:65536\n", "nobody:300000:0\n", "nobody\n"] {
         let script = "tr -s ' ' </proc/self/uid_map";
         let options = "--mem --no-preload";
         let output = as_nobody_with(Some(ranges), name, "test-rootless-none", options, script);
-        assert_eq!(printed(&output.expect("as before")), " 65534 65534 1\n", "{ranges}");
+        assert_eq!(good(&output.expect("as before")), " 65534 65534 1\n", "{ranges}");
     }
 }
 
@@ -231,7 +226,7 @@ fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
         fs::set_permissions(&shm, PermissionsExt::from_mode(0o1777)).expect("chmod");
         std::os::unix::fs::chown(&taken, Some(owner), Some(owner)).expect("chown");
         let output = nobody.does(&["./polylane", "run", "--mem", "--", "sh", "-c", script]);
-        let lines = printed(&output);
+        let lines = good(&output);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(lines.starts_with("x\n/dev/shm/polylane-65534-"), "{owner}: {lines}{said}");
         assert_eq!(said, "");
@@ -240,7 +235,7 @@ fn a_name_that_another_user_took_keeps_no_lane_from_starting() {
         assert!(left.eq([taken]), "{owner}: it goes with the lane");
         fs::set_permissions(&shm, PermissionsExt::from_mode(0o755)).expect("chmod");
         let output = nobody.does(&["./polylane", "run", "--mem", "--", "sh", "-c", script]);
-        let lines = printed(&output);
+        let lines = good(&output);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(lines.starts_with("x\n/tmp/polylane-65534/"), "{owner}: {lines}{said}");
         assert!(said.contains("/dev/shm: Permission denied"), "{said}");
@@ -298,7 +293,7 @@ fn an_ordinary_users_podman_works_beside_a_lane() {
         tar.display(),
         data.display()
     );
-    assert_eq!(printed(&nobody.does(&["sh", "-c", &script])), "hello 0\n");
+    assert_eq!(good(&nobody.does(&["sh", "-c", &script])), "hello 0\n");
     for (file, user, group) in [("own", 65534, 65534), ("five", 300_004, 300_005)] {
         let found = fs::metadata(data.join(file)).expect("made");
         assert_eq!((found.uid(), found.gid()), (user, group), "{file}");
@@ -341,7 +336,7 @@ fn an_ordinary_users_podman_works_on_a_lane() {
     let options = "--mem --become-users --no-preload";
     let output = as_nobody_with(Some(RANGES), name, "test-rootless-podman", options, &script);
     let Some(output) = output else { return };
-    assert_eq!(printed(&output), "hello 0\n");
+    assert_eq!(good(&output), "hello 0\n");
 }
 
 #[test]
@@ -357,7 +352,7 @@ fn an_ordinary_user_may_keep_files_in_a_directory() {
                   ls /lane/deep; touch /lane/deep/roots/file 2>/dev/null || echo not-mine";
     let Some(output) = as_nobody(name, "test-rootless-dir", &options, script) else { return };
     // The kernel lets nobody write to what belongs to a user without a number in the namespace.
-    assert_eq!(printed(&output), "refused\nfile\nroots\nnot-mine\n");
+    assert_eq!(good(&output), "refused\nfile\nroots\nnot-mine\n");
     let kept = dir.path().join("file");
     assert_eq!(fs::read_to_string(&kept).expect("kept"), "one\n");
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(kept).expect("stat")), 65534);
@@ -461,9 +456,9 @@ fn an_ordinary_user_copies_up_from_a_lower() {
             let Some(output) = run(first) else { return };
             let expected =
                 format!("yes\nyes\nyes\n{theirs}\nno\nno\n{here}\n300007:300007\n65534:65534\n");
-            assert_eq!(printed(&output), expected, "{options}");
+            assert_eq!(good(&output), expected, "{options}");
             let expected = format!("big\nmoved\nnew\n600:1\n666:2\n300007\n{left}");
-            assert_eq!(printed(&run(&second).expect("as before")), expected, "{options}");
+            assert_eq!(good(&run(&second).expect("as before")), expected, "{options}");
         }
     }
     assert!(fs::read(low.join("d/big")).expect("there") == bytes, "lowers are not written");
@@ -480,7 +475,7 @@ fn an_ordinary_user_may_keep_files_on_a_volume() {
         let options = format!("--size 64M {options} --volume {}", volume.display());
         let output = as_nobody(name, "test-rootless-volume", &options, script);
         let Some(output) = output else { return };
-        assert_eq!(printed(&output), format!("{lines}\n65534\n65534\n"));
+        assert_eq!(good(&output), format!("{lines}\n65534\n65534\n"));
         polylane_tests::volume::assert_clean(&volume);
     }
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(volume).expect("stat")), 65534);
@@ -491,7 +486,7 @@ fn what_an_ordinary_user_cannot_limit_is_said() {
     let name = "what_an_ordinary_user_cannot_limit_is_said";
     let options = "--mem --no-preload --memory 64M --cpus 0";
     let Some(output) = as_nobody(name, "test-rootless-limits", options, "nproc") else { return };
-    assert_eq!(printed(&output), "1\n");
+    assert_eq!(good(&output), "1\n");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("--memory: no usable control group"), "{said}");
     assert!(said.contains("--cpus: no usable control group"), "{said}");
@@ -557,7 +552,7 @@ fn an_ordinary_users_service_has_nothing_of_the_users() {
     else {
         return;
     };
-    assert_eq!(printed(&output), "x\n");
+    assert_eq!(good(&output), "x\n");
     let same = looker.join().expect("looks");
     assert_eq!(same.expect("an empty root"), Vec::<&str>::new(), "namespaces shared with the host");
 }

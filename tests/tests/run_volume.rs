@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::step::good;
 use polylane_tests::volume::assert_clean;
 use polylane_tests::{lacks, scripts, unavailable};
 
@@ -25,22 +26,16 @@ fn run(options: &str, volume: &Path, script: &str) -> Output {
     Run::new(&format!("{options} --volume")).arg(volume).script(script).output()
 }
 
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 #[test]
 fn a_volume_is_made_once_and_keeps_its_files() {
     let Some((_dir, volume)) = place("a_volume_is_made_once_and_keeps_its_files") else { return };
     for options in ["--no-preload --size 1G", "--size 1G", ""] {
         let script = "cat /lane/count 2>/dev/null; echo x >> /lane/count; ls /lane";
-        let said = printed(&run(options, &volume, script));
+        let said = good(&run(options, &volume, script));
         assert!(said.ends_with("x\ncount\n") || said == "count\n", "{said}");
         assert_clean(&volume);
     }
-    assert_eq!(printed(&run("", &volume, "cat /lane/count")), "x\nx\nx\n");
+    assert_eq!(good(&run("", &volume, "cat /lane/count")), "x\nx\nx\n");
     let file = fs::metadata(&volume).expect("stat");
     assert_eq!((file.len(), file.mode() & 0o777), (1 << 30, 0o600));
     assert!(file.blocks() * 512 < 128 << 20, "sparse");
@@ -58,8 +53,8 @@ fn changes_wait_no_longer_than_was_said() {
         copy.display()
     );
     let options = "--size 256M --flush-interval 200ms --dirty-limit 1M";
-    printed(&run(options, &volume, &script));
-    assert_eq!(printed(&run("", &copy, "seq 300000 | cmp - /lane/f && echo same")), "same\n");
+    good(&run(options, &volume, &script));
+    assert_eq!(good(&run("", &copy, "seq 300000 | cmp - /lane/f && echo same")), "same\n");
     assert_clean(&copy);
 }
 
@@ -90,9 +85,9 @@ fn what_is_freed_goes_back_to_the_host() {
     let Some((_dir, volume)) = place("what_is_freed_goes_back_to_the_host") else { return };
     let used_mib = || fs::metadata(&volume).expect("stat").blocks() >> 11;
     let fill = "seq 9000000 >/lane/f; sync; seq 9000000 | cmp - /lane/f && rm /lane/f; sync";
-    printed(&run("--size 256M", &volume, fill));
+    good(&run("--size 256M", &volume, fill));
     let kept = used_mib();
-    printed(&run("--discard --journal-mode writeback", &volume, fill));
+    good(&run("--discard --journal-mode writeback", &volume, fill));
     assert!(used_mib() + 50 < kept, "{kept} MiB, then {}", used_mib());
     assert_clean(&volume);
 }
@@ -112,7 +107,7 @@ fn a_lane_can_journal_all_data() {
     let look = "cd /lane; seq 900 | cmp - small; seq 2000000 >/lane/l; \
                 seq 5000 6000 | dd of=/lane/l bs=4k seek=3 conv=notrunc status=none; \
                 cmp /lane/l large && echo same; rm /lane/l";
-    assert_eq!(printed(&run("--journal-mode data", &volume, look)), "same\n");
+    assert_eq!(good(&run("--journal-mode data", &volume, look)), "same\n");
     assert_clean(&volume);
 }
 
@@ -141,7 +136,7 @@ fn a_lane_whose_image_journals_nothing_cannot_journal_data() {
         assert!(option.contains("volume") && cause.contains(why), "{features}: {line}");
         assert!(fs::read(&volume).expect("read") == before, "{features}: it was written");
         // Without the option it is what it was.
-        assert_eq!(printed(&run("", &volume, "echo yes")), "yes\n");
+        assert_eq!(good(&run("", &volume, "echo yes")), "yes\n");
     }
 }
 
@@ -152,7 +147,7 @@ fn without_a_source_the_pool_has_its_own_volume() {
         Run::new(options).env("XDG_STATE_HOME", dir.path()).script(script).output()
     };
     // Every run of the test kit has a pool name of its own, so it names the volume too.
-    let said = printed(&run("", "echo kept > /lane/f; cat /lane/f; df --output=size -h /lane"));
+    let said = good(&run("", "echo kept > /lane/f; cat /lane/f; df --output=size -h /lane"));
     // Of 10 GiB, less what the format takes.
     assert!(said.starts_with("kept\n") && said.contains(" 9."), "{said}");
     let mut volumes: Vec<_> = fs::read_dir(dir.path().join("polylane/volumes"))
@@ -173,13 +168,13 @@ fn removed_files_that_were_still_open_are_gone_at_the_end() {
     for options in ["--size 256M --no-preload", "--size 256M"] {
         let script = "cd /lane; for i in 1 2 3 4 5 6 7 8; do exec 3>$i; done; exec 3>a 4>b 5>c; \
                       rm a b c; echo data >&3; echo data >&4; echo data >&5";
-        printed(&run(options, &volume, script));
+        good(&run(options, &volume, script));
         assert_clean(&volume);
     }
     let free = "stat -f -c %d /lane; stat -f -c %c /lane";
-    let before = printed(&run("", &volume, free));
-    printed(&run("", &volume, "cd /lane; exec 3>x; rm x; head -c 9999999 /dev/zero >&3"));
-    assert_eq!(printed(&run("", &volume, free)), before, "free inodes");
+    let before = good(&run("", &volume, free));
+    good(&run("", &volume, "cd /lane; exec 3>x; rm x; head -c 9999999 /dev/zero >&3"));
+    assert_eq!(good(&run("", &volume, free)), before, "free inodes");
 }
 
 /// Data of new files goes the way of leases; where there is no room for it, the write says so.
@@ -191,7 +186,7 @@ fn streamed_data_on_a_full_volume_is_refused_by_the_write() {
         let run = Run::new(&format!("{options} --volume")).arg(&volume);
         let run = run.env("SCRIPTS", scripts()).env("POLYLANE_LEASES", "eager");
         let script = format!("cd /lane; timeout 90 /usr/bin/python3 -B $SCRIPTS/leases.py {case}");
-        printed(&run.script(&script).output())
+        good(&run.script(&script).output())
     };
     let told = case("--size 64M", "full 3");
     let digest = told.strip_suffix("holds\n").expect("holds");
@@ -218,7 +213,7 @@ fn a_volume_in_use_names_who_has_it() {
     first.signal("TERM");
     first.end();
     assert_clean(&volume);
-    printed(&run("", &volume, "true"));
+    good(&run("", &volume, "true"));
 }
 
 #[test]
@@ -301,7 +296,7 @@ fn a_killed_supervisor_leaves_a_volume_that_can_be_used() {
     run.signal("KILL");
     run.end();
     let again = Run::new("--volume").arg(&volume).script("cat /lane/kept").output();
-    assert_eq!(printed(&again), "kept\n");
+    assert_eq!(good(&again), "kept\n");
     assert_clean(&volume);
 }
 
@@ -322,7 +317,7 @@ fn what_is_no_sound_volume_is_refused_in_one_line() {
     let empty = dir.path().join("empty");
     fs::File::create(&empty).expect("create").set_len(1 << 20).expect("size");
     assert!(refused(&empty, "").contains("holds no ext4"));
-    printed(&run("--size 64M", &volume, "echo x > /lane/f"));
+    good(&run("--size 64M", &volume, "echo x > /lane/f"));
     assert!(refused(&volume, "--size 1G").contains("exists with 64 MiB"));
     // A bit of the superblock.
     let file = fs::OpenOptions::new().read(true).write(true).open(&volume).expect("open");
@@ -344,7 +339,7 @@ fn a_full_volume_says_so_and_goes_on() {
                       head -c 4M /dev/zero > small && stat -c %s small";
         let output = run(options, &volume, script);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(printed(&output), "4194304\n", "{said}");
+        assert_eq!(good(&output), "4194304\n", "{said}");
         assert!(said.contains("No space left on device"), "{said}");
         assert_clean(&volume);
     }
@@ -361,25 +356,21 @@ fn filefrag_and_fstrim_work() {
     let script = "cd /lane; head -c 8M /dev/zero > a; fallocate -l 1M b; truncate -s 3M c; \
                   printf x >> c; filefrag a b c | sed 's/^.lane.//'; \
                   filefrag -v b | grep -c 'last,unwritten,eof'; filefrag -v c | grep -c ' 768.. '";
-    let said = printed(&run("--size 64M", &volume, script));
+    let said = good(&run("--size 64M", &volume, script));
     assert_eq!(said, "a: 1 extent found\nb: 1 extent found\nc: 1 extent found\n1\n1\n");
     let blocks = || {
         use std::os::unix::fs::MetadataExt as _;
         fs::metadata(&volume).expect("stat").blocks()
     };
     for options in ["--no-preload", ""] {
-        printed(&run(
-            options,
-            &volume,
-            "head -c 16M /dev/zero > /lane/x; sync /lane/x; rm /lane/x",
-        ));
+        good(&run(options, &volume, "head -c 16M /dev/zero > /lane/x; sync /lane/x; rm /lane/x"));
         let before = blocks();
-        let said = printed(&run(options, &volume, "fstrim -v /lane"));
+        let said = good(&run(options, &volume, "fstrim -v /lane"));
         assert!(said.contains("trimmed") && before - blocks() > 20_000, "{said}");
         // What ext4 of the kernel refuses.
         let wrong = "for range in '-l 0' '-l 100' '-o 1T' '-m 1G'; do
             fstrim $range /lane 2>/dev/null && echo done $range; done; true";
-        assert_eq!(printed(&run(options, &volume, wrong)), "");
+        assert_eq!(good(&run(options, &volume, wrong)), "");
         assert_clean(&volume);
     }
 }
@@ -393,10 +384,10 @@ fn a_volume_can_be_the_root() {
     let busybox = polylane_tests::tool("busybox").expect("busybox");
     let script =
         format!("mkdir /lane/bin && cp {} /lane/bin/sh && mkdir /lane/etc", busybox.display());
-    printed(&run("--size 128M", &volume, &script));
+    good(&run("--size 128M", &volume, &script));
     let run = Run::new("--root --volume").arg(&volume);
     let output = run.script("echo name > /etc/hostname; read n < /etc/hostname; echo $n").output();
-    assert_eq!(printed(&output), "name\n");
+    assert_eq!(good(&output), "name\n");
     assert_clean(&volume);
 }
 
@@ -440,8 +431,8 @@ fn refused(words: &str, volume: Option<&Path>, status: i32) -> String {
 #[test]
 fn a_medium_is_that_of_the_volume_or_refused() {
     let Some((_dir, volume)) = place("a_medium_is_that_of_the_volume_or_refused") else { return };
-    printed(&run("--medium file --size 32M", &volume, "echo kept >/lane/f"));
-    assert_eq!(printed(&run("--medium file", &volume, "cat /lane/f")), "kept\n");
+    good(&run("--medium file --size 32M", &volume, "echo kept >/lane/f"));
+    assert_eq!(good(&run("--medium file", &volume, "cat /lane/f")), "kept\n");
     let said = refused("--medium bypass", Some(&volume), 1);
     assert!(said.contains("exists on the medium file: leave --medium out"), "{said}");
     let said = refused("--medium mem", Some(&volume), 2);
@@ -454,7 +445,7 @@ fn a_medium_is_that_of_the_volume_or_refused() {
     assert!(said.contains("--qos: ") && said.contains("this lane is on none"), "{said}");
     let lane = |words: &str| {
         let script = "echo x >/lane/f && stat -f -c %S:%b:%T /lane";
-        printed(&Run::new(&format!("{words} --size 64M")).script(script).output())
+        good(&Run::new(&format!("{words} --size 64M")).script(script).output())
     };
     let mem = lane("--mem");
     assert_eq!((lane("--medium mem"), lane("--mem --medium mem")), (mem.clone(), mem));

@@ -6,13 +6,8 @@ use std::path::Path;
 use std::process::Output;
 
 use polylane_tests::pool::Run;
+use polylane_tests::step::good;
 use polylane_tests::unavailable;
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// Two lowers, the first above the second.
 fn lowers(dir: &Path) {
@@ -50,7 +45,7 @@ fn a_lane_over_lowers_keeps_changes_to_itself() {
                       tail -c 6 big && stat -c %s big";
         let output = run(dir.path(), upper).script(script).output();
         let expected = "high\nold\nd:\n\ne:\nboth\nnew\nxmore\n8388613\n";
-        assert_eq!(printed(&output), expected, "{upper}");
+        assert_eq!(good(&output), expected, "{upper}");
         assert_eq!(fs::read(dir.path().join("low/d/old")).expect("there"), b"old\n");
         assert_eq!(fs::metadata(dir.path().join("low/big")).expect("there").len(), 8 << 20);
         if upper == "--mem" {
@@ -60,7 +55,7 @@ fn a_lane_over_lowers_keeps_changes_to_itself() {
         let script = "cd /lane && ls d e && tail -c 6 big && stat -c %a big && head -c 3 big";
         let output = run(dir.path(), upper).script(script).output();
         let expected = "d:\n\ne:\nboth\nnew\nxmore\n600\nxxx";
-        assert_eq!(printed(&output), expected, "{upper}, again");
+        assert_eq!(good(&output), expected, "{upper}, again");
     }
 }
 
@@ -74,7 +69,7 @@ fn lowers_alone_are_a_lane_to_read() {
     let script = "cd /lane && cat d/both d/old && ! touch new 2>/tmp/why-$$; \
                   grep -o 'Read-only file system' /tmp/why-$$; rm /tmp/why-$$";
     let output = run(dir.path(), "").script(script).output();
-    assert_eq!(printed(&output), "high\nold\nRead-only file system\n");
+    assert_eq!(good(&output), "high\nold\nRead-only file system\n");
 }
 
 #[test]
@@ -121,7 +116,7 @@ fn layers_that_meet_by_links_and_mounts_are_refused() {
     std::os::unix::fs::symlink("low", dir.join("link")).expect("symlink");
     let tree = || {
         let output = std::process::Command::new("find").arg(&dir).args(["-ls"]).output();
-        printed(&output.expect("find"))
+        good(&output.expect("find"))
     };
     let before = tree();
     let mount = |what: &str| format!("mount --bind \"$D\"/{what} \"$D\"/bind && exec \"$@\"");
@@ -179,13 +174,13 @@ fn a_lower_that_changed_is_named_and_spoils_one_file_alone() {
                   ! tail -c +4000000 big >/dev/null && ls";
     let run = run(dir.path(), "--dir").env("D", dir.path());
     let output = run.script(script).output();
-    assert_eq!(printed(&output), "xbig\nd\n");
+    assert_eq!(good(&output), "xbig\nd\n");
     assert_eq!(named(&output), 1, "{}", said(&output));
     // And before.
     let script = "cd /lane && ls && ls && cat d/both && ! cat big && ! cat big && \
                   echo y >d/both && cat d/both";
     let output = self::run(dir.path(), "--dir").script(script).output();
-    assert_eq!(printed(&output), "big\nd\nbig\nd\nhigh\ny\n");
+    assert_eq!(good(&output), "big\nd\nbig\nd\nhigh\ny\n");
     assert_eq!(named(&output), 1, "{}", said(&output));
     assert_eq!(fs::metadata(&big).expect("there").len(), 2_000_000);
     // What it had is put back.
@@ -197,14 +192,14 @@ fn a_lower_that_changed_is_named_and_spoils_one_file_alone() {
         .expect("set");
     let script = "cd /lane && tail -c +1000001 big | head -c 4 && stat -c %s big";
     let output = self::run(dir.path(), "--dir").script(script).output();
-    assert_eq!(printed(&output), "newx8388608\n");
+    assert_eq!(good(&output), "newx8388608\n");
     assert_eq!(said(&output), "");
     // What cannot be read can go.
     fs::write(&big, b"short").expect("written");
     let script =
         "cd /lane && ! cat big && mv d/both small && mv small big && cat big && rm big && ls";
     let output = self::run(dir.path(), "--dir").script(script).output();
-    assert_eq!(printed(&output), "y\nd\n");
+    assert_eq!(good(&output), "y\nd\n");
 }
 
 /// A volume with a file that has two names, and one that is older than a directory's.
@@ -212,7 +207,7 @@ fn make_base(volume: &Path) {
     let script = "cd /lane && mkdir d && echo base > d/base && head -c 1000000 /dev/zero > big && \
                   ln big same && chmod 640 d/base && ln -s d/base link";
     let run = Run::new("").arg("--volume").arg(volume).arg("--size").arg("64M");
-    assert_eq!(printed(&run.script(script).output()), "");
+    assert_eq!(good(&run.script(script).output()), "");
 }
 
 #[test]
@@ -243,9 +238,9 @@ fn a_volume_is_a_lower_for_several_lanes_at_once() {
         program.display(),
         beside.display()
     );
-    assert_eq!(printed(&over(script)), "base\nold\n640\nmore\nbase\n1\n");
+    assert_eq!(good(&over(script)), "base\nold\n640\nmore\nbase\n1\n");
     let script = "cd /lane && stat -c %s same && ls && cat d/old".to_string();
-    assert_eq!(printed(&over(script)), "1000005\nbig\nd\nsame\nold\n");
+    assert_eq!(good(&over(script)), "1000005\nbig\nd\nsame\nold\n");
     // It is as it was, and is a snapshot's equal.
     let snapshot = dir.path().join("snap.img");
     let copied = std::process::Command::new(&program)
@@ -256,7 +251,7 @@ fn a_volume_is_a_lower_for_several_lanes_at_once() {
     for lower in [&base, &snapshot] {
         let run = Run::new("").arg("--lower").arg(lower);
         let script = "cd /lane && stat -c %s big && readlink link && ! touch x 2>&1";
-        let said = printed(&run.script(script).output());
+        let said = good(&run.script(script).output());
         assert!(said.starts_with("1000000\nd/base\n") && said.contains("Read-only"), "{said}");
     }
 }
@@ -284,7 +279,7 @@ fn an_upper_is_made_whole_with_its_lane_in_use_or_not() {
         let (low, high, upper) =
             (dir.path().join("low"), dir.path().join("high"), dir.path().join("upper"));
         let script = "cd /lane && echo more >> big && chmod 600 d/old";
-        assert_eq!(printed(&run(dir.path(), option).script(script).output()), "");
+        assert_eq!(good(&run(dir.path(), option).script(script).output()), "");
         let (done, said) = solidify(&upper, &[]);
         assert!(!done && said.contains("no lane is on it: say"), "{said}");
         let (done, said) = solidify(&upper, &[&high, &low]);
@@ -339,7 +334,7 @@ fn a_volume_that_can_be_no_lower_is_refused_in_one_line() {
     // Who writes to it could show himself what is under it.
     fs::set_permissions(&base, fs::Permissions::from_mode(0o666)).expect("chmod");
     refused(over(&base).arg("--lower").arg(dir.path().join("low")), "over --lower");
-    assert_eq!(printed(&over(&base).script("cat /lane/d/base").output()), "base\n");
+    assert_eq!(good(&over(&base).script("cat /lane/d/base").output()), "base\n");
 }
 
 /// A mark of another user's would show him what he may not read in the lowers.
@@ -393,7 +388,7 @@ fn a_data_only_lower_has_data_for_files_that_point_to_it() {
                   setfattr -n user.overlay.redirect -v /blobs/x low/d/f";
     let mut make = std::process::Command::new("sh");
     make.args(["-ec", script]).current_dir(dir.path());
-    printed(&make.output().expect("sh"));
+    good(&make.output().expect("sh"));
     let data = format!("data:{}", dir.path().join("data").display());
     let over = |words: [&str; 2]| {
         let lowers =
@@ -406,7 +401,7 @@ fn a_data_only_lower_has_data_for_files_that_point_to_it() {
         dir.path().join("data/blobs/x").display()
     );
     let output = over(["LOW", &data]).script(&script).output();
-    assert_eq!(printed(&output), "d\n300005\n");
+    assert_eq!(good(&output), "d\n300005\n");
     for (words, why) in [([data.as_str(), "LOW"], "write those last"), ([&data, &data], "no other")]
     {
         let (_, line) = over(words).script("true").refusal();
@@ -425,7 +420,7 @@ fn a_lane_whose_syncs_do_not_wait_is_refused_until_it_ended_in_order() {
         let script = "cd /lane && echo new > d/new && sync d/new && sync -f . && cat d/new";
         for _ in 0..2 {
             let output = run(dir.path(), upper).arg("--volatile").script(script).output();
-            assert_eq!(printed(&output), "new\n", "{upper}");
+            assert_eq!(good(&output), "new\n", "{upper}");
         }
     }
     let dir = tempfile::tempdir().expect("tempdir");
@@ -433,7 +428,7 @@ fn a_lane_whose_syncs_do_not_wait_is_refused_until_it_ended_in_order() {
     let mark = dir.path().join("upper/work/work/incompat/volatile");
     let script = format!("test -d {} && echo while it runs", mark.display());
     let output = run(dir.path(), "--dir").arg("--volatile").script(&script).output();
-    assert_eq!(printed(&output), "while it runs\n");
+    assert_eq!(good(&output), "while it runs\n");
     assert!(!mark.exists());
     // As after a power cut.
     fs::create_dir_all(&mark).expect("mkdir");

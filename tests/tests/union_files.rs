@@ -1,22 +1,15 @@
 //! Files of lowers, before and behind their copy-up, by both ways in.
 
 use std::path::Path;
-use std::process::Output;
 
 use polylane_tests::pool::{Run, no_library};
+use polylane_tests::step::good;
 use polylane_tests::{Lane, Script, lacks, scripts, unavailable};
-
-fn printed(output: &Output) -> String {
-    let [said, left] =
-        [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    assert!(output.status.success(), "status {:?}: {said}\n{left}", output.status.code());
-    left
-}
 
 /// Runs a script of the shell in a directory.
 fn sh(dir: &Path, script: &str) -> String {
     let mut sh = std::process::Command::new("sh");
-    printed(&sh.args(["-euc", script]).current_dir(dir).output().expect("sh"))
+    good(&sh.args(["-euc", script]).current_dir(dir).output().expect("sh"))
 }
 
 fn python(words: &str) -> String {
@@ -46,7 +39,7 @@ fn files_of_lowers_are_as_a_model_of_bytes_says() {
     sh(dir.path(), &python(&format!("make {seed} {COUNT} {low_is}")));
     let base = dir.path().join("base.img");
     let fill = Run::new("--size 256M").arg("--volume").arg(&base);
-    printed(&fill.script(&format!("cp -a {low_is}/. /lane")).output());
+    good(&fill.script(&format!("cp -a {low_is}/. /lane")).output());
     // The script itself is judged first.
     let change = |seed| python(&format!("change {seed} {COUNT} {low_is} {kept_is} 150"));
     let check = python(&format!("check {kept_is}"));
@@ -64,10 +57,10 @@ fn files_of_lowers_are_as_a_model_of_bytes_says() {
                 };
                 let output = run().script(&format!("cd /lane && {}", change(seed))).output();
                 let of = format!("{} {upper} {door}, seed {seed}", lower.display());
-                assert_eq!(printed(&output), "holds\n", "{of}");
+                assert_eq!(good(&output), "holds\n", "{of}");
                 if upper != "--mem" {
                     let output = run().script(&format!("cd /lane && {check}")).output();
-                    assert_eq!(printed(&output), "holds\n", "{of}, again");
+                    assert_eq!(good(&output), "holds\n", "{of}, again");
                 }
             }
         }
@@ -124,9 +117,9 @@ fn a_copy_of_an_upper_is_whole_or_refused() {
                       dd if=/dev/zero of=big bs=4096 seek=40 count=4 conv=notrunc && \
                       fallocate -p -o 204800 -l 16384 big && mv other moved && \
                       echo more >>moved && echo new >new";
-        printed(&run("upper", change));
+        good(&run("upper", change));
         let sums = "cd /lane && cksum big moved new";
-        let expected = printed(&run("upper", sums));
+        let expected = good(&run("upper", sums));
         for program in COPIES {
             copy(dir.path(), option, program);
             let output = run("copy", sums);
@@ -137,15 +130,15 @@ fn a_copy_of_an_upper_is_whole_or_refused() {
         }
         let mut solidify = std::process::Command::new(polylane_tests::binary());
         solidify.args(["volume", "solidify"]).arg(dir.path().join("upper"));
-        printed(&solidify.arg("--lower").arg(dir.path().join("low")).output().expect("polylane"));
+        good(&solidify.arg("--lower").arg(dir.path().join("low")).output().expect("polylane"));
         for program in COPIES {
             copy(dir.path(), option, program);
-            assert_eq!(printed(&run("copy", sums)), expected, "{option}, {program}, whole");
+            assert_eq!(good(&run("copy", sums)), expected, "{option}, {program}, whole");
         }
         // As one file, or by its name, an upper stays what it is.
-        printed(&run("upper", "cd /lane && chmod 600 big && echo again >>moved && sync"));
+        good(&run("upper", "cd /lane && chmod 600 big && echo again >>moved && sync"));
         sh(dir.path(), "rm -rf copy; mv upper moved");
-        assert_eq!(printed(&run("moved", "cd /lane && tail -n 2 moved")), "more\nagain\n");
+        assert_eq!(good(&run("moved", "cd /lane && tail -n 2 moved")), "more\nagain\n");
     }
 }
 
@@ -172,8 +165,7 @@ fn a_chown_of_all_files_moves_no_data() {
     for door in ["", "--no-preload"] {
         let volume = dir.path().join(format!("upper{door}"));
         let run = Run::new(door).arg("--size").arg("1G").arg("--volume").arg(&volume);
-        let said =
-            printed(&run.arg("--lower").arg(dir.path().join("low")).script(&script).output());
+        let said = good(&run.arg("--lower").arg(dir.path().join("low")).script(&script).output());
         let lines: Vec<&str> = said.lines().collect();
         let grown: u64 = lines[0].parse().expect("KiB");
         // An inode each, and a block of attributes.

@@ -6,13 +6,8 @@ use std::process::Output;
 
 use polylane_tests::host::{Host, polylane, succeeds, text};
 use polylane_tests::pool::{Run, no_library, service_of, signal_to};
+use polylane_tests::step::good;
 use polylane_tests::{lacks, skip, unavailable};
-
-fn printed(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 fn sh(dir: &Path, script: &str) -> Output {
     let mut sh = std::process::Command::new("sh");
@@ -31,7 +26,7 @@ fn layers(dir: &Path) {
         head -c 300000 /dev/urandom >in/c/d/deep/big; chmod 640 in/c/d/deep/big
         printf '# uppermost first\\nb\\nfixed:c\\n' >in/inner
         printf 'dir:a\\n\\nunion:in/inner\\n' >outer";
-    printed(&sh(dir, script));
+    good(&sh(dir, script));
 }
 
 /// What a tree shows, by `find`, in the order of its paths; without link counts of directories.
@@ -57,7 +52,7 @@ fn kernels(test: &str, dir: &Path) -> Option<String> {
         skip(test, &format!("overlayfs cannot be mounted: {}", said.trim()));
         return None;
     }
-    Some(printed(&shown))
+    Some(good(&shown))
 }
 
 fn union(file: &Path) -> String {
@@ -87,12 +82,12 @@ fn a_union_is_a_lower_as_overlayfs_has_one() {
     layers(&dir);
     let Some(expected) = kernels(test, &dir) else { return };
     let layers_now =
-        || ["a", "in", "low"].map(|layer| printed(&sh(&dir, &format!("AT={layer}; {SHOW}"))));
+        || ["a", "in", "low"].map(|layer| good(&sh(&dir, &format!("AT={layer}; {SHOW}"))));
     let before = layers_now();
     for door in ["", "--no-preload"] {
         for upper in ["", "--volume", "--dir", "--mem"] {
             let shown = run(door, &dir, upper).env("AT", "/lane").script(SHOW).output();
-            assert_eq!(printed(&shown), expected, "{door} {upper}");
+            assert_eq!(good(&shown), expected, "{door} {upper}");
             let _ = fs::remove_file(dir.join("upper"));
             let _ = fs::remove_dir_all(dir.join("upper"));
         }
@@ -105,7 +100,7 @@ fn a_union_is_a_lower_as_overlayfs_has_one() {
     );
     for upper in ["--volume", "--dir"] {
         let (first, second) = ("", "--no-preload");
-        let output = printed(&run(first, &dir, upper).script(&change).output());
+        let output = good(&run(first, &dir, upper).script(&change).output());
         let [was, now] = ["d/also ", "moved/big "].map(|name| {
             let line = output.lines().rfind(|line| line.starts_with(name));
             line.unwrap_or_else(|| panic!("{name} in {output}")).to_string()
@@ -113,7 +108,7 @@ fn a_union_is_a_lower_as_overlayfs_has_one() {
         let big = output.lines().find(|line| line.starts_with("d/deep/big ")).expect("shown");
         assert_eq!(now.rsplit(' ').next(), big.rsplit(' ').next(), "{output}");
         let script = format!("cd /lane && tail -n 1 d/same && cksum moved/big && {numbers} || :");
-        let again = printed(&run(second, &dir, upper).script(&script).output());
+        let again = good(&run(second, &dir, upper).script(&script).output());
         for line in [&was, &now] {
             assert!(again.contains(line.as_str()), "{upper}: {line}\n{again}");
         }
@@ -138,9 +133,9 @@ fn a_lane_over_unions_is_mounted_and_goes_on() {
     let dir = host.dir("layers");
     let base = dir.join("base.img");
     let fill = Run::new("--size 64M").arg("--volume").arg(&base);
-    printed(&fill.script("mkdir /lane/d && echo base >/lane/d/base && echo x >/lane/d/x").output());
+    good(&fill.script("mkdir /lane/d && echo base >/lane/d/base && echo x >/lane/d/x").output());
     let shown = host.dir("shown");
-    printed(&sh(&dir, "mkdir -p own/d; echo own >own/d/own; mknod own/d/x c 0 0"));
+    good(&sh(&dir, "mkdir -p own/d; echo own >own/d/own; mknod own/d/x c 0 0"));
     succeeds(&["mount", &format!("dir:{}", dir.join("own").display()), text(&shown)]);
     fs::write(dir.join("stack"), format!("{}\nbase.img\n", shown.display())).expect("written");
     let at = host.dir("at");

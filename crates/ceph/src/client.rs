@@ -9,7 +9,7 @@ use polylane_base::{Errno, Result};
 use crate::counters::{Kind, Totals};
 use crate::direct::Direct;
 use crate::failure::Failure;
-use crate::ffi::{Caller, Inode, Mount};
+use crate::ffi::{Inode, Mount};
 use crate::fs::CephFs;
 use crate::inodes::{IDLE_TIME_MAX, Tables};
 
@@ -27,9 +27,9 @@ impl Client {
     /// Takes a mounted client over; `mounted` is its root.
     pub(crate) fn new(mount: Arc<Mount>, mounted: Vec<u8>) -> Result<Client> {
         let all = Arc::new(Tables::default());
-        let (weak, service) = (Arc::downgrade(&all), mount.service.clone());
+        let weak = Arc::downgrade(&all);
         let spawned = thread::Builder::new().name("ceph-idle".to_string());
-        spawned.spawn(move || close_idle(&service, &weak)).map_err(|_| Errno::EAGAIN)?;
+        spawned.spawn(move || close_idle(&weak)).map_err(|_| Errno::EAGAIN)?;
         Ok(Client { mount, mounted, all })
     }
 
@@ -113,12 +113,12 @@ fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Closes what is idle until the client and its file systems are gone.
-fn close_idle(service: &Caller, all: &Weak<Tables>) {
+fn close_idle(all: &Weak<Tables>) {
     while let Some(tables) = all.upgrade() {
         tables.lock().retain(|inodes| inodes.strong_count() > 0);
         let now: Vec<_> = tables.lock().iter().filter_map(Weak::upgrade).collect();
         drop(tables);
-        now.iter().for_each(|inodes| inodes.close_idle(service));
+        now.iter().for_each(|inodes| inodes.close_idle());
         drop(now);
         thread::sleep(IDLE_TIME_MAX);
     }

@@ -7,7 +7,7 @@
 use polylane_base::Result;
 use polylane_base::sync::Arc;
 
-use crate::ffi::{Caller, Inode, Mount, OpenFile};
+use crate::ffi::{Inode, Mount, OpenFile};
 
 /// A directory of a mounted client, whose files are used by calls of the library alone.
 pub struct Direct {
@@ -19,7 +19,6 @@ pub struct Direct {
 pub struct DirectFile {
     inode: Inode,
     file: OpenFile,
-    who: Arc<Caller>,
 }
 
 impl Direct {
@@ -32,9 +31,8 @@ impl Direct {
     /// # Errors
     /// `EEXIST`, and those of the cluster; so too below.
     pub fn create(&self, name: &[u8]) -> Result<DirectFile> {
-        let who = self.mount.service.clone();
-        let (inode, file, _) = self.dir.create(&who, name, 0o644)?;
-        Ok(DirectFile { inode, file, who })
+        let (inode, file, _) = self.dir.create(&self.mount.service, name, 0o644)?;
+        Ok(DirectFile { inode, file })
     }
 
     /// Opens a file to read and to write.
@@ -42,10 +40,9 @@ impl Direct {
     /// # Errors
     /// `ENOENT`.
     pub fn open(&self, name: &[u8]) -> Result<DirectFile> {
-        let who = self.mount.service.clone();
-        let (inode, _) = self.dir.lookup(&who, name)?;
-        let file = inode.open(&who, libc::O_RDWR)?;
-        Ok(DirectFile { inode, file, who })
+        let (inode, _) = self.dir.lookup(&self.mount.service, name)?;
+        let file = inode.open(&self.mount.service, libc::O_RDWR)?;
+        Ok(DirectFile { inode, file })
     }
 
     /// The size of what has a name, as `stat` of its path finds it.
@@ -71,7 +68,7 @@ impl DirectFile {
     /// # Errors
     /// Those of the cluster; so too below.
     pub fn size(&self) -> Result<u64> {
-        Ok(self.inode.stat(&self.who)?.size)
+        Ok(self.inode.stat(self.inode.service())?.size)
     }
 
     /// Reads at `offset`; how much.

@@ -92,11 +92,6 @@ impl CephFs {
         self.inodes.open_handles()
     }
 
-    /// The service itself.
-    pub(crate) fn service(&self) -> &Caller {
-        &self.mount.service
-    }
-
     /// The inodes that the VFS holds.
     pub(crate) fn inodes(&self) -> &Arc<Inodes> {
         &self.inodes
@@ -531,7 +526,7 @@ impl FileSystem for CephFs {
         let all = (totals.f_blocks, totals.f_bfree);
         let (blocks, free) = match self.is_mounted {
             true => all,
-            false => self.root.within_quota(&self.mount.service, bsize.into(), all),
+            false => self.root.within_quota(bsize.into(), all),
         };
         Ok(StatFs {
             bsize,

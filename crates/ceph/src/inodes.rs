@@ -173,14 +173,9 @@ impl Node {
 
     /// Blocks of a file system, all and free ones, as far as the quota of this directory lets it
     /// have them.
-    pub(crate) fn within_quota(
-        &self,
-        who: &Caller,
-        bsize: u64,
-        (blocks, free): (u64, u64),
-    ) -> (u64, u64) {
+    pub(crate) fn within_quota(&self, bsize: u64, (blocks, free): (u64, u64)) -> (u64, u64) {
         let number = |name: &[u8]| -> Option<u64> {
-            let value = self.inode.xattr(who, name).ok()?;
+            let value = self.inode.xattr(self.inode.service(), name).ok()?;
             std::str::from_utf8(&value).ok()?.trim_end_matches('\0').parse().ok()
         };
         match number(b"ceph.quota.max_bytes").filter(|&limit| limit > 0 && bsize > 0) {
@@ -218,12 +213,12 @@ impl Node {
         Ok((file, known.is_none()))
     }
 
-    /// The handle of its locks, opened on behalf of `opener` if there is one; `None`: there are no
+    /// The handle of its locks, which the service opens if it `makes` one; `None`: there are no
     /// locks, and none is to be made.
-    pub(crate) fn locks_handle(&self, opener: Option<&Caller>) -> Result<Option<Arc<OpenFile>>> {
+    pub(crate) fn locks_handle(&self, makes: bool) -> Result<Option<Arc<OpenFile>>> {
         let mut place = self.locks.lock();
-        if let (None, Some(who)) = (place.as_ref(), opener) {
-            *place = Some(Arc::new(self.inode.open(who, libc::O_RDONLY)?));
+        if place.is_none() && makes {
+            *place = Some(Arc::new(self.inode.open(self.inode.service(), libc::O_RDONLY)?));
         }
         Ok(place.clone())
     }
@@ -273,18 +268,18 @@ impl Node {
     }
 
     /// Asks for the state if calls are under way and none has ended since this was called last.
-    fn wake_calls(&self, service: &Caller) {
+    fn wake_calls(&self) {
         let Calls { under_way, ended, seen, .. } = &self.calls;
         let ended = ended.load(Ordering::Relaxed);
         if seen.swap(ended, Ordering::Relaxed) == ended && under_way.load(Ordering::Relaxed) > 0 {
             // Only that it is asked for counts.
-            let _ = self.inode.stat(service);
+            let _ = self.inode.stat(self.inode.service());
         }
     }
 
     /// Closes its handle if that was not used lately; whether it is to be looked at again.
-    fn close_idle(&self, service: &Caller, now: Instant) -> bool {
-        self.wake_calls(service);
+    fn close_idle(&self, now: Instant) -> bool {
+        self.wake_calls();
         // One that is just opened may wait for the MDS, and other files' calls are to be woken.
         let Some(mut place) = self.handle.try_lock() else { return true };
         let Some(handle) = place.as_ref() else { return false };
@@ -422,10 +417,10 @@ impl Inodes {
     }
 
     /// Closes the handles that were not used lately.
-    pub(crate) fn close_idle(&self, service: &Caller) {
+    pub(crate) fn close_idle(&self) {
         let mut open = std::mem::take(&mut *self.open.lock());
         let now = Instant::now();
-        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(service, now)));
+        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
         self.open.lock().append(&mut open);
     }
 }

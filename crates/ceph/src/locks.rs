@@ -74,8 +74,7 @@ fn request(asked: &LockRequest, found: &flock64) -> Option<LockRequest> {
 impl SharedLocks for CephFs {
     fn set(&self, ino: Ino, lock: &LockRequest) -> Result<()> {
         let node = self.inodes().get(ino)?;
-        let opener = (lock.kind != LockKind::Unlock).then(|| self.service());
-        match (lock.kind, node.locks_handle(opener)?) {
+        match (lock.kind, node.locks_handle(lock.kind != LockKind::Unlock)?) {
             (_, Some(file)) => file.lock(flock(lock)?, owner_of(lock)),
             (_, None) => Ok(()),
         }
@@ -83,7 +82,7 @@ impl SharedLocks for CephFs {
 
     fn get(&self, ino: Ino, lock: &LockRequest) -> Result<Option<LockRequest>> {
         let node = self.inodes().get(ino)?;
-        let file = node.locks_handle(Some(self.service()))?.ok_or(Errno::EIO)?;
+        let file = node.locks_handle(true)?.ok_or(Errno::EIO)?;
         let found = file.lock_in_the_way(flock(lock)?, owner_of(lock))?;
         Ok(request(lock, &found))
     }

@@ -163,6 +163,15 @@ impl Mount {
     }
 }
 
+/// Takes what a file says, unless another has said it: then it is said `twice`.
+fn once<T>(own: &mut Option<T>, said: Option<T>, twice: impl FnOnce(T)) {
+    match (&*own, said) {
+        (Some(_), Some(said)) => twice(said),
+        (Some(_), None) => {}
+        (None, said) => *own = said,
+    }
+}
+
 /// One word, so that a value cannot be taken for an option.
 fn option(name: &str, value: Option<String>) -> Option<String> {
     value.map(|value| format!("--{name}={value}"))
@@ -224,16 +233,9 @@ impl Desired {
                 false => self.mounts.push(mount),
             }
         }
-        match (&self.daemon.group, file.daemon.group) {
-            (Some(_), Some(group)) => twice(format!("group {group}")),
-            (None, group) => self.daemon.group = group,
-            (Some(_), None) => {}
-        }
-        match (self.daemon.time_limit, file.daemon.time_limit) {
-            (Some(_), Some(seconds)) => twice(format!("time-limit {seconds}")),
-            (None, limit) => self.daemon.time_limit = limit,
-            (Some(_), None) => {}
-        }
+        once(&mut self.daemon.group, file.daemon.group, |group| twice(format!("group {group}")));
+        let limit = file.daemon.time_limit;
+        once(&mut self.daemon.time_limit, limit, |limit| twice(format!("time-limit {limit}")));
     }
 
     /// For each mount the numbers of those that come before it: in which it lies, by its path or

@@ -40,7 +40,8 @@ struct Shared {
     dir: PathBuf,
     /// Changed each time the host is started.
     boot: String,
-    /// Changes of one volume come one after the other. A volume that nobody changes is not in it.
+    /// Changes of one volume come one after the other. Only volumes with a change
+    /// under way or waiting are in it.
     turns: Mutex<BTreeMap<String, Arc<Turn<()>>>>,
 }
 
@@ -145,7 +146,7 @@ impl Volumes {
         };
         drop(held);
         let mut turns = self.0.turns.lock();
-        // Nobody else waits: one is here, the other in the list.
+        // No other request waits: one is here, the other in the list.
         if Arc::strong_count(&turn) == 2 {
             turns.remove(&request.name);
         }

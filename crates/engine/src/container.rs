@@ -140,7 +140,7 @@ pub fn all() -> Result<Vec<Container>> {
             Ok(Some(record)) if record.stage == Stage::Ready => {
                 all.push(Container { place, record });
             }
-            // One that cannot be removed or read keeps nobody from the others.
+            // One that cannot be removed or read keeps no command from the others.
             Ok(record) => clear_left(&place, &id, record).unwrap_or_else(say),
             Err(failure) => say(failure),
         }
@@ -241,9 +241,9 @@ impl Container {
         })?;
         let made = store.hold(&image, &container.record.id).map_err(failed).and_then(|()| {
             let mut record = Record { stage: Stage::Ready, ..container.record.clone() };
-            if record.store.is_some() {
+            if let Some(at) = &record.store {
                 let own = (&container.place, &lock);
-                record.layers = store::add(own, &record, (&store, &image))?;
+                record.layers = store::add(own, (&record, at), (&store, &image))?;
             }
             container.place.write("record.json", &record)?;
             Ok(Container { record, place: container.place.clone() })

@@ -53,15 +53,15 @@ pub(crate) fn is_new(place: &Place, record: &Record) -> bool {
 /// # Errors
 /// One line. What was mounted is to be unmounted.
 pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<Vec<String>> {
-    let mut options = record.cluster.options();
-    if record.store.is_none() {
-        options.clear();
-    }
+    let mut options = match record.store {
+        Some(_) => record.cluster.options(),
+        None => Vec::new(),
+    };
     options.extend(record.file_cache.iter().flat_map(FileCache::options));
     let source = record.branch().map(|branch| format!("ceph:{branch}").into());
     let upper = Upper { source, size: record.size, preload: record.preload, options };
     let pool = record.pool.as_deref();
-    // What the store has unpacked, nobody changes.
+    // What the store has unpacked stays as it is.
     let of_store = |layer: &String| match layer.starts_with('/') {
         true => format!("fixed:dir:{layer}"),
         false => layer.clone(),
@@ -78,7 +78,7 @@ pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<V
     Ok(sources)
 }
 
-/// Mounts the root: directories or sources, the uppermost first, under `upper`. At the paths
+/// Mounts the root: `layers`, which are sources, the uppermost first, under `upper`. At the paths
 /// `covered` the runtime mounts something else.
 pub(crate) fn mount_root(
     (place, lock): (&Place, &Lock),
@@ -98,9 +98,7 @@ pub(crate) fn mount_root(
         options.extend(["--covered".into(), OsString::from_vec(covered)]);
     }
     for layer in layers {
-        let is_path = layer.starts_with('/');
-        let source = if is_path { format!("dir:{layer}") } else { layer.clone() };
-        options.extend(["--lower".into(), source.into()]);
+        options.extend(["--lower".into(), layer.into()]);
     }
     let source = upper.source.clone().unwrap_or_else(|| {
         let mut own = OsString::from("volume:");

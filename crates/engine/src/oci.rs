@@ -366,7 +366,7 @@ fn prepare(
         sources.push(lane::mount_lane((place, lock), (pool, &cluster), number, mount)?);
     }
     if let Some(root) = &wanted.root {
-        let lower = config["root"]["path"].as_str().unwrap_or_default().to_string();
+        let lower = format!("dir:{}", config["root"]["path"].as_str().unwrap_or_default());
         let source = match root {
             Root::Own => None,
             Root::Source(source) => Some(OsString::from(source)),

@@ -35,10 +35,9 @@ const STORED: &str = "stored";
 /// The cluster cannot be reached, or refuses.
 pub(crate) fn add(
     (place, lock): (&Place, &Lock),
-    record: &Record,
+    (record, at): (&Record, &CephPlace),
     (host, image): (&Store, &Image),
 ) -> Result<Vec<String>> {
-    let Some(at) = &record.store else { return Ok(Vec::new()) };
     within((place, lock), (record, at), |root| {
         place.write(STORED, &())?;
         let store = Store::in_state(root);

@@ -312,7 +312,7 @@ fn is_room_asked_for(volume: &Volume, journal: &Journal) -> bool {
     volume.data == DataMode::Data || journal.is_short()
 }
 
-/// Whether a write of blocks that are not in the log may be deferred, or logged: later, nobody
+/// Whether a write of blocks that are not in the log may be deferred, or logged: later, no writer
 /// could be told that there is no room for it, and what waits in the log keeps others from removing
 /// anything.
 fn way_with_room(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> Result<Way> {

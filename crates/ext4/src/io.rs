@@ -348,31 +348,33 @@ impl BlockIo {
             (Allocation::Data, blocks) => Ok(blocks.max(1)),
             (Allocation::Hole | Allocation::Base, 0) => Ok(1),
             (Allocation::Base, blocks) => {
-                let reserved = self.waiter.device().reserve(sector, blocks * unit);
-                match reserved {
+                match self.waiter.device().reserve(sector, blocks * unit) {
                     Ok(()) => Ok(blocks),
                     Err(DeviceError::NoSpace) => Err(DeviceError::NoSpace),
-                    Err(_) => self.copy_up(block, blocks.min(wanted)),
+                    Err(_) => {
+                        let read = |bytes| self.waiter.read(sector, bytes);
+                        self.fill(sector, blocks.min(wanted), read)
+                    }
                 }
             }
             (Allocation::Hole, blocks) => {
-                let blocks = blocks.min(wanted).min(BACKED_BYTES / self.block_bytes as u64);
-                let zeros = Buffer::zeroed(blocks as usize * self.block_bytes);
-                // What is there does not change, so nothing waits for it to be durable. But zeros
-                // in a cache take no room below: what comes next would replace them there.
-                let durable = self.waiter.device().keeps_writes();
-                self.waiter.write(self.sector(block)?, zeros, durable)?;
-                Ok(blocks)
+                self.fill(sector, blocks.min(wanted), |bytes| Ok(Buffer::zeroed(bytes)))
             }
         }
     }
 
-    /// Writes the first of `most` blocks as they are read, so that they take room of the device's
-    /// own. How many.
-    fn copy_up(&self, block: DeviceBlock, most: u64) -> Result<u64> {
+    /// Writes the first of `most` blocks with what is read there anyway, so that they take room of
+    /// the device's own. How many.
+    fn fill(
+        &self,
+        sector: Sector,
+        most: u64,
+        content: impl FnOnce(usize) -> Result<Buffer>,
+    ) -> Result<u64> {
         let blocks = most.min(BACKED_BYTES / self.block_bytes as u64);
-        let sector = self.sector(block)?;
-        let content = self.waiter.read(sector, blocks as usize * self.block_bytes)?;
+        let content = content(blocks as usize * self.block_bytes)?;
+        // What is there does not change, so nothing waits for it to be durable. But what is in a
+        // cache takes no room below: what comes next would replace it there.
         self.waiter.write(sector, content, self.waiter.device().keeps_writes())?;
         Ok(blocks)
     }
@@ -402,12 +404,9 @@ impl BlockIo {
         while at < end {
             let (allocation, sectors) = self.waiter.device().allocation(Sector(at), end - at);
             let sectors = sectors.clamp(1, end - at);
-            let reserve = || self.waiter.device().reserve(Sector(at), sectors);
-            let has_room = match allocation {
-                Allocation::Data => true,
-                Allocation::Hole | Allocation::Base => reserve().is_ok(),
-            };
-            if !has_room {
+            if allocation != Allocation::Data
+                && self.waiter.device().reserve(Sector(at), sectors).is_err()
+            {
                 return false;
             }
             at += sectors;

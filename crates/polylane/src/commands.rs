@@ -23,10 +23,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => run::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
-        Command::Mount(arguments) => {
-            limits::lift_for_lanes()?;
-            mount::mount(arguments)
-        }
+        Command::Mount(arguments) => mount::mount(arguments),
         Command::Umount(arguments) => mount::umount(&arguments),
         Command::Volume(command) => {
             limits::lift();

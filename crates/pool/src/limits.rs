@@ -40,14 +40,6 @@ pub(crate) struct CallerLimits {
     is_size_an_error: bool,
 }
 
-/// As [`lift`], for a process that is about to make lanes.
-///
-/// # Errors
-/// One line where they cannot do without what may not be lifted.
-pub fn lift_for_lanes() -> Result<()> {
-    CallerLimits::lift_for_lane().map(drop)
-}
-
 /// Lifts the limits of this process, which executes no command of the caller's, as far as it may.
 /// What is beyond them is an error.
 pub fn lift() {

@@ -71,14 +71,16 @@ impl Lower {
     }
 }
 
+fn too_many() -> Failure {
+    Failure::usage(format!("--lower: at most {LOWERS_MAX} of them, with those of unions"))
+}
+
 /// Opens the lowers, the uppermost first: directories as paths, volumes for reading, together with
 /// others who read them. No two layers of one union, nor any of them and `own`, where the lane's
 /// own files are, may lie in each other.
 pub(crate) fn open(lowers: &[LowerSource], own: Option<&LowerSource>) -> Result<Vec<Lower>> {
     if lowers.iter().map(|lower| lower.all().len()).sum::<usize>() > LOWERS_MAX {
-        return Err(Failure::usage(format!(
-            "--lower: at most {LOWERS_MAX} of them, with those of unions"
-        )));
+        return Err(too_many());
     }
     if lowers.is_empty() {
         return Ok(Vec::new());

@@ -176,7 +176,7 @@ impl PoolName {
         let failed = |error| Failure::path(path, "make the lane's run directory", error);
         if let Some(parent) = path.parent() {
             if is_beside(parent) {
-                // Whoever clears up finds it by this.
+                // The command that clears up finds it by this.
                 rustix::fs::symlink(path, self.record_beside()).map_err(failed)?;
             }
             ensure_private_dir(parent)?;
@@ -245,7 +245,7 @@ pub(crate) fn is_run_dir(path: &Path) -> bool {
 const SHARED_DIR: &str = "/dev/shm";
 
 /// A directory that is yet to be made, for one run directory alone. Any user can make directories
-/// there: nobody guesses the name of this one.
+/// there: no user can guess the name of this one.
 fn dir_beside() -> Result<PathBuf> {
     let (user, id) = (rustix::process::geteuid().as_raw(), fresh_id("the lane's run directory")?);
     Ok(Path::new(SHARED_DIR).join(format!("polylane-{user}-{id}")))
@@ -276,7 +276,8 @@ fn remove_run_dir(path: &Path) {
     let _ = fs::remove_dir(path);
 }
 
-fn lock_path(dir: &Path, name: &str) -> PathBuf {
+/// The lock of a lane's or pool's name.
+pub(crate) fn lock_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.lock"))
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A service is known by what it calls itself, by its user and by its parent: a supervisor that
 //! lives has its lane's name open. One that was taken over calls itself as it likes, but cannot
-//! leave its parent: it is nobody's orphan as long as its supervisor lives.
+//! leave its parent: it is no orphan as long as its supervisor lives.
 
 use std::ffi::OsString;
 use std::fs;
@@ -34,7 +34,7 @@ pub(crate) fn wait_for_orphans() {
 }
 
 /// The directory of lanes' names, as links of /proc have it.
-fn names_dir() -> PathBuf {
+pub(crate) fn names_dir() -> PathBuf {
     let dir = names::runtime_dir();
     dir.canonicalize().unwrap_or(dir)
 }
@@ -112,9 +112,10 @@ fn proc(pid: u32, file: &str) -> PathBuf {
 
 /// Waits as long as a volume is held by a process of a lane whose supervisor is dead: its service,
 /// or a child that was forked a moment before. Another holder is not waited for.
-pub(crate) fn wait_for_volume(dir: &Path, path: &Path) {
+pub(crate) fn wait_for_volume(path: &Path) {
+    let dir = names_dir();
     wait_while(|| match image::open(path) {
-        Err(ImageError::InUse(Some(holder))) => is_orphan(dir, &holder),
+        Err(ImageError::InUse(Some(holder))) => is_orphan(&dir, &holder),
         _ => false,
     });
 }
@@ -146,12 +147,6 @@ fn holds_any_name(dir: &Path, pid: u32) -> bool {
     has_open(pid, is_name)
 }
 
-/// Whether a process has the lock of this lane's name in `dir` open.
-pub(crate) fn holds_name(dir: &Path, pid: u32, lane: &str) -> bool {
-    let path = dir.canonicalize().unwrap_or(dir.to_path_buf()).join(format!("{lane}.lock"));
-    has_open(pid, |link| link == path)
-}
-
 /// Whether the parent of a service that says that it is of this lane is its supervisor.
 ///
 /// Orphans are given to the first process of their namespace, which may be another lane's
@@ -169,7 +164,8 @@ fn supervises(pid: u32, lane: &str) -> bool {
     has_open(pid, |link| link.file_name() == Some(&lock))
 }
 
-fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
+/// Whether a process has a file open whose path is such.
+pub(crate) fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
     let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
     files.any(|file| fs::read_link(file.path()).is_ok_and(|link| is(&link)))
 }

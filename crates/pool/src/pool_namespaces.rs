@@ -15,17 +15,19 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use polylane_sys::ns::{self, Child, Fork, Namespaces};
+use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::mount::UnmountFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
+use crate::process::Process;
 
 /// `NSFS_MAGIC`: what a file has that is a namespace.
 const NAMESPACES: u64 = 0x6e73_6673;
@@ -91,7 +93,7 @@ pub(crate) fn make(runtime: &Path, pool: &str, kinds: &[NsKind]) -> Result<Vec<(
     for (kind, path) in missing {
         let kept = File::options().create(true).truncate(false).write(true).open(path);
         kept.map_err(|error| Failure::path(path, "make it", error))?;
-        let own = format!("/proc/{}/ns/{}", holder.child.pid, kind.name());
+        let own = format!("/proc/{}/ns/{}", holder.process.pid(), kind.name());
         rustix::mount::mount_bind(own, path)
             .map_err(|error| Failure::path(path, "keep a namespace there", error))?;
     }
@@ -124,10 +126,13 @@ fn not_found_is_well(done: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// A child that has new namespaces; ends with this.
+/// How long a child may take to end once its pipe is closed.
+const ENDED_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A child that has new namespaces; ends with this: it reads what is closed first.
 struct Holder {
-    child: Child,
-    end: Option<std::os::fd::OwnedFd>,
+    _end: OwnedFd,
+    process: Process,
 }
 
 impl Holder {
@@ -146,7 +151,8 @@ impl Holder {
             }
             Fork::Parent(child) => {
                 drop((tell, waits));
-                let holder = Holder { child, end: Some(end) };
+                let process = Process::ends_within(child, ENDED_TIME_MAX);
+                let holder = Holder { _end: end, process };
                 let mut code = [0; 4];
                 match rustix::io::read(&told, &mut code)? {
                     4 if code == [0; 4] => Ok(holder),
@@ -154,15 +160,6 @@ impl Holder {
                     _ => Err(io::Error::from_raw_os_error(libc::ECHILD)),
                 }
             }
-        }
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        self.end = None;
-        if let Some(pid) = Pid::from_raw(self.child.pid.cast_signed()) {
-            let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
         }
     }
 }

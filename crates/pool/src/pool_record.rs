@@ -141,15 +141,25 @@ impl PoolRecord {
         };
         let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
         let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
-        let Stored { version, memory, pids, weight, ceph, user, namespaces, more, .. } = stored;
+        let Stored {
+            version, memory, pids, weight, dirty_limit, ceph, user, namespaces, more, ..
+        } = stored;
         if version != VERSION || !user.is_none_or(is_pools_user) {
             return Err(refused());
         }
         let (name, client) = (name.to_string(), ceph.unwrap_or_default());
-        let dirty_limit = stored.dirty_limit;
-        let limits =
-            PoolRecord { memory, cpus, pids, weight, dirty_limit, ..PoolRecord::default() };
-        Ok(Some(PoolRecord { name, client, user, namespaces, more, ..limits }))
+        Ok(Some(PoolRecord {
+            name,
+            memory,
+            cpus,
+            pids,
+            weight,
+            dirty_limit,
+            client,
+            user,
+            namespaces,
+            more,
+        }))
     }
 
     /// The pool of that name.

@@ -220,7 +220,7 @@ pub struct LowerSpec {
     /// The cache over it, if there is one.
     #[serde(default)]
     pub cache: Option<LowerCache>,
-    /// Nobody changes it while the lane is over it.
+    /// It stays as it is while the lane is over it.
     #[serde(default)]
     pub is_fixed: bool,
     /// Its layers, the uppermost first, where it is a union.

@@ -236,11 +236,13 @@ impl Tenant {
     fn is_plain(&mut self) -> bool {
         // Before the look: what is mounted after it is told by both.
         self.at_home.take().iter().for_each(event::notify);
-        if self.mounts.is_none() {
+        let is_new = self.mounts.is_none();
+        if is_new {
             self.mounts = Mounts::of(self.place.init);
+        }
+        if is_new || self.mounts.as_ref().is_some_and(Mounts::has_changed) {
             self.look();
-        } else if self.mounts.as_ref().is_some_and(Mounts::has_changed) {
-            self.look();
+            event::notify(&self.changes);
         }
         self.mounts.as_ref().is_some_and(|mounts| !mounts.notice.is_changed())
     }
@@ -251,7 +253,6 @@ impl Tenant {
         let plain = other_mounts::read(table)
             .is_some_and(|table| is_plain(&table, &self.lane, &self.place.covered));
         notice.tell(!plain);
-        event::notify(&self.changes);
     }
 
     /// The page that tells of its mounts, which are watched from now on.

@@ -79,7 +79,7 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, fresh: &mut u64) -> Resul
         match rustix::fs::renameat_with(dir, name, root, &to, RenameFlags::NOREPLACE) {
             Ok(()) => return Ok(to),
             Err(Errno::EXIST) => {}
-            // A file system that has no such move: nobody else gives a name meanwhile.
+            // A file system that has no such move: no other process gives a name meanwhile.
             Err(Errno::INVAL) if is_free(root, &to)? => {
                 rustix::fs::renameat(dir, name, root, &to)?;
                 return Ok(to);

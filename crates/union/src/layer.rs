@@ -56,7 +56,7 @@ impl Layer {
         Layer::made(fs, None, None)
     }
 
-    /// One of files that nobody changes, of which a name that is not there is asked once. Errors:
+    /// One whose files stay as they are: a name that is not there is asked for once. Errors:
     /// as of [`new`](Self::new).
     pub fn fixed(fs: Arc<dyn FileSystem>, absent: &Arc<Absent>) -> Result<Arc<Layer>> {
         Layer::made(fs, None, Some(absent))

@@ -273,7 +273,7 @@ impl BlockDevice for Overlay {
         }
         let end = sector.0 + count;
         let blocks = sector.0 / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS);
-        let (until, here) = self.present.run(blocks.clone());
+        let (until, here) = self.present.run(blocks);
         let end = (until * BLOCK_SECTORS).min(end);
         match here {
             false => (Allocation::Base, end - sector.0),

@@ -46,6 +46,11 @@ pub(crate) enum New<'a> {
 }
 
 impl Inode {
+    /// The service itself, as the cluster knows it.
+    pub(crate) fn service(&self) -> &Caller {
+        &self.mount.service
+    }
+
     /// The root of what is mounted.
     pub(crate) fn root(mount: &Arc<Mount>) -> Result<Inode> {
         let mut node = ptr::null_mut();

@@ -50,6 +50,15 @@ fn greet(stream: &mut UnixStream) {
     stream.write_all(&3u32.to_be_bytes()).expect("flags");
 }
 
+/// A server at a path, which is there as long as its directory.
+fn listen(export: Export) -> (tempfile::TempDir, std::path::PathBuf, Server) {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let server = serve(listener.into(), export).expect("server");
+    (dir, path, server)
+}
+
 /// By the oldest option: replies are simple.
 fn enter(stream: &mut UnixStream) {
     greet(stream);
@@ -164,10 +173,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
 
 #[test]
 fn a_server_ends_with_clients_that_do_nothing() {
-    let dir = tempfile::tempdir().expect("dir");
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).expect("socket");
-    let server = serve(listener.into(), export()).expect("server");
+    let (_dir, path, server) = listen(export());
     let mut one = UnixStream::connect(&path).expect("connect");
     enter(&mut one);
     one.write_all(&request(cmd::WRITE, 0, 1, 0, 4096)[..20]).expect("half a request");
@@ -182,10 +188,7 @@ fn a_server_ends_with_clients_that_do_nothing() {
 
 #[test]
 fn the_kernels_client_gets_size_and_flags_and_ends_the_server() {
-    let dir = tempfile::tempdir().expect("tempdir");
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).expect("bind");
-    let server = serve(listener.into(), Export { ends: true, ..export() }).expect("serve");
+    let (_dir, path, server) = listen(Export { ends: true, ..export() });
     let connections = [(); 2].map(|()| client::connect(&path).expect("connect"));
     for connection in &connections {
         assert_eq!(connection.size_bytes, SIZE);
@@ -275,12 +278,8 @@ fn requests_beyond_the_limits_are_answered_as_there_is_room() {
 
 #[test]
 fn a_client_that_stops_reading_delays_neither_a_freeze_nor_the_end() {
-    let dir = tempfile::tempdir().expect("dir");
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).expect("socket");
     let device = polylane_block::freeze::Freezable::new(Arc::new(RamDevice::new(SIZE / 512)));
-    let server = serve(listener.into(), Export { device: device.clone(), ..export() });
-    let server = server.expect("server");
+    let (_dir, path, server) = listen(Export { device: device.clone(), ..export() });
     let mut stream = UnixStream::connect(&path).expect("connect");
     enter(&mut stream);
     for cookie in 0..100 {
@@ -323,10 +322,7 @@ fn a_stopped_reader_is_told_apart_from_a_slow_one() {
 
 #[test]
 fn clients_that_say_nothing_keep_no_other_one_out() {
-    let dir = tempfile::tempdir().expect("dir");
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).expect("socket");
-    let server = serve(listener.into(), export()).expect("server");
+    let (_dir, path, server) = listen(export());
     let mut served = UnixStream::connect(&path).expect("connect");
     enter(&mut served);
     // Its handshake is over for the server, too, when a request is answered.
@@ -356,10 +352,7 @@ fn clients_that_say_nothing_keep_no_other_one_out() {
 /// Threads of connections that were ended may take a while, where all CPUs have work.
 #[test]
 fn who_comes_while_others_end_is_let_in_after_them() {
-    let dir = tempfile::tempdir().expect("dir");
-    let path = dir.path().join("socket");
-    let listener = UnixListener::bind(&path).expect("socket");
-    let server = serve(listener.into(), export()).expect("server");
+    let (_dir, path, server) = listen(export());
     let (ends, end) = UnixStream::pair().expect("pair");
     for number in 0..THREADS_MAX as u64 {
         let (shared, mut end) = (server.shared.clone(), end.try_clone().expect("a copy"));

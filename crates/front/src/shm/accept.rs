@@ -20,7 +20,7 @@
 mod view;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -90,6 +90,13 @@ pub(super) struct Around {
     pub(super) marks: Option<Arc<Marks>>,
 }
 
+impl Around {
+    /// What the witness says so by that a session's mounts are others.
+    fn mount_changes(&self) -> Option<BorrowedFd<'_>> {
+        self.lane.slots.witness.get().and_then(|one| one.changes())
+    }
+}
+
 /// Something the epoll set watches.
 enum Watched {
     Newcomer { socket: OwnedFd, peer: Peer, since: Instant },
@@ -121,7 +128,7 @@ impl Acceptor {
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, Interest::Level)?;
         epoll.add(&around.stop, STOP, Interest::Level)?;
-        if let Some(changes) = around.lane.slots.witness.get().and_then(|one| one.changes()) {
+        if let Some(changes) = around.mount_changes() {
             epoll.add(changes, MOUNTS, Interest::Level)?;
         }
         let (watched, processes) = (HashMap::new(), HashMap::new());
@@ -461,19 +468,15 @@ impl Acceptor {
     /// Mounts of sessions are others, or read-only: what their clients may do with names unasked
     /// ends, whether or not they ask for anything.
     fn end_rights(&self) {
-        if let Some(changes) = self.around.lane.slots.witness.get().and_then(|one| one.changes()) {
+        if let Some(changes) = self.around.mount_changes() {
             event::drain(changes);
         }
         for watched in self.watched.values() {
             let Watched::Client { session, .. } = watched else { continue };
             if session.connection.has_other_mounts() && session.rights().has_leases() {
-                let (owner, session) = (session.connection.cred.uid, session.clone());
-                let number = session.connection.id;
-                self.around.helpers.post(
-                    owner,
-                    number,
-                    Box::new(move || session.rights().revoke()),
-                );
+                let (user, id) = (session.connection.cred.uid, session.connection.id);
+                let session = session.clone();
+                self.around.helpers.post(user, id, Box::new(move || session.rights().revoke()));
             }
         }
     }

@@ -154,15 +154,15 @@ fn end((pending, half): (Pending, Half), synced: Result<()>, expected: &Expected
         let connection = &pending.session().connection;
         let (user, session) = (connection.cred.uid, connection.id);
         let (answer, file) = half.end(pending.session(), synced);
-        let (reply, owes) = (to_reply(answer), connection.lane.notifier.owes());
-        let job = move || {
-            let reply = if owes { told_kernel(&pending, None, reply) } else { reply };
-            pending.reply(&reply);
-        };
-        if owes {
-            expected.post(user, session, Box::new(job))
+        let reply = to_reply(answer);
+        if connection.lane.notifier.owes() {
+            let job = move || {
+                let reply = told_kernel(&pending, None, reply);
+                pending.reply(&reply);
+            };
+            expected.post(user, session, Box::new(job));
         } else {
-            job()
+            pending.reply(&reply);
         }
         if let Some(closed) = Arc::into_inner(file) {
             expected.post(user, session, Box::new(move || drop(closed)));

@@ -34,10 +34,15 @@ fn is_over_before(waits: impl FnOnce() + Send, give: impl FnOnce()) -> bool {
     })
 }
 
+/// Tells all whose syncs were left to others that theirs are durable.
+fn tell(device: &Faulty) {
+    device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+}
+
 /// Tells those whose syncs were left to others, until there is nothing to wait for.
 fn tell_until(device: &Faulty, is_over: impl Fn() -> bool) {
     wait_for("all to be told", || {
-        device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+        tell(device);
         is_over()
     });
 }
@@ -170,9 +175,7 @@ fn a_stop_waits_for_what_was_left() {
             send.send(()).unwrap();
         });
         assert!(stopped.recv_timeout(Duration::from_millis(30)).is_err(), "one is not answered");
-        for (_, told) in device.take_left() {
-            told(Ok(()));
-        }
+        tell(&device);
         assert_eq!(sync.join().unwrap(), Ok(()));
         stopped.recv_timeout(Duration::from_secs(30)).expect("stops");
     });
@@ -190,7 +193,7 @@ fn the_file_is_lent_again_when_it_was_told() {
         std::thread::scope(|scope| {
             let sync = scope.spawn(|| file.sync());
             wait_for("it to be left", || left(&house) == u64::from(number) + 1);
-            device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+            tell(&device);
             sync.join().unwrap();
         });
         let asked = requests_of(&house, Op::Write);
@@ -218,9 +221,8 @@ fn who_tells_waits_for_no_lock_of_the_file() {
         device.block(Call::Read, true);
         let reader = scope.spawn(|| read_beside(&other, 9 * PAGE, 9));
         device.await_blocked(1);
-        let told = || device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
         let waits = || {
-            told();
+            tell(&device);
             sync.join().unwrap();
         };
         assert!(is_over_before(waits, || device.block(Call::Read, false)), "it waited");
@@ -229,7 +231,7 @@ fn who_tells_waits_for_no_lock_of_the_file() {
 }
 
 /// A file that was closed and removed while its sync was left to others ends on a thread that
-/// nobody waits for.
+/// no client waits for.
 #[test]
 fn who_tells_does_not_end_a_closed_file() {
     let (device, house) = house(0);
@@ -243,7 +245,7 @@ fn who_tells_does_not_end_a_closed_file() {
         house.lane.vfs.unlink(&OpCtx::service(), &house.lane.vfs.root(), b"f").unwrap();
         device.block(Call::Forget, true);
         let waits = || {
-            device.take_left().into_iter().for_each(|(_, told)| told(Ok(())));
+            tell(&device);
             assert_eq!(sync.join().unwrap(), Ok(()));
         };
         let ends = || {

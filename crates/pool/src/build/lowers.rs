@@ -42,7 +42,7 @@ pub(super) struct Over {
 type Layers = (Vec<Arc<Layer>>, Vec<Arc<Layer>>);
 
 impl Over {
-    /// Lets go of all layers, when nobody uses the files any more.
+    /// Lets go of all layers, when the lane uses the files no more.
     pub(super) fn close(&self) {
         self.union.close();
         self.below.iter().rev().for_each(|union| union.close());
@@ -125,11 +125,10 @@ impl<'a, 'b> Lowers<'a, 'b> {
         };
         let fs: Arc<dyn FileSystem> = self.caches.over_lower(of, fs)?;
         let absent = of.is_fixed.then_some(&self.absent);
-        let layer = match union {
-            Some(union) => Layer::of_union(fs, &union, absent),
-            None => {
-                absent.map_or_else(|| Layer::new(fs.clone()), |it| Layer::fixed(fs.clone(), it))
-            }
+        let layer = match (union, absent) {
+            (Some(union), absent) => Layer::of_union(fs, &union, absent),
+            (None, Some(absent)) => Layer::fixed(fs, absent),
+            (None, None) => Layer::new(fs),
         };
         layer.map_err(|error| Failure::because(label, "use it as a lower", error))
     }

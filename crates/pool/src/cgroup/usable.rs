@@ -24,7 +24,7 @@ pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> 
         .collect()
 }
 
-/// Whether the kernel has network classes, in a hierarchy that nobody has mounted.
+/// Whether the kernel has network classes, in a hierarchy that is not mounted.
 pub(crate) fn network_class_is_unmounted() -> bool {
     let all = fs::read_to_string("/proc/cgroups").unwrap_or_default();
     // NAME HIERARCHY GROUPS ENABLED

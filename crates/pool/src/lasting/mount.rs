@@ -96,6 +96,7 @@ pub enum Mounted {
 /// One line: PATH cannot be used or has another lane, the source cannot be opened, no such pool.
 /// Nothing is left behind.
 pub fn mount(mut options: MountOptions) -> Result<Mounted> {
+    CallerLimits::lift_for_lane()?;
     let path = places::find(&options.path)?;
     if rootless().is_some() {
         return Err(Failure::failed(
@@ -436,9 +437,8 @@ fn serve(options: MountOptions, new: Reservation, cleared: &[String], caller: Li
     // Before the volume is opened: they may hold it.
     cleared.iter().for_each(|lane| wait_for_service(lane));
     if let Source::Volume(Some(path)) = &options.lane.source {
-        wait_for_volume(&dir, path);
+        wait_for_volume(path);
     }
-    CallerLimits::lift();
     let place = Place::At(MountPoint { exists: options.path.clone(), missing: PathBuf::new() });
     let cpus = run::pool_cpus(options.lane.cpus.as_ref())?;
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;

@@ -93,7 +93,7 @@ fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
             None => return Ok(Found::None(dead)),
             Some(mount) if !mount.entry.starting => return Ok(Found::Lane(tables, mount)),
             Some(mount) if lazy && begin.elapsed() > LAZY_START_TIME => {
-                kill_supervisor(dir, &mount);
+                kill_supervisor(&mount);
                 // Whichever command clears it.
                 dead.push(mount);
             }
@@ -110,8 +110,9 @@ fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
 }
 
 /// Kills the supervisor of a lane that starts, which has its name; its keeper clears up.
-fn kill_supervisor(dir: &Path, mount: &Mount) {
-    let holds = |pid: u32| orphans::holds_name(dir, pid, &mount.lane());
+fn kill_supervisor(mount: &Mount) {
+    let lock = names::lock_path(&orphans::names_dir(), &mount.lane());
+    let holds = |pid: u32| orphans::has_open(pid, |link| link == lock);
     for pid in process::pids().filter(|pid| holds(*pid)) {
         let process = Pid::from_raw(pid.cast_signed());
         let process = process.and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());

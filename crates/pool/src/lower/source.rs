@@ -20,7 +20,7 @@ use polylane_base::size::ByteSize;
 use polylane_volume as volume;
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::LOWERS_MAX;
+use super::{LOWERS_MAX, too_many};
 use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
 use crate::spec::LowerCache;
@@ -42,7 +42,7 @@ pub enum LowerSource {
     Ceph(CephPlace),
     /// A union of layers, the uppermost first, and the file that names them.
     Union(PathBuf, Vec<LowerSource>),
-    /// One of these that nobody changes while a lane is over it.
+    /// One of these that stays as it is while a lane is over it.
     Fixed(Box<LowerSource>),
     /// One of these of which no names are seen: files of the layers above point into it.
     Data(Box<LowerSource>),
@@ -85,9 +85,7 @@ impl Written<'_> {
         if let Some((bytes, below)) = after("cached").and_then(|text| cache_of(text.as_bytes())) {
             return Ok(LowerSource::Cached(Box::new(self.read(below)?), bytes));
         }
-        *self.left = self.left.checked_sub(1).ok_or_else(|| {
-            Failure::usage(format!("--lower: at most {LOWERS_MAX} of them, with those of unions"))
-        })?;
+        *self.left = self.left.checked_sub(1).ok_or_else(too_many)?;
         let path = |text: &OsStr| self.dir.join(text);
         let place = |text: &OsStr| text.to_str()?.parse::<CephPlace>().ok();
         if let Some(place) = after("ceph:").and_then(place) {
@@ -170,7 +168,7 @@ fn text_of(path: &Path) -> Result<Vec<u8>> {
 impl LowerSource {
     /// Reads a layer as it is written on the command line: `dir:DIR`, `volume:FILE`,
     /// `ceph:[USER@]FSNAME[:PATH]`, `union:FILE`, or a path; before that `fixed:` for one that
-    /// nobody changes, `data:` for a data-only one, and `cached:` or `cached=SIZE:` for one in a
+    /// stays as it is, `data:` for a data-only one, and `cached:` or `cached=SIZE:` for one in a
     /// cache. A path that leads to a file or a device is a volume's.
     ///
     /// # Errors
@@ -240,7 +238,7 @@ impl LowerSource {
         }
     }
 
-    /// Nobody changes it while a lane is over it.
+    /// It stays as it is while a lane is over it.
     pub(crate) fn is_fixed(&self) -> bool {
         match self {
             LowerSource::Fixed(_) | LowerSource::Volume(_) => true,

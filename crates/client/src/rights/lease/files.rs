@@ -135,14 +135,16 @@ impl Leases {
             view::write(session, file, Some(at), from).is_some()
                 || self.write_lent(session, file, at, from)
         };
-        let most = if from.len() > PARTS_BYTES_MAX { 0 } else { from.len() };
+        if from.len() > PARTS_BYTES_MAX {
+            return 0;
+        }
         let mut done = 0;
-        while let Some(part) = view::alike(session, file, offset + done as u64, most - done) {
+        while done < from.len()
+            && let Some(part) = view::alike(session, file, offset + done as u64, from.len() - done)
             // All at once was tried.
-            let is_part = 0 < part && part < most;
-            if !is_part || !write(offset + done as u64, &from[done..done + part]) {
-                break;
-            }
+            && part < from.len()
+            && write(offset + done as u64, &from[done..done + part])
+        {
             done += part;
         }
         view::hit(file, done);

@@ -51,16 +51,23 @@ pub(in crate::shm) enum Left {
     ToCaller(Half),
 }
 
+/// Makes a file durable. Waits for the device.
+fn sync_file(session: &Session, file: &OpenFile, data_only: bool) -> Result<()> {
+    let connection = &session.connection;
+    connection.lane.syncs.of(file.has_to_write(), || file.fsync(&connection.ctx(), data_only))
+}
+
 impl Rest {
     /// Does it. Waits for the device.
     pub(in crate::shm) fn serve(self, session: &Session) -> Answer {
-        let (ctx, syncs) = (session.connection.ctx(), &session.connection.lane.syncs);
+        let connection = &session.connection;
         match self {
             Rest::Half(Half { file, data_only, half }) => {
-                syncs.of(true, || file.sync_rest(&ctx, data_only, half))?;
+                let rest = || file.sync_rest(&connection.ctx(), data_only, half);
+                connection.lane.syncs.of(true, rest)?;
             }
             Rest::Whole(Whole { file, handle, data_only, lent }) => {
-                syncs.of(file.has_to_write(), || file.fsync(&ctx, data_only))?;
+                sync_file(session, &file, data_only)?;
                 lend_again(session, handle, &file, lent);
             }
         }
@@ -172,11 +179,7 @@ impl Call<'_> {
     }
 
     pub(super) fn sync_file(&self, file: &OpenFile, data_only: bool) -> Result<()> {
-        self.session
-            .connection
-            .lane
-            .syncs
-            .of(file.has_to_write(), || file.fsync(&self.ctx(), data_only))
+        sync_file(self.session, file, data_only)
     }
 
     pub(super) fn sync(&mut self) -> Answer {
