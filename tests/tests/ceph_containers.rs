@@ -231,7 +231,7 @@ fn a_store_that_cannot_be_used_is_one_line_and_leaves_nothing() {
     engine.assert_nothing_is_left();
 }
 
-/// A command that is killed as it makes a container leaves what the next one removes.
+/// A command that is killed as it makes a container leaves what the next one removes, or `rm`.
 #[test]
 fn what_a_killed_command_has_in_a_store_is_removed() {
     let Some(engine) = Engine::new("what_a_killed_command_has_in_a_store_is_removed") else {
@@ -248,9 +248,11 @@ fn what_a_killed_command_has_in_a_store_is_removed() {
         // What it started, a mount among it, ends or is known.
         let listed = || engine.succeeds(&["container", "ps", "--all", "--json"]);
         until("it is there, or gone", || made == listed().contains("killed"));
-        if made {
-            engine.succeeds(&["container", "rm", "killed"]);
-        }
+        // One that had come to its store is removed by `rm` alone, or is gone already.
+        let removed = engine.run(&["container", "rm", "killed"]);
+        let said = String::from_utf8_lossy(&removed.stderr).into_owned();
+        let is_none = !made && said.contains("no such container");
+        assert!(removed.status.success() || is_none, "{said}");
         until("its directory is gone", || {
             let _ = listed();
             let left = fs::read_dir(engine.host.path("state/polylane/containers"));
@@ -258,4 +260,70 @@ fn what_a_killed_command_has_in_a_store_is_removed() {
         });
         engine.assert_nothing_is_left();
     }
+}
+
+/// A container whose cluster is gone cannot be removed; no other command waits for the cluster, and
+/// the removal goes on when it is there again.
+#[test]
+fn a_removal_that_waits_for_its_cluster_holds_up_no_other_command() {
+    let test = "a_removal_that_waits_for_its_cluster_holds_up_no_other_command";
+    let Some(engine) = Engine::new(test) else { return };
+    let conf = engine.host.path("ceph.conf");
+    let whole = fs::read_to_string(engine.cluster.conf()).expect("ceph.conf");
+    // Nothing listens there.
+    let gone: String = whole
+        .lines()
+        .filter(|line| !line.trim().starts_with("mon host"))
+        .map(|line| {
+            format!("{}\n", line.replace("[global]", "[global]\nmon host = v1:127.0.0.1:1"))
+        })
+        .collect();
+    assert!(gone.contains("mon host = v1:127.0.0.1:1"), "{gone}");
+    let fails = |words: &[&str]| {
+        let output = engine.run(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let stored = engine.words("create", text(&conf), &["--timeout", "3s"]);
+    let make = |name| [&stored[..], &["--name", name, "web", "/bin/true"]].concat();
+    fs::write(&conf, &whole).expect("write");
+    for name in ["one", "two"] {
+        engine.succeeds(&make(name));
+    }
+    fs::write(&conf, &gone).expect("write");
+    for name in ["one", "two"] {
+        let said = fails(&["container", "rm", name]);
+        assert!(said.lines().count() == 1 && !said.contains("is not removed yet"), "{said}");
+        // It was begun, and goes on with as little.
+        assert_eq!(fails(&["container", "rm", name]), said);
+    }
+    // What is said would be that the cluster does not answer, had a command waited for it.
+    let left = |name: &str| {
+        format!(
+            "polylane: {name}: has files in {} and is not removed yet: 'polylane container rm \
+             {name}' goes on with that\n",
+            engine.store
+        )
+    };
+    let list = engine.run(&["container", "ps", "--all", "--json"]);
+    let said = String::from_utf8_lossy(&list.stderr).into_owned();
+    assert_eq!(
+        said.lines().collect::<BTreeSet<_>>(),
+        [left("one"), left("two")].iter().map(|it| it.trim_end()).collect()
+    );
+    assert_eq!(String::from_utf8_lossy(&list.stdout).trim(), "[]");
+    let run = ["container", "run", "--rm", "--name", "other", "web", "/bin/cat", "/srv/word"];
+    let other = engine.run(&run);
+    assert_eq!(String::from_utf8_lossy(&other.stdout), "one\n");
+    assert_eq!(String::from_utf8_lossy(&other.stderr), "");
+    let named = ["container", "create", "--name", "one", "web", "/bin/true"];
+    assert!(fails(&named).contains("one: a container has that name"), "its name is taken");
+    assert!(fails(&["container", "start", "one"]).contains("no such container"));
+    fs::write(&conf, &whole).expect("write");
+    engine.succeeds(&["container", "rm", "one"]);
+    // Who makes one in the same store waits for its cluster, and removes the others' files.
+    engine.succeeds(&make("three"));
+    assert_eq!(engine.names("containers").len(), 1);
+    engine.succeeds(&["container", "rm", "three"]);
+    engine.assert_nothing_is_left();
 }

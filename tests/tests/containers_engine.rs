@@ -434,6 +434,34 @@ fn what_cannot_be_read_or_executed_keeps_nobody_from_other_containers() {
     engine.assert_nothing_is_left(&[]);
 }
 
+/// Making one may take long, as where an image is copied to a cluster.
+#[test]
+fn a_name_is_taken_as_long_as_a_command_makes_its_container() {
+    let Some(engine) = Engine::new("a_name_is_taken_as_long_as_a_command_makes_its_container")
+    else {
+        return;
+    };
+    let create = ["container", "create", "--name", "new", "busybox", "true"];
+    engine.succeeds(&create);
+    let id = engine.one("new")["id"].as_str().expect("an identity").to_string();
+    let place = engine.host.path("state/polylane/containers").join(&id);
+    // As if its command had come only so far.
+    let lock = fs::File::open(place.join("lock")).expect("its lock");
+    lock.lock().expect("free");
+    let record = fs::read_to_string(place.join("record.json")).expect("its record");
+    let making = record.replace("\"ready\"", "\"making\"");
+    assert_ne!(making, record);
+    fs::write(place.join("record.json"), making).expect("write");
+    let (status, said) = engine.refused(&create);
+    assert!(status == 1 && said.contains("new: a container has that name"), "{status} {said}");
+    assert!(engine.containers().is_empty(), "it is not there yet");
+    drop(lock);
+    engine.succeeds(&create);
+    assert_ne!(engine.one("new")["id"], id.as_str(), "what was killed is removed");
+    engine.succeeds(&["container", "rm", "new"]);
+    engine.assert_nothing_is_left(&[id]);
+}
+
 #[test]
 fn what_a_kill_leaves_the_next_command_uses_or_removes() {
     let Some(engine) = Engine::new("what_a_kill_leaves_the_next_command_uses_or_removes") else {

@@ -1,4 +1,4 @@
-//! A container: found by its name, its state, its making and its removal.
+//! A container: what it is to be, its state and its removal.
 //!
 //! Each step leaves what the next command can use or remove:
 //!
@@ -8,15 +8,16 @@
 //! | `start` | lanes, configuration, runtime |
 //! | `rm` | record that says `removing`, runtime's state, lanes, image released, files |
 //!
-//! After a kill any later command removes what says `making` or `removing`, and the next `start` or
-//! `rm` clears lanes and a runtime's state.
+//! After a kill any later command removes what says `making` or `removing`, but what is in a store
+//! `rm` alone or who makes another one there; and the next `start` or `rm` clears lanes and a
+//! runtime's state.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use polylane_image::Store;
 use polylane_pool::ceph::CephPlace;
-use polylane_pool::failure::{Failure, Result, say};
+use polylane_pool::failure::{Failure, Result};
 use polylane_pool::lasting::{self, NsKind};
 use polylane_pool::names;
 use polylane_sys::procstat::ProcessStat;
@@ -29,14 +30,11 @@ use crate::place::{self, Lock, Place};
 use crate::record::{
     Cluster, Exit, FileCache, Mount, NamespacesOf, Network, Record, Stage, VERSION,
 };
-use crate::runtime::{self, Runtime};
+use crate::runtime::Runtime;
 use crate::store;
 
 /// Longest name of a container, in bytes: as long as a host name may be.
 const NAME_BYTES_MAX: usize = 63;
-
-/// Fewest digits by which a container is found.
-const DIGITS_MIN: usize = 4;
 
 /// Least memory of a container.
 const MEMORY_BYTES_MIN: u64 = 6 << 20;
@@ -127,50 +125,9 @@ pub struct Container {
     pub record: Record,
 }
 
-/// All containers, by their names. What commands that were killed have left is removed.
-///
-/// # Errors
-/// A record cannot be read.
-pub fn all() -> Result<Vec<Container>> {
-    let dir = place::all_dir()?;
-    let mut all = Vec::new();
-    for id in place::ids(&dir)? {
-        let place = Place::of(&dir, &id);
-        match place.read::<Record>("record.json") {
-            Ok(Some(record)) if record.stage == Stage::Ready => {
-                all.push(Container { place, record });
-            }
-            // One that cannot be removed or read keeps no command from the others.
-            Ok(record) => clear_left(&place, &id, record).unwrap_or_else(say),
-            Err(failure) => say(failure),
-        }
-    }
-    place::clear_new(&dir)?;
-    all.sort_by(|one, other| one.record.name.cmp(&other.record.name));
-    Ok(all)
-}
-
 /// Whether a process has a thread that lives: its first may have ended before the others.
 fn lives(pid: u32) -> bool {
     ProcessStat::threads_of(pid).any(|thread| !thread.has_ended())
-}
-
-/// Removes what a killed `create` or `rm` has left, unless the command lives.
-fn clear_left(place: &Place, id: &str, record: Option<Record>) -> Result<()> {
-    if !place.dir().exists() {
-        return Ok(());
-    }
-    let Ok(Some(lock)) = place.try_lock() else { return Ok(()) };
-    // It may have been finished meanwhile.
-    let now = place.read::<Record>("record.json")?;
-    match now.or(record) {
-        Some(record) if record.stage == Stage::Ready => Ok(()),
-        Some(record) => Container { place: place.clone(), record }.remove_all(&lock, true),
-        None => {
-            store()?.release(id).map_err(failed)?;
-            place.remove()
-        }
-    }
 }
 
 pub(crate) fn store() -> Result<Store> {
@@ -187,70 +144,6 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Container {
-    /// The container of that name, or whose identity begins with these digits.
-    ///
-    /// # Errors
-    /// One line: there is none, or the digits are those of several.
-    pub fn find(word: &str) -> Result<Container> {
-        let all = all()?;
-        if let Some(found) = all.iter().find(|one| one.record.name == word) {
-            return Ok(found.clone());
-        }
-        let is_it = |one: &&Container| word.len() >= DIGITS_MIN && one.record.id.starts_with(word);
-        let mut found = all.iter().filter(is_it);
-        match (found.next(), found.next()) {
-            (Some(one), None) => Ok(one.clone()),
-            (Some(_), Some(_)) => Err(Failure::failed(format!(
-                "{word}: several containers begin so: write more digits"
-            ))),
-            _ => Err(Failure::failed(format!(
-                "{word}: no such container: 'polylane container ps --all' lists them"
-            ))),
-        }
-    }
-
-    /// Makes a container, which is not started.
-    ///
-    /// # Errors
-    /// One line: no such image, pool or runtime, the name is in use, an option is wrong. Nothing is
-    /// left behind.
-    pub fn create(wanted: &Wanted) -> Result<Container> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(Failure::failed(
-                "container: only root can mount a container's lane: use 'polylane run --root'",
-            ));
-        }
-        check(wanted)?;
-        let runtime = runtime::find(wanted.runtime.as_deref())?;
-        let hostname = hostname(wanted, &joined(wanted)?)?;
-        let store = store()?;
-        let image = store.find(&wanted.image).map_err(failed)?;
-        let config = store.config(&image).map_err(failed)?;
-        let layers = store.lowers(&image);
-        let dir = place::all_dir()?;
-        place::make_all(&dir)?;
-        let (container, lock) = reserve(&dir, |id, others| {
-            let layers = layers.iter().map(|path| utf8(path)).collect::<Result<_>>()?;
-            let mut record = specify(wanted, &config["config"], (id, others))?;
-            record.image = image.name.clone();
-            record.image_id = image.id();
-            record.layers = layers;
-            record.hostname = hostname.clone().unwrap_or(record.hostname);
-            record.runtime = utf8(&runtime)?;
-            Ok(record)
-        })?;
-        let made = store.hold(&image, &container.record.id).map_err(failed).and_then(|()| {
-            let mut record = Record { stage: Stage::Ready, ..container.record.clone() };
-            if let Some(at) = &record.store {
-                let own = (&container.place, &lock);
-                record.layers = store::add(own, (&record, at), (&store, &image))?;
-            }
-            container.place.write("record.json", &record)?;
-            Ok(Container { record, place: container.place.clone() })
-        });
-        made.inspect_err(|_| drop(container.remove_all(&lock, true)))
-    }
-
     /// What it does now.
     ///
     /// # Errors
@@ -378,28 +271,14 @@ impl Container {
     }
 }
 
-/// Makes a container's directory with a record that says `making`, under a free name.
-fn reserve(
-    dir: &Path,
-    specify: impl FnOnce(String, &[Container]) -> Result<Record>,
-) -> Result<(Container, Lock)> {
-    let _names = place::lock_names(dir)?;
-    let others = all()?;
-    let id = names::fresh_id("container")?;
-    let record = specify(id.clone(), &others)?;
-    let place = Place::of(dir, &id);
-    let lock = place.make(&record)?;
-    Ok((Container { place, record }, lock))
-}
-
-fn utf8(path: &Path) -> Result<String> {
+pub(crate) fn utf8(path: &Path) -> Result<String> {
     path.to_str().map(str::to_string).ok_or_else(|| {
         Failure::failed(format!("{}: not UTF-8, which runtimes cannot be told of", path.display()))
     })
 }
 
 /// Refuses what no container can be.
-fn check(wanted: &Wanted) -> Result<()> {
+pub(crate) fn check(wanted: &Wanted) -> Result<()> {
     if let Some(name) = &wanted.name
         && (!names::is_name(name) || name.len() > NAME_BYTES_MAX || place::is_id(name))
     {
@@ -432,7 +311,7 @@ fn check(wanted: &Wanted) -> Result<()> {
 }
 
 /// The record of a container with the image's `config` where nothing else is asked for.
-fn specify(
+pub(crate) fn specify(
     wanted: &Wanted,
     config: &Value,
     (id, others): (String, &[Container]),
@@ -504,7 +383,7 @@ fn specify(
 }
 
 /// The kinds of namespaces that a container is to join of its pool.
-fn joined(wanted: &Wanted) -> Result<Vec<NsKind>> {
+pub(crate) fn joined(wanted: &Wanted) -> Result<Vec<NsKind>> {
     let pool = wanted.pool.as_deref().unwrap_or(lasting::POOL_DEFAULT);
     let kinds = match pool == lasting::POOL_DEFAULT && !lasting::exists(pool)? {
         true => Vec::new(),
@@ -521,7 +400,7 @@ fn joined(wanted: &Wanted) -> Result<Vec<NsKind>> {
 }
 
 /// The host name of a container that joins these; `None`: its name.
-fn hostname(wanted: &Wanted, joined: &[NsKind]) -> Result<Option<String>> {
+pub(crate) fn hostname(wanted: &Wanted, joined: &[NsKind]) -> Result<Option<String>> {
     match (joined.contains(&NsKind::Uts), &wanted.hostname) {
         (false, asked) => Ok(asked.clone()),
         (true, None) => Ok(wanted.pool.clone()),

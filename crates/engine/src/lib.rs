@@ -12,7 +12,9 @@
 //! | `runtime.rs` | the runtime's command line |
 //! | `lane.rs` | the lanes of a container |
 //! | `store.rs` | containers whose files are on a Ceph file system |
-//! | `container.rs` | found, made, removed |
+//! | `container.rs` | what one is to be, its state, its removal |
+//! | `listed.rs` | which there are, and one by its name |
+//! | `create.rs` | from what one is to be to one that can be started |
 //! | `start.rs` | from its start to its end; further processes |
 //! | `relay.rs` | what its processes write |
 //! | `end.rs` | signals and stops |
@@ -30,8 +32,10 @@
 
 mod bundle;
 mod container;
+mod create;
 mod end;
 mod lane;
+mod listed;
 mod oci;
 mod place;
 mod program;
@@ -45,7 +49,8 @@ mod start;
 mod store;
 mod users;
 
-pub use container::{Container, State, Wanted, all};
+pub use container::{Container, State, Wanted};
+pub use listed::all;
 pub use oci::oci;
 pub use quiesce::{Files, Quiesced};
 pub use record::{Cluster, FileCache, Mount, NamespacesOf, Network, Record};

@@ -20,7 +20,7 @@
 //!
 //! - A directory has its name when it has its record. One that says `making`, or has lost its
 //!   record on the way out, and that no command holds, is of a command that was killed: every
-//!   command that lists removes it.
+//!   command that lists removes it, but what is in a store.
 //! - A record is written aside and renamed.
 
 use std::fs::{self, File};

@@ -58,12 +58,17 @@ pub(crate) fn add(
     })
 }
 
+/// Whether its store may have something of the container's.
+pub(crate) fn has_parts_of(place: &Place, record: &Record) -> bool {
+    record.store.is_some() && place.file(STORED).exists()
+}
+
 /// Takes away what the container has in its store. Its image's layers stay.
 ///
 /// # Errors
 /// The cluster cannot be reached, or refuses: a further try goes on.
 pub(crate) fn remove((place, lock): (&Place, &Lock), record: &Record) -> Result<()> {
-    let Some(at) = record.store.as_ref().filter(|_| place.file(STORED).exists()) else {
+    let Some(at) = record.store.as_ref().filter(|_| has_parts_of(place, record)) else {
         return Ok(());
     };
     within((place, lock), (record, at), |root| {

@@ -283,7 +283,9 @@ pub(crate) fn execute(command: ContainerCommand) -> Result<u8> {
             each(&containers, |container| container.kill(&signal))?;
         }
         ContainerCommand::Rm { force, containers } => {
-            each(&containers, |container| container.remove(force))?;
+            containers
+                .iter()
+                .try_for_each(|word| Container::find_to_remove(word)?.remove(force))?;
         }
         ContainerCommand::Inspect { containers } => {
             let all: Vec<Value> = containers
