@@ -1,7 +1,7 @@
 //! `polylane oci`: the runtime of other engines, containers on lanes where annotations say so.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 /// Control groups are in one place for all: tests go one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
+
+/// The variable that names the file of what annotations may name.
+const LISTED: &str = "POLYLANE_OCI_CONFIG";
 
 /// A bundle of busybox, and places of their own for the runtime and our state.
 struct Bundle {
@@ -47,6 +50,7 @@ impl Bundle {
         }
         fs::write(root.join("etc/old"), "old\n").expect("write");
         let bundle = Bundle { host, root, _alone: alone };
+        bundle.list(&[&format!("volume:{}", text(&bundle.host.path("")))]);
         let spec = Command::new("runc").args(["spec", "-b"]).arg(bundle.dir()).output();
         said(&spec.expect("runc"));
         bundle.write("true", json!({}));
@@ -60,6 +64,17 @@ impl Bundle {
 
     fn dir(&self) -> PathBuf {
         self.host.path("bundle")
+    }
+
+    /// Has root's file list what annotations may name, and pool `listed`.
+    fn list(&self, sources: &[&str]) {
+        let text = format!("sources = {sources:?}\npools = [\"listed\"]\n");
+        fs::write(self.listed(), text).expect("write");
+    }
+
+    /// That file.
+    fn listed(&self) -> PathBuf {
+        self.host.path("oci.toml")
     }
 
     /// A configuration that runs a script.
@@ -83,6 +98,7 @@ impl Bundle {
             command.arg("--bundle").arg(self.dir());
         }
         command.args(rest).env("XDG_STATE_HOME", self.host.path("state"));
+        command.env(LISTED, self.listed());
         command.stdin(Stdio::null());
         command
     }
@@ -182,6 +198,7 @@ fn a_container_is_made_started_and_deleted() {
 fn what_cannot_be_is_one_line_and_leaves_no_lane() {
     let Some(bundle) = Bundle::new("what_cannot_be_is_one_line_and_leaves_no_lane") else { return };
     let log = bundle.host.path("log");
+    bundle.list(&["volume:/nope", "dir:/nope"]);
     for annotations in [
         json!({ "polylane.root": "nope:x" }),
         json!({ "polylane.rooot": "own" }),
@@ -194,7 +211,7 @@ fn what_cannot_be_is_one_line_and_leaves_no_lane() {
         let mut command = Command::new(binary());
         command.arg("oci").arg("--log").arg(&log).args(["--log-format", "json", "create"]);
         command.arg("--bundle").arg(bundle.dir()).arg("bad");
-        command.env("XDG_STATE_HOME", bundle.host.path("state"));
+        command.env("XDG_STATE_HOME", bundle.host.path("state")).env(LISTED, bundle.listed());
         let output = command.output().expect("polylane");
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "{annotations}");
@@ -213,6 +230,69 @@ fn what_cannot_be_is_one_line_and_leaves_no_lane() {
     let mut none = bundle.command(&["run", "bad"]);
     let none = none.env("POLYLANE_OCI_RUNTIME", "nope").output().expect("polylane");
     assert!(String::from_utf8_lossy(&none.stderr).contains("nope: no such runtime"));
+}
+
+/// An image's author may have written an annotation: it names what root's file lists.
+#[test]
+fn annotations_name_what_is_listed_and_nothing_else() {
+    let name = "annotations_name_what_is_listed_and_nothing_else";
+    let Some(bundle) = Bundle::new(name) else { return };
+    let host = bundle.host.path("");
+    let host = text(&host).trim_end_matches('/');
+    for dir in ["shared/sub", "secret"] {
+        fs::create_dir_all(bundle.host.path(dir)).expect("mkdir");
+        fs::write(bundle.host.path(dir).join("file"), format!("{dir}\n")).expect("write");
+    }
+    symlink("../secret", bundle.host.path("shared/out")).expect("link");
+    let run = |annotations: &Value| {
+        bundle.write("cat /at/file 2>/dev/null; echo ran", annotations.clone());
+        let output = bundle.call(&["run", "listed"]);
+        bundle.assert_nothing_is_left();
+        output
+    };
+    let refused = |annotations: Value, named: &str| {
+        let output = run(&annotations);
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{annotations}");
+        assert_eq!(words.lines().count(), 1, "{words}");
+        assert!(words.contains(&format!("polylane: {named}: an annotation names it")), "{words}");
+    };
+    let all = [
+        format!("dir:{host}/secret"),
+        format!("dir:{host}/shared/sub"),
+        format!("dir:{host}/shared/out"),
+        format!("volume:{host}/v.img"),
+        "mem:64M".to_string(),
+        "ceph:nope".to_string(),
+        "rbd:nope/nope".to_string(),
+    ];
+    let mount = |source: &str| json!({ "polylane.mount.x": format!("{source}:/at") });
+    for listed in [None, Some(vec![]), Some(vec!["dir:/nope/nope"])] {
+        match &listed {
+            Some(sources) => bundle.list(sources),
+            None => fs::remove_file(bundle.listed()).expect("there"),
+        }
+        for source in &all {
+            refused(mount(source), source);
+            refused(json!({ "polylane.root": source }), source);
+        }
+        refused(json!({ "polylane.root": "own", "polylane.pool": "other" }), "other");
+        assert_eq!(said(&run(&json!({ "polylane.root": "own" }))), "ran\n");
+    }
+    let shared = format!("dir:{host}/shared");
+    bundle.list(&[&shared, "mem:64M"]);
+    assert_eq!(said(&run(&mount(&all[1]))), "shared/sub\nran\n");
+    assert_eq!(said(&run(&json!({ "polylane.root": "mem:64M" }))), "ran\n");
+    for source in [&all[0], &all[2], &all[3], &all[5], &format!("{shared}/..")] {
+        refused(mount(source), source);
+    }
+    let larger = json!({ "polylane.root": "mem:64M", "polylane.size": "65M" });
+    refused(larger, "mem:68157440");
+    // A file that others write lists nothing.
+    fs::set_permissions(bundle.listed(), PermissionsExt::from_mode(0o666)).expect("chmod");
+    let output = run(&mount(&all[1]));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && words.contains("another user may write it"), "{words}");
 }
 
 /// Killed at any moment of a creation: `delete --force`, as engines do, leaves nothing.
@@ -235,11 +315,18 @@ fn a_creation_that_was_killed_is_deleted() {
     }
 }
 
-/// By this name it is a runtime without further words.
+/// By the name of the link it is a runtime without further words. Engines hand no variables on, so
+/// the file of what annotations may name is said on the way there.
 fn runtime(bundle: &Bundle) -> PathBuf {
     let program = bundle.host.path("polylane-oci");
     if !program.exists() {
-        symlink(binary(), &program).expect("link");
+        let link = bundle.host.dir("link").join("polylane-oci");
+        symlink(binary(), &link).expect("link");
+        let (link, listed) = (link.display(), bundle.listed());
+        let listed = listed.display();
+        let text = format!("#!/bin/sh\n{LISTED}='{listed}' exec '{link}' \"$@\"\n");
+        fs::write(&program, text).expect("write");
+        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
     }
     program
 }
@@ -321,6 +408,37 @@ fn podman_runs_containers_on_lanes() {
     let output = run(&["--annotation", "polylane.root=nope"], "true");
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && words.contains("polylane.root"), "{words}");
+    bundle.assert_nothing_is_left();
+}
+
+/// podman copies the annotations of an image into its containers, as if its user had said them.
+#[test]
+fn an_image_for_podman_has_nothing_of_the_hosts() {
+    let name = "an_image_for_podman_has_nothing_of_the_hosts";
+    if lacks(name, &["podman"]) {
+        return;
+    }
+    let Some(bundle) = Bundle::new(name) else { return };
+    fs::write(bundle.host.dir("secret").join("file"), "secret\n").expect("write");
+    let source = format!("dir:{}", text(&bundle.host.path("secret")));
+    let annotation = format!("polylane.mount.x={source}:/at");
+    fs::write(bundle.dir().join("Containerfile"), "FROM scratch\nCOPY rootfs /\n").expect("write");
+    let build = ["build", "--network", "none", "--annotation", &annotation, "-t", "hostile"];
+    let dir = bundle.dir();
+    let build = [&build[..], &[text(&dir)]].concat();
+    let built = podman(&bundle, &build).output().expect("podman");
+    if !built.status.success() {
+        return skip(name, &String::from_utf8_lossy(&built.stderr));
+    }
+    let limits = ["--ulimit", "nofile=99:99", "--ulimit", "nproc=99:99"];
+    let run = ["run", "--rm", "--network", "none"];
+    let run = [&run[..], &limits, &["hostile", "cat", "/at/file"]].concat();
+    let refused = podman(&bundle, &run).output().expect("podman");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!((refused.status.success(), &*refused.stdout), (false, &b""[..]), "{words}");
+    assert!(words.contains(&format!("{source}: an annotation names it")), "{words}");
+    bundle.list(&[&source]);
+    assert_eq!(said(&podman(&bundle, &run).output().expect("podman")), "secret\n");
     bundle.assert_nothing_is_left();
 }
 

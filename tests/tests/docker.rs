@@ -3,7 +3,7 @@
 //! host's alone.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,7 +45,14 @@ impl Docker {
         let plugin = PathBuf::from(plugin);
         let _ = fs::remove_file(&plugin);
         symlink(&polylane.socket, &plugin).expect("link");
-        let runtime = json!({ "path": binary(), "runtimeArgs": ["oci"] });
+        let listed = format!("sources = [\"volume:{}\"]\n", text(&host.path("")));
+        fs::write(host.path("oci.toml"), listed).expect("written");
+        let (program, listed) = (host.path("runtime"), host.path("oci.toml"));
+        let (binary, listed) = (binary().display().to_string(), listed.display());
+        let script = format!("#!/bin/sh\nPOLYLANE_OCI_CONFIG='{listed}' exec '{binary}' \"$@\"\n");
+        fs::write(&program, script).expect("written");
+        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
+        let runtime = json!({ "path": program, "runtimeArgs": ["oci"] });
         let config = json!({ "runtimes": { "polylane": runtime } }).to_string();
         fs::write(host.path("docker.json"), config).expect("written");
         let option = |name: &str, file: &str| format!("--{name}={}", text(&host.path(file)));

@@ -1,7 +1,8 @@
 //! Files of the desired state, and the commands that bring it about.
 //!
 //! All files `*.toml` of one directory, in the order of their names, hold `[[pool]]` and
-//! `[[mount]]` tables. A word that is not known is an error: a mistyped limit is not passed over.
+//! `[[mount]]` tables, but for `oci.toml`. A word that is not known is an error: a mistyped limit is
+//! not passed over.
 
 use std::fs;
 use std::io;
@@ -12,6 +13,9 @@ use polylane_base::errno::plain;
 use serde::Deserialize;
 
 use crate::command::TIME_MAX;
+
+/// What annotations of containers may name, for `polylane oci`: nothing of the daemon's.
+const NOT_OURS: &str = "oci.toml";
 
 /// Most bytes of one file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -203,7 +207,9 @@ fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     };
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     let mut files: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.retain(|path| {
+        path.extension().is_some_and(|extension| extension == "toml") && !path.ends_with(NOT_OURS)
+    });
     files.sort();
     Ok(files)
 }
@@ -312,6 +318,7 @@ mod tests {
         write("b.toml", "[[pool]]\nname = 'second'\n[daemon]\ngroup = 'g'\n");
         write("a.toml", "[[pool]]\nname = 'first'\n");
         write("c.toml.old", "nonsense");
+        write("oci.toml", "sources = []\n");
         let names = || {
             let (desired, faults) = read(dir.path());
             let names: Vec<_> = desired.pools.into_iter().map(|pool| pool.name).collect();

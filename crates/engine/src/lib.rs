@@ -20,6 +20,7 @@
 //! | `end.rs` | signals and stops |
 //! | `quiesce.rs` | a container whose files are read |
 //! | `oci.rs` | the runtime of other engines |
+//! | `permitted.rs` | what annotations of their containers may name |
 //! | `show.rs` | what is shown of containers |
 //!
 //! Files, states and what a kill leaves: docs/design/containers.md.
@@ -37,6 +38,7 @@ mod end;
 mod lane;
 mod listed;
 mod oci;
+mod permitted;
 mod place;
 mod program;
 mod quiesce;

@@ -10,9 +10,10 @@
 //!
 //! # Trust
 //!
-//! Whoever writes a bundle is root, as whoever calls a runtime. Annotations may come from an
-//! image's labels: an engine that copies those gives images the right to name lanes, as it gives
-//! them any other annotation that a runtime follows.
+//! An engine that root runs writes the bundle. It copies annotations of an image's manifest into it,
+//! which are not told from those of its own command line. So an annotation may be the image's
+//! author's: it names what root's file lists ([`Permitted`]), and else a volume that goes with the
+//! container.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -32,6 +33,7 @@ use serde_json::{Value, json};
 
 use crate::bundle;
 use crate::lane::{self, Upper};
+use crate::permitted::Permitted;
 use crate::place::{Lock, Place};
 use crate::record::{Cluster, Mount};
 use crate::relay::Relays;
@@ -198,6 +200,7 @@ impl<'a> Call<'a> {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::failed("oci: only root can mount a container's lanes"));
         }
+        wanted.check()?;
         let bundle = std::path::absolute(&bundle)
             .map_err(|error| Failure::path(&bundle, "find it", error))?;
         place.make_dir("root")?;
@@ -302,6 +305,28 @@ impl Wanted {
             ))),
             false => Ok((!is_empty).then_some(wanted)),
         }
+    }
+
+    /// Refuses what root's file does not list.
+    fn check(&self) -> Result<()> {
+        let mut sources: Vec<&str> = self.mounts.iter().map(|mount| &*mount.source).collect();
+        if let Some(Root::Source(source)) = &self.root {
+            sources.push(source);
+        }
+        // Layers alone are the bundle's own root.
+        sources.retain(|source| *source != "none");
+        if sources.is_empty() && self.pool.is_none() {
+            return Ok(());
+        }
+        let permitted = Permitted::read()?;
+        sources.iter().try_for_each(|source| permitted.check_source(source))?;
+        // A lane in RAM has this size, whatever its source says.
+        if let (Some(Root::Source(source)), Some(size)) = (&self.root, self.size)
+            && source.starts_with("mem:")
+        {
+            permitted.check_source(&format!("mem:{size}"))?;
+        }
+        self.pool.iter().try_for_each(|pool| permitted.check_pool(pool))
     }
 
     fn add(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {

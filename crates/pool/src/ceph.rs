@@ -64,6 +64,14 @@ impl std::fmt::Display for CephPlace {
 }
 
 impl CephPlace {
+    /// Whether it is the other, or a directory below it.
+    pub(crate) fn lies_in(&self, other: &CephPlace) -> bool {
+        let names = self.names();
+        (&self.user, &self.fs) == (&other.user, &other.fs)
+            && names.starts_with(&other.names())
+            && !names.contains(&"..")
+    }
+
     /// The names that its path is made of.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.path.split('/').filter(|name| !name.is_empty() && *name != ".").collect()

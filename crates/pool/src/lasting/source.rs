@@ -92,6 +92,22 @@ impl LaneSource {
         }
     }
 
+    /// Whether all that this is of is `other`'s, or lies in it.
+    pub fn lies_in(&self, other: &LaneSource) -> bool {
+        let below = match (&self.source, &other.source) {
+            (Source::Mem, Source::Mem) => match other.size {
+                Some(most) => self.size.is_some_and(|size| size <= most),
+                None => true,
+            },
+            (Source::Dir(path), Source::Dir(whole))
+            | (Source::Volume(Some(path)), Source::Volume(Some(whole))) => path.starts_with(whole),
+            (Source::Ceph(place), Source::Ceph(whole)) => place.lies_in(whole),
+            (Source::Image(image), Source::Image(whole)) => image == whole,
+            _ => false,
+        };
+        below && self.subtree.starts_with(&other.subtree) && self.lowers == other.lowers
+    }
+
     /// The lanes whose files may have what this is of, and where in them: the same lane, and those
     /// of a directory above, the nearest first.
     pub(crate) fn bases(&self) -> Vec<Base> {
@@ -312,6 +328,51 @@ mod tests {
         for wrong in ["v.img/../x", "v.img/a/../b"] {
             let failure = LaneSource::parse(real.join(wrong).as_os_str()).expect_err(wrong);
             assert!(failure.status > 0, "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_source_lies_in_itself_and_in_what_is_above_it() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let real = dir.path().canonicalize().expect("canonical");
+        for name in ["d/sub", "dir"] {
+            std::fs::create_dir_all(real.join(name)).expect("made");
+        }
+        std::fs::write(real.join("d/v.img"), "").expect("write");
+        std::os::unix::fs::symlink(&real, real.join("d/out")).expect("symlink");
+        let source = |text: &str| {
+            let text = text.replace('%', real.to_str().expect("UTF-8"));
+            LaneSource::parse(OsStr::new(&text)).expect("a source")
+        };
+        for (one, other, lies) in [
+            ("dir:%/d/sub", "dir:%/d", true),
+            ("dir:%/d/../d/sub/", "dir:%/d/", true),
+            ("dir:%/dir", "dir:%/d", false),
+            ("dir:%", "dir:%/d", false),
+            ("dir:%/d/..", "dir:%/d", false),
+            ("dir:%/d/out/dir", "dir:%/d", false),
+            ("dir:%/d/out/d/sub", "dir:%/d", true),
+            ("volume:%/d/v.img", "volume:%/d/", true),
+            ("volume:%/d/new.img", "volume:%/d", true),
+            ("volume:%/d/out/new.img", "volume:%/d", false),
+            ("volume:%/d/v.img/in/it", "volume:%/d/v.img/in", true),
+            ("volume:%/d/v.img", "volume:%/d/v.img/in", false),
+            ("volume:%/d/v.img", "dir:%/d", false),
+            ("dir:%/d/sub", "volume:%/d", false),
+            ("mem:1M", "mem:1M", true),
+            ("mem:1025K", "mem:1M", false),
+            ("mem", "mem:1M", false),
+            ("mem:1G", "mem", true),
+            ("ceph:u@fs:/a/./b", "ceph:u@fs:/a", true),
+            ("ceph:u@fs:/a/../b", "ceph:u@fs:/a", false),
+            ("ceph:u@fs:/ab", "ceph:u@fs:/a", false),
+            ("ceph:fs:/a", "ceph:u@fs:/a", false),
+            ("ceph:u@other:/a", "ceph:u@fs:/a", false),
+            ("rbd:p/i", "rbd:p/i", true),
+            ("rbd:p/i@s", "rbd:p/i", false),
+            ("none", "none", false),
+        ] {
+            assert_eq!(source(one).lies_in(&source(other)), lies, "{one} in {other}");
         }
     }
 
