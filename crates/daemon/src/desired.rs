@@ -1,8 +1,8 @@
 //! Files of the desired state, and the commands that bring it about.
 //!
 //! All files `*.toml` of one directory, in the order of their names, hold `[[pool]]` and
-//! `[[mount]]` tables, but for `oci.toml`. A word that is not known is an error: a mistyped limit is
-//! not passed over.
+//! `[[mount]]` tables, but for `oci.toml`. A word that is not known is an error: a mistyped limit
+//! is not passed over.
 
 use std::fs;
 use std::io;

@@ -10,8 +10,8 @@
 //!
 //! # Trust
 //!
-//! An engine that root runs writes the bundle. It copies annotations of an image's manifest into it,
-//! which are not told from those of its own command line. So an annotation may be the image's
+//! An engine that root runs writes the bundle. It copies annotations of an image's manifest into
+//! it, which are not told from those of its own command line. So an annotation may be the image's
 //! author's: it names what root's file lists ([`Permitted`]), and else a volume that goes with the
 //! container.
 
