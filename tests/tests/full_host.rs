@@ -134,6 +134,48 @@ fn a_lane_with_a_snapshot_goes_on_on_a_full_host() {
     }
 }
 
+/// Puts a sparse image without a journal in the volume's place, that mke2fs has made.
+fn without_journal(volume: &Path, by_qcow2: bool) {
+    std::fs::remove_file(volume).expect("was made");
+    let elsewhere = tempfile::tempdir().expect("tempdir");
+    let (raw, qcow2) = (elsewhere.path().join("raw"), elsewhere.path().join("qcow2"));
+    let at = if by_qcow2 { &raw } else { volume };
+    std::fs::File::create(at).and_then(|file| file.set_len(1 << 30)).expect("an image");
+    let done = |command: &mut Command| {
+        let output = command.output().expect("a program");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    done(Command::new("mke2fs").args(["-Fq", "-t", "ext4", "-O", "^has_journal"]).arg(at));
+    if by_qcow2 {
+        done(Command::new("qemu-img").args(["convert", "-O", "qcow2"]).args([&raw, &qcow2]));
+        let mut import = Command::new(polylane_tests::binary());
+        done(import.args(["volume", "import"]).args([&qcow2, volume]));
+    }
+    assert_eq!(run("", volume, "cd /lane; rmdir lost+found; echo first >first"), "");
+}
+
+/// Without a log there is room for each block of metadata before it is written, or `ENOSPC`: the
+/// next run writes to the image again.
+#[test]
+fn a_lane_without_a_journal_goes_on_on_a_full_host() {
+    let test = "a_lane_without_a_journal_goes_on_on_a_full_host";
+    let has_qcow2 = !lacks(test, &["qemu-img"]);
+    for (kind, by_qcow2, has_snapshot) in [
+        ("ext4", false, false),
+        ("tmpfs", false, false),
+        ("ext4", has_qcow2, false),
+        ("ext4", false, true),
+        ("tmpfs", has_qcow2, true),
+    ] {
+        goes_on((test, kind, ""), (160, "1G", 250), |volume| {
+            without_journal(volume, by_qcow2);
+            if has_snapshot {
+                snapshot(volume);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_lane_on_a_full_tmpfs_goes_on() {
     let test = "a_lane_on_a_full_tmpfs_goes_on";

@@ -24,6 +24,7 @@
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`make`] | new file systems: what is written to a device of zeros |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
+//! | `client` | what the journal asks of what is around it |
 //! | `changes` | what closing waits for |
 //! | `vfs` | the adapter: the only file that knows `FileSystem`'s calls |
 //!
@@ -59,6 +60,7 @@ pub mod alloc;
 pub mod blockmap;
 pub mod cache;
 mod changes;
+mod client;
 mod counts;
 mod damage;
 pub mod data;

@@ -135,6 +135,9 @@ impl Ext4 {
             }
         });
         let volume = Arc::new(volume);
+        if let Some(journal) = volume.journal.as_ref().filter(|_| !has_journal) {
+            journal.back_ahead(&*volume)?;
+        }
         let nameless = finish_orphans(&volume, orphans, fast_changes, options.keep_nameless)?;
         let committer = start_committer(volume.clone(), options.commit_interval);
         let fs = Ext4::new(volume, recovered, reasons);
@@ -229,7 +232,7 @@ impl Ext4 {
         };
         let given = volume.alloc.trim(blocks_min.max(1), give)?;
         volume.found_room(given);
-        journal.back_ahead()?;
+        journal.back_ahead(&**volume)?;
         Ok(given)
     }
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Gid, Time, Uid};
 use polylane_block::Error as DeviceError;
-use rustc_hash::FxHashSet;
 
 use crate::alloc::{Allocator, Blocks, Claim, Promise};
 use crate::blockmap;
@@ -22,7 +21,7 @@ use crate::format::superblock::{Compat, Geometry, Incompat, RoCompat, Superblock
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
-use crate::journal::{Client, Freed, Handle, Journal};
+use crate::journal::{Handle, Journal};
 use crate::limits::{Ids, Ledger, Owed};
 use crate::orphan::{self, Orphans};
 use crate::reason::Reasons;
@@ -562,38 +561,5 @@ impl Volume {
             self.full.store(false, Ordering::Release);
         }
         full
-    }
-}
-
-impl Client for Volume {
-    fn seal(&self, handle: &Handle<'_>, groups: &FxHashSet<GroupIndex>) -> Result<()> {
-        orphan::seal(self, handle)?;
-        self.alloc.seal(handle, groups);
-        Ok(())
-    }
-
-    fn gives_back(&self) -> bool {
-        // What is removed on a full medium makes room there at once.
-        let is_short = || self.journal.as_ref().is_some_and(Journal::is_short);
-        self.discard || is_short() || self.full.load(Ordering::Relaxed)
-    }
-
-    fn discard(&self, freed: &[Freed]) {
-        let mut given = 0;
-        for run in freed {
-            // Advice: a device that cannot, or will not, keeps the blocks.
-            if self.io.discard(run.start, run.count.into()).is_ok() {
-                given += u64::from(run.count);
-            }
-        }
-        self.found_room(given);
-    }
-
-    fn release(&self, freed: &[Freed]) {
-        self.alloc.release(freed);
-    }
-
-    fn now(&self) -> Time {
-        self.clock.now()
     }
 }

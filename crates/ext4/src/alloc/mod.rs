@@ -12,6 +12,7 @@
 //! allocate at the same time so come to groups of their own, and go on there, since what follows is
 //! allocated near what was there before.
 
+mod aside;
 mod free;
 mod inodes;
 mod trim;
@@ -54,6 +55,7 @@ pub struct Allocator {
     pool_blocks: i64,
     /// Free blocks beside those that are kept for privileged users.
     kept_blocks: i64,
+    aside: aside::Aside,
 }
 
 /// Free blocks kept for one operation's metadata. Dropping it gives back what was not used.
@@ -163,6 +165,7 @@ impl Allocator {
             pool_blocks: pool_blocks(superblock),
             kept_blocks: superblock.reserved_blocks().min(1 << 48) as i64,
             inode_tables,
+            aside: aside::Aside::default(),
         })
     }
 
@@ -320,6 +323,13 @@ impl Allocator {
     /// # Errors
     /// `ENOSPC`, the device's, or a corrupt bitmap.
     pub fn claim(&self, goal: DeviceBlock, want: u32) -> Result<Claim> {
+        match self.find(goal, want) {
+            Err(Error::Errno(Errno::ENOSPC)) if self.end_aside() => self.find(goal, want),
+            found => found,
+        }
+    }
+
+    fn find(&self, goal: DeviceBlock, want: u32) -> Result<Claim> {
         let (first, within) = self.split(goal);
         // First look for a run of the whole length, then for anything.
         for least in [want, 1] {

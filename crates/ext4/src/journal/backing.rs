@@ -35,7 +35,7 @@ use polylane_base::sync::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
 use super::log::{Closed, Log};
-use super::{Freed, Journal, REVOKES_PER_BLOCK, Tid};
+use super::{Client, Freed, Journal, REVOKES_PER_BLOCK, Tid};
 use crate::error::Result;
 use crate::format::DeviceBlock;
 
@@ -96,10 +96,10 @@ impl Ahead {
 }
 
 /// Blocks of the spare part, at most; also an eighth of the log.
-const SPARE_MAX: u32 = 2048;
+pub(super) const SPARE_MAX: u32 = 2048;
 
 /// Blocks that are taken from the spare part at a time.
-const LENT: u32 = 64;
+pub(super) const LENT: u32 = 64;
 
 /// Homes that are given room at a time: 256 KiB of blocks of 4 KiB.
 const RESERVED: u64 = 64;
@@ -255,7 +255,7 @@ impl Journal {
 
     /// Whether nothing new may be made: what room is set aside is needed to remove things.
     pub fn is_tight(&self) -> bool {
-        self.tight.load(Ordering::Acquire)
+        self.tight.load(Ordering::Acquire) || self.unlogged && self.is_spare_needed()
     }
 
     /// Writes zeros to the blocks of the log that were never written on the medium, all of them.
@@ -275,13 +275,14 @@ impl Journal {
         Ok(())
     }
 
-    /// Gives the log back what was lent of it, and writes zeros ahead of its head.
+    /// Gives the log back what was lent of it, and writes zeros ahead of its head. Without a log,
+    /// sets blocks aside.
     ///
     /// # Errors
     /// The device's.
-    pub fn back_ahead(&self) -> Result<()> {
+    pub fn back_ahead(&self, client: &dyn Client) -> Result<()> {
         if self.unlogged {
-            return Ok(());
+            return self.set_blocks_aside(client);
         }
         let mut log = self.log.lock();
         let least = log.superblock.first() + self.most() + self.spare(&log);
@@ -315,7 +316,18 @@ impl Journal {
         }
         self.claim(log, needed);
         self.ask_for_zeros(log);
-        self.back_homes(log, closed, needed)
+        let lend = |log: &mut Log| self.lend_spare(log, needed);
+        let unless_full = |done: Result<()>| match done {
+            Err(why) if why.is_no_space() => Ok(false),
+            done => done.map(|()| true),
+        };
+        // Where there is no room either they wait in the log.
+        if !unless_full(self.back_homes(log, closed, &lend))?
+            && unless_full(self.restart(log, closed.tid))?
+        {
+            unless_full(self.back_homes(log, closed, &lend))?;
+        }
+        Ok(())
     }
 
     /// Whether so many blocks from the head on take room.
@@ -336,36 +348,31 @@ impl Journal {
         self.write_superblock(log)
     }
 
-    /// Has the homes of what a transaction carries take room, if need be that of the log behind
-    /// the `needed` blocks from its head. Where there is none either they wait in the log.
-    fn back_homes(&self, log: &mut Log, closed: &Closed, needed: u32) -> Result<()> {
-        let mut restarted = false;
-        let mut unknown = closed.blocks.iter().map(|block| block.home).peekable();
-        while let Some(home) = unknown.next() {
+    /// Has the homes of what a transaction carries take room, if need be what `lend` gives back to
+    /// the medium: it says whether it had any.
+    ///
+    /// # Errors
+    /// `NoSpace`, where a part has room; the device's.
+    pub(super) fn back_homes(
+        &self,
+        log: &mut Log,
+        closed: &Closed,
+        lend: &dyn Fn(&mut Log) -> bool,
+    ) -> Result<()> {
+        let mut homes = closed.blocks.iter().map(|block| block.home).peekable();
+        while let Some(home) = homes.next() {
             if log.homes.has(home) {
                 continue;
             }
             let mut count = 1;
-            while unknown.next_if(|next| next.0 == home.0 + count).is_some() {
+            while homes.next_if(|next| next.0 == home.0 + count).is_some() {
                 count += 1;
             }
             let mut at = home;
             while at.0 < home.0 + count {
                 match self.back_home(log, at, home.0 + count - at.0) {
                     Ok(backed) => at.0 += backed,
-                    Err(polylane_block::Error::NoSpace) => {
-                        if self.lend_spare(log, needed) {
-                            continue;
-                        }
-                        if restarted {
-                            return Ok(());
-                        }
-                        restarted = true;
-                        match self.restart(log, closed.tid) {
-                            Err(why) if why.is_no_space() => return Ok(()),
-                            done => done?,
-                        }
-                    }
+                    Err(polylane_block::Error::NoSpace) if lend(log) => {}
                     Err(why) => return Err(why.into()),
                 }
             }

@@ -134,6 +134,21 @@ pub trait Client: Send + Sync {
     /// Now they may be used again. Called with the log's lock: does no I/O.
     fn release(&self, freed: &[Freed]);
 
+    /// For a file system without a log, whose homes have nothing else to get room from: sets free
+    /// blocks that take room aside, until there are `most`, or less in a small one. Called with the
+    /// log's lock.
+    ///
+    /// # Errors
+    /// `NoSpace`: there are less; the device's.
+    fn set_aside(&self, most: u32) -> Result<()>;
+
+    /// Gives up to `most` of them back to the medium: they are free blocks like others. None: there
+    /// are none. Called with the log's lock.
+    fn give_aside(&self, most: u32) -> Option<Freed>;
+
+    /// How many there are.
+    fn aside(&self) -> u32;
+
     /// Now, for the commit block.
     fn now(&self) -> Time;
 }
@@ -241,6 +256,8 @@ pub struct Journal {
     background: checkpoint::Background,
     short: AtomicBool,
     tight: AtomicBool,
+    /// Blocks that are set aside where there is no log.
+    aside: AtomicUsize,
     stopped: AtomicBool,
     reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
@@ -331,6 +348,7 @@ impl Journal {
             background: checkpoint::Background::default(),
             short: AtomicBool::new(false),
             tight: AtomicBool::new(false),
+            aside: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
@@ -536,7 +554,7 @@ impl Journal {
             if wish == Wish::End || (refused && !self.is_starved()) {
                 return;
             }
-            if let Err(why) = self.back_ahead().and_then(|()| self.checkpoint_early(client)) {
+            if let Err(why) = self.back_ahead(client).and_then(|()| self.checkpoint_early(client)) {
                 return self.stop(Some(&why));
             }
         }

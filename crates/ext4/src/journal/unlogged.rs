@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering;
 use polylane_base::sync::{Arc, MutexGuard};
 use polylane_sys::buffer::Buffer;
 
+use super::backing::{LENT, SPARE_MAX};
 use super::log::{Closed, Log};
 use super::{Client, Journal, Tuning};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
 use crate::format::journal::JournalSuperblock;
 use crate::io::BlockIo;
@@ -33,7 +34,8 @@ impl Journal {
         mut closed: Closed,
         again: bool,
     ) -> Result<MutexGuard<'a, Log>> {
-        if let Err(why) = self.write_home(&mut closed) {
+        let backed = self.back_all(&mut log, client, &closed);
+        if let Err(why) = backed.and_then(|()| self.write_home(&mut closed)) {
             if why.is_no_space() {
                 log.stall(closed, again);
             }
@@ -47,11 +49,42 @@ impl Journal {
         }
         if client.gives_back() {
             client.discard(&closed.freed);
+            closed.freed.iter().for_each(|run| log.homes.lose(*run));
         }
         self.release_freed(client, &closed.freed);
         log.keep(closed.copies);
         self.tell_committed(closed.tid);
         Ok(log)
+    }
+
+    /// Has every home of a transaction take room before the first is written to: a part of a
+    /// transaction is damage.
+    fn back_all(&self, log: &mut Log, client: &dyn Client, closed: &Closed) -> Result<()> {
+        let lend = |log: &mut Log| {
+            self.short.store(true, Ordering::Release);
+            let given = client.give_aside(LENT);
+            given.iter().for_each(|run| log.homes.lose(*run));
+            self.aside.store(client.aside() as usize, Ordering::Release);
+            given.is_some()
+        };
+        self.back_homes(log, closed, &lend)
+    }
+
+    /// Whether the running transaction may need all that is set aside, and what removes things
+    /// some more.
+    pub(super) fn is_spare_needed(&self) -> bool {
+        let left = self.aside.load(Ordering::Acquire);
+        self.is_short() && left < self.load() + self.blocks_max / 4
+    }
+
+    /// Sets aside what was lent, as far as there is room again.
+    pub(super) fn set_blocks_aside(&self, client: &dyn Client) -> Result<()> {
+        let _log = self.log.lock();
+        let done = client.set_aside(SPARE_MAX);
+        self.aside.store(client.aside() as usize, Ordering::Release);
+        let is_full = done.as_ref().is_err_and(Error::is_no_space);
+        self.short.store(is_full, Ordering::Release);
+        if is_full { Ok(()) } else { done }
     }
 
     /// Writes what a transaction changed to its homes, durable on return.

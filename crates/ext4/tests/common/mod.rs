@@ -129,6 +129,13 @@ pub fn complaints(device: &Arc<RamDevice>) -> Option<String> {
     (done.status.code() != Some(0)).then_some(said)
 }
 
+/// What dumpe2fs says of the superblock.
+pub fn dumped(device: &Arc<RamDevice>) -> String {
+    let image = save(device);
+    let said = Command::new("dumpe2fs").arg("-h").arg(image.path()).output();
+    String::from_utf8_lossy(&said.expect("dumpe2fs runs").stdout).into_owned()
+}
+
 /// Opens an image.
 pub fn open(device: &Arc<RamDevice>) -> Arc<Ext4> {
     open_on(device.clone())

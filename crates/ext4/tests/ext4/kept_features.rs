@@ -73,12 +73,6 @@ fn used(device: &Arc<RamDevice>, what: &str) {
     fs.close().expect("closes");
 }
 
-fn dumped(device: &Arc<RamDevice>) -> String {
-    let image = common::save(device);
-    let said = Command::new("dumpe2fs").arg("-h").arg(image.path()).output();
-    String::from_utf8_lossy(&said.expect("dumpe2fs runs").stdout).into_owned()
-}
-
 /// Without a journal: written like others, and after a power cut nothing is written before e2fsck.
 #[test]
 fn without_a_journal_e2fsck_comes_after_a_power_cut() {
@@ -92,7 +86,7 @@ fn without_a_journal_e2fsck_comes_after_a_power_cut() {
     ] {
         let device = common::make(64, args);
         used(&device, &format!("{args:?}"));
-        assert!(dumped(&device).contains("Filesystem state:         clean"));
+        assert!(common::dumped(&device).contains("Filesystem state:         clean"));
         let fs = common::open(&device);
         let new = fs
             .create(&OpCtx::service(), root(&fs), b"synced", &node(Kind::File, 0o600))
@@ -103,8 +97,8 @@ fn without_a_journal_e2fsck_comes_after_a_power_cut() {
         let cut = common::save(&device);
         drop(fs);
         let device = common::load(&std::fs::read(cut.path()).expect("readable"));
-        assert!(dumped(&device).contains("not clean"));
-        assert!(!dumped(&device).contains("needs_recovery"));
+        assert!(common::dumped(&device).contains("not clean"));
+        assert!(!common::dumped(&device).contains("needs_recovery"));
         let fs = try_open(&device).expect("opens");
         let why = fs.read_only_reasons.join(", ");
         assert!(why.contains("not unmounted cleanly") && why.contains("e2fsck"), "{why}");

@@ -9,6 +9,7 @@ mod conformance;
 mod damaged_logs;
 mod feature_limits;
 mod features;
+mod filling;
 mod full;
 mod full_host;
 mod inline;

@@ -49,8 +49,9 @@ const CSUMS: JournalIncompat = JournalIncompat::CSUM_V2.union(JournalIncompat::C
 /// Blocks for fast commits where the superblock does not say how many.
 const FAST_BLOCKS: u32 = 256;
 
-/// Blocks of the journal that there is none of: as many as mke2fs gives a small image.
-const UNLOGGED_BLOCKS: u32 = 4096;
+/// Blocks of the journal that there is none of: a transaction then holds no more than the blocks
+/// that are set aside for homes without room.
+const UNLOGGED_BLOCKS: u32 = 1024;
 /// Where the fields begin that the first version of the superblock has not.
 const V2_FIELDS: usize = offset_of!(SuperblockRecord, feature_compat);
 /// The kind of checksum.
