@@ -69,7 +69,7 @@ impl Said {
         let bytes = (self.read_bytes, self.written_bytes);
         let counted = match in_sectors(rule) {
             true => sectors(bytes.0, bytes.1),
-            false => least_ns(cost, (self.requests, 0), bytes),
+            false => least_ns(cost, self.requests, bytes),
         };
         self.spent.min(counted)
     }
@@ -83,13 +83,13 @@ fn sectors(read: u64, written: u64) -> u64 {
     read.saturating_add(written) / 512
 }
 
-/// The least that requests can cost: as if each went on where the last one ended. Those of the
-/// first number cost whatever is less, those of the second what writes do.
-fn least_ns(cost: &CostModel, (any, writes): (u64, u64), (read, written): (u64, u64)) -> u64 {
+/// The least that requests can cost: as if each went on where the last one ended, in the cheaper
+/// direction. A page does not tell requests by direction, so nor does what is compared with it.
+fn least_ns(cost: &CostModel, requests: u64, (read, written): (u64, u64)) -> u64 {
     let each = cost.read.sequential_ns.min(cost.write.sequential_ns);
     let pages = |bytes: u64, ns: u64| (bytes / PAGE_BYTES).saturating_mul(ns);
-    any.saturating_mul(each)
-        .saturating_add(writes.saturating_mul(cost.write.sequential_ns))
+    requests
+        .saturating_mul(each)
         .saturating_add(pages(read, cost.read.page_ns))
         .saturating_add(pages(written, cost.write.page_ns))
 }
@@ -128,9 +128,8 @@ impl<W: Words> Board<W> {
         let did = match in_sectors(rule) {
             true => sectors(counted.read.bytes, counted.write.bytes),
             false => {
-                let bytes = (counted.read.bytes, counted.write.bytes);
-                let reads = counted.read.requests.saturating_mul(cost.read.sequential_ns);
-                least_ns(&cost, (0, counted.write.requests), bytes).saturating_add(reads)
+                let requests = counted.read.requests.saturating_add(counted.write.requests);
+                least_ns(&cost, requests, (counted.read.bytes, counted.write.bytes))
             }
         };
         self.seats[index].watched.audit.look(&Look {
@@ -173,10 +172,14 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering::Relaxed;
 
+    use polylane_base::rng::Rng;
+
     use super::*;
     use crate::qos::audit::Flow;
     use crate::qos::board::{Device, Limits};
+    use crate::qos::cost::Line;
     use crate::qos::page::Private;
+    use crate::qos::{Io, Kind};
 
     const TICK: Nanos = 5_000_000;
 
@@ -255,6 +258,41 @@ mod tests {
             let mut world = World::new(rule);
             for _ in 0..12 {
                 assert_eq!(second(&mut world, 400, true), Decision::Keep, "{rule:?}");
+            }
+        }
+    }
+
+    /// Small writes, which cost more than reads, by any device's costs; some are split on their
+    /// way, and some are counted in another second than they are said in.
+    #[test]
+    fn a_lane_that_writes_and_says_it_is_not_bound() {
+        let mut rng = Rng::new(24);
+        for round in 0..40 {
+            let mut world = World::new(Rule::Ledger);
+            let mut line = || Line {
+                sequential_ns: 200 + rng.below(20_000),
+                random_ns: 20_000,
+                page_ns: 100 + rng.below(8000),
+            };
+            let (read, write) = (line(), line());
+            if round > 0 {
+                world.board.device.cost = CostModel { read, write, ..CostModel::default() };
+            }
+            let (cost, mut late) = (world.board.device.cost, 0);
+            for second in 0..12 {
+                let decision = world.second(|world| {
+                    let (count, held) = (400, rng.below(40));
+                    let arrived = count + std::mem::replace(&mut late, held) - held;
+                    world.counted.write.requests += arrived + arrived / 10;
+                    world.counted.write.bytes += arrived * 4096;
+                    let io = Io { kind: Kind::Write, bytes: 4096, sequential: true };
+                    let page = &world.pages[0];
+                    page.add(lane::SPENT, count * cost.cost_ns(&io), Relaxed);
+                    page.add(lane::REQUESTS, count, Relaxed);
+                    page.add(lane::WRITTEN_BYTES, count * 4096, Relaxed);
+                    world.read(1, 20, true);
+                });
+                assert_eq!(decision, Decision::Keep, "{cost:?}, second {second}");
             }
         }
     }
