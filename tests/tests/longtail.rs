@@ -348,6 +348,7 @@ topics! {
     working_directories_that_move = Topic { source: "directories_moved", ..PROGRAM };
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ways: LISTS, ..PROGRAM };
+    pointers_that_are_no_memory = Topic { source: "bad_pointers", ..PROGRAM };
     buffers_that_are_no_memory = Topic { source: "bad_places", ..PROGRAM };
     buffers_that_are_no_memory_at_the_end = Topic { source: "bad_places", ways: PRELOAD, ..ALL };
     arguments_at_odd_addresses =

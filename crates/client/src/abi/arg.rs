@@ -13,7 +13,7 @@ use crate::ops::io::PLACES_MAX;
 /// is for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in
 /// libc.
 #[inline]
-fn is_nowhere<T>(pointer: *const T) -> bool {
+pub(super) fn is_nowhere<T>(pointer: *const T) -> bool {
     (pointer.addr() as isize) < 4096
 }
 

@@ -3,7 +3,7 @@
 
 use libc::{c_int, epoll_event};
 
-use super::{answer, hooks};
+use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::file;
@@ -25,7 +25,7 @@ hooks! {
         answer!(
             {
                 // What comes first in the kernel: the event is read, and both are open.
-                let reads = change != libc::EPOLL_CTL_DEL && event.is_null();
+                let reads = change != libc::EPOLL_CTL_DEL && arg::is_nowhere(event);
                 if reads || real::status_flags(epoll).is_err() {
                     return Err(Detour::Kernel);
                 }

@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use libc::{c_int, pid_t};
 
-use super::hooks;
+use super::{arg, hooks};
 use crate::kernel::config;
 use crate::kernel::real::{self, Scratch, Strings};
 use crate::ops::share::Heir;
@@ -91,10 +91,16 @@ unsafe fn look_through<'a>(envp: Strings) -> Option<Changes<'a>> {
     let is_preloaded = missing[0].is_some();
     // Linux takes none for an empty one.
     while !envp.is_null() {
+        if arg::is_nowhere(envp) {
+            return None;
+        }
         // SAFETY: the array ends with a null, which was not seen yet.
         let entry = unsafe { *envp.add(count) };
         if entry.is_null() {
             break;
+        }
+        if arg::is_nowhere(entry) {
+            return None;
         }
         count += 1;
         // SAFETY: a C string, by contract.

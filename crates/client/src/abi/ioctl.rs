@@ -176,7 +176,7 @@ hooks! {
                 match request_32 {
                     _ if LOOP_FD.contains(&request_32) => own::settle_fd(&STATE, argument as c_int),
                     // SAFETY: it begins with a descriptor, by the contract of the request.
-                    LOOP_CONFIGURE if argument != 0 => unsafe {
+                    LOOP_CONFIGURE if !arg::is_nowhere(argument as *const c_int) => unsafe {
                         own::settle_fd(&STATE, (argument as *const c_int).read_unaligned());
                     },
                     _ => {}

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_long, c_uint, c_void};
 
 use libc::{FILE, c_int, mode_t, msghdr, pid_t, sigset_t, ssize_t, timespec};
 
-use super::{cancel, hooks};
+use super::{arg, cancel, hooks};
 use crate::kernel::real;
 use crate::ops::file;
 use crate::ops::process;
@@ -70,7 +70,7 @@ unsafe fn received(message: *const msghdr) {
 pub(super) unsafe fn each_sent(message: *const msghdr, mut with: impl FnMut(c_int)) {
     // SAFETY: by contract; the macros stay within the control bytes.
     unsafe {
-        if (*message).msg_controllen == 0 {
+        if (*message).msg_controllen == 0 || arg::is_nowhere((*message).msg_control) {
             return;
         }
         let mut header = libc::CMSG_FIRSTHDR(message);

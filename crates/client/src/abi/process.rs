@@ -6,7 +6,7 @@ use libc::{c_int, c_long, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t,
 
 use polylane_base::Errno;
 
-use super::{hooks, number};
+use super::{arg, hooks, number};
 use crate::kernel::real;
 use crate::ops::share;
 use crate::ops::state::STATE;
@@ -78,9 +78,9 @@ pub(super) fn strict_mode(refused: c_long) -> c_long {
 ///
 /// # Safety
 ///
-/// Null or valid.
+/// Valid, or one where no memory can be.
 unsafe fn before_message(message: *const msghdr) {
-    if !message.is_null() {
+    if !arg::is_nowhere(message) {
         // SAFETY: valid, by contract.
         unsafe { number::each_sent(message, |fd| share::share_one(&STATE, fd)) };
     }
@@ -323,7 +323,7 @@ hooks! {
     fn sendmmsg(
         socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int
     ) -> c_int {
-        for n in 0..if messages.is_null() { 0 } else { count as usize } {
+        for n in 0..if arg::is_nowhere(messages) { 0 } else { count as usize } {
             // SAFETY: `count` messages, by contract.
             unsafe { before_message(&raw const (*messages.add(n)).msg_hdr) };
         }

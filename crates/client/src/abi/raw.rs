@@ -8,7 +8,7 @@
 
 use std::ffi::{c_int, c_long, c_void};
 
-use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
+use super::{arg, attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
 use crate::fd::rings;
 use crate::kernel::real;
 use crate::kernel::thread;
@@ -122,7 +122,7 @@ unsafe fn clone3(given: *const u64, size: usize) -> c_long {
     const WORDS: usize = 16;
     const STACK: usize = 5;
     let mut words = [0u64; WORDS];
-    let whole = !given.is_null() && (8 * (STACK + 1)..=8 * WORDS).contains(&size);
+    let whole = !arg::is_nowhere(given) && (8 * (STACK + 1)..=8 * WORDS).contains(&size);
     if whole {
         // SAFETY: by contract; no longer than `words`.
         unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.cast(), size) };

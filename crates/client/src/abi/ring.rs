@@ -33,7 +33,7 @@ const READS: [u16; 2] = [0, 7];
 ///
 /// `count` pointers to `struct iocb`.
 pub(super) unsafe fn before_submit(count: c_long, requests: *const *const c_void) {
-    for n in 0..if requests.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) } {
+    for n in 0..if arg::is_nowhere(requests) { 0 } else { usize::try_from(count).unwrap_or(0) } {
         // SAFETY: `count` valid pointers, by contract.
         let request = unsafe { arg::value(requests.add(n).read_unaligned().cast::<Request>()) };
         let Ok(Some(request)) = request else { return };

@@ -15,11 +15,11 @@ use crate::session::owners;
 ///
 /// # Safety
 ///
-/// Null or valid for a write.
+/// Valid for a write, or one where no memory can be.
 #[inline]
 unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     let Stat { attr, device, .. } = found?;
-    if into.is_null() {
+    if arg::is_nowhere(into) {
         return Err(Detour::Kernel);
     }
     // SAFETY: a stat is plain data, for which zeros are valid.
@@ -62,10 +62,10 @@ fn put_attributes(known: u32, found: &Stat, x: &mut libc::statx) {
 ///
 /// # Safety
 ///
-/// Null or valid for a write.
+/// Valid for a write, or one where no memory can be.
 unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome<c_int> {
     let Stat { attr, device, .. } = *found;
-    if into.is_null() {
+    if arg::is_nowhere(into) {
         return Err(Detour::Kernel);
     }
     let known = found.attributes()?;
