@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::lasting::{self, LaneSource};
+use polylane_volume::{self as volume, Links};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
 use crate::bundle;
@@ -72,7 +73,11 @@ pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<V
     for (number, mount) in record.mounts.iter().enumerate() {
         sources.push(match mount.is_lane() {
             true => mount_lane((place, lock), (pool, &record.cluster), number, mount)?,
-            false => mount.source.clone(),
+            // The runtime looks it up: by a path without links.
+            false => {
+                let found = volume::expect(mount.source.as_ref(), Links::Own, "mount it")?;
+                found.path.to_string_lossy().into_owned()
+            }
         });
     }
     Ok(sources)
@@ -179,9 +184,7 @@ pub(crate) fn check(mounts: &[Mount]) -> Result<()> {
     for (number, mount) in mounts.iter().enumerate() {
         match mount.is_lane() {
             true => LaneSource::parse(mount.source.as_ref()).map(drop)?,
-            false => std::fs::metadata(&mount.source)
-                .map(|_| ())
-                .map_err(|error| Failure::path(Path::new(&mount.source), "mount it", error))?,
+            false => volume::expect(mount.source.as_ref(), Links::Own, "mount it").map(drop)?,
         }
         let target = mount.target_parts();
         let mut before = mounts[..number].iter();

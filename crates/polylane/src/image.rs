@@ -12,7 +12,7 @@ use polylane_pool::ceph::ClusterOptions;
 use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lower::LowerSource;
 use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
-use polylane_volume as volume;
+use polylane_volume::{self as volume, Links};
 use serde_json::json;
 
 use crate::args::JsonArgs;
@@ -175,7 +175,7 @@ fn diff(store: &Store, arguments: DiffArgs) -> Result<u8> {
 /// Writes a layer of an upper: in lanes, or in two mounts of the kernel's overlayfs where that
 /// wrote it.
 fn diff_upper(upper: &Path, lowers: Vec<LowerSource>, to: &Path, compress: &str) -> Result<u8> {
-    let upper = upper.canonicalize().map_err(|error| Failure::path(upper, "find it", error))?;
+    let upper = volume::expect(upper, Links::Own, "find it")?.path;
     let lowers = lowers.iter().map(LowerSource::canonical).collect::<Result<Vec<_>>>()?;
     if upper.is_dir() && !upper.join("work").is_dir() {
         return diff_kernels(&upper, &lowers, to, compress);

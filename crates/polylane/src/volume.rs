@@ -16,8 +16,8 @@ use polylane_pool::share::WEIGHTS;
 use polylane_volume::path_text;
 use polylane_volume::translation::Translation;
 use polylane_volume::{
-    self as volume, Check, Copy, CreateOptions, Form, Fragmentation, Info, Layer, MediumKind,
-    SetOptions,
+    self as volume, Check, Copy, CreateOptions, Form, Fragmentation, Info, Layer, Links,
+    MediumKind, SetOptions,
 };
 
 use crate::args::ClusterArgs;
@@ -150,7 +150,7 @@ fn solidify(upper: &Path, lowers: &[OsString]) -> Result<u8> {
             Shown::new(upper)
         )));
     }
-    let whole = upper.canonicalize().map_err(|error| Failure::path(upper, "find it", error))?;
+    let whole = volume::expect(upper, Links::Own, "find it")?.path;
     let mut command = ["/proc/self/exe", "volume", "solidify"].map(OsString::from).to_vec();
     command.push(whole.into());
     let source = match upper.is_dir() {

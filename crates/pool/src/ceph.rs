@@ -15,6 +15,8 @@ use std::time::Duration;
 use polylane_base::size::ByteSize;
 use polylane_ceph::conf::{Sections, keyrings};
 use polylane_ceph::{Caching, Prepared, Settings};
+use polylane_volume::{self as volume, Links};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
@@ -264,8 +266,10 @@ fn read(file: &OwnedFd) -> std::io::Result<String> {
 }
 
 fn open(path: &Path) -> Result<OwnedFd> {
-    let file = File::open(path).map_err(|error| Failure::path(path, "open it", error))?;
-    Ok(file.into())
+    let found = volume::expect(path, Links::ToTheirs, "open it")?;
+    // Not one that would have to be waited for.
+    let opened = found.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY);
+    opened.map_err(|error| Failure::path(path, "open it", error))
 }
 
 /// Opens what the user's client reads.

@@ -7,14 +7,13 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_block::file::Files;
 use polylane_union::Union;
 use polylane_volume as volume;
-use polylane_volume::log;
+use polylane_volume::{Links, log};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -220,10 +219,9 @@ pub(crate) fn specs(named: &[LowerSource], opened: &[Lower]) -> Vec<LowerSpec> {
     each.collect()
 }
 
+/// `whole`: without links. One that another user has put there since is not followed.
 fn open_dir(path: &Path, whole: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(whole, flags, Mode::empty())
-        .map_err(|error| Failure::path(path, "use it as a lower", error))?;
+    let dir = volume::expect(whole, Links::Own, "use it as a lower")?.file;
     // A descriptor as a path needs no rights on the directory itself.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::openat(&dir, ".", flags, Mode::empty()) {
@@ -247,20 +245,11 @@ fn open_volume(path: &Path, is_lowest: bool) -> Result<Vec<Files>> {
 }
 
 /// Opens the lane's own directory as a path, made if it is not there. `is_upper`: it is to be over
-/// lowers, so one that is made is its user's alone; see [`check_upper`].
+/// lowers, so one that is made is its user's alone; see [`check_upper`]. No link of another user
+/// leads there.
 pub(crate) fn open_own(path: &Path, is_upper: bool) -> Result<OwnedFd> {
-    let mut builder = std::fs::DirBuilder::new();
     let mode = if is_upper { 0o700 } else { 0o777 };
-    let made = match path.parent() {
-        Some(parent) if !path.exists() => {
-            std::fs::create_dir_all(parent).and_then(|()| builder.mode(mode).create(path))
-        }
-        _ => std::fs::create_dir_all(path),
-    };
-    made.map_err(|error| Failure::path(path, "make the lane's directory", error))?;
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|error| Failure::path(path, "use it as the lane's directory", error))
+    volume::make_dir(path, Mode::from_raw_mode(mode), "use it as the lane's directory")
 }
 
 /// Refuses an upper whose marks another user could have written: a redirect of his would show him

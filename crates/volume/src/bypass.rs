@@ -22,6 +22,7 @@ use crate::progress::Progress;
 use crate::sidecar::trailer::{STUB_BYTES, STUB_TEXT};
 use crate::sidecar::{BypassRef, Making, Sidecar, beside, parse_id};
 use crate::stack::Stack;
+use crate::trust;
 
 /// Pool files in a directory, at most.
 const POOLS_MAX: u32 = 24;
@@ -143,6 +144,7 @@ pub(crate) fn create(
 
 /// Writes down where a volume is going to be, and keeps others from clearing that up.
 fn announce(path: &Path, sidecar: &Sidecar, before: Option<Making>) -> Result<Making> {
+    trust::refuse_astray(path)?;
     let _names = image::hold_names(path);
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));

@@ -20,6 +20,7 @@ use crate::format;
 use crate::host::{BLOCK_BYTES, failure, refuse_full};
 use crate::options::{CreateOptions, MediumKind};
 use crate::sidecar::{self, Sidecar, known};
+use crate::trust;
 
 /// Size of a volume that was given none.
 pub const SIZE_DEFAULT: u64 = 10 << 30;
@@ -165,6 +166,7 @@ pub(crate) fn draft(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result
 /// # Errors
 /// The name is taken, and its sidecar stays as it was; the host's.
 pub(crate) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<Files> {
+    trust::refuse_astray(path)?;
     let _names = image::hold_names(path);
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 
 use crate::failure::{Failure, Result};
-use crate::trust::{self, Author};
+use crate::trust::{self, Author, Links};
 
 /// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
 /// `~/.local/state/polylane` for others.
@@ -67,11 +67,10 @@ pub fn default_path(pool: &str) -> Result<PathBuf> {
 /// # Errors
 /// It is a link that leads nowhere, or one of another user to a file that is not that user's.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
-    trust::check_links(path)?;
-    match std::fs::symlink_metadata(path) {
-        Ok(stat) if stat.is_symlink() => {
-            path.canonicalize().map_err(|error| Failure::path(path, "follow the link", error))
-        }
-        _ => Ok(path.to_path_buf()),
+    let is_link = std::fs::symlink_metadata(path).is_ok_and(|stat| stat.is_symlink());
+    match is_link {
+        true => trust::expect(path, Links::ToTheirs, "follow the link").map(|found| found.path),
+        // What it is asked for says better that it is not there.
+        false => trust::refuse_astray(path).map(|()| path.to_path_buf()),
     }
 }

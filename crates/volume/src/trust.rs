@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
+use polylane_base::shown::Shown;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 
@@ -96,9 +97,20 @@ pub(crate) struct Way {
 /// # Errors
 /// The host's: a directory on the way is not there, or may not be searched.
 pub(crate) fn way_to(path: &Path) -> rustix::io::Result<Way> {
+    walk(path, |stat| stat).map(|(way, _)| way)
+}
+
+/// Walks a path; how it leads to what it names, and that, as a path: where nothing has the last
+/// name, the directory that would have it. `seen`: files as the caller takes them, by owner and
+/// group.
+fn walk(path: &Path, seen: impl Fn(Stat) -> Stat) -> rustix::io::Result<(Way, OwnedFd)> {
     let path_only = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let open = |dir: &OwnedFd, name: &OsStr, more: OFlags| {
-        openat(dir, name, path_only | more, Mode::empty())
+    let open = |dir: &OwnedFd, name: &OsStr| {
+        // What is mounted once it is looked into is mounted for this.
+        match openat(dir, name, path_only | OFlags::DIRECTORY, Mode::empty()) {
+            Err(Errno::NOTDIR | Errno::LOOP) => openat(dir, name, path_only, Mode::empty()),
+            opened => opened,
+        }
     };
     let start = |path: &Path| {
         let name = if path.is_absolute() { "/" } else { "." };
@@ -109,19 +121,18 @@ pub(crate) fn way_to(path: &Path) -> rustix::io::Result<Way> {
     let mut left: VecDeque<OsString> = names(path).collect();
     let mut followed = 0;
     while let Some(name) = left.pop_front() {
-        let of_dir = Author::of_directory(&fstat(&dir)?);
+        let of_dir = Author::of_directory(&seen(fstat(&dir)?));
         way.directories = way.directories.and(of_dir);
         let is_last = left.is_empty();
         if is_last {
             way.author = way.links.and(of_dir);
         }
-        let next = match open(&dir, &name, OFlags::empty()) {
-            Err(Errno::NOENT) if is_last => return Ok(Way { end: None, ..way }),
+        let next = match open(&dir, &name) {
+            Err(Errno::NOENT) if is_last => return Ok((Way { end: None, ..way }, dir)),
             next => next?,
         };
-        let stat = fstat(&next)?;
+        let stat = seen(fstat(&next)?);
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-            way.end = Some(place(&stat));
             dir = next;
             continue;
         }
@@ -134,7 +145,6 @@ pub(crate) fn way_to(path: &Path) -> rustix::io::Result<Way> {
         if is_magic(&next) {
             // Its text is for people: it leads to an open file.
             dir = openat(&dir, &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-            way.end = Some(place(&fstat(&dir)?));
             continue;
         }
         let target = Path::new(&target);
@@ -144,7 +154,154 @@ pub(crate) fn way_to(path: &Path) -> rustix::io::Result<Way> {
         names(target).collect::<Vec<_>>().into_iter().rev().for_each(|name| left.push_front(name));
     }
     way.author = way.author.and(way.links);
-    Ok(way)
+    way.end = Some(place(&fstat(&dir)?));
+    Ok((way, dir))
+}
+
+/// What a path leads to.
+#[derive(Debug)]
+pub struct Found {
+    /// It, as a path (`O_PATH`).
+    pub file: OwnedFd,
+    /// Its absolute path without links.
+    pub path: PathBuf,
+}
+
+impl Found {
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        fstat(&self.file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir())
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn open(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::open(self_fd(&self.file), flags | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+/// Whose links lead on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Links {
+    /// The caller's and root's.
+    Own,
+    /// Those, and another user's to what that user owns.
+    ToTheirs,
+}
+
+/// Where a path leads.
+enum Lead {
+    To(Found),
+    /// Nothing has its last name.
+    Nowhere,
+    /// By a link that does not lead on.
+    Astray,
+}
+
+/// Walks a path by the links that lead on. What is found is what was looked at: others may exchange
+/// names on the path meanwhile.
+fn lead(path: &Path, links: Links) -> rustix::io::Result<Lead> {
+    if path.as_os_str().is_empty() {
+        return Err(Errno::NOENT);
+    }
+    // Where not every user has a number, root's files are as those of users without one.
+    let all = maps_all_users();
+    let unknown = (overflow("uid"), overflow("gid"));
+    let seen = |stat| if all { stat } else { with_unknown_as_root(stat, unknown) };
+    let (way, file) = walk(path, seen)?;
+    let stat = fstat(&file)?;
+    let leads_on = match links {
+        Links::Own => way.links == Author::Caller,
+        Links::ToTheirs => way.links.owns(stat.st_uid),
+    };
+    if !leads_on {
+        return Ok(Lead::Astray);
+    }
+    if way.end.is_none() {
+        return Ok(Lead::Nowhere);
+    }
+    let path = rustix::fs::readlink(self_fd(&file), Vec::new())?;
+    let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+    // The name of what was removed has more words.
+    let now = statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW)?;
+    match place(&now) == place(&stat) {
+        true => Ok(Lead::To(Found { file, path })),
+        false => Err(Errno::STALE),
+    }
+}
+
+/// What a path leads to; `None`: nothing has its last name. `what`: what it is for.
+///
+/// # Errors
+/// A link of another user is on the way, by whose word it leads elsewhere; the host's.
+pub fn find(path: &Path, links: Links, what: &str) -> Result<Option<Found>> {
+    match lead(path, links).map_err(|error| Failure::path(path, what, error))? {
+        Lead::To(found) => Ok(Some(found)),
+        Lead::Nowhere => Ok(None),
+        Lead::Astray => Err(strange_link(path, links)),
+    }
+}
+
+/// Refuses a path on which a link of another user leads to what is not that user's, or is to be
+/// made there.
+///
+/// # Errors
+/// That alone.
+pub(crate) fn refuse_astray(path: &Path) -> Result<()> {
+    match lead(path, Links::ToTheirs) {
+        Ok(Lead::Astray) => Err(strange_link(path, Links::ToTheirs)),
+        _ => Ok(()),
+    }
+}
+
+/// As [`find`], of what is there.
+///
+/// # Errors
+/// As [`find`]; it is not there.
+pub fn expect(path: &Path, links: Links, what: &str) -> Result<Found> {
+    find(path, links, what)?.ok_or_else(|| Failure::path(path, what, Errno::NOENT))
+}
+
+/// The directory at a path, as a path (`O_PATH`). It is made, with this mode, and those above it,
+/// where links of the caller's and root's lead.
+///
+/// # Errors
+/// A link of another user is on the way; the host's.
+pub fn make_dir(path: &Path, mode: Mode, what: &str) -> Result<OwnedFd> {
+    let failed = |error: Errno| Failure::path(path, what, error);
+    let mut missing = Vec::new();
+    let mut above = path;
+    let mut dir = loop {
+        let at = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        match lead(at, Links::Own) {
+            Ok(Lead::To(found)) if found.is_dir() => break found.file,
+            Ok(Lead::To(_)) => return Err(failed(Errno::NOTDIR)),
+            Ok(Lead::Astray) => return Err(strange_link(path, Links::Own)),
+            Ok(Lead::Nowhere) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let (Some(parent), Some(name)) = (above.parent(), above.file_name()) else {
+            return Err(failed(Errno::NOENT));
+        };
+        missing.push(name);
+        above = parent;
+    };
+    while let Some(name) = missing.pop() {
+        let mode = if missing.is_empty() { mode } else { Mode::from_raw_mode(0o777) };
+        match rustix::fs::mkdirat(&dir, name, mode) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        dir = openat(&dir, name, flags, Mode::empty()).map_err(failed)?;
+    }
+    Ok(dir)
+}
+
+fn self_fd(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 fn names(path: &Path) -> impl Iterator<Item = OsString> {
@@ -162,19 +319,6 @@ fn is_magic(link: &OwnedFd) -> bool {
 
 fn place(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
-}
-
-/// Refuses a path that leads by a link of another user to a file that is not that user's.
-///
-/// # Errors
-/// That; links that lead in circles.
-pub(crate) fn check_links(path: &Path) -> Result<()> {
-    let Ok(way) = way_to(path) else { return Ok(()) };
-    match (way.links, statat(CWD, path, AtFlags::empty())) {
-        (Author::Caller, _) | (_, Err(_)) => Ok(()),
-        (links, Ok(stat)) if links.owns(stat.st_uid) => Ok(()),
-        _ => Err(strange_link(path)),
-    }
 }
 
 /// The users other than the caller and root that decide what is in `dir`, or will be there once it
@@ -198,23 +342,28 @@ pub(crate) fn strangers_on(dir: &Path) -> Author {
 /// The same by the directories alone, where one of the number for users without one counts as
 /// root's.
 fn strangers_in_namespace(above: &Path) -> Author {
-    let unknown = |which: &str| -> Option<u32> {
-        let said = std::fs::read_to_string(format!("/proc/sys/kernel/overflow{which}"));
-        said.ok()?.trim().parse().ok()
-    };
-    let (user, group) = (unknown("uid"), unknown("gid"));
+    let unknown = (overflow("uid"), overflow("gid"));
     let Ok(whole) = above.canonicalize() else { return Author::Anyone };
     let all = whole.ancestors().filter_map(|dir| statat(CWD, dir, AtFlags::empty()).ok());
-    let authors = all.map(|mut stat| {
-        if Some(stat.st_uid) == user {
-            stat.st_uid = 0;
-        }
-        if Some(stat.st_gid) == group {
-            stat.st_gid = 0;
-        }
-        Author::of_directory(&stat)
-    });
+    let authors = all.map(|stat| Author::of_directory(&with_unknown_as_root(stat, unknown)));
     authors.fold(Author::Caller, Author::and)
+}
+
+/// The number that stands for users, or groups, without one.
+fn overflow(which: &str) -> Option<u32> {
+    let said = std::fs::read_to_string(format!("/proc/sys/kernel/overflow{which}"));
+    said.ok()?.trim().parse().ok()
+}
+
+/// A file whose owner or group has no number here, as root's.
+fn with_unknown_as_root(mut stat: Stat, (user, group): (Option<u32>, Option<u32>)) -> Stat {
+    if Some(stat.st_uid) == user {
+        stat.st_uid = 0;
+    }
+    if Some(stat.st_gid) == group {
+        stat.st_gid = 0;
+    }
+    stat
 }
 
 /// Whether every number of a user means somebody here: not so in most user namespaces.
@@ -224,19 +373,25 @@ fn maps_all_users() -> bool {
     counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
-fn strange_link(path: &Path) -> Failure {
-    Failure::failed(format!(
-        "{}: leads by a symbolic link of another user to a file that is not that user's: name the \
-         file itself",
-        path.display()
-    ))
+fn strange_link(path: &Path, links: Links) -> Failure {
+    let path = Shown::new(path);
+    Failure::failed(match links {
+        Links::Own => format!(
+            "{path}: a symbolic link of another user is on the way, who may have it lead anywhere: \
+             name what is meant by a path without such links"
+        ),
+        Links::ToTheirs => format!(
+            "{path}: leads by a symbolic link of another user to a file that is not that user's: \
+             name the file itself"
+        ),
+    })
 }
 
 /// Refuses an open file that its path leads to no more, where others decide about that path: they
 /// may have exchanged a name on it in between.
 ///
 /// # Errors
-/// That, and what [`check_links`] refuses.
+/// That; a link of another user leads to a file that is not that user's.
 pub(crate) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
     let failed = |error| Failure::path(path, "look at it", error);
     let Ok(way) = way_to(path) else { return Ok(()) };
@@ -245,7 +400,7 @@ pub(crate) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
     }
     let stat = fstat(file).map_err(failed)?;
     if !way.links.owns(stat.st_uid) {
-        return Err(strange_link(path));
+        return Err(strange_link(path, Links::ToTheirs));
     }
     match way.end == Some(place(&stat)) {
         true => Ok(()),
@@ -372,7 +527,9 @@ mod tests {
                 symlink(at(name), &link).expect("link");
                 std::os::unix::fs::lchown(&link, Some(by), Some(by)).expect("chown");
                 let right = by == 0 || by == uid;
-                assert_eq!(check_links(&link).is_ok(), right, "{link:?}");
+                let found = find(&link, Links::ToTheirs, "look");
+                assert_eq!(found.is_ok(), right, "{link:?}");
+                assert_eq!(find(&link, Links::Own, "look").is_ok(), by == 0, "{link:?}");
                 let file = std::fs::File::open(&link).expect("open");
                 assert_eq!(check_reached(&link, &file).is_ok(), right, "{link:?}");
             }
@@ -385,6 +542,75 @@ mod tests {
         check_reached(&at("theirs/v"), &file).expect("the same");
         std::fs::rename(at("root"), at("theirs/v")).expect("rename");
         check_reached(&at("theirs/v"), &file).expect_err("another");
+    }
+
+    #[test]
+    fn what_is_found_is_what_was_looked_at() {
+        let dir = tempfile::tempdir().expect("dir");
+        let real = dir.path().canonicalize().expect("canonical");
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("a/b")).expect("mkdir");
+        std::fs::write(at("a/file"), "x").expect("write");
+        symlink("a", at("link")).expect("link");
+        symlink("/", at("root")).expect("link");
+        symlink("nowhere", at("dangling")).expect("link");
+        let found = |name: &str| find(&at(name), Links::Own, "look");
+        for (name, whole) in [("link/b/..", "a"), ("a/./b/", "a/b"), ("link/file", "a/file")] {
+            let found = found(name).expect(name).expect(name);
+            assert_eq!(found.path, real.join(whole));
+            assert_eq!(found.is_dir(), whole != "a/file");
+        }
+        for path in [at("root"), "/".into()] {
+            let found = find(&path, Links::Own, "look").expect("found").expect("there");
+            assert_eq!(found.path, Path::new("/"));
+        }
+        for name in ["a/none", "dangling"] {
+            assert!(found(name).expect(name).is_none(), "{name}");
+        }
+        for name in ["none/none", "a/file/x"] {
+            assert!(found(name).expect_err(name).line.contains("cannot look: "), "{name}");
+        }
+        let kept = found("link/file").expect("found").expect("there");
+        std::fs::rename(at("a"), at("c")).expect("rename");
+        std::fs::create_dir(at("a")).expect("mkdir");
+        std::fs::write(at("a/file"), "other").expect("write");
+        let file = kept.open(OFlags::RDONLY).expect("open");
+        assert_eq!(std::io::read_to_string(std::fs::File::from(file)).expect("read"), "x");
+    }
+
+    #[test]
+    fn directories_are_made_where_no_link_of_another_user_leads() {
+        let dir = tempfile::tempdir().expect("dir");
+        let at = |name: &str| dir.path().join(name);
+        let made = |name: &str| make_dir(&at(name), Mode::from_raw_mode(0o700), "make it");
+        std::fs::create_dir(at("own")).expect("mkdir");
+        symlink("own", at("link")).expect("link");
+        for name in ["link/a/b", "own", "own/a/c"] {
+            let fd = made(name).expect(name);
+            let stat = rustix::fs::stat(at(name)).expect(name);
+            assert_eq!(place(&fstat(&fd).expect("stat")), place(&stat), "{name}");
+        }
+        let mode = std::fs::metadata(at("own/a/b")).expect("stat").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+        std::fs::write(at("file"), "").expect("write");
+        assert!(made("file").expect_err("a file").line.contains("Not a directory"));
+        made("file/x").expect_err("below a file");
+        symlink("nowhere", at("dangling")).expect("link");
+        made("dangling").expect_err("a link that leads nowhere");
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
+        std::fs::create_dir(at("theirs")).expect("mkdir");
+        std::os::unix::fs::chown(at("theirs"), Some(1001), Some(1001)).expect("chown");
+        symlink(at("own"), at("theirs/link")).expect("link");
+        std::os::unix::fs::lchown(at("theirs/link"), Some(1001), Some(1001)).expect("chown");
+        made("theirs/plain/new").expect("no link");
+        for name in ["theirs/link", "theirs/link/new", "theirs/link/new/newer"] {
+            let line = made(name).expect_err(name).line;
+            assert!(line.contains("a symbolic link of another user"), "{line}");
+        }
+        assert!(!at("own/new").exists());
     }
 
     #[test]

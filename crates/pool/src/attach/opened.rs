@@ -1,14 +1,13 @@
 //! What an attachment is on: a volume's file, opened alone, or an image of a cluster.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
-use polylane_volume as volume;
 use polylane_volume::cache::{CacheSpec, StoreKind};
 use polylane_volume::stack::Stack;
 use polylane_volume::translation::Translation;
+use polylane_volume::{self as volume, Links};
 
 use super::{AttachOptions, Via, arm, record};
 use crate::build::Handed;
@@ -37,8 +36,7 @@ pub(super) struct Opened {
 impl Opened {
     /// A volume's file, opened alone.
     pub(super) fn file(options: &AttachOptions, via: Via, dir: &Path) -> Result<Opened> {
-        let path = fs::canonicalize(volume::resolve(&options.volume)?)
-            .map_err(|error| Failure::path(&options.volume, "open it", error))?;
+        let path = volume::expect(&options.volume, Links::ToTheirs, "open it")?.path;
         let cleared = clear_stale(dir, &path)?;
         volume::refuse_snapshot(&path)?;
         let stack = open_volume(&path, cleared)?;

@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
+use polylane_volume::{self as volume, Links};
 
 use crate::ceph::CephPlace;
 use crate::failure::{Failure, Result};
@@ -159,13 +160,11 @@ impl LaneSource {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let real = match path.canonicalize() {
-            Ok(real) => real,
+        let what = "find the volume";
+        let real = match volume::find(path, Links::ToTheirs, what)? {
+            Some(found) => found.path,
             // One that is to be made. A link that leads nowhere is refused where it is opened.
-            Err(_) => parent
-                .canonicalize()
-                .map_err(|error| Failure::path(path, "find the volume", error))?
-                .join(name),
+            None => volume::expect(parent, Links::ToTheirs, what)?.path.join(name),
         };
         Ok(LaneSource::new(Source::Volume(Some(real)), None))
     }
@@ -174,11 +173,9 @@ impl LaneSource {
         if path.as_os_str().is_empty() {
             return Err(Failure::usage("dir: names no directory: write it as dir:DIR"));
         }
-        let real = path
-            .canonicalize()
-            .map_err(|error| Failure::path(path, "find the lane's directory", error))?;
-        match real.is_dir() {
-            true => Ok(LaneSource::new(Source::Dir(real), None)),
+        let found = volume::expect(path, Links::Own, "find the lane's directory")?;
+        match found.is_dir() {
+            true => Ok(LaneSource::new(Source::Dir(found.path), None)),
             false => Err(Failure::failed(format!("{}: not a directory", Shown::new(path)))),
         }
     }

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
-use polylane_volume as volume;
-use rustix::fs::{FileType, Mode, OFlags};
+use polylane_volume::{self as volume, Found, Links};
+use rustix::fs::{FileType, OFlags};
 
 use super::{LOWERS_MAX, too_many};
 use crate::ceph::CephPlace;
@@ -27,6 +27,9 @@ use crate::spec::LowerCache;
 
 /// Most bytes of a file that describes a union.
 const UNION_BYTES_MAX: u64 = 1 << 20;
+
+/// What is done with such a file.
+const READ_UNION: &str = "read the layers of a union from it";
 
 /// Unions that lie in each other.
 const DEPTH_MAX: usize = 8;
@@ -104,10 +107,10 @@ impl Written<'_> {
 
     /// The union of the layers that a file names.
     fn union(&mut self, path: &Path) -> Result<LowerSource> {
-        let failed = |error| Failure::path(path, "read the layers of a union from it", error);
-        let whole = path.canonicalize().map_err(failed)?;
-        if let Some(at) = self.within.iter().position(|file| *file == whole) {
-            let round = self.within[at..].iter().chain([&whole]);
+        let found = volume::expect(path, Links::Own, READ_UNION)?;
+        let whole = &found.path;
+        if let Some(at) = self.within.iter().position(|file| file == whole) {
+            let round = self.within[at..].iter().chain([whole]);
             let round: Vec<String> = round.map(|file| Shown::new(file).to_string()).collect();
             return Err(Failure::usage(format!(
                 "union:{}: it would be a layer of itself ({})",
@@ -121,8 +124,8 @@ impl Written<'_> {
                 Shown::new(path)
             )));
         }
-        let text = text_of(&whole)?;
-        let within = [self.within, std::slice::from_ref(&whole)].concat();
+        let text = text_of(&found)?;
+        let within = [self.within, std::slice::from_ref(whole)].concat();
         let dir = whole.parent().unwrap_or(Path::new("/"));
         let mut there = Written { dir, within: &within, left: &mut *self.left };
         let lines = text.split(|&byte| byte == b'\n');
@@ -140,11 +143,11 @@ impl Written<'_> {
 }
 
 /// What a file says that describes a union. Another user could name any file of this one's there.
-fn text_of(path: &Path) -> Result<Vec<u8>> {
-    let failed = |error| Failure::path(path, "read the layers of a union from it", error);
+fn text_of(found: &Found) -> Result<Vec<u8>> {
+    let path = &found.path;
+    let failed = |error| Failure::path(path, READ_UNION, error);
     // Not one that would have to be waited for.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    let file = found.open(OFlags::RDONLY | OFlags::NONBLOCK).map_err(|e| failed(e.into()))?;
     let stat = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
     let refused = |why: &str| Err(Failure::failed(format!("{}: {why}", Shown::new(path))));
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -260,10 +263,10 @@ impl LowerSource {
     /// The same by an absolute path without links.
     ///
     /// # Errors
-    /// It is not there, or a link on the way leads through another user's directory.
+    /// It is not there, or a link of another user is on the way to it.
     pub fn canonical(&self) -> Result<LowerSource> {
-        let whole = |path: &Path| {
-            path.canonicalize().map_err(|error| Failure::path(path, "use it as a lower", error))
+        let whole = |path: &Path, links| {
+            volume::expect(path, links, "use it as a lower").map(|found| found.path)
         };
         Ok(match self {
             LowerSource::Fixed(below) => LowerSource::Fixed(Box::new(below.canonical()?)),
@@ -271,16 +274,12 @@ impl LowerSource {
             LowerSource::Cached(below, bytes) => {
                 LowerSource::Cached(Box::new(below.canonical()?), *bytes)
             }
-            LowerSource::Dir(path) => LowerSource::Dir(whole(path)?),
-            LowerSource::Volume(path) => {
-                // Links that lead through other users' directories are not followed.
-                volume::resolve(path)?;
-                LowerSource::Volume(whole(path)?)
-            }
+            LowerSource::Dir(path) => LowerSource::Dir(whole(path, Links::Own)?),
+            LowerSource::Volume(path) => LowerSource::Volume(whole(path, Links::ToTheirs)?),
             LowerSource::Ceph(place) => LowerSource::Ceph(place.clone()),
             LowerSource::Union(path, layers) => {
                 let layers = layers.iter().map(LowerSource::canonical).collect::<Result<_>>()?;
-                LowerSource::Union(whole(path)?, layers)
+                LowerSource::Union(whole(path, Links::Own)?, layers)
             }
         })
     }
