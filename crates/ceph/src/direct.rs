@@ -6,6 +6,7 @@
 
 use polylane_base::Result;
 use polylane_base::sync::Arc;
+use polylane_sys::room::Room;
 
 use crate::ffi::{Inode, Mount, OpenFile};
 
@@ -76,7 +77,7 @@ impl DirectFile {
     /// # Errors
     /// Those of the cluster.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.file.read(offset, into)
+        self.file.read(offset, Room::of(into))
     }
 
     /// Writes at `offset`; how much.

@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use polylane_sys::room::Room;
 use polylane_vfs::fs::{
     Changed, Character, DirEntry, Fallocate, Last, NewNode, RenameMode, Renamed, Revived, SeekFor,
     SetTime, SharedLocks, Sink, Source, StatFs, Work, XattrMode,
@@ -28,6 +29,10 @@ use crate::listing::Listing;
 
 /// Bytes of one read or write: larger ones would hold the client's lock for long.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of one read where the client has what is read, so that a program has the first ones while
+/// later ones are copied.
+const STEP_BYTES: usize = 64 << 10;
 
 /// Bytes of a hole that are asked for at once.
 const HOLE_BYTES_MAX: u64 = 1 << 30;
@@ -113,6 +118,14 @@ impl CephFs {
 
     fn state(who: &Caller, node: &Node) -> Result<Attr> {
         attr(node.ino, &node.inode.stat(who)?)
+    }
+
+    /// Bytes of one read: what the cluster is asked for is asked for at once.
+    fn step_bytes(&self) -> usize {
+        match self.mount.counters.is_slow(Work::Read) {
+            true => PIECE_BYTES,
+            false => STEP_BYTES,
+        }
     }
 
     fn changed(who: &Caller, dir: &Node, node: Attr) -> Result<Changed> {
@@ -387,19 +400,23 @@ impl FileSystem for CephFs {
         sink: &mut dyn Sink,
     ) -> Result<usize> {
         let file = self.inodes.reader(ino, || self.caller(ctx))?;
-        self.pieces.with(|piece| {
-            let mut done = 0;
-            while done < len {
-                let wanted = (len - done).min(piece.len());
-                let got = file.read(offset + done as u64, &mut piece[..wanted])?;
-                sink.put(done, &piece[..got]);
-                done += got;
-                if got < wanted {
-                    break;
-                }
+        let mut done = 0;
+        while done < len {
+            let (at, wanted) = (offset + done as u64, (len - done).min(self.step_bytes()));
+            let got = match sink.fill(done, wanted, &mut |room| file.read(at, room)) {
+                Some(got) => got?,
+                None => self.pieces.with(|piece| -> Result<usize> {
+                    let got = file.read(at, Room::of(&mut piece[..wanted]))?;
+                    sink.put(done, &piece[..got]);
+                    Ok(got)
+                })?,
+            };
+            done += got;
+            if got < wanted {
+                break;
             }
-            Ok(done)
-        })
+        }
+        Ok(done)
     }
 
     fn write(

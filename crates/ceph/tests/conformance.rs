@@ -12,7 +12,7 @@ use common::{CTX, cluster, directory, mount, settings};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_ceph::{CephFs, Failure, Settings, TimedFs};
 use polylane_testkit::fs_suite::{self, Can, node};
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr, Sink};
 
 fn fresh(cluster: &std::path::Path) -> CephFs {
     mount(settings(cluster, &directory(cluster)))
@@ -69,6 +69,49 @@ fn two_clients_see_what_each_other_does() {
     assert_eq!((attr.uid, attr.gid), (Uid(7), Gid(8)));
     other.unlink(&CTX, dir_too, b"f").unwrap();
     assert_eq!(one.lookup(&CTX, dir, b"f").err(), Some(Errno::ENOENT));
+}
+
+/// Takes bytes by `put` alone, as a reply to the kernel does.
+struct Put(Vec<u8>);
+
+impl Sink for Put {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn zero(&mut self, at: usize, len: usize) {
+        self.put(at, &vec![0; len]);
+    }
+}
+
+/// Also where the file ends within a step, and where it is not in the client's cache.
+#[test]
+fn what_is_stored_where_it_is_taken_is_what_is_handed_over() {
+    let Some(cluster) = cluster() else { return };
+    let root = directory(&cluster);
+    let fs = mount(settings(&cluster, &root));
+    let dir = fs.root().unwrap().ino;
+    let file = fs.create(&CTX, dir, b"f", &node(Kind::File, 0o600)).unwrap().node;
+    let bytes: Vec<u8> = (0..300_001_u32).map(|at| (at % 251) as u8).collect();
+    assert_eq!(fs.write(&CTX, file.ino, 0, &mut &bytes[..]), Ok(bytes.len()));
+    fs.sync(&CTX).unwrap();
+    let anew = mount(settings(&cluster, &root));
+    let found = anew.lookup(&CTX, anew.root().unwrap().ino, b"f").unwrap().ino;
+    for (fs, ino) in [(&anew, found), (&fs, file.ino)] {
+        for (offset, len) in
+            [(0, 400_000), (1, 65_536), (65_535, 131_074), (299_990, 64), (300_001, 9)]
+        {
+            let expected = &bytes[offset.min(bytes.len())..(offset + len).min(bytes.len())];
+            let (mut filled, mut put) = (vec![7; len], Put(vec![7; len]));
+            let got = fs.read(&CTX, ino, offset as u64, len, &mut filled.as_mut_slice());
+            assert_eq!(got, Ok(expected.len()), "{len} bytes at {offset}");
+            assert_eq!(fs.read(&CTX, ino, offset as u64, len, &mut put), got);
+            for (way, read) in [("filled", &filled), ("put", &put.0)] {
+                assert!(read[..expected.len()] == *expected, "{way}: {len} bytes at {offset}");
+                assert!(read[expected.len()..].iter().all(|&byte| byte == 7), "{way}: the rest");
+            }
+        }
+    }
 }
 
 #[test]

@@ -32,6 +32,7 @@ pub mod procstat;
 pub mod pulse;
 pub mod region;
 pub mod removal;
+pub mod room;
 pub mod sched;
 pub mod scm;
 pub mod seccomp;

@@ -20,6 +20,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::copy::{self, Method};
+use crate::room::Room;
 
 /// Protection of a mapping to read and write.
 const WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
@@ -162,6 +163,13 @@ impl Region {
         let from = self.at(offset, into.len());
         // SAFETY: as in `copy_in_with`.
         unsafe { copy::raw(method, into.as_mut_ptr(), from, into.len()) }
+    }
+
+    /// The `len` bytes at `offset`, for a call of a C library that stores there.
+    pub fn room(&self, offset: usize, len: usize) -> Room<'_> {
+        // SAFETY: an address within the mapping is not null.
+        let at = unsafe { NonNull::new_unchecked(self.at(offset, len)) };
+        Room::at(at, len)
     }
 
     /// Copies `len` bytes at `from` to `to`, both within the region. The ranges may overlap.

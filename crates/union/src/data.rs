@@ -19,7 +19,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Fallocate, Piece, SeekFor, SetAttr, Sink, Source};
+use polylane_vfs::fs::{Fallocate, Fill, Piece, SeekFor, SetAttr, Sink, Source};
 
 use crate::Act;
 use crate::layer::Held;
@@ -48,6 +48,10 @@ impl Sink for Shifted<'_> {
 
     fn zero(&mut self, at: usize, len: usize) {
         self.sink.zero(self.by + at, len);
+    }
+
+    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
+        self.sink.fill(self.by + at, len, fill)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Bytes of files on their way between a libservice and whoever asks for them.
 
 use polylane_base::{Errno, Ino, Result, Time};
+use polylane_sys::room::Room;
 use rustix::fs::FallocateFlags;
 
 use crate::ctx::OpCtx;
@@ -52,7 +53,17 @@ pub trait Sink {
 
     /// Stores `len` zeros at `at`.
     fn zero(&mut self, at: usize, len: usize);
+
+    /// Has `fill` store up to `len` bytes at `at` where they go in the end; it tells how many it
+    /// has stored, from the start on. `None`: they cannot be stored there but by [`Sink::put`].
+    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
+        let _ = (at, len, fill);
+        None
+    }
 }
+
+/// Stores bytes into a place that it is told; how many, from the start on.
+pub type Fill<'a> = &'a mut dyn FnMut(Room<'_>) -> Result<usize>;
 
 /// Where written bytes come from. `get` may be called once per byte range only: the bytes may lie
 /// in memory that a hostile peer changes between two looks.
@@ -136,6 +147,10 @@ impl Sink for &mut [u8] {
 
     fn zero(&mut self, at: usize, len: usize) {
         self[at..at + len].fill(0);
+    }
+
+    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
+        Some(fill(Room::of(&mut self[at..at + len])))
     }
 }
 

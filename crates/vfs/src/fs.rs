@@ -32,7 +32,7 @@ use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
-pub use crate::bytes::{Fallocate, Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
+pub use crate::bytes::{Fallocate, Fill, Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
 pub use crate::character::Character;
 pub use crate::lock_request::SharedLocks;
 

@@ -8,6 +8,7 @@ use libc::{c_int, dirent64, flock64, off_t};
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_base::{Errno, Result};
+use polylane_sys::room::Room;
 
 use super::calls::{NO_FLAGS, RawDir, RawFile, RawMount, Stat, WANT, said};
 use super::mount::{Counted, Mount};
@@ -74,11 +75,11 @@ impl OpenFile {
     }
 
     /// Reads at `offset`; how much, 0 at the end.
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, offset: u64, mut into: Room<'_>) -> Result<usize> {
         let (calls, mount, file) = self.call();
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        let (at, len) = (into.as_mut_ptr().cast(), into.len().min(CALL_BYTES_MAX) as u64);
-        // SAFETY: live objects; `len` bytes may be written at `at`.
+        let (at, len) = (into.address().cast(), into.len().min(CALL_BYTES_MAX) as u64);
+        // SAFETY: live objects; `len` bytes may be stored at `at`, which the library does not read.
         let read = || said(unsafe { (calls.ceph_ll_read)(mount, file, offset, len, at) });
         self.mount.counters.timed(Kind::Read, read)
     }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use polylane_base::Result;
 use polylane_base::sync::{Mutex, thread};
+use polylane_sys::room::Room;
 use polylane_sys::{Region, event};
 
 use super::claim::Claim;
@@ -436,6 +437,20 @@ impl ReadPipe<'_> {
         let offset = self.channel.payload(self.index, at, len);
         self.channel.region.zero(offset, len);
         self.stored(at, len);
+    }
+
+    /// Has `fill` store up to `len` bytes at `at`, which tells how many it has stored, from the
+    /// start on. In range of the buffer, or it panics.
+    pub fn fill(
+        &mut self,
+        at: usize,
+        len: usize,
+        fill: impl FnOnce(Room<'_>) -> Result<usize>,
+    ) -> Result<usize> {
+        let offset = self.channel.payload(self.index, at, len);
+        let count = fill(self.channel.region.room(offset, len))?.min(len);
+        self.stored(at, count);
+        Ok(count)
     }
 
     fn chunk_bytes(&self) -> usize {

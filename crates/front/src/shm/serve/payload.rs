@@ -1,7 +1,8 @@
 //! The mailbox's buffer as where file data comes from and goes to, without a copy in between.
 
+use polylane_base::Result;
 use polylane_ipc::{ReadPipe, WritePipe};
-use polylane_vfs::fs::{Sink, Source};
+use polylane_vfs::fs::{Fill, Sink, Source};
 
 /// Read data goes straight into the buffer, in pieces that the client sees at once.
 pub(super) struct Out<'a>(pub(super) ReadPipe<'a>);
@@ -13,6 +14,10 @@ impl Sink for Out<'_> {
 
     fn zero(&mut self, at: usize, len: usize) {
         self.0.zero(at, len);
+    }
+
+    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
+        Some(self.0.fill(at, len, fill))
     }
 }
 
