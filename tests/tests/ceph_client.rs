@@ -4,12 +4,14 @@
 //! `CEPH_CLUSTER` is the folder of a cluster that `tests/ceph/cluster.sh` started; `make test-ceph`
 //! starts one.
 
+use std::fs;
+use std::io::Write;
 use std::process::Command;
 
 use polylane_tests::binary;
 use polylane_tests::ceph::Cluster;
 use polylane_tests::host::{Host, refused, succeeds, text};
-use polylane_tests::pool::Run;
+use polylane_tests::pool::{Run, signal_to};
 use serde_json::Value;
 
 /// Calls are their users': the cluster holds the limits of a key against who makes them.
@@ -52,6 +54,58 @@ as 1000 2000 'cat h; rm h d/g d/s; sync d/own'; ls -A d
             let cleared = cluster.run(&format!("admin@cephfs:{root}"), &[], "rm -r /lane/*");
             assert!(cleared.status.success());
         }
+    }
+}
+
+/// A key of one user: what the service asks for by itself is that user's, too, where the
+/// configuration says so, also after it was killed.
+#[test]
+fn a_key_of_one_user_is_enough_for_a_lane_of_that_user() {
+    let test = "a_key_of_one_user_is_enough_for_a_lane_of_that_user";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    let host = Host::new();
+    let (user, root) = (format!("one{}", std::process::id()), cluster.directory("one-user"));
+    let made = cluster.run("admin@cephfs", &[], &format!("chmod 1777 /lane{root}"));
+    assert!(made.status.success());
+    let keyring = cluster.user(&user, &format!("allow rw path={root} uid=1000 gids=1000"));
+    let place = format!("{user}@cephfs:{root}");
+    let (status, line) = refused(&[
+        "run",
+        "--ceph",
+        &place,
+        "--ceph-conf",
+        text(&cluster.conf()),
+        "--ceph-keyring",
+        text(&keyring),
+        "--",
+        "true",
+    ]);
+    assert!(status == 1 && line.contains("the cluster refuses this user"), "{status} {line}");
+    let conf = host.path("ceph.conf");
+    let whole = fs::read_to_string(cluster.conf()).expect("ceph.conf");
+    let own = "[client]\nclient mount uid = 1000\nclient mount gid = 1000\n";
+    fs::write(&conf, format!("{whole}\n{own}")).expect("write");
+    let script = r#"
+cd /lane; as() { id=$1; shift; setpriv --reuid $id --regid $id --clear-groups \
+    sh -c "$*" 2>&1 | sed -u 's/.*: //'; }
+as 1000 'umask 022; mkdir d; echo one > d/f; sync d/f; flock d/f echo locked; stat -c "%u %a" d/f'
+as 1001 'echo two > two'; as 1000 'exec 3<>d/f; echo up; read x; cat d/f; echo two >&3
+    sync d/f; cat <&3 && cat d/f; flock d/f echo locked; rm d/f; cd d && cd .. && rmdir d && ls -A'
+"#;
+    for way in ["", "--no-preload"] {
+        let options = format!(
+            "--ceph {place} --ceph-conf {} --ceph-keyring {} {way}",
+            text(&conf),
+            text(&keyring)
+        );
+        let (mut run, mut input) = Run::new(options.trim()).script(script).start_with_input();
+        let lines: Vec<_> = (0..4).map(|_| run.line()).collect();
+        assert_eq!(lines, ["locked", "1000 644", "Permission denied", "up"], "{way}");
+        signal_to(run.service(), "KILL");
+        writeln!(input, "go").expect("a line");
+        let lines: Vec<_> = (0..3).map(|_| run.line()).collect();
+        assert_eq!(lines, ["one", "two", "locked"], "{way}");
+        assert_eq!(run.end().code(), Some(0), "{way}");
     }
 }
 
