@@ -357,13 +357,18 @@ fn a_lane_that_lies_is_held_to_its_share_by_the_kernel() {
             best = best.max(got);
         }
         seen.push((reads(&before), got, reads(&after)));
-        if got <= 1.25 * reads(&before).max(reads(&after)) && got <= 0.7 * best {
+        // On a busy machine a rate may halve by itself.
+        let is_bound = !before.is_null() && !after.is_null();
+        if is_bound && got <= 1.25 * reads(&before).max(reads(&after)) && got <= 0.7 * best {
             break;
         }
         assert!(start.elapsed() < 2 * PATIENCE, "its best {best}; bounds and rates: {seen:?}");
     }
-    let (status, said) = polylane(&["top", "--once", "--interval", "0.2"]);
-    assert!(status == Some(0) && said.contains("bound"), "{said}");
+    // The bound is off for a while where the honest lanes want less.
+    until_some("a bound that is shown", || {
+        let (status, said) = polylane(&["top", "--once", "--interval", "0.2"]);
+        (status == Some(0) && said.contains("bound")).then_some(())
+    });
     for lane in &honest {
         assert!(lane.until("statistics", |_| true)["share"]["bound"].is_null());
     }
