@@ -404,7 +404,7 @@ pub(crate) struct BenchRunArgs {
     #[arg(long, value_name = "LO-HI", requires = "trace")]
     pub(crate) journal: Option<AddressRange>,
     /// Directory on the disk to measure on, not a simulated device (wdt-fig8,
-    /// wdt-fig9, joins, bully, shares-mixed, group-commit, synced)
+    /// wdt-fig9, joins, bully, shares-mixed, group-commit, rolling, synced)
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// Numbers of tenants to measure, such as 1,4,16 (figures that go over several)

@@ -42,6 +42,7 @@ mod qos_scenarios;
 mod queue;
 mod rocksdb;
 mod rocksdb_flood;
+mod rolling;
 mod service_separation;
 mod shared_instance;
 mod shared_lower;
@@ -119,8 +120,16 @@ pub const TAKE_A_CLUSTER: &[&str] = &[
 ];
 
 /// Figures that a real disk can be given to.
-pub const TAKE_A_DISK: &[&str] =
-    &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed", "group-commit", "synced"];
+pub const TAKE_A_DISK: &[&str] = &[
+    "wdt-fig8",
+    "wdt-fig9",
+    "joins",
+    "bully",
+    "shares-mixed",
+    "group-commit",
+    "rolling",
+    "synced",
+];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -537,6 +546,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "small requests beside large ones, by size, depth, kind and weight (real disk)",
         run: shares_mixed::run,
+    },
+    Figure {
+        name: "rolling",
+        mounts: false,
+        about: "the oldest of 16 snapshots of an attached volume removed beside its requests",
+        run: rolling::run,
     },
     Figure {
         name: "bully",

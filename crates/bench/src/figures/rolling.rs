@@ -116,9 +116,10 @@ fn measure(
     add(report, name, "before", &alone, &[]);
     let load_beside = load(&device, scale)?;
     let begun = Instant::now();
-    polylane(&["volume", "rm", path(&snapshot(1))?])?;
+    let removed = polylane(&["volume", "rm", path(&snapshot(1))?]);
     let seconds = begun.elapsed().as_secs_f64();
     let beside = load_beside.after(Duration::ZERO)?;
+    removed?;
     let more = beside.worse_p99() / alone.worse_p99();
     add(report, name, "removal", &beside, &[("seconds", seconds), ("beside", more)]);
     add(report, name, "after", &load(&device, scale)?.after(scale.alone)?, &[]);
@@ -178,7 +179,9 @@ impl Load {
         std::thread::sleep(time);
         command("kill", &["-INT", &self.0.id().to_string()])?;
         let said = self.0.wait_with_output().context("wait for fio")?.stdout;
-        let said: Value = serde_json::from_slice(&said).context("what fio said")?;
+        // First it says that it was ended.
+        let start = said.iter().position(|byte| *byte == b'{').context("fio said nothing")?;
+        let said: Value = serde_json::from_slice(&said[start..]).context("what fio said")?;
         let job = &said["jobs"][0];
         ensure!(job["error"] == 0, "a request of fio's failed");
         let of = |direction: &str, what: &str| {
