@@ -8,7 +8,7 @@ use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Fallocate, Piece, SeekFor};
 
 use crate::data::{
-    INODE_CREDITS, TREE_BLOCKS, goal, link_claim, map_credits, read_blocks, write_block,
+    INODE_CREDITS, TREE_BLOCKS, goal, link_claim, map_credits, read_blocks, regular, write_block,
 };
 use crate::error::Result;
 use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
@@ -383,18 +383,25 @@ pub fn seek(
 /// The device's, or a corrupt tree.
 pub fn pieces(
     volume: &Volume,
-    cell: &Cell,
-    core: &Core,
+    ino: u32,
     (offset, len): (u64, u64),
     each: &mut dyn FnMut(Piece) -> bool,
 ) -> Result<()> {
+    // What is in the log is to be where it is said to be.
+    if let Some(journal) = volume.journal.as_ref().filter(|it| !it.logged.is_empty()) {
+        journal.commit(volume)?;
+        journal.checkpoint()?;
+    }
+    let cell = volume.cell(ino)?;
+    let core = cell.core.read();
+    regular(&core)?;
     // Whoever asks may look there.
     volume.io.write_deferred()?;
     let block_bytes = volume.io.block_bytes() as u64;
     let end = offset.saturating_add(len).div_ceil(block_bytes).min(u32::MAX.into());
     let (mut at, mut last): (u64, Option<Piece>) = (offset / block_bytes, None);
     while at < end {
-        let extent = match extents::map(volume, cell, core, FileBlock(at as u32))? {
+        let extent = match extents::map(volume, &cell, &core, FileBlock(at as u32))? {
             Mapping::Data(extent) => extent,
             Mapping::Hole(blocks) => {
                 at = at.saturating_add(blocks.max(1));

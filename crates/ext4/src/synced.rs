@@ -15,8 +15,9 @@
 //! then takes is `Journal::form`'s to say, and counted. Whatever is chosen, a block whose newest
 //! version is in the log is logged again (`journal/logged.rs`).
 
+use polylane_base::sync::Arc;
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{OnSynced, Source, SyncLeft, Syncing};
+use polylane_vfs::fs::{OnSynced, Source, SyncLead, SyncLeft, Syncing};
 
 use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
 use crate::data_mode::DataMode;
@@ -24,7 +25,7 @@ use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
 use crate::inode::{Cell, Core};
-use crate::journal::Teller;
+use crate::journal::{Journal, Teller};
 use crate::reason::Reason;
 use crate::volume::Volume;
 
@@ -105,6 +106,42 @@ pub fn leave(
         _ => SyncLeft::ToCaller,
     };
     Ok(left)
+}
+
+/// Whether the sync of a file that has bytes to write, and is `size` bytes by now, commits: a
+/// thread is about to, or the file has changed in what such a sync saves. False where the running
+/// transaction has no room for its bytes.
+///
+/// # Errors
+/// As above.
+pub fn commits(volume: &Volume, ino: u32, data_only: bool, size: u64) -> Result<bool> {
+    let logs = |it: &&Journal| it.data_blocks_max() > 0 && it.has_room_for_syncs();
+    let Some(journal) = volume.journal.as_ref().filter(logs) else { return Ok(false) };
+    if !data_only || journal.takes_syncs() {
+        return Ok(true);
+    }
+    let cell = volume.cell(ino)?;
+    let pending = cell.changed_in(data_only).is_some_and(|tid| !journal.has_committed(tid));
+    // Where a write is at it, nobody waits for that here.
+    let grows = || cell.core.try_read().is_some_and(|core| core.raw.size() < size);
+    Ok(pending || grows())
+}
+
+/// Takes the lead of the transaction that the sync of a file commits, if no thread has it.
+///
+/// # Errors
+/// As above.
+pub fn lead(volume: &Arc<Volume>, ino: u32, data_only: bool) -> Result<Option<SyncLead>> {
+    let cell = volume.cell(ino)?;
+    let (Some(journal), Some(tid)) = (&volume.journal, cell.changed_in(data_only)) else {
+        return Ok(None);
+    };
+    let Some(promise) = journal.promise(tid) else { return Ok(None) };
+    let volume = volume.clone();
+    Ok(Some(SyncLead::new(move || match &volume.journal {
+        Some(journal) => Ok(volume.stop_on(journal.keep(promise, &*volume))?),
+        None => Ok(()),
+    })))
 }
 
 /// Where the bytes go for that reason.

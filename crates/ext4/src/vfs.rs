@@ -8,7 +8,7 @@ use polylane_vfs::flags;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
     NewNode, OnSynced, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs,
-    SyncLeft, Syncing, XattrMode,
+    SyncLead, SyncLeft, Syncing, XattrMode,
 };
 
 use crate::alloc::Blocks;
@@ -383,17 +383,7 @@ impl FileSystem for Ext4 {
         len: u64,
         each: &mut dyn FnMut(Piece) -> bool,
     ) -> polylane_base::Result<()> {
-        self.guard(|| {
-            // What is in the log is to be where it is said to be.
-            if let Some(journal) = self.volume.journal.as_ref().filter(|it| !it.logged.is_empty()) {
-                journal.commit(&*self.volume)?;
-                journal.checkpoint()?;
-            }
-            let cell = self.volume.cell(number(ino)?)?;
-            let core = cell.core.read();
-            regular(&core)?;
-            space::pieces(&self.volume, &cell, &core, (offset, len), each)
-        })
+        self.guard(|| space::pieces(&self.volume, number(ino)?, (offset, len), each))
     }
 
     fn trim(&self, _: &OpCtx<'_>, len_min: u64) -> polylane_base::Result<u64> {
@@ -465,8 +455,13 @@ impl FileSystem for Ext4 {
         self.guard(|| synced::sync(&self.volume, number(ino)?, data_only, Teller::Here))
     }
 
-    fn takes_syncs(&self) -> bool {
-        self.volume.journal.as_ref().is_some_and(|journal| journal.takes_syncs())
+    fn sync_commits(&self, ino: Ino, data_only: bool, size: u64) -> bool {
+        let commits = || synced::commits(&self.volume, number(ino)?, data_only, size);
+        self.guard(commits).unwrap_or(false)
+    }
+
+    fn lead_sync(&self, ino: Ino, data_only: bool) -> Option<SyncLead> {
+        self.guard(|| synced::lead(&self.volume, number(ino)?, data_only)).unwrap_or(None)
     }
 
     fn leave_sync(

@@ -131,7 +131,8 @@ const FRAMES_DEFAULT: u32 = 32768;
 impl Default for Geometry {
     fn default() -> Self {
         Geometry {
-            mailbox_count: 128,
+            // Two for each of 64 threads and a few more; none takes memory before it is used.
+            mailbox_count: 192,
             buffer_bytes: 256 << 10,
             queue: QueueKind::default(),
             groups: 1,

@@ -11,6 +11,7 @@ pub mod board;
 pub mod buffer;
 pub mod copy;
 pub mod cpu;
+pub mod crc;
 pub mod event;
 pub mod extents;
 pub mod fault;

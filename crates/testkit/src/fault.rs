@@ -7,8 +7,8 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft,
-    XattrMode,
+    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLead,
+    SyncLeft, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -54,6 +54,8 @@ struct State {
     /// Where none are taken, it is that all is durable.
     is_durable: bool,
     left: Vec<(Ino, OnSynced)>,
+    /// The next that asks for a lead has this one.
+    lead: Option<SyncLead>,
     /// The next answer of this class is kept back.
     kept_back: Option<Call>,
     /// An answer is.
@@ -208,6 +210,12 @@ impl Faulty {
     /// From now on who would leave a sync hears that all is durable, or no longer.
     pub fn be_durable(&self, is_durable: bool) {
         self.state.lock().unwrap().is_durable = is_durable;
+    }
+
+    /// The next that asks for the lead of what is synced has this one, and syncs are left to it, as
+    /// `take_syncs` says.
+    pub fn give_lead(&self, lead: SyncLead) {
+        self.state.lock().unwrap().lead = Some(lead);
     }
 
     /// The syncs that were left and not told of.
@@ -512,8 +520,13 @@ impl FileSystem for Faulty {
         self.inner.fsync(ctx, ino, data_only)
     }
 
-    fn takes_syncs(&self) -> bool {
+    fn sync_commits(&self, _: Ino, _: bool, _: u64) -> bool {
         self.state.lock().unwrap().takes_syncs.is_some()
+    }
+
+    fn lead_sync(&self, _: Ino, _: bool) -> Option<SyncLead> {
+        let mut state = self.state.lock().unwrap();
+        state.lead.take().inspect(|_| state.takes_syncs = Some(SyncLeft::ToAnother))
     }
 
     fn leave_sync(

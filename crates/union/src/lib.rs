@@ -73,8 +73,8 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLeft, Work,
-    XattrMode,
+    OnSynced, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs, SyncLead,
+    SyncLeft, Work, XattrMode,
 };
 use polylane_vfs::handover::{Record, Store};
 
@@ -539,8 +539,14 @@ impl FileSystem for Union {
         self.lasting(ino)?.map_or(Ok(()), |it| it.fs().fsync_unlocked(ctx, it.ino(), data_only))
     }
 
-    fn takes_syncs(&self) -> bool {
-        self.upper.as_ref().is_some_and(|upper| upper.fs().takes_syncs())
+    fn sync_commits(&self, ino: Ino, data_only: bool, size: u64) -> bool {
+        let lasting = self.lasting(ino).ok().flatten();
+        lasting.is_some_and(|upper| upper.fs().sync_commits(upper.ino(), data_only, size))
+    }
+
+    fn lead_sync(&self, ino: Ino, data_only: bool) -> Option<SyncLead> {
+        let upper = self.lasting(ino).ok().flatten()?;
+        upper.fs().lead_sync(upper.ino(), data_only)
     }
 
     fn leave_sync(

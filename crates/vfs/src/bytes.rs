@@ -116,6 +116,35 @@ pub enum SyncLeft {
     ToCaller,
 }
 
+/// The promise to make durable what others leave to the one that has it; they are told when it is
+/// kept. That one takes no lock of a file system until then, as whoever has it may wait for this.
+/// Dropped, it is kept.
+pub struct SyncLead(Option<Box<dyn FnOnce() -> Result<()> + Send>>);
+
+impl SyncLead {
+    /// One that is kept by `commit`.
+    pub fn new(commit: impl FnOnce() -> Result<()> + Send + 'static) -> SyncLead {
+        SyncLead(Some(Box::new(commit)))
+    }
+
+    /// Keeps it. Waits for the device.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn keep(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |commit| commit())
+    }
+}
+
+impl Drop for SyncLead {
+    fn drop(&mut self) {
+        if let Some(commit) = self.0.take() {
+            // Those that left theirs to it are told, and there is nobody else.
+            let _ = commit();
+        }
+    }
+}
+
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.
 pub struct Late<'a> {
     /// The file.

@@ -32,7 +32,9 @@ use crate::ctx::OpCtx;
 
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
-pub use crate::bytes::{Fallocate, Fill, Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
+pub use crate::bytes::{
+    Fallocate, Fill, Late, OnSynced, Piece, Sink, Source, SyncLead, SyncLeft, Syncing,
+};
 pub use crate::character::Character;
 pub use crate::lock_request::SharedLocks;
 
@@ -474,10 +476,19 @@ pub trait FileSystem: Send + Sync {
         self.fsync(ctx, ino, data_only)
     }
 
-    /// Whether a thread is about to make durable what changes now, so that others can leave their
-    /// syncs to it. Stale as soon as it returns.
-    fn takes_syncs(&self) -> bool {
+    /// Whether the sync of a file that has bytes to write, and is `size` bytes by now, commits: a
+    /// thread is about to make durable what changes now, so that the sync can be left to it, or the
+    /// file's change takes that. Stale as soon as it returns.
+    fn sync_commits(&self, ino: Ino, data_only: bool, size: u64) -> bool {
+        let _ = (ino, data_only, size);
         false
+    }
+
+    /// Promises to make durable what a sync of the file is of, so that others can leave theirs to
+    /// the caller. Nothing where no commit is needed, or another thread is about to make it.
+    fn lead_sync(&self, ino: Ino, data_only: bool) -> Option<SyncLead> {
+        let _ = (ino, data_only);
+        None
     }
 
     /// Leaves an [`fsync`](Self::fsync) to a thread that is at one which does the same, if there is

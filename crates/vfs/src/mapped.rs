@@ -14,7 +14,7 @@ use polylane_base::{Errno, Gid, ID_RANGES_MAX, IdRange, Ino, Result, Uid};
 
 use crate::acl::{Acl, AclKind, Acls};
 use crate::attr::{Attr, SetAttr};
-use crate::bytes::{Late, OnSynced, Piece, Sink, Source, SyncLeft, Syncing};
+use crate::bytes::{Late, OnSynced, Piece, Sink, Source, SyncLead, SyncLeft, Syncing};
 use crate::cred::{Cred, HostIds};
 use crate::ctx::OpCtx;
 use crate::fs::{
@@ -423,8 +423,12 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
         self.inner.fsync_unlocked(ctx, ino, data_only)
     }
 
-    fn takes_syncs(&self) -> bool {
-        self.inner.takes_syncs()
+    fn sync_commits(&self, ino: Ino, data_only: bool, size: u64) -> bool {
+        self.inner.sync_commits(ino, data_only, size)
+    }
+
+    fn lead_sync(&self, ino: Ino, data_only: bool) -> Option<SyncLead> {
+        self.inner.lead_sync(ino, data_only)
     }
 
     fn leave_sync(

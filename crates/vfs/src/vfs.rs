@@ -144,11 +144,6 @@ impl Vfs {
         self.core.loses_writes()
     }
 
-    /// Whether a thread is about to make durable what changes now.
-    pub fn takes_syncs(&self) -> bool {
-        self.core.fs.takes_syncs()
-    }
-
     /// Totals of the file system.
     pub fn statfs(&self, ctx: &OpCtx<'_>) -> Result<StatFs> {
         self.begin();

@@ -15,6 +15,7 @@ use polylane_sys::buffer::Buffer;
 use super::gate::{Shut, Slot};
 use super::left::Teller;
 use super::log::{Closed, Log};
+use super::turns::Lead;
 use super::{Changes, Client, Handle, Journal, RUNNING_OVERHEAD, Tid, copy};
 use crate::cache::MetaBlock;
 use crate::error::{Error, Result};
@@ -25,6 +26,9 @@ use polylane_vfs::OpCtx;
 /// Transactions that may be on their way to the log at a time: with the running one's share they
 /// leave a quarter of it free.
 const FLYING_MAX: usize = 2;
+
+/// The transaction that is to be committed, and its lead, if the caller has that. `None`: all.
+type Wanted<'a> = Option<(Tid, Option<Lead<'a>>)>;
 
 impl Journal {
     /// Commits the running transaction, if it holds anything, and all before it. A failure stops
@@ -46,11 +50,21 @@ impl Journal {
     /// # Errors
     /// [`Error::Stopped`], the device's.
     pub fn commit_up_to(&self, tid: Tid, client: &dyn Client, teller: Teller) -> Result<()> {
-        if self.has_committed(tid) {
-            return Ok(());
+        match self.has_committed(tid) {
+            true => Ok(()),
+            false => self.commit_and_tell((tid, None), client, teller),
         }
+    }
+
+    /// The same, by a caller that may have the lead.
+    pub(super) fn commit_and_tell(
+        &self,
+        wanted: (Tid, Option<Lead<'_>>),
+        client: &dyn Client,
+        teller: Teller,
+    ) -> Result<()> {
         let stopped = self.is_stopped();
-        let result = self.commit_or_stop(Some(tid), client);
+        let result = self.commit_or_stop(Some(wanted), client);
         match teller {
             Teller::Here => self.tell_due(),
             Teller::Elsewhere => self.tell_elsewhere(),
@@ -67,7 +81,7 @@ impl Journal {
         }
     }
 
-    fn commit_or_stop(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
+    fn commit_or_stop(&self, wanted: Wanted<'_>, client: &dyn Client) -> Result<()> {
         let result = self.commit_wanted(wanted, client);
         match &result {
             Ok(()) => self.note_room(true),
@@ -77,15 +91,15 @@ impl Journal {
         result
     }
 
-    fn commit_wanted(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
+    fn commit_wanted(&self, wanted: Wanted<'_>, client: &dyn Client) -> Result<()> {
+        // Given up on return, unless what it is of has committed.
+        let (wanted, mut lead) = wanted.map_or((None, None), |(tid, lead)| (Some(tid), lead));
         let mut log = self.log.lock();
         if wanted.is_none() && !log.held.is_empty() {
             // A commit of all may be for the space that comes free.
             self.settle_background(&mut log)?;
             self.release_held(&mut log, client);
         }
-        // Given up on return, unless what it is of has committed.
-        let mut lead = None;
         loop {
             self.check()?;
             if wanted.is_some_and(|tid| self.has_committed(tid)) {

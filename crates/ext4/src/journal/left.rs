@@ -70,7 +70,12 @@ impl Journal {
     /// Whether a thread leads the running transaction, which has room for more.
     pub fn takes_syncs(&self) -> bool {
         let is_led = self.progress.lock().is_led(self.current());
-        is_led && self.load() < self.blocks_max / 2
+        is_led && self.has_room_for_syncs()
+    }
+
+    /// Whether the running transaction takes what a small sync logs, so that it is not waited for.
+    pub fn has_room_for_syncs(&self) -> bool {
+        self.load() < self.blocks_max / 2
     }
 
     /// Leaves the commit of `tid` to the thread that leads it, if one does: then what `told` gives

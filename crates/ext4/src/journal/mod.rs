@@ -72,6 +72,7 @@ use log::Log;
 use logged::Logged;
 use polylane_vfs::OpCtx;
 pub use tuning::Tuning;
+pub use turns::Promise;
 
 /// The number of a transaction: its lower half is the one in the log, which wraps to 0 and goes on.
 /// The upper half is what keeps numbers apart in memory: they grow, and none is 0.

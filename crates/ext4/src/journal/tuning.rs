@@ -17,9 +17,9 @@ pub struct Tuning {
 /// 256 KiB: from here on writing the body takes longer than a wake-up.
 const OVERLAP_BLOCKS: usize = 64;
 
-/// The data of a small sync and what goes with it. From there on the time of the transfer counts,
-/// and the next commit had better overlap it.
-const ONE_WRITE_BYTES: usize = 256 << 10;
+/// 128 small syncs, each of a block of data and one of inodes. From there on the time of the
+/// transfer counts, and the next commit had better overlap it.
+const ONE_WRITE_BYTES: usize = 1 << 20;
 
 /// More threads than that wait for memory, not for a CPU.
 const COPIERS_MAX: usize = 4;

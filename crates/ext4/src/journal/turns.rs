@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::sync::MutexGuard;
 
 use super::log::Log;
-use super::{Journal, Progress, Tid};
+use super::{Client, Journal, Progress, Teller, Tid};
 use crate::error::Result;
 
 /// Counts a thread that is about to write without the log's lock.
@@ -58,6 +58,14 @@ impl Drop for Lead<'_> {
             self.journal.tell_all(&progress);
         }
     }
+}
+
+/// The lead of a transaction that is to be committed by [`Journal::keep`]. Who has it waits for no
+/// lock until then: others that have locks may wait for the transaction.
+#[must_use = "who leads a transaction commits it"]
+pub struct Promise {
+    tid: Tid,
+    former: Tid,
 }
 
 /// Which of both condition variables is a transaction's: two are on their way at most.
@@ -111,6 +119,22 @@ impl Journal {
         }
         let former = std::mem::replace(&mut progress.led, tid);
         Ok(Lead { journal: self, tid, former })
+    }
+
+    /// Takes the lead of the running transaction, if that is `tid` and no thread has it.
+    pub fn promise(&self, tid: Tid) -> Option<Promise> {
+        let mut progress = self.progress.lock();
+        let free = !progress.led.reached(tid) && self.current() == tid && !self.is_stopped();
+        free.then(|| Promise { tid, former: std::mem::replace(&mut progress.led, tid) })
+    }
+
+    /// Commits what was promised, and tells those that left theirs to it. Call without locks.
+    ///
+    /// # Errors
+    /// Those of [`Journal::commit_up_to`].
+    pub fn keep(&self, Promise { tid, former }: Promise, client: &dyn Client) -> Result<()> {
+        let lead = Lead { journal: self, tid, former };
+        self.commit_and_tell((tid, Some(lead)), client, Teller::Here)
     }
 
     /// Gives the log's lock back and waits until `tid`, which is on its way, has committed.

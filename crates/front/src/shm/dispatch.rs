@@ -112,7 +112,9 @@ pub(super) fn on_worker(
         }
         Next::Wait => return Some(Waiting::new(session, mailbox, (message, paths))),
         Next::Parked => {}
-        Next::Leave(Rest::Half(half)) => return leave(session, mailbox, half, (helpers, stats)),
+        Next::Leave(Rest::Half(half)) => {
+            return leave(Pending::new(session.clone(), mailbox), half, (helpers, stats));
+        }
         Next::Leave(Rest::Whole(whole)) => {
             let (pending, is_long) = (Pending::new(session.clone(), mailbox), whole.is_long());
             let waiting = Waiting { pending, what: What::Rest(Rest::Whole(whole)) };
@@ -127,22 +129,27 @@ pub(super) fn on_worker(
 
 /// Leaves the rest of a sync to a thread that commits the same. Returns it where there is none.
 fn leave(
-    session: &Arc<Session>,
-    mailbox: MailboxIndex,
+    pending: Pending,
     half: Half,
     (helpers, stats): (&Arc<Helpers>, &Stats),
 ) -> Option<Waiting> {
-    let pending = || Pending::new(session.clone(), mailbox);
+    let mut owed = Some(pending);
     let left = half.leave(|half| {
-        let (pending, expected) = (pending(), helpers.expect());
-        Box::new(move |synced| end((pending, half), synced, &expected))
+        let (owed, expected) = (owed.take(), helpers.expect());
+        Box::new(move |synced| {
+            if let Some(pending) = owed {
+                end((pending, half), synced, &expected);
+            }
+        })
     });
-    match left {
-        Left::ToAnother => stats.left(),
-        Left::Ended(half, synced) => end((pending(), half), synced, &helpers.expect()),
-        Left::ToCaller(half) => {
-            return Some(Waiting { pending: pending(), what: What::Rest(Rest::Half(half)) });
+    match (owed, left) {
+        (Some(pending), Left::Ended(half, synced)) => {
+            end((pending, half), synced, &helpers.expect());
         }
+        (Some(pending), Left::ToCaller(half)) => {
+            return Some(Waiting { pending, what: What::Rest(Rest::Half(half)) });
+        }
+        _ => stats.left(),
     }
     None
 }
@@ -183,6 +190,32 @@ impl Waiting {
     /// The CPU that it came from.
     pub(super) fn client_cpu(&self) -> u32 {
         self.pending.session().connection.channel.client_cpu(self.pending.mailbox())
+    }
+
+    /// Whether others may leave the rest of their syncs to the one that serves it.
+    pub(super) fn can_lead(&self) -> bool {
+        matches!(self.what, What::Rest(Rest::Half(_)))
+    }
+
+    /// The calling thread serves it next: what is begun now is left to it, where it is a sync that
+    /// commits.
+    pub(super) fn keep(mut self, stats: &Stats) -> Waiting {
+        stats.kept();
+        if let What::Rest(Rest::Half(half)) = &mut self.what {
+            half.lead();
+        }
+        self
+    }
+
+    /// Leaves it to the thread that commits the same, if there is one now, else to a helper.
+    pub(super) fn leave_or_hand_off(self, around: (&Arc<Helpers>, &Stats)) {
+        let left = match self {
+            Waiting { pending, what: What::Rest(Rest::Half(half)) } => leave(pending, half, around),
+            other => Some(other),
+        };
+        if let Some(waiting) = left {
+            waiting.hand_off(around);
+        }
     }
 
     /// Has a helper serve it.

@@ -228,7 +228,7 @@ impl Worker {
     /// Serves until told to stop, or until a request waits for a device and another thread would
     /// serve meanwhile.
     pub(super) fn lead(&mut self, may_leave: impl Fn() -> bool) -> Option<Waiting> {
-        let (mut rounds, mut waiting): (u32, _) = (0, None);
+        let (mut rounds, mut waiting): (u32, _) = (0, Vec::new());
         while !self.stopping {
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(UPKEEP_PERIOD) {
@@ -240,7 +240,7 @@ impl Worker {
                 // Not one more round: it could end in a sleep from which nobody rings.
                 continue;
             }
-            let count = self.round(&may_leave, &mut waiting);
+            let count = self.round(&mut waiting);
             self.unheard += count + 1;
             if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
                 self.listen(Some(Duration::ZERO));
@@ -248,8 +248,10 @@ impl Worker {
             if count > 0 {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
-                if waiting.is_some() {
-                    return waiting;
+                if !waiting.is_empty()
+                    && let Some(kept) = self.keep_one(&mut waiting, &may_leave)
+                {
+                    return Some(kept);
                 }
                 self.waited_for();
             } else if self.budget.spin(self.roster.hot_count() as u32, sched::give_way) {
@@ -260,9 +262,10 @@ impl Worker {
         }
         self.roster.heat_all();
         for _ in 0..LAST_ROUNDS {
-            if self.round(&|| false, &mut waiting) == 0 {
+            if self.round(&mut waiting) == 0 {
                 break;
             }
+            self.keep_one(&mut waiting, &|| false);
         }
         None
     }
@@ -278,28 +281,35 @@ impl Worker {
         self.budget.found();
     }
 
-    /// A few requests of each channel; returns how many there were. The first that waits for a
-    /// device is `waiting` then, if it can stay with this thread.
-    fn round(&mut self, may_leave: &impl Fn() -> bool, waiting: &mut Option<Waiting>) -> usize {
+    /// A few requests of each channel; returns how many there were. Those that wait for a device go
+    /// to `waiting`.
+    fn round(&mut self, waiting: &mut Vec<Waiting>) -> usize {
         let around = (&self.helpers, &*self.stats);
         let (scratch, client, beat) = (&mut self.scratch, &mut self.client, &mut self.beat);
         let count = self.roster.round(BATCH, |session, mailbox| {
             *client = session.connection.channel.client_cpu(mailbox);
             beat.busy();
-            let Some(waits) = dispatch::on_worker(session, mailbox, scratch, around) else {
-                return;
-            };
-            if waiting.is_none() && may_leave() {
-                around.1.kept();
-                *waiting = Some(waits);
-            } else {
-                waits.hand_off(around);
-            }
+            waiting.extend(dispatch::on_worker(session, mailbox, scratch, around));
         });
         if count > 0 {
             self.beat.idle();
         }
         count
+    }
+
+    /// Of those that wait for a device one can stay with this thread: a sync that commits, to which
+    /// others are left, or else the first. Nothing is served here from then on, as what waits for
+    /// the commit would wait for ever.
+    fn keep_one(
+        &self,
+        waiting: &mut Vec<Waiting>,
+        may_leave: &impl Fn() -> bool,
+    ) -> Option<Waiting> {
+        let around = (&self.helpers, &*self.stats);
+        let which = waiting.iter().position(Waiting::can_lead).unwrap_or(0);
+        let kept = may_leave().then(|| waiting.swap_remove(which).keep(around.1));
+        waiting.drain(..).for_each(|waits| waits.leave_or_hand_off(around));
+        kept
     }
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.

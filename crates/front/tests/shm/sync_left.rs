@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
+use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::view::FRAME_BYTES;
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::SyncLeft;
+use polylane_vfs::fs::{SyncLead, SyncLeft};
 
 use crate::shm_kit::file::{File, PAGE, beside, read_beside};
-use crate::shm_kit::{House, requests_of, wait_for};
+use crate::shm_kit::{House, Thread, outcome, requests_of, wait_for};
 use crate::sync::{dirty, fsync, house};
 
 fn left(house: &House) -> u64 {
@@ -105,6 +106,55 @@ fn what_nobody_takes_is_done_or_waited_for() {
     device.take_syncs(Some(SyncLeft::Done));
     assert_eq!(fsync(&client, handle), Ok(()));
     assert_eq!((device.calls(Call::Sync), left(&house)), (3, 0));
+}
+
+/// A sync that stays with its thread, and commits, leads: what the worker found together with it,
+/// and what comes meanwhile, is left to it, and needs no thread.
+#[test]
+fn what_comes_with_a_sync_that_is_kept_is_left_to_it() {
+    let (device, house) = house(1);
+    let (client, other) = (house.client(), house.client());
+    let threads: Vec<_> = (0..6).map(|_| client.thread()).collect();
+    let messages: Vec<_> = (0..6)
+        .map(|at| Message { handle: dirty(&client, &format!("f{at}")), ..Message::new(Op::Fsync) })
+        .collect();
+    device.take_syncs(Some(SyncLeft::ToCaller));
+    let ((begun, begins), (commit, commits)) = (channel(), channel());
+    let on = device.clone();
+    device.give_lead(SyncLead::new(move || {
+        begun.send(()).unwrap();
+        commits.recv().unwrap();
+        tell(&on);
+        Err(Errno::EIO)
+    }));
+    let post = |at: usize| {
+        let Thread { channel, mailbox } = &threads[at];
+        channel.post(*mailbox, &messages[at], &Trusting).unwrap();
+    };
+    let wait = |at: usize| {
+        let Thread { channel, mailbox } = &threads[at];
+        outcome(channel.wait(*mailbox, &Trusting).unwrap()).map(drop)
+    };
+    std::thread::scope(|scope| {
+        device.block(Call::Look, true);
+        let holds = scope.spawn(|| other.stat("absent"));
+        device.await_blocked(1);
+        (0..5).for_each(post);
+        device.block(Call::Look, false);
+        assert!(holds.join().unwrap().is_err());
+        begins.recv().unwrap();
+        post(5);
+        wait_for("all others to be left", || left(&house) == 5);
+        let totals = house.server.totals();
+        assert_eq!((totals.kept, totals.handed_off), (1, 0));
+        commit.send(()).unwrap();
+        let mut outcomes: Vec<_> = (0..6).map(wait).collect();
+        outcomes.sort_by_key(|outcome| outcome.is_err());
+        let of_the_lead = outcomes.pop().unwrap();
+        assert_eq!(of_the_lead, Err(Errno::EIO), "what became of the commit");
+        assert_eq!(outcomes, [Ok(()); 5]);
+    });
+    assert_eq!(device.calls(Call::Sync), 0, "it was done once");
 }
 
 /// A file of which all is durable is answered at once; one with bytes to be written,

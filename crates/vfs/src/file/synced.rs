@@ -7,7 +7,7 @@ use polylane_base::{Errno, Result};
 use super::{OpenFile, synchronous};
 use crate::cache::FilePages;
 use crate::ctx::OpCtx;
-use crate::fs::{Kind, OnSynced, SyncLeft};
+use crate::fs::{Kind, OnSynced, SyncLead, SyncLeft};
 use crate::stats::Count;
 use crate::unsynced::Begun;
 
@@ -68,6 +68,20 @@ impl OpenFile {
     pub fn sync_rest(&self, ctx: &OpCtx<'_>, data_only: bool, half: HalfSynced) -> Result<()> {
         let of = (ctx, &self.node, data_only);
         self.end_sync(half, self.node.core.sync_file(of, &self.syncs_seen))
+    }
+
+    /// Whether a sync of this file, which has bytes to write, commits, or can be left to a thread
+    /// that does; see [`FileSystem::sync_commits`](crate::fs::FileSystem::sync_commits).
+    pub fn sync_commits(&self, data_only: bool) -> bool {
+        let fs = &self.node.core.fs;
+        !fs.keeps_writes() && fs.sync_commits(self.node.ino(), data_only, self.node.size())
+    }
+
+    /// Promises to make durable what the rest of a sync is of, if nobody does; see
+    /// [`FileSystem::lead_sync`](crate::fs::FileSystem::lead_sync).
+    pub fn lead_sync(&self, data_only: bool) -> Option<SyncLead> {
+        let fs = &self.node.core.fs;
+        if fs.keeps_writes() { None } else { fs.lead_sync(self.node.ino(), data_only) }
     }
 
     /// Leaves the rest to another thread that makes the same durable, if there is one: then what

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use polylane_base::rng::Rng;
 use polylane_testkit::sim::{Fault, FaultOn};
-use polylane_vfs::fs::{OnSynced, SyncLeft};
+use polylane_vfs::fs::{OnSynced, SyncLead, SyncLeft};
 
 use super::*;
 
@@ -25,36 +25,60 @@ fn leave(fs: &Ext4, ino: Ino, data_only: bool) -> Result<Answer, SyncLeft> {
     }
 }
 
+fn takes_syncs(fs: &Ext4) -> bool {
+    fs.volume.journal.as_ref().is_some_and(|journal| journal.takes_syncs())
+}
+
+/// How a thread leads a commit.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Leads {
+    /// It has locks while it commits.
+    Locked,
+    /// It has none.
+    Unlocked,
+    /// It promised to before, and was at something else until then.
+    Promised,
+}
+
+use Leads::{Locked, Promised, Unlocked};
+
 /// A commit on its way, a thread that leads the next one, and two syncs that were left to it.
-fn left_to_a_leader(bench: &Bench, locked: bool) -> (Answer, Answer, [Answer; 2]) {
+fn left_to_a_leader(bench: &Bench, how: Leads) -> (Answer, Answer, [Answer; 2]) {
     let (gate, fs) = (&bench.gate, &bench.fs);
     gate.shut();
     let first = bench.sync_on_thread(create(fs, "first"), false);
     gate.flush(&[]);
     let [leader, a, b] = ["leader", "a", "b"].map(|name| create(fs, name));
-    assert!(!fs.takes_syncs(), "nobody leads them");
+    assert!(!takes_syncs(fs), "nobody leads them");
     assert_eq!(leave(fs, a, false).err(), Some(SyncLeft::ToCaller));
+    let lead = (how == Promised).then(|| fs.lead_sync(leader, false).expect("none leads"));
+    let before = lead.as_ref().map(|_| [a, b].map(|ino| leave(fs, ino, ino == b)));
     let (send, leads) = mpsc::channel();
     let on = fs.clone();
     thread::spawn(move || {
         let ctx = &OpCtx::service();
         // A test that has failed does not listen.
-        let _ = send.send(match locked {
-            true => on.fsync(ctx, leader, false),
-            false => on.fsync_unlocked(ctx, leader, false),
+        let _ = send.send(match how {
+            Locked => on.fsync(ctx, leader, false),
+            Unlocked => on.fsync_unlocked(ctx, leader, false),
+            Promised => lead.map_or(Ok(()), SyncLead::keep),
         });
     });
-    gate.wait("a leader", |_| fs.takes_syncs().then_some(()));
+    if let Some(left) = before {
+        return (first, leads, left.map(|left| left.expect("somebody promised")));
+    }
+    gate.wait("a leader", |_| takes_syncs(fs).then_some(()));
+    assert!(fs.lead_sync(leader, false).is_none(), "one leads already");
     let left = [a, b].map(|ino| leave(fs, ino, ino == b).expect("somebody leads"));
     (first, leads, left)
 }
 
 #[test]
 fn they_are_told_when_their_transaction_is_durable() {
-    for locked in [false, true] {
+    for how in [Unlocked, Locked, Promised] {
         let Some(bench) = Bench::of(&[], usize::MAX) else { return };
         let gate = &bench.gate;
-        let (first, leads, left) = left_to_a_leader(&bench, locked);
+        let (first, leads, left) = left_to_a_leader(&bench, how);
         gate.let_go(gate.flush(&[]));
         gate.let_go(gate.durable_write());
         assert_eq!(told(&first), Ok(()));
@@ -64,7 +88,7 @@ fn they_are_told_when_their_transaction_is_durable() {
         let block = gate.durable_write();
         assert!(left.iter().all(untold), "their commit block is not written");
         gate.let_go(block);
-        assert_eq!(left.map(|left| told(&left)), [Ok(()); 2], "locked: {locked}");
+        assert_eq!(left.map(|left| told(&left)), [Ok(()); 2], "{how:?}");
         assert_eq!(told(&leads), Ok(()));
         let there = bench.names_after_a_cut();
         assert!(["a", "b"].iter().all(|name| there.contains(&(*name).into())), "{there:?}");
@@ -78,13 +102,15 @@ fn they_are_told_when_their_transaction_is_durable() {
 fn a_commit_that_fails_is_the_error_of_each() {
     let (eio, no_space) = (DeviceError::Medium(Errno::EIO), DeviceError::NoSpace);
     let both = [(eio, Errno::EIO), (no_space, Errno::ENOSPC)];
-    for ((error, errno), own, locked) in
-        both.iter().flat_map(|it| [(*it, false, false), (*it, true, false), (*it, true, true)])
+    let ways =
+        [(false, Unlocked), (true, Unlocked), (true, Locked), (false, Promised), (true, Promised)];
+    for ((error, errno), (own, how)) in
+        both.iter().flat_map(|it| ways.iter().map(|way| (*it, *way)))
     {
-        let what = format!("{errno:?}, own: {own}, locked: {locked}");
+        let what = format!("{errno:?}, own: {own}, {how:?}");
         let Some(bench) = Bench::of(&[], usize::MAX) else { return };
         let gate = &bench.gate;
-        let (first, leads, left) = left_to_a_leader(&bench, locked);
+        let (first, leads, left) = left_to_a_leader(&bench, how);
         gate.let_go(gate.flush(&[]));
         if own {
             gate.let_go(gate.durable_write());
@@ -124,7 +150,7 @@ fn a_commit_of_all_that_fails_is_the_error_of_each() {
         let flush = gate.flush(&[]);
         let leads = bench.sync_on_thread(create(fs, "leader"), false);
         let second = create(fs, "second");
-        gate.wait("a leader", |_| fs.takes_syncs().then_some(()));
+        gate.wait("a leader", |_| takes_syncs(fs).then_some(()));
         let left = [first, second].map(|ino| leave(fs, ino, false).expect("somebody leads"));
         gate.let_go(flush);
         gate.fail(gate.durable_write(), error);
@@ -146,6 +172,25 @@ fn data_written_in_place_behind_a_flush_is_not_left_to_it() {
     gate.let_go(block);
     assert_eq!((told(&commit), told(&before)), (Ok(()), Ok(())));
     assert_eq!(leave(fs, file, true).err(), Some(SyncLeft::ToCaller), "it has to be flushed");
+}
+
+/// The worker does the first half of a sync only where a commit is made: what may go to its place
+/// durably waits for the device.
+#[test]
+fn a_sync_commits_where_the_file_grew_or_changed_or_a_thread_is_about_to() {
+    let Some(bench) = Bench::with(&["file"]) else { return };
+    let fs = &bench.fs;
+    let file = fs.lookup(&OpCtx::service(), root(fs), b"file").expect("is there").ino;
+    assert!(!fs.sync_commits(file, true, 0), "over its blocks");
+    assert!(fs.sync_commits(file, true, 1), "it grew");
+    assert!(fs.sync_commits(file, false, 0), "its times");
+    assert!(fs.lead_sync(file, false).is_none(), "all is durable");
+    let made = create(fs, "made");
+    assert!(fs.sync_commits(made, true, 0), "it is new");
+    let lead = fs.lead_sync(made, false).expect("no thread leads");
+    assert!(fs.sync_commits(file, true, 0), "a thread is about to");
+    assert_eq!(lead.keep(), Ok(()));
+    assert!(!fs.sync_commits(file, true, 0) && !fs.sync_commits(made, true, 0));
 }
 
 /// What a thread was told of a file that it made: its name, the answer, and where the record of the
@@ -172,6 +217,15 @@ fn make_and_sync(bench: (&Arc<Ext4>, &Arc<SimDisk>), seed: u64, said: &Sender<To
             0 => fs.sync(ctx),
             1 => fs.fsync(ctx, ino, data_only),
             2 => fs.fsync_unlocked(ctx, ino, data_only),
+            // One that goes without a word keeps it as well.
+            3 if rng.percent(50) => {
+                drop(fs.lead_sync(ino, data_only));
+                fs.fsync_unlocked(ctx, ino, data_only)
+            }
+            3 => match fs.lead_sync(ino, data_only).map_or(Ok(()), SyncLead::keep) {
+                Ok(()) => fs.fsync_unlocked(ctx, ino, data_only),
+                failed => failed,
+            },
             _ => match fs.leave_sync(ino, data_only, told) {
                 Ok(SyncLeft::ToAnother) => continue,
                 Ok(SyncLeft::Done) => Ok(()),

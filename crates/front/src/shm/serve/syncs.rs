@@ -2,7 +2,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
-use polylane_vfs::fs::{OnSynced, SyncLeft};
+use polylane_vfs::fs::{OnSynced, SyncLead, SyncLeft};
 use polylane_vfs::{HalfSynced, OpenFile};
 
 use super::{Answer, Call, Failure, can_show, done};
@@ -30,6 +30,8 @@ pub(in crate::shm) struct Half {
     file: Arc<OpenFile>,
     data_only: bool,
     half: HalfSynced,
+    /// Others may leave theirs to it.
+    lead: Option<SyncLead>,
 }
 
 /// A sync of which nothing was done but to end the file's loan.
@@ -62,8 +64,12 @@ impl Rest {
     pub(in crate::shm) fn serve(self, session: &Session) -> Answer {
         let connection = &session.connection;
         match self {
-            Rest::Half(Half { file, data_only, half }) => {
-                let rest = || file.sync_rest(&connection.ctx(), data_only, half);
+            Rest::Half(Half { file, data_only, half, lead }) => {
+                let rest = || match lead.map_or(Ok(()), SyncLead::keep) {
+                    // The rest finds most of it done.
+                    Ok(()) => file.sync_rest(&connection.ctx(), data_only, half),
+                    failed => file.end_sync(half, failed),
+                };
                 connection.lane.syncs.of(true, rest)?;
             }
             Rest::Whole(Whole { file, handle, data_only, lent }) => {
@@ -84,9 +90,15 @@ impl Whole {
 }
 
 impl Half {
+    /// Has others leave theirs to the calling thread, if no other makes the same durable. It serves
+    /// the rest next, and nothing else before.
+    pub(in crate::shm) fn lead(&mut self) {
+        self.lead = self.file.lead_sync(self.data_only);
+    }
+
     /// Leaves the rest to a thread that makes the same durable, if there is one: then what `told`
     /// makes of this is called when that is over.
-    pub(in crate::shm) fn leave(self, told: impl Fn(Half) -> OnSynced) -> Left {
+    pub(in crate::shm) fn leave(self, mut told: impl FnMut(Half) -> OnSynced) -> Left {
         let (file, data_only) = (self.file.clone(), self.data_only);
         let mut half = Some(self);
         let left = file.leave_sync(data_only, &mut || match half.take() {
@@ -134,7 +146,7 @@ impl Call<'_> {
         if self.device().is_ok() || self.is_quick(&file, 0) {
             return Rest::Whole(Whole { file, handle, data_only, lent }).serve(self.session);
         }
-        let begun = match self.may_leave(&file) {
+        let begun = match self.may_leave(&file, data_only) {
             true => file.try_begin_sync()?,
             false => None,
         };
@@ -142,7 +154,7 @@ impl Call<'_> {
             Some(half) => {
                 // Before another thread has the rest: it must not wait for the file's locks.
                 lend_again(self.session, handle, &file, lent);
-                Rest::Half(Half { file, data_only, half })
+                Rest::Half(Half { file, data_only, half, lead: None })
             }
             None => Rest::Whole(Whole { file, handle, data_only, lent }),
         });
@@ -150,10 +162,10 @@ impl Call<'_> {
     }
 
     /// Whether the first half of a sync can be done here: of one that has nothing to write, since
-    /// what it is of may be durable, and of a small one that can be left to a thread that commits
-    /// the same.
-    fn may_leave(&self, file: &OpenFile) -> bool {
-        let small = || file.dirty_bytes() <= SYNC_BYTES_MAX && self.vfs().takes_syncs();
+    /// what it is of may be durable, and of a small one that commits, or can be left to a thread
+    /// that does: not of one whose bytes may go to their place durably.
+    fn may_leave(&self, file: &OpenFile, data_only: bool) -> bool {
+        let small = || file.dirty_bytes() <= SYNC_BYTES_MAX && file.sync_commits(data_only);
         !file.has_to_write() || small()
     }
 
