@@ -817,6 +817,44 @@ fn a_lane_that_is_cleared_from_another_mount_namespace_is_unmounted_in_its_own()
     host.assert_nothing_is_left();
 }
 
+/// A lane that this mount namespace does not show is not "mounted already" here.
+#[test]
+fn a_lane_of_another_mount_namespace_is_in_the_way() {
+    let name = "a_lane_of_another_mount_namespace_is_in_the_way";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, shared) = (host.dir("m"), host.dir("shared"));
+    let script = "$0 mount mem:64M $1 && echo up && read line";
+    let mut inside = Command::new("unshare");
+    inside.args(["--mount", "--propagation=private", "sh", "-c", script]).arg(binary()).arg(&at);
+    let mut inside = inside.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("unshare");
+    let mut said = BufReader::new(inside.stdout.take().expect("piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("read");
+    assert_eq!(line, "up\n");
+    let (status, line) = refused(&["mount", "mem:64M", text(&at)]);
+    assert!(status == 1 && line.contains("in another mount namespace"), "{status} {line}");
+    assert_eq!(host.mounts()[0]["count"], 1);
+    // Where the lane is to be seen, in a namespace that has copied the mount, it is.
+    succeeds(&["mount", "mem:64M", text(&shared)]);
+    let again = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "exec $0 mount mem:64M $1"])
+        .arg(binary())
+        .arg(&shared)
+        .output()
+        .expect("unshare");
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    succeeds(&["umount", "--all", text(&shared)]);
+    succeeds(&["umount", text(&at)]);
+    drop(inside.stdin.take());
+    inside.wait().expect("wait");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
 /// The lock of all mount tables, as a command holds it.
 fn hold_tables() -> fs::File {
     let path = Path::new("/run/polylane/.tables");

@@ -322,3 +322,34 @@ fn in_a_root_lane_command_is_looked_up_inside() {
     let (status, line) = run.arg("--").arg("git").refusal();
     assert_eq!(status, 127, "{line}");
 }
+
+/// A service that takes the host's lock of all mounts as it looks names up makes each such call
+/// fail. One may fail by what others mount meanwhile.
+#[test]
+fn a_path_that_stays_below_a_directory_is_found_in_a_lane_on_a_directory() {
+    let name = "a_path_that_stays_below_a_directory_is_found_in_a_lane_on_a_directory";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::create_dir_all(dir.path().join("top/one")).expect("mkdir");
+    fs::create_dir(dir.path().join("top/two")).expect("mkdir");
+    fs::write(dir.path().join("top/two/file"), "there\n").expect("write");
+    let program = dir.path().join("below.py");
+    let text = "import ctypes, os, struct, sys\n\
+                top = os.open('top', os.O_RDONLY | os.O_DIRECTORY)\n\
+                call = ctypes.CDLL(None, use_errno=True).syscall\n\
+                for resolve in 0x08, 0x10:\n\
+                \x20 how = struct.pack('QQQ', os.O_RDONLY, 0, resolve)\n\
+                \x20 for _ in range(50):\n\
+                \x20   file = call(437, top, b'one/../two/file', how, len(how))\n\
+                \x20   if file >= 0: break\n\
+                \x20 else: sys.exit(os.strerror(ctypes.get_errno()))\n\
+                \x20 print(os.read(file, 9).decode(), end='')\n";
+    fs::write(&program, text).expect("write");
+    for door in ["", "--no-preload"] {
+        let options = format!("{door} --dir {}", dir.path().display());
+        let output = Run::new(&options).script("cd /lane && python3 below.py").output();
+        assert_eq!(good(&output), "there\nthere\n", "{door:?}");
+    }
+}

@@ -339,6 +339,27 @@ fn an_ordinary_users_podman_works_on_a_lane() {
     assert_eq!(good(&output), "hello 0\n");
 }
 
+/// Root of a user namespace, which may not write the host's `/run`, mounts for itself.
+#[test]
+fn root_of_a_user_namespace_mounts_by_its_own_run_time_directory() {
+    let name = "root_of_a_user_namespace_mounts_by_its_own_run_time_directory";
+    let Some(nobody) = Nobody::new(name, None).filter(|_| !lacks(name, &["unshare"])) else {
+        return;
+    };
+    let host = Host::new();
+    // The host's own directory is there as long as a lane is.
+    let beside = host.dir("beside");
+    succeeds(&["mount", "mem:64M", text(&beside)]);
+    let script = "own=$(mktemp -d); export XDG_RUNTIME_DIR=$own XDG_STATE_HOME=$own; mkdir $own/m; \
+                  unshare --user --map-root-user --mount sh -c '\
+                  ./polylane mount mem:64M $0 && echo hello > $0/file && cat $0/file && \
+                  cd $0/.. && $OLDPWD/polylane umount --all m && ! test -e m/file' $own/m; \
+                  status=$?; rm -r $own; exit $status";
+    assert_eq!(good(&nobody.does(&["sh", "-c", script])), "hello\n");
+    succeeds(&["umount", text(&beside)]);
+    host.assert_nothing_is_left();
+}
+
 #[test]
 fn an_ordinary_user_may_keep_files_in_a_directory() {
     let name = "an_ordinary_user_may_keep_files_in_a_directory";

@@ -16,6 +16,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -43,15 +44,17 @@ pub(crate) struct PoolName {
 }
 
 /// The run-time directory: `/run/polylane` for root, else under `$XDG_RUNTIME_DIR`, else in `/tmp`
-/// with the user's number in its name.
+/// with the user's number in its name. Root of a user namespace other than the host's, whose
+/// `/run` may be the host's, is asked for that variable as well.
 pub fn runtime_dir() -> PathBuf {
+    // A process that is asked later may be in a namespace that this program has made.
+    static IS_HOSTS: LazyLock<bool> = LazyLock::new(polylane_volume::maps_all_users);
     let uid = rustix::process::geteuid();
-    if uid.is_root() {
-        return PathBuf::from(HOST_DIR);
-    }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if Path::new(&dir).is_absolute() => Path::new(&dir).join("polylane"),
-        _ => PathBuf::from(format!("/tmp/polylane-{}", uid.as_raw())),
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match own.filter(|dir| dir.is_absolute() && !(uid.is_root() && *IS_HOSTS)) {
+        Some(dir) => dir.join("polylane"),
+        None if uid.is_root() => PathBuf::from(HOST_DIR),
+        None => PathBuf::from(format!("/tmp/polylane-{}", uid.as_raw())),
     }
 }
 

@@ -109,4 +109,4 @@ pub use sidecar::{Sidecar, distrust, refuse_snapshot};
 pub use space::is_blank;
 pub use superblock::{START_BYTES, ext4_bytes};
 pub use transfer::{Form, export, import};
-pub use trust::{Found, Links, expect, find, make_dir};
+pub use trust::{Found, Links, expect, find, make_dir, maps_all_users};

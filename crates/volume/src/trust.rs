@@ -367,7 +367,7 @@ fn with_unknown_as_root(mut stat: Stat, (user, group): (Option<u32>, Option<u32>
 }
 
 /// Whether every number of a user means somebody here: not so in most user namespaces.
-fn maps_all_users() -> bool {
+pub fn maps_all_users() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
     counts.sum::<u64>() >= u64::from(u32::MAX)

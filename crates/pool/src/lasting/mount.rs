@@ -202,6 +202,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
         if let Some(place) = now {
             refuse_moved(options, &there.entry, &place)?;
+            refuse_unseen(options, &there.entry)?;
             let count = there.entry.count + u32::from(!options.once);
             if !options.once {
                 tables.put(&there.pool, &Entry { count, ..there.entry })?;
@@ -248,6 +249,19 @@ fn refuse_moved(options: &MountOptions, entry: &Entry, place: &[u8]) -> Result<(
         Shown::new(&options.path),
         Shown::new(OsStr::from_bytes(place))
     )))
+}
+
+/// Refuses a path whose lane this process does not see: it is in another mount namespace.
+fn refuse_unseen(options: &MountOptions, entry: &Entry) -> Result<()> {
+    match places::mount_of(entry) {
+        Some(_) => Ok(()),
+        None => Err(Failure::failed(format!(
+            "{}: busy: in another mount namespace, that of process {}, a lane is mounted there: \
+             umount it first",
+            Shown::new(&options.path),
+            entry.supervisor
+        ))),
+    }
 }
 
 /// Refuses a mount where something else is.

@@ -128,7 +128,7 @@ fn kill_supervisor(mount: &Mount) {
 /// # Errors
 /// As [`umount`]'s.
 pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
-    if path.parent().is_some_and(|above| above.try_exists().is_ok_and(|exists| !exists)) {
+    if is_below_nothing(path) {
         return Ok(());
     }
     while is_mounted(path)? {
@@ -142,6 +142,12 @@ pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the directory that PATH would be in does not exist.
+fn is_below_nothing(path: &Path) -> bool {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    above.is_some_and(|above| above.try_exists().is_ok_and(|exists| !exists))
 }
 
 /// Whether a lane is mounted at PATH.

@@ -65,6 +65,10 @@ pub struct HostDir {
     table: Table,
     fds: Descriptors,
     root: Arc<Node>,
+    /// The kernel takes a detached mount out of all namespaces with the last copy of the descriptor
+    /// that made it. Each use of such a mount ends under the host's lock of all mounts, and lets
+    /// openat2(2) calls that stay below a directory fail with `EAGAIN`.
+    _dir: OwnedFd,
 }
 
 impl HostDir {
@@ -102,7 +106,7 @@ impl HostDir {
         let (table, root) = Table::new(&found, former);
         let path = fds.as_path(&dir)?;
         fds.keep_path(&root, path);
-        Ok(HostDir { table, fds, root })
+        Ok(HostDir { table, fds, root, _dir: dir })
     }
 
     fn dir(&self, ino: Ino) -> Result<(Arc<Node>, Arc<Held>)> {
