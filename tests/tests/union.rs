@@ -3,11 +3,11 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use polylane_tests::pool::Run;
 use polylane_tests::step::good;
-use polylane_tests::unavailable;
+use polylane_tests::{lacks, skip, unavailable};
 
 /// Two lowers, the first above the second.
 fn lowers(dir: &Path) {
@@ -70,6 +70,56 @@ fn lowers_alone_are_a_lane_to_read() {
                   grep -o 'Read-only file system' /tmp/why-$$; rm /tmp/why-$$";
     let output = run(dir.path(), "").script(script).output();
     assert_eq!(good(&output), "high\nold\nRead-only file system\n");
+}
+
+/// A list's mask stands where a mode has its group's rights: who goes by the mode alone gives the
+/// group more than it has, and nothing to those whom the list names.
+#[test]
+fn access_lists_and_capabilities_of_a_lower_directory_count() {
+    let name = "access_lists_and_capabilities_of_a_lower_directory_count";
+    let tools = ["setfacl", "getfacl", "setcap", "getcap", "setpriv"];
+    if unavailable(name) || lacks(name, &tools) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
+    let made = Command::new("sh")
+        .arg("-euc")
+        .arg(
+            "mkdir low; cd low; echo one >f; chown root:2000 f; chmod 640 f; setfacl -m u:1000:rw f
+             cp /bin/true ping; setcap cap_net_raw+ep ping
+             echo two >s; chown root:2000 s; chmod 600 s; setfacl -m u:1000:r s
+             mkdir d; setfacl -d -m u:1000:rwx d; chmod 755 d",
+        )
+        .current_dir(dir.path())
+        .output()
+        .expect("sh");
+    if !made.status.success() {
+        skip(name, "the host's file system keeps no access lists or capabilities");
+        return;
+    }
+    let script = "cd /lane
+        as() { setpriv --reuid $1 --regid $2 --clear-groups sh -c \"$3\" 2>/dev/null; }
+        as 3000 2000 'echo group >>f' || echo refused
+        as 1000 1000 'echo named >>f' && cat f
+        getfacl -cn f | grep :; getcap ping; touch d/new; getfacl -cn d/new | grep 1000 | cut -f1
+        chmod 711 ping; getcap ping; as 3000 2000 'echo group >>f' || echo refused";
+    let shown = "refused\none\nnamed\nuser::rw-\nuser:1000:rw-\ngroup::r--\nmask::rw-\nother::---\n\
+                 ping cap_net_raw=ep\nuser:1000:rwx\nping cap_net_raw=ep\nrefused\n";
+    for (upper, door) in [("--volume", ""), ("--volume", "--no-preload"), ("--mem", "")] {
+        let _ = fs::remove_file(dir.path().join("upper"));
+        let run = Run::new(door).arg("--lower").arg(dir.path().join("low"));
+        let run = match upper {
+            "--mem" => run.arg("--mem"),
+            _ => run.arg("--volume").arg(dir.path().join("upper")),
+        };
+        assert_eq!(good(&run.script(script).output()), shown, "{upper} {door}");
+    }
+    let script = "cd /lane
+        as() { setpriv --reuid $1 --regid $2 --clear-groups cat s 2>/dev/null; }
+        as 3000 2000 || echo refused; as 1000 1000; getcap ping";
+    let run = Run::new("").arg("--lower").arg(dir.path().join("low"));
+    assert_eq!(good(&run.script(script).output()), "refused\ntwo\nping cap_net_raw=ep\n");
 }
 
 #[test]
@@ -379,7 +429,7 @@ fn uppers_that_others_could_mark_are_refused() {
 #[test]
 fn a_data_only_lower_has_data_for_files_that_point_to_it() {
     let test = "a_data_only_lower_has_data_for_files_that_point_to_it";
-    if unavailable(test) || polylane_tests::lacks(test, &["setfattr"]) {
+    if unavailable(test) || lacks(test, &["setfattr"]) {
         return;
     }
     let dir = tempfile::tempdir().expect("tempdir");

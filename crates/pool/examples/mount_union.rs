@@ -32,7 +32,7 @@ const SERVES: &str = "MOUNT_UNION_SERVES";
 fn host(path: &Path) -> Done<Arc<dyn FileSystem>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(path, flags, Mode::empty())?;
-    Ok(Arc::new(HostDir::with_descriptors(dir, 256)?))
+    Ok(Arc::new(HostDir::layer(dir, 256)?))
 }
 
 fn union(options: &str) -> Done<Union> {

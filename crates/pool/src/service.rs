@@ -298,7 +298,7 @@ fn open_union(
             Lower::Dir(dir) => {
                 let own = dir.try_clone().map_err(Errno::from);
                 dirs.push(dir);
-                let host = own.and_then(|dir| HostDir::with_descriptors(dir, each));
+                let host = own.and_then(|dir| HostDir::layer(dir, each));
                 Below::Host(host.map_err(failed)?)
             }
         });

@@ -62,11 +62,6 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Whether an ext4 is on it.
-    pub(crate) fn is_volume(&self) -> bool {
-        matches!(self, Backing::Volume { .. } | Backing::Image { .. })
-    }
-
     /// What it is, in a word.
     pub fn name(&self) -> &'static str {
         match self {

@@ -142,7 +142,8 @@ impl Supervisor {
             return Err(Failure::failed("tenant: its first process sent no descriptors"));
         };
         let backing = &self.spec.backing;
-        let acls = matches!(backing, Backing::Mem { .. }) || backing.is_volume();
+        // As `Character::acls` of what serves it.
+        let acls = !matches!(backing, Backing::Dir | Backing::Ceph { .. });
         let wants = fuse::Wants { acls, id_maps: self.spec.id_maps };
         let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, wants)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;

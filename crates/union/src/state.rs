@@ -63,6 +63,10 @@ impl Act<'_> {
     /// `FileSystem::getxattr`.
     pub(crate) fn getxattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         let top = self.top(node)?;
+        // A list that does not count is not shown.
+        if !self.character.acls && AclKind::from_name(name).is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         match top.fs().getxattr(self.ctx, top.ino(), &top.layer().space().kept(name)) {
             // A layer that keeps no access lists, under an upper that does: the file has none.
             Err(Errno::EOPNOTSUPP) if self.character.acls && AclKind::from_name(name).is_some() => {
@@ -76,7 +80,9 @@ impl Act<'_> {
     pub(crate) fn listxattr(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
         let top = self.top(node)?;
         let names = top.fs().listxattr(self.ctx, top.ino())?;
-        Ok(names.iter().filter_map(|name| top.layer().space().shown(name)).collect())
+        let shown = names.iter().filter_map(|name| top.layer().space().shown(name));
+        let counts = |name: &Vec<u8>| self.character.acls || AclKind::from_name(name).is_none();
+        Ok(shown.filter(counts).collect())
     }
 
     /// `FileSystem::setxattr`.

@@ -532,6 +532,8 @@ pub(crate) fn character(
         // No client has a lease of its directories, and its layers are its own.
         remembered: true,
         read_only: above.is_none_or(|above| above.read_only),
+        // A lower that keeps no lists has none.
+        acls: above.is_none_or(|above| above.acls),
         ..above.unwrap_or(lower)
     }
 }

@@ -201,8 +201,7 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         refuse_other(options, &there)?;
         let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
         if let Some(place) = now {
-            refuse_moved(options, &there.entry, &place)?;
-            refuse_unseen(options, &there.entry)?;
+            refuse_elsewhere(options, &there.entry, &place)?;
             let count = there.entry.count + u32::from(!options.once);
             if !options.once {
                 tables.put(&there.pool, &Entry { count, ..there.entry })?;
@@ -239,26 +238,20 @@ fn refuse_subtree(options: &MountOptions, pool: &str) -> Result<()> {
     })
 }
 
-/// Refuses a path whose lane is at another place now.
-fn refuse_moved(options: &MountOptions, entry: &Entry, place: &[u8]) -> Result<()> {
-    if place == entry.path {
-        return Ok(());
+/// Refuses a path whose lane is at another `place` now, or in another mount namespace.
+fn refuse_elsewhere(options: &MountOptions, entry: &Entry, place: &[u8]) -> Result<()> {
+    let path = Shown::new(&options.path);
+    if place != entry.path {
+        return Err(Failure::failed(format!(
+            "{path}: the lane that was mounted there is at {} now: umount it first",
+            Shown::new(OsStr::from_bytes(place))
+        )));
     }
-    Err(Failure::failed(format!(
-        "{}: the lane that was mounted there is at {} now: umount it first",
-        Shown::new(&options.path),
-        Shown::new(OsStr::from_bytes(place))
-    )))
-}
-
-/// Refuses a path whose lane this process does not see: it is in another mount namespace.
-fn refuse_unseen(options: &MountOptions, entry: &Entry) -> Result<()> {
     match places::mount_of(entry) {
         Some(_) => Ok(()),
         None => Err(Failure::failed(format!(
-            "{}: busy: in another mount namespace, that of process {}, a lane is mounted there: \
-             umount it first",
-            Shown::new(&options.path),
+            "{path}: busy: in another mount namespace, that of process {}, a lane is mounted \
+             there: umount it first",
             entry.supervisor
         ))),
     }

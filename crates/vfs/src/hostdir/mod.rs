@@ -54,6 +54,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use table::Table;
 pub use table::is_own_number;
+use xattr::Shown;
 
 /// Bytes moved per host call, and so per buffer.
 const CHUNK_SIZE: usize = 256 << 10;
@@ -65,6 +66,7 @@ pub struct HostDir {
     table: Table,
     fds: Descriptors,
     root: Arc<Node>,
+    shown: Shown,
     /// The kernel takes a detached mount out of all namespaces with the last copy of the descriptor
     /// that made it. Each use of such a mount ends under the host's lock of all mounts, and lets
     /// openat2(2) calls that stay below a directory fail with `EAGAIN`.
@@ -83,6 +85,14 @@ impl HostDir {
     /// As [`HostDir::new`], with a bound on the descriptors kept.
     pub fn with_descriptors(dir: OwnedFd, limit: usize) -> Result<HostDir> {
         HostDir::open(dir, limit, None)
+    }
+
+    /// A layer of a union, whose upper takes what is changed: besides `user.*` attributes it shows
+    /// access control lists and capabilities of programs. Else as
+    /// [`HostDir::with_descriptors`].
+    pub fn layer(dir: OwnedFd, limit: usize) -> Result<HostDir> {
+        let dir = HostDir::open(dir, limit, None)?;
+        Ok(HostDir { shown: Shown::OfLayers, ..dir })
     }
 
     /// As [`HostDir::new`], to go on for a former service of this directory that left `records`,
@@ -106,7 +116,7 @@ impl HostDir {
         let (table, root) = Table::new(&found, former);
         let path = fds.as_path(&dir)?;
         fds.keep_path(&root, path);
-        Ok(HostDir { table, fds, root, _dir: dir })
+        Ok(HostDir { table, fds, root, shown: Shown::OfUsers, _dir: dir })
     }
 
     fn dir(&self, ino: Ino) -> Result<(Arc<Node>, Arc<Held>)> {
@@ -405,7 +415,7 @@ impl FileSystem for HostDir {
     }
 
     fn getxattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        xattr::get(&self.fds, &self.table.get(ino)?, name)
+        xattr::get(&self.fds, &self.table.get(ino)?, (name, self.shown))
     }
 
     fn setxattr(
@@ -422,7 +432,7 @@ impl FileSystem for HostDir {
     }
 
     fn listxattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        xattr::list(&self.fds, &self.table.get(ino)?)
+        xattr::list(&self.fds, &self.table.get(ino)?, self.shown)
     }
 
     fn removexattr(&self, _: &OpCtx<'_>, ino: Ino, name: &[u8]) -> Result<Attr> {

@@ -1,4 +1,5 @@
-//! Extended attributes: the `user.` name space of files and directories, on a real descriptor.
+//! Extended attributes of files and directories, on a real descriptor: those of users, and of a
+//! layer of a union what else belongs to a file's rights.
 
 use super::descriptors::Descriptors;
 use super::host::errno;
@@ -11,9 +12,32 @@ use std::sync::Arc;
 /// XATTR_SIZE_MAX of linux/limits.h, of a value and of a list.
 const XATTR_SIZE_MAX: usize = 65536;
 
-/// An attribute's value.
-pub(super) fn get(fds: &Descriptors, node: &Arc<Node>, name: &[u8]) -> Result<Vec<u8>> {
-    let name = allowed(name)?;
+/// Which attributes are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shown {
+    /// `user.*`.
+    OfUsers,
+    /// Those, access control lists, and the capabilities of programs.
+    OfLayers,
+}
+
+/// What a layer shows besides `user.*`.
+const OF_LAYERS: [&[u8]; 3] =
+    [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// An attribute's value. One beside those of users that cannot be read is not there.
+pub(super) fn get(
+    fds: &Descriptors,
+    node: &Arc<Node>,
+    (name, shown): (&[u8], Shown),
+) -> Result<Vec<u8>> {
+    if shown == Shown::OfLayers && OF_LAYERS.contains(&name) {
+        return read(fds, node, name).map_err(|_| Errno::ENODATA);
+    }
+    read(fds, node, allowed(name)?)
+}
+
+fn read(fds: &Descriptors, node: &Arc<Node>, name: &[u8]) -> Result<Vec<u8>> {
     let Some(fd) = readable(fds, node)? else { return Err(Errno::ENODATA) };
     let mut value = Vec::with_capacity(256);
     match rustix::fs::fgetxattr(&fd, name, rustix::buffer::spare_capacity(&mut value)) {
@@ -45,7 +69,7 @@ pub(super) fn set(
 }
 
 /// The names of all attributes a tenant may see.
-pub(super) fn list(fds: &Descriptors, node: &Arc<Node>) -> Result<Vec<Vec<u8>>> {
+pub(super) fn list(fds: &Descriptors, node: &Arc<Node>, shown: Shown) -> Result<Vec<Vec<u8>>> {
     let Some(fd) = readable(fds, node)? else { return Ok(Vec::new()) };
     let mut list = Vec::with_capacity(XATTR_SIZE_MAX);
     match rustix::fs::flistxattr(&fd, rustix::buffer::spare_capacity(&mut list)) {
@@ -53,7 +77,10 @@ pub(super) fn list(fds: &Descriptors, node: &Arc<Node>) -> Result<Vec<Vec<u8>>> 
         Err(rustix::io::Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Err(error) => return Err(errno(error)),
     }
-    let names = list.split(|&byte| byte == 0).filter(|name| allowed(name).is_ok());
+    let is_shown = |name: &&[u8]| {
+        allowed(name).is_ok() || shown == Shown::OfLayers && OF_LAYERS.contains(name)
+    };
+    let names = list.split(|&byte| byte == 0).filter(is_shown);
     Ok(names.map(<[u8]>::to_vec).collect())
 }
 
