@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use polylane_tests::host::{Host, succeeds, text};
 use polylane_tests::pool::{Run, no_library};
 use polylane_tests::step::good;
-use polylane_tests::{Lane, Script, lacks, scripts, unavailable};
+use polylane_tests::{Lane, Script, binary, lacks, scripts, unavailable};
 
 /// Runs a script of the shell in a directory.
 fn sh(dir: &Path, script: &str) -> String {
@@ -173,4 +174,53 @@ fn a_chown_of_all_files_moves_no_data() {
         assert_eq!(lines[1..3], ["0", "621"], "{door}: {said}");
         assert_eq!(lines[3], lines[4], "{door}: {said}");
     }
+}
+
+/// Requests of the library to a lane, by their names.
+fn asked(lane: &str) -> impl Fn(&str) -> u64 + use<> {
+    let stats = succeeds(&["stats", "--json", "--pool", lane]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+    let by_operation = stats[0]["service"]["shared_memory"]["by_operation"].clone();
+    move |name| by_operation[name].as_u64().unwrap_or(0)
+}
+
+/// `diff` opens two files before it reads either: the answers to both opens bring the bytes, and
+/// the next opens close them.
+#[test]
+fn files_that_are_compared_take_one_request_each() {
+    const FILES: u64 = 300;
+    let test = "files_that_are_compared_take_one_request_each";
+    if unavailable(test) || no_library(test) || lacks(test, &["diff"]) {
+        return;
+    }
+    let host = Host::new();
+    let (low, at) = (host.dir("low"), host.dir("at"));
+    let make = format!(
+        "for tree in old new; do mkdir $tree; for n in $(seq {FILES}); do \
+             seq $n 10 10000 >$tree/$n; done; done; echo more >>new/7; rm old/9"
+    );
+    sh(&low, &make);
+    succeeds(&["mount", "--size", "64M", "--lower", text(&low), "volume:upper.img", text(&at)]);
+    let mount = &host.mounts()[0];
+    let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
+    let diff = |dir: &Path, way: &str| sh(dir, &format!("{way}diff -r old new || test $? = 1"));
+    let fast = format!(
+        "eval \"$({} env {})\"; export LD_PRELOAD POLYLANE_MOUNT POLYLANE_RUN; ",
+        binary().display(),
+        text(&at)
+    );
+    let expected = diff(&low, "");
+    // The first time nothing is cached that an answer could bring.
+    assert_eq!(diff(&at, &fast), expected);
+    let before = asked(&lane);
+    assert_eq!(diff(&at, &fast), expected);
+    let after = asked(&lane);
+    let more = |name: &str| after(name) - before(name);
+    let (opens, reads, closes) = (more("open"), more("read"), more("close"));
+    assert!(opens >= 2 * FILES - 10, "{opens} opens");
+    assert!(reads < FILES / 10 && closes < FILES / 10, "{reads} reads, {closes} closes");
+    // What waits to be closed is so when its program ends, and has no name in its way before.
+    sh(&at, &format!("{fast}cat old/* >/dev/null; rm -r old new; test -z \"$(ls)\""));
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
 }

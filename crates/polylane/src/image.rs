@@ -70,7 +70,7 @@ pub(crate) struct DiffArgs {
     /// 'upperdir' of the kernel's overlayfs
     #[arg(long, value_name = "DIR|VOLUME", requires = "lower")]
     upper: Option<PathBuf>,
-    /// The lowers that it lies over, the uppermost first: a directory, or a volume
+    /// The lowers that it lies over, the uppermost first, as of 'run'
     #[arg(long, value_name = "SOURCE")]
     lower: Vec<OsString>,
     /// Write an image of this name: the container's with the layer over it, an archive as 'image

@@ -202,11 +202,13 @@ impl Vfs {
         value: Option<&[u8]>,
     ) -> Result<()> {
         self.check_keeps_acls(node)?;
-        let acl = value.map(Acl::parse).transpose()?.flatten();
+        let acl = value.map(Acl::parse).transpose().map(Option::flatten);
         if kind == AclKind::Default && !node.is_dir() {
-            return if acl.is_some() { Err(Errno::EACCES) } else { Ok(()) };
+            // Also what is no list: the kernel looks at it last.
+            return if acl == Ok(None) { Ok(()) } else { Err(Errno::EACCES) };
         }
         access::check_owner(ctx, node)?;
+        let acl = acl?;
         // As a change of its mode: who may search it may be another afterwards, and what a lease's
         // holder makes in it may inherit.
         let _announced = node.is_dir().then(|| self.core.change_paths());

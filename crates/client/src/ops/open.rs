@@ -132,18 +132,21 @@ fn request(
     let (flags, umask) = (new.flags as u32, new.umask);
     let mut message = Message { flags, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = new.slot.into();
-    message.arg[1] = inline_data::wish(session, new.flags);
-    message.arg[2] = asked.map_or(0, |asked| handles.wish(asked, new.flags, locks));
+    let wish = inline_data::wish(session, new.flags);
+    message.arg[1] = wish.bytes;
+    let in_row = wish.bytes > 0;
+    let parks = asked.map(|asked| (asked, handles.wish(asked, new.flags, in_row, locks)));
+    message.arg[2] = parks.as_ref().map_or(0, |(_, parks)| parks.arg);
     message.arg[3] = evicted.map_or(0, Evicted::into_handle);
-    let (reply, mark) = call::open(session, message, (at.dir, at.path))?;
+    let (reply, mark) = call::open(session, wish.place, message, (at.dir, at.path))?;
     if let Some(attr) = reply.attr {
         return Ok(Some(FoundDir { handle: reply.handle, ino: attr.ino }));
     }
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);
-    inline_data::learn(session, file, &reply, mark);
-    if let Some(asked) = asked {
-        handles.learn(session, file, asked, &reply);
+    inline_data::learn(session, file, wish.place, (&reply, mark));
+    if let Some((asked, parks)) = parks {
+        handles.learn(session, file, (asked, parks.once), &reply);
     }
     Ok(None)
 }

@@ -27,7 +27,7 @@
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::{
-    AT_REST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags,
+    AT_REST, FIRST, IS_MARK, MAY_BE_DIR, MAY_REST, Message, Op, Reply, TransferFlags,
 };
 use zerocopy::FromZeros;
 
@@ -92,6 +92,8 @@ struct CachedHandle {
     flags: AtomicU32,
     /// Number of the session that it is open in.
     session: AtomicU32,
+    /// 1: it was opened once, and is parked for the next open to close.
+    once: AtomicU32,
     /// What the record knew of the view.
     shown: AtomicU64,
     /// Seconds of the monotonic clock when it was opened.
@@ -154,9 +156,11 @@ impl CachedHandles {
         before.contains(&upper(hash)) || config::views() == 0
     }
 
-    /// The file of such an open has to make room.
-    fn makes_room(&self, hash: u64) {
-        self.count_miss();
+    /// The file of such an open has to make room; `once`: which was the only one.
+    fn makes_room(&self, hash: u64, once: bool) {
+        if !once {
+            self.count_miss();
+        }
         self.missed[hash as usize % MISSED].store(upper(hash), Ordering::Relaxed);
     }
 
@@ -194,6 +198,7 @@ impl CachedHandle {
             view: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             session: AtomicU32::new(0),
+            once: AtomicU32::new(0),
             shown: AtomicU64::new(0),
             opened_at: AtomicI64::new(0),
             path: [const { AtomicU64::new(0) }; PATH_WORDS],
@@ -252,6 +257,14 @@ pub(crate) fn may_be_dir(flags: i32) -> bool {
     flags & !(FLAGS | libc::O_DIRECTORY) == 0 && flags & (libc::O_RDWR | libc::O_APPEND) == 0
 }
 
+/// What an open asks for.
+pub(crate) struct Wish {
+    /// Its `arg[2]`.
+    pub(crate) arg: u64,
+    /// It is the first one of late.
+    pub(crate) once: bool,
+}
+
 /// A parked file that has to be closed. Dropped, it is closed by a request of its own, and
 /// waited for.
 pub(crate) struct Evicted {
@@ -301,18 +314,30 @@ impl HandleCache {
         self.cached.came_before(asked.hash)
     }
 
-    /// `arg[2]` of an open: whether the file may be parked, which is worth it from the second open
-    /// on, but not in a process that `locks`; and whether it may be a directory.
-    pub(crate) fn wish(self, asked: &Asked<'_>, flags: i32, locks: bool) -> u64 {
-        if !self.came_before(asked) {
-            return 0;
-        }
-        let rests = if locks { 0 } else { MAY_REST };
-        if may_be_dir(flags) { rests | MAY_BE_DIR } else { rests }
+    /// Whether the file of an open may be parked: it is worth it from the second open on, and for
+    /// what is read by one of many opens in a row, since the next one then closes it; but not in a
+    /// process that `locks`. And whether it may be a directory.
+    pub(crate) fn wish(self, asked: &Asked<'_>, flags: i32, in_row: bool, locks: bool) -> Wish {
+        let once = !self.came_before(asked);
+        let arg = match (once, locks) {
+            (true, false) if in_row && flags & libc::O_ACCMODE == libc::O_RDONLY => {
+                MAY_REST | FIRST
+            }
+            (false, false) => MAY_REST,
+            _ => 0,
+        };
+        let dir = if !once && may_be_dir(flags) { MAY_BE_DIR } else { 0 };
+        Wish { arg: arg | dir, once }
     }
 
     /// The answer to such an open.
-    pub(crate) fn learn(self, session: &Session, file: &Record, asked: &Asked<'_>, reply: &Reply) {
+    pub(crate) fn learn(
+        self,
+        session: &Session,
+        file: &Record,
+        (asked, once): (&Asked<'_>, bool),
+        reply: &Reply,
+    ) {
         let [_, _, places, sum, number, view, ..] = reply.value;
         let Some(shown) = (view as u32).checked_sub(1) else { return };
         let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1);
@@ -327,6 +352,7 @@ impl HandleCache {
         entry.number.store(number, Ordering::Relaxed);
         entry.view.store(shown, Ordering::Relaxed);
         entry.session.store(session.number, Ordering::Relaxed);
+        entry.once.store(once.into(), Ordering::Relaxed);
         entry.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
         entry.opened_at.store(real::seconds(), Ordering::Relaxed);
         words(asked.path).zip(&entry.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
@@ -377,6 +403,7 @@ impl HandleCache {
             return None;
         };
         self.cached.count_hit();
+        entry.once.store(0, Ordering::Relaxed);
         file.flags.store(entry.flags.load(Ordering::Relaxed), Ordering::Relaxed);
         file.handle.store(entry.handle.load(Ordering::Relaxed), Ordering::Relaxed);
         file.view.store(entry.shown.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -434,13 +461,16 @@ impl HandleCache {
         }
     }
 
-    /// The slot of the file that was parked first, which is closed; now and then a new one, so
-    /// that more files may be parked.
+    /// The slot of the file that was parked first, which is closed, of those opened once if there
+    /// are any; now and then a new one, so that more of the others may be parked.
     fn take_parked(self, session: &'static Session, mode: usize) -> Option<TakenSlot> {
+        let is_once = |place: usize| self.cached.entries[place].once.load(Ordering::Relaxed) != 0;
         // When a file was parked: smaller is earlier.
-        let since = |place: &usize| self.cached.since[*place].load(Ordering::Relaxed);
-        let place = self.slots.parked(session, mode).min_by_key(since)?;
-        if self.cached.is_crowded()
+        let since = |place: usize| self.cached.since[place].load(Ordering::Relaxed);
+        let order = |place: &usize| (!is_once(*place), since(*place));
+        let place = self.slots.parked(session, mode).min_by_key(order)?;
+        if !is_once(place)
+            && self.cached.is_crowded()
             && let Ok(taken) = self.slots.make_now(session, mode)
         {
             return Some(TakenSlot { evicted: None, taken });
@@ -452,8 +482,9 @@ impl HandleCache {
     /// Has the file that is parked at a place whose slot the caller has make room. `None`: the
     /// service took it back.
     fn evict(self, session: &'static Session, place: usize) -> Option<Evicted> {
-        self.cached.makes_room(self.cached.hashes[place].load(Ordering::Relaxed));
         let entry = &self.cached.entries[place];
+        let once = entry.once.load(Ordering::Relaxed) != 0;
+        self.cached.makes_room(self.cached.hashes[place].load(Ordering::Relaxed), once);
         let handle = entry.handle.load(Ordering::Relaxed);
         let ours = entry.unpark(session);
         entry.clear();
@@ -542,7 +573,7 @@ mod tests {
         // More files than may entry, one after the other and again: each made room just before.
         for file in 0..100 {
             cached.count_missed(hash(file));
-            cached.makes_room(hash(file));
+            cached.makes_room(hash(file), false);
         }
         assert!(!(0..CROWD).any(|_| cached.is_crowded()), "nobody asked for them again");
         for file in 0..100 {

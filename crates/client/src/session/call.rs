@@ -46,13 +46,15 @@ pub(crate) fn question(
     }
 }
 
-/// Opens a file; with the reply comes the mark by which the bytes that it brought are found.
+/// Opens a file by that mailbox of the thread, if it is free; with the reply comes the mark by
+/// which the bytes that it brought are found.
 pub(crate) fn open(
     session: &'static Session,
+    place: usize,
     message: Message,
     at: Place<'_>,
 ) -> Outcome<(Reply, Mark)> {
-    let mailbox = session.mailbox()?;
+    let mailbox = session.mailbox_at(place)?;
     let message = counted(session, put_paths(&mailbox, message, at, (at.0, b"")));
     let reply = session.channel.call(mailbox.index, &message, &Alive(session));
     Ok((finish(&mailbox, &message, reply)?, session.mark(mailbox.index)))

@@ -32,7 +32,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
@@ -474,6 +474,11 @@ impl Session {
         self.free_mailbox([AWAITED, UNAWAITED])?.ready()
     }
 
+    /// As [`Session::mailbox`], that one of the two if it is free.
+    pub(crate) fn mailbox_at(&'static self, place: usize) -> Outcome<Mailbox> {
+        self.free_mailbox([place, BOXES - 1 - place])?.ready()
+    }
+
     fn free_mailbox(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
         boxes::with(self.lane, |own| {
             if own.session.get() != self.number {
@@ -557,44 +562,5 @@ impl Session {
         own.session.set(self.number);
         real::call_at_thread_exit();
         Ok(())
-    }
-
-    /// The mark of the last request posted to a mailbox.
-    pub(crate) fn mark(&self, index: MailboxIndex) -> Mark {
-        let posts = self.posts[index.0 as usize].load(Ordering::Relaxed);
-        Mark { mailbox: index.0 + 1, posts }
-    }
-
-    /// Whether the request of that mark is answered.
-    pub(crate) fn is_answered(&self, mark: Mark) -> bool {
-        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return true };
-        self.posts[mailbox as usize].load(Ordering::Relaxed) != mark.posts
-            || self.channel.is_free(MailboxIndex(mailbox))
-    }
-
-    /// Copies bytes of the payload that came with the answer to the request of that mark; false:
-    /// they are gone, for the mailbox has been used again. For the thread that it belongs to.
-    pub(crate) fn answered_get(&self, mark: Mark, at: usize, into: &mut [u8]) -> bool {
-        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return false };
-        let is_last = || self.posts[mailbox as usize].load(Ordering::Relaxed) == mark.posts;
-        if !is_last() {
-            return false;
-        }
-        self.channel.payload_get(MailboxIndex(mailbox), at, into);
-        // A handler may have interrupted the copying, and used the mailbox.
-        compiler_fence(Ordering::SeqCst);
-        is_last()
-    }
-
-    /// Waits until the request of that mark is answered.
-    pub(crate) fn wait_for(&self, mark: Mark) -> Outcome<()> {
-        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return Ok(()) };
-        let now = self.posts[mailbox as usize].load(Ordering::Relaxed);
-        // Something newer lies in the mailbox only when that one was answered.
-        if now != mark.posts {
-            return Ok(());
-        }
-        let settled = self.channel.settle(MailboxIndex(mailbox), &Alive(self));
-        settled.map_err(|_| Detour::Kernel)
     }
 }

@@ -6,7 +6,7 @@ use polylane_base::sync::{Arc, Weak};
 use polylane_base::{Errno, Gid, Uid};
 use polylane_front::lane::slots::Access;
 use polylane_ipc::message::{
-    AT_REST, IS_MARK, LockFlags, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
+    AT_REST, FIRST, IS_MARK, LockFlags, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
 };
 use polylane_vfs::{
     Cred, Inode, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx, OpenFile,
@@ -267,16 +267,40 @@ fn an_open_closes_the_file_whose_slot_it_takes() {
     assert_eq!(slot.file().err(), Some(Errno::EBADF));
 }
 
+/// Whoever reads it now moves the access time; later nobody does.
+fn read_once(house: &House, file: &OpenFile) {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    house.lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();
+    file.read(&OpCtx::service(), 0, 1, &mut &mut [0; 1][..]).unwrap();
+}
+
+#[test]
+fn what_is_opened_first_comes_with_the_answer_and_may_rest() {
+    let house = House::new();
+    let client = house.client();
+    let direct = beside(&house, "f");
+    direct.write(&OpCtx::service(), Some(0), &mut &[7; 5000][..]).unwrap();
+    read_once(&house, &direct);
+    let open = |wish| {
+        let rest = open_with(&client, "f", libc::O_RDONLY, [NO_SLOT, 9000, wish, 0]).unwrap();
+        (count(&rest), Rest::of(&client, rest))
+    };
+    let (brought, rest) = open(MAY_REST | FIRST);
+    assert_eq!(brought, 5000, "in the payload");
+    assert!(rest.lie_down() && rest.get_up());
+    rest.close(0).unwrap();
+    let (brought, rest) = open(MAY_REST | FIRST);
+    assert_eq!(brought, 0, "opened again after all: in frames");
+    rest.close(0).unwrap();
+}
+
 #[test]
 fn what_rests_is_shown_as_it_is() {
     let house = House::new();
     let client = house.client();
     let direct = beside(&house, "f");
     direct.write(&OpCtx::service(), Some(0), &mut &[7; 5000][..]).unwrap();
-    // Whoever reads it now moves the access time; later nobody does.
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    house.lane.vfs.getattr(&OpCtx::service(), direct.node()).unwrap();
-    direct.read(&OpCtx::service(), 0, 1, &mut &mut [0; 1][..]).unwrap();
+    read_once(&house, &direct);
     let reply = open_with(&client, "f", libc::O_RDONLY, [NO_SLOT, 9000, MAY_REST, 0]).unwrap();
     assert_eq!((count(&reply), reply.value[0]), (0, reply.value[5]), "in frames, not brought");
     let rest = Rest::of(&client, reply);

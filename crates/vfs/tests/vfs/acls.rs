@@ -132,7 +132,11 @@ fn who_may_set_what_where() {
         assert_eq!(lane.set(&alice, node, name, "u::7 u:2:7 g::5 o::1"), Err(Errno::EINVAL));
         assert_eq!(lane.list(node, name), Ok(acl(text)));
     }
-    assert_eq!(lane.set(&alice, &file, DEFAULT, text), Err(Errno::EACCES));
+    // The kernel looks at what the list says last.
+    for list in [text, "u::7"] {
+        assert_eq!(lane.set(&alice, &file, DEFAULT, list), Err(Errno::EACCES));
+        assert_eq!(lane.set(&bob, &file, ACCESS, list), Err(Errno::EPERM));
+    }
     assert_eq!(lane.vfs.removexattr(&OpCtx::as_user(&alice), &file, DEFAULT), Ok(()));
     assert_eq!(lane.set(&Cred::root(), &link, ACCESS, text), Err(Errno::EOPNOTSUPP));
     assert_eq!(lane.list(&link, ACCESS), Err(Errno::EOPNOTSUPP));

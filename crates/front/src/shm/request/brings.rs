@@ -1,6 +1,6 @@
 //! What the answer to an open may bring along.
 
-use polylane_ipc::message::{MAY_BE_DIR, MAY_REST, Message};
+use polylane_ipc::message::{FIRST, MAY_BE_DIR, MAY_REST, Message};
 
 use super::Handle;
 
@@ -9,6 +9,8 @@ use super::Handle;
 pub struct Brings {
     /// All bytes of a file of at most so many; 0: none.
     pub bytes: usize,
+    /// These in the payload: no such open came before.
+    pub first: bool,
     /// The right to close the file and open it again unasked.
     pub may_rest: bool,
     /// A handle on a directory, where the path leads to one.
@@ -23,6 +25,7 @@ impl Brings {
         let [_, bytes, wish, rested] = message.arg;
         Brings {
             bytes: bytes.min(buffer_bytes as u64) as usize,
+            first: wish & FIRST != 0,
             may_rest: wish & MAY_REST != 0,
             may_be_dir: wish & MAY_BE_DIR != 0,
             instead_of: Some(rested).filter(|&word| word != 0).map(Handle::from_wire),

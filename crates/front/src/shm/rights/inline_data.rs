@@ -18,12 +18,13 @@ pub(in crate::shm) struct Opened {
 
 /// Shows the state of a file that was just opened, if all of it is cached, and has `bring`
 /// bring its bytes. They are the file's as long as the state is that one; of a file that is
-/// opened again they are put into frames instead, where they outlive the close. Where reading
+/// opened again, or may rest and is not opened `first`, they are put into frames instead, where
+/// they outlive the close. Where reading
 /// moves the access time the client notes that it did, if nobody else has a view. Leaves views
 /// as `show_end` does.
 pub(super) fn show_opened(
     viewing: Viewing<'_>,
-    handle: Handle,
+    (handle, first): (Handle, bool),
     file: &OpenFile,
     bring: impl FnOnce() -> bool,
 ) -> Option<Opened> {
@@ -37,7 +38,7 @@ pub(super) fn show_opened(
     viewing.show_attr(view, node).ok()?;
     let look = viewing.connection.channel.views().look(view).filter(|look| look.has(HAS_ATTR))?;
     if look.has(HAS_DATA) {
-        let there = viewing.show_again(view, node, pages) || bring();
+        let there = viewing.show_again((view, first), node, pages) || bring();
         return there.then_some(Opened { view, sequence: look.sequence() });
     }
     // What was just changed may change again: frames are for files that are read for longer.

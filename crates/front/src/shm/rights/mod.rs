@@ -178,11 +178,11 @@ impl RightsOf<'_> {
     /// As [`inline_data::show_opened`].
     pub(super) fn show_opened(
         &self,
-        handle: Handle,
+        opened: (Handle, bool),
         file: &OpenFile,
         bring: impl FnOnce() -> bool,
     ) -> Option<Opened> {
-        inline_data::show_opened(self.views(), handle, file, bring)
+        inline_data::show_opened(self.views(), opened, file, bring)
     }
 
     /// Lets the client park an open file from now on, if its view has none that may be and half of

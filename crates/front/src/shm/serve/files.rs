@@ -92,7 +92,7 @@ impl Call<'_> {
             self.let_rest(handle, &file, mark, &mut reply);
         }
         if brings.bytes > 0 && self.can_show() {
-            self.bring(handle, &file, brings.bytes, &mut reply);
+            self.bring(handle, &file, brings, &mut reply);
         }
         Ok(reply)
     }
@@ -126,9 +126,10 @@ impl Call<'_> {
         }
     }
 
-    /// Has the answer to an open bring all of a file of at most `bytes` along, with the state at
-    /// which they count; nothing where that takes more than a copy.
-    fn bring(&mut self, handle: Handle, file: &OpenFile, bytes: usize, reply: &mut Reply) {
+    /// Has the answer to an open bring all of a small file along, with the state at which it
+    /// counts; nothing where that takes more than a copy.
+    fn bring(&mut self, handle: Handle, file: &OpenFile, brings: Brings, reply: &mut Reply) {
+        let Brings { bytes, first, .. } = brings;
         let readable = file.flags() & libc::O_ACCMODE != libc::O_WRONLY;
         if !readable || !file.ends_by(bytes as u64) || file.ends_by(0) {
             return;
@@ -140,7 +141,9 @@ impl Call<'_> {
             brought = file.peek(&self.ctx(), 0, bytes, &mut sink).ok();
             brought.is_some()
         };
-        let Some(opened) = self.session.rights().show_opened(handle, file, bring) else { return };
+        let Some(opened) = self.session.rights().show_opened((handle, first), file, bring) else {
+            return;
+        };
         (reply.value[0], reply.value[1]) = (u64::from(opened.view) + 1, opened.sequence.into());
         if let Some(count) = brought {
             self.stats.read(count);

@@ -136,11 +136,16 @@ impl Viewing<'_> {
 
     /// Whether all pages of a file that was brought before are shown; from now on, if they were
     /// not.
-    pub(super) fn show_again(self, number: u32, node: &Node, pages: Range<u64>) -> bool {
+    pub(super) fn show_again(
+        self,
+        (number, first): (u32, bool),
+        node: &Node,
+        pages: Range<u64>,
+    ) -> bool {
         let mut state = self.shown.lock();
         let Some(view) = state.get(number) else { return false };
         view.brought = view.brought.saturating_add(1);
-        if view.brought == 1 && view.cached.is_none() {
+        if view.brought == 1 && (first || view.cached.is_none()) {
             return false;
         }
         let missing = state.missing(&self.connection.channel, number, pages);
