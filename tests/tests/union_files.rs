@@ -200,7 +200,8 @@ fn files_that_are_compared_take_one_request_each() {
              seq $n 10 10000 >$tree/$n; done; done; echo more >>new/7; rm old/9"
     );
     sh(&low, &make);
-    succeeds(&["mount", "--size", "64M", "--lower", text(&low), "volume:upper.img", text(&at)]);
+    let upper = format!("volume:{}", host.path("upper.img").display());
+    succeeds(&["mount", "--size", "64M", "--lower", text(&low), &upper, text(&at)]);
     let mount = &host.mounts()[0];
     let lane = format!("{}@{}", mount["pool"].as_str().expect("a name"), mount["service"]);
     let diff = |dir: &Path, way: &str| sh(dir, &format!("{way}diff -r old new || test $? = 1"));
