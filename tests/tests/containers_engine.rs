@@ -1095,6 +1095,54 @@ fn who_waits_for_a_container_is_not_in_its_pool() {
     engine.succeeds(&["pool", "rm", &pool]);
 }
 
+/// Roots of a pool's containers over one image are instances of one service, which all of them
+/// survive; those of no pool have services of their own.
+#[test]
+fn containers_of_a_pool_have_one_service() {
+    let name = "containers_of_a_pool_have_one_service";
+    let Some(engine) = Engine::new(name) else { return };
+    let pool = engine.host.pool("instances");
+    engine.succeeds(&["pool", "create", &pool]);
+    let services = |pool: &str| {
+        let listed = engine.succeeds(&["stats", "--json"]);
+        let all: Vec<Value> = serde_json::from_str(&listed).expect("JSON");
+        let own = format!("{pool}@");
+        let is_own = |one: &&Value| one["pool"].as_str().is_some_and(|name| name.starts_with(&own));
+        all.iter().filter(is_own).map(|one| one["service_pid"].clone()).collect::<Vec<_>>()
+    };
+    let mounted = engine.host.dir("mounted");
+    fs::write(mounted.join("file"), "of the host\n").expect("write");
+    let mounted = format!("{}:/new/dir", text(&mounted));
+    for container in ["one", "two", "three"] {
+        let into = ["--name", container, "--pool", &pool, "-v", &mounted, "busybox"];
+        let words = [&["container", "run", "-d"][..], &into].concat();
+        engine.succeeds(&[&words[..], &["sh", "-c", "echo $HOSTNAME >/own; sleep 1000"]].concat());
+    }
+    let service = services(&pool);
+    assert_eq!(service.len(), 1, "{service:?}");
+    engine.succeeds(&["container", "run", "-d", "--name", "beside", "busybox", "sleep", "1000"]);
+    assert_eq!(services(&pool), service, "one of no pool is not in it");
+    let read = |container: &str, file: &str| {
+        engine.succeeds(&["container", "exec", container, "cat", file])
+    };
+    let said = ["one", "two", "three"].map(|container| read(container, "/own"));
+    assert!(said[0] != said[1] && said[1] != said[2], "{said:?}");
+    // The image has no /proc: what the runtime mounts on is durable once a container runs.
+    kill(service[0].as_u64().expect("a process") as u32);
+    until("the next service", || services(&pool).iter().all(|pid| *pid != service[0]));
+    for container in ["one", "two", "three"] {
+        assert_eq!(read(container, "/etc/passwd"), PASSWD);
+        assert_eq!(read(container, "/proc/1/comm"), "sleep\n");
+        assert_eq!(read(container, "/new/dir/file"), "of the host\n");
+    }
+    // One that goes leaves the others, the first among them.
+    engine.succeeds(&["container", "rm", "-f", "one"]);
+    assert_eq!(read("two", "/etc/passwd"), PASSWD);
+    engine.succeeds(&["container", "rm", "-f", "two", "three", "beside"]);
+    engine.assert_nothing_is_left(&[]);
+    engine.succeeds(&["pool", "rm", &pool]);
+}
+
 /// Records in a state directory say which programs are executed: it is the caller's own.
 #[test]
 fn a_state_directory_of_another_user_is_refused() {

@@ -147,10 +147,10 @@ impl Union {
         Union::mount_in(way, lowers, None)
     }
 
-    /// The same, a lane in that pool.
+    /// The same; a lane is one of that pool's, by the service that has `lowers` already.
     ///
     /// # Errors
-    /// As [`mount`](Self::mount).
+    /// It cannot be mounted.
     pub(crate) fn mount_in(way: Way, lowers: &[PathBuf], pool: Option<&str>) -> Result<Union> {
         let dir = tempfile::tempdir().context("directory of a union")?;
         for name in ["at", "upper", "work"] {
@@ -165,11 +165,11 @@ impl Union {
             }
             Way::LaneFuse | Way::Lane | Way::Cached => {
                 let mut words: Vec<OsString> = vec!["mount".into(), "--size".into(), "20G".into()];
+                if let Some(pool) = pool {
+                    words.extend(["--pool".into(), pool.into(), "--share".into()]);
+                }
                 if way == Way::Cached {
                     words.extend(["--file-cache".into(), "writeback".into()]);
-                }
-                if let Some(pool) = pool {
-                    words.extend(["--pool".into(), pool.into()]);
                 }
                 for lower in lowers {
                     words.extend(["--lower".into(), lower.into()]);

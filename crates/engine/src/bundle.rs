@@ -74,6 +74,13 @@ pub(crate) fn covered(record: &Record) -> Vec<Vec<u8>> {
     own.chain(record.mounts.iter().map(|mount| mount.target_parts().into_bytes())).collect()
 }
 
+/// Those of them where it mounts directories.
+pub(crate) fn directories(record: &Record) -> Vec<String> {
+    let is_dir = |mount: &&Mount| mount.is_lane() || Path::new(&mount.source).is_dir();
+    let mounted = record.mounts.iter().filter(is_dir).map(Mount::target_parts);
+    SYSTEM.map(str::to_string).into_iter().chain(mounted).collect()
+}
+
 /// The environment of a process: of two values of a name the last counts.
 pub(crate) fn environment(
     record: &Record,

@@ -1,5 +1,6 @@
 //! The lanes of a container: its root file system, and those of its mounts.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::lasting::{self, LaneSource};
 use polylane_volume::{self as volume, Links};
-use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, mkdirat};
 
 use crate::bundle;
 use crate::place::{Lock, Place};
@@ -69,6 +70,7 @@ pub(crate) fn mount((place, lock): (&Place, &Lock), record: &Record) -> Result<V
     };
     let layers: Vec<String> = record.layers.iter().map(of_store).collect();
     mount_root((place, lock), pool, &upper, (&layers, bundle::covered(record)))?;
+    make_mount_points(&place.root(), &bundle::directories(record))?;
     let mut sources = Vec::new();
     for (number, mount) in record.mounts.iter().enumerate() {
         sources.push(match mount.is_lane() {
@@ -105,12 +107,40 @@ pub(crate) fn mount_root(
     for layer in layers {
         options.extend(["--lower".into(), layer.into()]);
     }
+    // A pool is one tenant: its containers are instances of one service, which has their layers.
+    if pool.is_some() && upper.source.is_none() {
+        options.push("--share".into());
+    }
     let source = upper.source.clone().unwrap_or_else(|| {
         let mut own = OsString::from("volume:");
         own.push(self::upper(place));
         own
     });
     mount_one((pool, lock), options, &source, &place.root())
+}
+
+/// Makes the directories that the runtime will mount on, as far as the root has none, and waits
+/// until they are durable: a mount goes with its mount point, and a service that is killed loses
+/// one that was not synced. `targets` are relative to the root, in the order of the mounts. What
+/// cannot be made is left to the runtime, which tells why.
+pub(crate) fn make_mount_points(root: &Path, targets: &[String]) -> Result<()> {
+    let failed = |error| Failure::path(root, "have its mount points be durable", error);
+    let dir = File::open(root).map_err(failed)?;
+    let mut changed = BTreeMap::new();
+    for (number, target) in targets.iter().enumerate() {
+        // What is below another mount is made there.
+        if targets[..number].iter().any(|other| Path::new(target).starts_with(other)) {
+            continue;
+        }
+        let ends = target.match_indices('/').map(|(end, _)| end).chain([target.len()]);
+        for path in ends.map(|end| &target[..end]) {
+            let (above, name) = path.rsplit_once('/').unwrap_or((".", path));
+            let found = open_inside(&dir, above, OFlags::RDONLY | OFlags::DIRECTORY);
+            let made = |above: &File| mkdirat(above, name, Mode::from_raw_mode(0o755)).is_ok();
+            changed.extend(found.ok().filter(made).map(|found| (above, found)));
+        }
+    }
+    changed.values().try_for_each(File::sync_all).map_err(failed)
 }
 
 /// Mounts the lane of mount `number`; where.

@@ -399,6 +399,7 @@ fn prepare(
         let options = Vec::new();
         let upper = Upper { source, size: wanted.size, preload: !wanted.no_preload, options };
         lane::mount_root((place, lock), wanted.pool.as_deref(), &upper, (&[lower], covered))?;
+        lane::make_mount_points(&place.root(), &directories(config, wanted))?;
         config["root"]["path"] = json!(place.root());
         add_library(config, wanted);
     }
@@ -410,6 +411,22 @@ fn prepare(
         all.extend(wanted.mounts.iter().zip(&sources).map(|(mount, at)| bundle::bind(mount, at)));
     }
     place.write("config.json", config)
+}
+
+/// Where the runtime mounts directories. None where the container's root is another user: what is
+/// made there is that one's.
+fn directories(config: &Value, wanted: &Wanted) -> Vec<String> {
+    let maps = config.pointer("/linux/uidMappings").and_then(Value::as_array);
+    if maps.is_some_and(|maps| !maps.is_empty()) {
+        return Vec::new();
+    }
+    let is_file = |mount: &&Value| {
+        let source = mount["source"].as_str().map(Path::new);
+        source.is_some_and(|source| source.is_absolute() && !source.is_dir())
+    };
+    let own = config["mounts"].as_array().into_iter().flatten().filter(|mount| !is_file(mount));
+    let own = own.filter_map(|mount| mount["destination"].as_str().and_then(parts));
+    own.chain(wanted.mounts.iter().map(Mount::target_parts)).collect()
 }
 
 /// A path of the container without slashes that say nothing; `None`: it has `..`, or is the root.

@@ -87,6 +87,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         id_maps: false,
         covered: Vec::new(),
         command: arguments.command,
+        for_instances: false,
     })
 }
 

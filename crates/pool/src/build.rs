@@ -35,12 +35,14 @@ use crate::cluster::{self, check_upper, directory, mount_cluster};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::file_cache::{Caches, LaneCaches};
-use crate::link::Link;
+use crate::link::{FromService, Link};
 use crate::lower::Lower;
 use crate::spec::{Backing, FileCachePlace, PoolSpec};
 use crate::witness::Asker;
 use crate::{share, whole};
 use lowers::{Lowers, Over};
+
+pub(crate) use lowers::Layers;
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -142,12 +144,20 @@ pub(crate) enum Below {
     Union(Vec<Below>),
 }
 
+/// The layers under a lane, the uppermost first.
+pub(crate) enum Under {
+    /// Its own.
+    Own(Vec<Below>),
+    /// Those of the service's first lane.
+    Shared(Arc<Layers>),
+}
+
 /// What the files that a service shows are on.
 pub(crate) struct Stores {
     /// The lane's own.
     pub(crate) own: Store,
-    /// The layers under them, the uppermost first.
-    pub(crate) lowers: Vec<Below>,
+    /// The layers under them.
+    pub(crate) lowers: Under,
     /// The client of their cluster, which is not mounted yet.
     pub(crate) cluster: Option<Prepared>,
 }
@@ -161,11 +171,13 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// The files, of a lane over lowers.
     union: Option<Over>,
+    /// The lowers, which further instances are put over as well.
+    layers: Arc<Layers>,
     /// The caches of its files, as far as it was asked to have any.
     caches: LaneCaches,
-    /// The files, or some of their layers, are on a cluster: its session ends with the last
-    /// reference to them.
-    on_cluster: bool,
+    /// At the end the union lets go of what it holds of its layers: others are over them, or they
+    /// are on a cluster, whose session ends with the last reference to them.
+    lets_go: bool,
     /// Looks at the client of a Ceph file system.
     watch: Option<Watch>,
     /// Keeps its place among the lanes of its device.
@@ -183,15 +195,36 @@ struct ServedFuse {
     stats: Arc<Stats>,
 }
 
+/// What a lane takes over from a former service, and what it leaves to the next.
+pub(crate) struct Passed {
+    /// What a former service left, if the lane's files outlive one.
+    pub(crate) handover: Option<Handover>,
+    /// On which its threads beat.
+    pub(crate) heart: Arc<Heart>,
+    /// Requests that are being answered.
+    pub(crate) in_flight: Arc<InFlight>,
+}
+
+/// How a lane is served, beside what its specification says.
+pub(crate) struct Surroundings {
+    /// What the service has given up.
+    pub(crate) confined: Confined,
+    /// The host keeps users from linking to files that are not theirs.
+    pub(crate) guards_links: bool,
+    /// Who looks at its clients.
+    pub(crate) witness: Option<Arc<Asker>>,
+    /// Who is told when the kernel has let go of the mount, of a further instance.
+    pub(crate) instance: Option<Link>,
+}
+
 /// Opens both doors of the lane that `spec` describes: the FUSE device of its mount and its
-/// listening socket. With a handover it goes on for a former service. Its workers beat on `heart`.
+/// listening socket. With a handover it goes on for a former service. Its workers beat on a heart.
 pub(crate) fn start(
     spec: &PoolSpec,
     (fuse, socket): (OwnedFd, OwnedFd),
     stores: Stores,
-    confined: Confined,
-    (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
-    (guards_links, witness): (bool, Option<Arc<Asker>>),
+    Passed { handover, heart, in_flight }: Passed,
+    Surroundings { confined, guards_links, witness, instance }: Surroundings,
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -209,8 +242,13 @@ pub(crate) fn start(
     let waits = (dirty_bytes_limit(spec), flush_interval(spec));
     let mut caches = Caches::new(spec, clock, waits);
     let fs = fs.map(|fs| caches.over(FileCachePlace::Upper, fs)).transpose()?;
-    let lowers = Lowers::new(spec, client.as_ref(), &mut caches);
-    let (fs, union) = lowers.under(fs, stores.lowers, handover.as_ref())?;
+    let layers = match stores.lowers {
+        Under::Own(lowers) => {
+            Arc::new(Lowers::new(spec, client.as_ref(), &mut caches).open(lowers)?)
+        }
+        Under::Shared(layers) => layers,
+    };
+    let (fs, union) = layers.under(spec, fs, (handover.as_ref(), instance.is_none()))?;
     let fs = caches.over(FileCachePlace::All, fs)?;
     let fs = by_their_map(spec, fs)?;
     let vfs =
@@ -225,19 +263,10 @@ pub(crate) fn start(
     if let Some(witness) = witness {
         lane.slots.set_witness(witness);
     }
-    let fuse = serve_fuse(spec, fuse, lane.clone(), in_flight)?;
-    let config = shm::Config {
-        workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
-        covered: spec.covered.clone(),
-        plan: Arc::new(LazyLock::new(calibrate::plan)),
-        view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
-        heart: Some(heart),
-        helpers: cluster::io_threads(spec).unwrap_or(shm::Config::default().helpers),
-        ..shm::Config::default()
-    };
-    let server = shm::Server::start(lane.clone(), socket, config)
+    let lets_go = instance.is_some() || spec.cluster.is_some();
+    let fuse = serve_fuse(spec, fuse, (lane.clone(), in_flight), instance)?;
+    let server = shm::Server::start(lane.clone(), socket, fast_way(spec, heart))
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    let on_cluster = spec.cluster.is_some();
     Ok(Running {
         confined,
         vfs,
@@ -245,12 +274,26 @@ pub(crate) fn start(
         server,
         disk,
         union,
+        layers,
         caches: caches.made(),
-        on_cluster,
+        lets_go,
         watch: client.as_ref().map(Client::watch),
         share_link: None,
         fuse,
     })
+}
+
+/// How the fast way in is served.
+fn fast_way(spec: &PoolSpec, heart: Arc<Heart>) -> shm::Config {
+    shm::Config {
+        workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
+        covered: spec.covered.clone(),
+        plan: Arc::new(LazyLock::new(calibrate::plan)),
+        view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
+        heart: Some(heart),
+        helpers: cluster::io_threads(spec).unwrap_or(shm::Config::default().helpers),
+        ..shm::Config::default()
+    }
 }
 
 /// Files that are the lane's own.
@@ -345,8 +388,8 @@ pub(crate) fn fuse_threads(spec: &PoolSpec) -> usize {
 fn serve_fuse(
     spec: &PoolSpec,
     device: OwnedFd,
-    lane: Arc<Lane>,
-    in_flight: Arc<InFlight>,
+    (lane, in_flight): (Arc<Lane>, Arc<InFlight>),
+    instance: Option<Link>,
 ) -> Result<ServedFuse> {
     let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
     let options = ServeOptions {
@@ -366,15 +409,26 @@ fn serve_fuse(
         .spawn(move || {
             if let Err(error) = door.serve(&for_thread) {
                 say(Failure::because("lane", "go on serving its FUSE mount", error));
-                std::process::exit(FAILED.into());
+                // The other lanes of the service go on.
+                if instance.is_none() {
+                    std::process::exit(FAILED.into());
+                }
             }
             drop(serving);
+            if let Some(supervisor) = instance {
+                let _ = supervisor.send(&FromService::Unmounted, &[]);
+            }
         })
         .map_err(failed)?;
     Ok(ServedFuse { unmounted, stop, stats })
 }
 
 impl Running {
+    /// What further instances are put over.
+    pub(crate) fn layers(&self) -> Arc<Layers> {
+        self.layers.clone()
+    }
+
     /// Closes the doors and makes everything durable; the errno if that fails.
     pub(crate) fn end(mut self) -> Option<i32> {
         let _hurry = self.hurry();
@@ -432,7 +486,7 @@ impl Running {
         drop(self.lane);
         drop(self.vfs);
         drop(self.caches);
-        if let Some(over) = self.union.filter(|_| self.on_cluster) {
+        if let Some(over) = self.union.filter(|_| self.lets_go) {
             over.close();
         }
         let closed = self.disk.map_or(Ok(()), Disk::close);

@@ -23,6 +23,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use polylane_front::fuse::{self, Params, Wants};
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::{sched, scm, seccomp};
@@ -48,6 +49,9 @@ use crate::{confine, mounts, preload, root, subordinate};
 const NOT_EXECUTABLE: u8 = 126;
 /// Exit status when COMMAND does not exist.
 const NOT_FOUND: u8 = 127;
+
+/// How long the kernel may take to send FUSE_INIT after the mount.
+const INIT_TIME_MAX_MS: u32 = 10_000;
 
 /// Waiting connections of the lane's socket: every program that starts makes one.
 const SOCKET_BACKLOG: i32 = 512;
@@ -272,8 +276,23 @@ pub(crate) fn mount_lane(
         Some(device) => device,
         None => open_fuse()?,
     };
+    let (lane, socket, device_number) = make_mounts(&device, (source, attributes))?;
+    let mut fds = vec![socket.as_fd()];
+    fds.extend(opened.then(|| device.as_fd()));
+    link.send(&FromInit::Mounted(Some(device_number)), &fds)
+        .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
+    drop(device);
+    expect(link, ToInit::Serving)?;
+    Ok(lane)
+}
+
+/// The mounts of a lane, its listening socket, and the number of the lane's device.
+pub(crate) fn make_mounts(
+    device: &OwnedFd,
+    (source, attributes): (&str, MountAttrFlags),
+) -> Result<(LaneMounts, OwnedFd, (u32, u32))> {
     let mount_failed = |error| Failure::because("lane", "mount it through FUSE", error);
-    let fuse = mounts::fuse(&device, source, attributes).map_err(mount_failed)?;
+    let fuse = mounts::fuse(device, source, attributes).map_err(mount_failed)?;
     let run_dir_failed = |error: std::io::Error| Failure::because("lane", "make its socket", error);
     let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
         .map_err(|error| run_dir_failed(error.into()))?;
@@ -282,14 +301,21 @@ pub(crate) fn mount_lane(
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(&fuse, "", flags, StatxFlags::empty())
         .map_err(|error| Failure::because("lane", "look at its mount", error))?;
-    let (major, minor) = (stat.stx_dev_major, stat.stx_dev_minor);
-    let mut fds = vec![socket.as_fd()];
-    fds.extend(opened.then(|| device.as_fd()));
-    link.send(&FromInit::Mounted(Some((major, minor))), &fds)
-        .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
-    drop(device);
-    expect(link, ToInit::Serving)?;
-    Ok(LaneMounts { lane: fuse, run_dir: Some(run_dir) })
+    let number = (stat.stx_dev_major, stat.stx_dev_minor);
+    Ok((LaneMounts { lane: fuse, run_dir: Some(run_dir) }, socket, number))
+}
+
+/// What the kernel and the service of a mount agree on.
+pub(crate) fn negotiate(device: &OwnedFd, wants: Wants) -> Result<Params> {
+    let params = fuse::negotiate(device, INIT_TIME_MAX_MS, wants)
+        .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
+    match wants.id_maps && !params.id_maps() {
+        true => Err(Failure::failed(
+            "--idmap: this kernel lets no mount of a lane be id-mapped (Linux 6.12 does): let the \
+             service map users by --map-users",
+        )),
+        false => Ok(params),
+    }
 }
 
 /// The lane's socket, in a directory that is mounted nowhere yet. Every user of the tenant may

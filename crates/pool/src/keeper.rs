@@ -121,6 +121,14 @@ impl Keeper {
         }
     }
 
+    /// Has it coordinate a device when nobody else does, if it has none to coordinate yet.
+    pub(crate) fn coordinate(&mut self, shares: (Meeting, Profile), service: BorrowedFd<'_>) {
+        if self.duty.shares.is_none() {
+            self.duty.shares = Some(shares);
+            self.replace(Some(service));
+        }
+    }
+
     /// Tells the keeper of a service to wait for.
     pub(crate) fn watch(&self, service: BorrowedFd<'_>) {
         // A keeper that is gone cannot be helped; nothing depends on it while the supervisor lives.

@@ -18,6 +18,7 @@ mod excuse;
 mod file_cache;
 mod fuse_device;
 mod init;
+mod instance;
 mod keeper;
 pub mod kernel_fs;
 mod kernel_fs_kind;

@@ -61,6 +61,8 @@ pub(crate) enum ToService {
     Copy(Ask),
     /// Make the files of the upper whole, answer `Solid` when they are.
     Solidify,
+    /// Serve one more lane over the same lowers, whose descriptors come with it.
+    Instance,
 }
 
 /// What the service answers.
@@ -81,6 +83,8 @@ pub(crate) enum FromService {
     Copied(Answer),
     /// How many files of the upper were made whole, or why not all of them are.
     Solid(std::result::Result<u64, String>),
+    /// The kernel has let go of the mount of a further instance.
+    Unmounted,
     /// The end of a shutdown: the errno of the flush, if it failed.
     Flushed(Option<i32>),
 }
@@ -99,6 +103,11 @@ impl Link {
     /// An end that was handed down.
     pub(crate) fn from_fd(fd: OwnedFd) -> Link {
         Link(fd)
+    }
+
+    /// The same end once more.
+    pub(crate) fn again(&self) -> std::io::Result<Link> {
+        self.0.try_clone().map(Link)
     }
 
     /// Sends one message. `EPIPE` when the peer is gone.

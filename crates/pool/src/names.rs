@@ -69,6 +69,17 @@ pub fn fresh_id(what: &str) -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// A number that no other lane of its service has had, and not 0.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub(crate) fn fresh_number(what: &str) -> Result<u32> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Failure::because(what, "make a number for a lane of it", error))?;
+    Ok(u32::from_ne_bytes(bytes).max(1))
+}
+
 /// Whether a text can name a pool: letters, digits, `.`, `_` and `-`, at most 64, no leading `.`.
 pub fn is_name(text: &str) -> bool {
     let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -151,8 +162,7 @@ impl PoolName {
 
     /// How many pools of this user run, this one among them.
     pub(crate) fn running_count(&self) -> usize {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "lock")).count()
+        running_in(&self.dir)
     }
 
     /// Where the statistics socket belongs.
@@ -176,34 +186,61 @@ impl PoolName {
     /// One line when it cannot be made.
     pub(crate) fn make_run_dir(&self, path: &Path) -> Result<()> {
         self.remove_run_dirs();
-        let failed = |error| Failure::path(path, "make the lane's run directory", error);
-        if let Some(parent) = path.parent() {
-            if is_beside(parent) {
-                // The command that clears up finds it by this.
-                rustix::fs::symlink(path, self.record_beside()).map_err(failed)?;
+        make_run_dir(&self.dir, path)
+    }
+
+    /// Makes the directory that a lane is mounted on which nobody is to see, and which is there for
+    /// further lanes of its service. It goes with the name's files.
+    ///
+    /// # Errors
+    /// One line when it cannot be made.
+    pub(crate) fn make_ground(&self) -> Result<PathBuf> {
+        let dir = self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone());
+        let above = dir.join(format!("{}.{GROUND}", self.name));
+        let failed = |error: Errno| Failure::path(&above, "make a directory", error);
+        let at = above.join(GROUND);
+        for dir in [&above, &at] {
+            match rustix::fs::mkdir(dir, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(failed(error)),
             }
-            ensure_private_dir(parent)?;
         }
-        rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)).map_err(failed)
+        Ok(at)
     }
 
-    /// Where it is said which directory beside the run-time directory is the lane's.
-    fn record_beside(&self) -> PathBuf {
-        self.dir.join(format!("{}.beside", self.name))
+    fn remove_ground(&self) {
+        let above = self.dir.join(format!("{}.{GROUND}", self.name));
+        let _ = fs::remove_dir(above.join(GROUND));
+        let _ = fs::remove_dir(above);
     }
 
+    /// The run directories of its lane and of further lanes of its service.
     fn remove_run_dirs(&self) {
-        remove_run_dir(&self.dir.join(format!("{}.{RUN_DIR}", self.name)));
-        if let Ok(beside) = fs::read_link(self.record_beside()) {
-            remove_run_dir(&beside);
-            beside.parent().map(fs::remove_dir);
-            let _ = fs::remove_file(self.record_beside());
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        for file in names {
+            match file.rsplit_once('.') {
+                Some((lane, RUN_DIR | BESIDE)) if self.has_lane(lane) => {
+                    remove_run_dir(&self.dir, lane);
+                }
+                _ => {}
+            }
         }
+    }
+
+    /// Whether run directories are called so of its lane, or of one more of its service:
+    /// `POOL@NUMBER.ID`.
+    fn has_lane(&self, lane: &str) -> bool {
+        let rest = lane.strip_prefix(&self.name);
+        let id = rest.filter(|_| lane_number(&self.name).is_some());
+        let id = id.and_then(|rest| rest.strip_prefix('.'));
+        rest == Some("") || id.is_some_and(|id| id.parse::<u32>().is_ok())
     }
 
     /// Removes the run-time files of the pool, and their directory when it is empty then.
     pub(crate) fn remove_files(&self) {
         self.remove_run_dirs();
+        self.remove_ground();
         let _ = fs::remove_file(self.stats_socket());
         let _ = fs::remove_file(self.control_socket());
         let _ = fs::remove_file(self.log_file());
@@ -212,8 +249,49 @@ impl PoolName {
     }
 }
 
+/// How many pools and lanes of this user run.
+pub(crate) fn running_in(dir: &Path) -> usize {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "lock")).count()
+}
+
+/// Makes the directory that a lane's run directory is mounted on; see [`run_dir`].
+///
+/// # Errors
+/// One line when it cannot be made.
+pub(crate) fn make_run_dir(dir: &Path, path: &Path) -> Result<()> {
+    let lane = lane_of(path);
+    remove_run_dir(dir, lane);
+    let failed = |error| Failure::path(path, "make the lane's run directory", error);
+    if let Some(parent) = path.parent() {
+        if is_beside(parent) {
+            // The command that clears up finds it by this.
+            rustix::fs::symlink(path, record_beside(dir, lane)).map_err(failed)?;
+        }
+        ensure_private_dir(parent)?;
+    }
+    rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)).map_err(failed)
+}
+
+/// The lane's name in the path of a run directory.
+pub(crate) fn lane_of(run_dir: &Path) -> &str {
+    run_dir.file_stem().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// Where it is said which directory beside the run-time directory `dir` is the lane's.
+fn record_beside(dir: &Path, lane: &str) -> PathBuf {
+    dir.join(format!("{lane}.{BESIDE}"))
+}
+
+/// Extension of what names a run directory beside the run-time directory.
+const BESIDE: &str = "beside";
+
 /// Extension of the directories that lanes' run directories are mounted on.
 const RUN_DIR: &str = "lane";
+
+/// Extension of the directories of lanes that further ones are put over, and the name of the mount
+/// point in them, which others than this user cannot reach.
+const GROUND: &str = "ground";
 
 /// Where the run directory (socket, library) of the lane `name` at `mount` is mounted: outside of
 /// the lane, where its service can change nothing. It is in the run-time directory, or beside it,
@@ -272,8 +350,18 @@ fn is_beside(dir: &Path) -> bool {
 }
 
 /// Takes away what is mounted on a lane's run directory in this mount namespace, and its mount
-/// point.
-fn remove_run_dir(path: &Path) {
+/// point, in the run-time directory `dir` and beside it.
+pub(crate) fn remove_run_dir(dir: &Path, lane: &str) {
+    remove_mount_point(&dir.join(format!("{lane}.{RUN_DIR}")));
+    let record = record_beside(dir, lane);
+    if let Ok(beside) = fs::read_link(&record) {
+        remove_mount_point(&beside);
+        beside.parent().map(fs::remove_dir);
+        let _ = fs::remove_file(record);
+    }
+}
+
+fn remove_mount_point(path: &Path) {
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     while rustix::mount::unmount(path, flags).is_ok() {}
     let _ = fs::remove_dir(path);

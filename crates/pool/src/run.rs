@@ -43,7 +43,7 @@ use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::solidify::Solidifying;
 use crate::spec::{Backing, PoolSpec, WriteBack};
-use crate::supervise::{AtEnd, Supervisor};
+use crate::supervise::{AtEnd, Instances, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
 use crate::{confine, preload, root};
@@ -51,6 +51,7 @@ use crate::{confine, preload, root};
 mod beside;
 mod check;
 mod first;
+mod instance;
 mod owner;
 
 use beside::Beside;
@@ -58,6 +59,7 @@ pub use beside::LaneBeside;
 pub use check::MEMORY_BYTES_MIN;
 pub(crate) use check::{DIRTY_BYTES_MIN, check};
 use first::{fork_failed, rights, start_init};
+pub(crate) use instance::instance;
 pub(crate) use owner::Owner;
 use owner::{joined, run_in_pool};
 
@@ -142,6 +144,8 @@ pub struct RunOptions {
     /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
     /// something else. The library leaves them to the kernel, and has the fast way beside them.
     pub covered: Vec<Vec<u8>>,
+    /// Its service is there for further lanes over the same lowers, and ends with the last.
+    pub for_instances: bool,
     /// COMMAND and its arguments.
     pub command: Vec<OsString>,
 }
@@ -173,6 +177,7 @@ impl RunOptions {
             map_users: None,
             id_maps: false,
             covered: Vec::new(),
+            for_instances: false,
             command,
         }
     }
@@ -301,15 +306,14 @@ pub(crate) fn serve(
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let mut spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, place, cpus);
+    let named = (leftovers.name.as_str(), leftovers.name.running_count());
+    let mut spec = specify(&options, (label, uses, kept.bypass), named, place, cpus);
     spec.service_user = user.or(spec.service_user);
     spec.lowers = lower::specs(&options.lowers, &handed.lowers);
     spec.cluster = ceph::cluster(&options.ceph_places(), &options.cluster)?;
     let fuse = rootless().is_none().then_some(device);
-    let (init, link) = first(
-        fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
-        kept.is_new,
-    )?;
+    let fuse_again = fuse.as_ref().map(OwnedFd::try_clone).transpose().map_err(fork_failed)?;
+    let (init, link) = first(fuse_again, kept.is_new)?;
     groups.attach(init.pid(), Leaf::Tenant);
     groups.say_not_enforced();
     let (handover, watchdog) = Watchdog::with_handover()?;
@@ -333,13 +337,13 @@ pub(crate) fn serve(
         unmounting: None,
         at_end,
         at_home,
+        instances: Instances::new(options.for_instances),
         has_rested: Cell::default(),
     };
-    let doors = match supervisor.begin(fuse)? {
-        Some(doors) => doors,
-        None => return supervisor.end_early(),
-    };
-    supervisor.run(doors)
+    match supervisor.begin(fuse)? {
+        Some(doors) => supervisor.run(doors),
+        None => supervisor.end_early(),
+    }
 }
 
 /// Runs COMMAND on a file system of the kernel's; its exit status.
@@ -541,7 +545,7 @@ fn working_directory(root: bool) -> PathBuf {
 fn specify(
     options: &RunOptions,
     (label, (cache, translation), bypass): (String, (CacheSpec, Translation), Option<String>),
-    name: &PoolName,
+    (name, running): (&str, usize),
     place: &Place,
     cpus: CpuList,
 ) -> PoolSpec {
@@ -558,7 +562,7 @@ fn specify(
         Source::Ceph(place) => Backing::Ceph { place: place.clone() },
         Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
         Source::Image(place) => {
-            let holder = format!("pool '{}'", name.as_str());
+            let holder = format!("pool '{name}'");
             let image = ImageSpec::new(place, &options.cluster, &holder);
             Backing::Image { image, cache: rbd::cache_of(&options.cache) }
         }
@@ -567,13 +571,13 @@ fn specify(
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());
     let covered = covered.chain(options.covered.iter().cloned());
     PoolSpec {
-        name: name.as_str().to_string(),
+        name: name.to_string(),
         backing,
         lowers: Vec::new(),
         cluster: None,
         mount_path: place.path().into_os_string().into_vec(),
         covered: covered.collect(),
-        worker_cpus: cpus.worker_cpus(name.running_count(), GROUPS_MAX as usize),
+        worker_cpus: cpus.worker_cpus(running, GROUPS_MAX as usize),
         cpus,
         cache_bytes_limit: cache_bytes_limit(options.memory),
         write_back: options.write_back,
@@ -585,5 +589,6 @@ fn specify(
         incarnation: 0,
         device: None,
         fuse: None,
+        instances: 0,
     }
 }

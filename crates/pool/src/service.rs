@@ -24,7 +24,7 @@ use polylane_volume::log;
 use polylane_volume::pool_file;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::build::{self, Below, Running, Store, Stores};
+use crate::build::{self, Below, Passed, Running, Store, Stores, Surroundings, Under};
 use crate::ceph::{self, CephFiles};
 use crate::confine::{Reach, confine};
 use crate::excuse::Excuse;
@@ -36,6 +36,10 @@ use crate::spec::{Backing, LowerSpec, PoolSpec};
 use crate::wait::wait_for;
 use crate::watchdog::BEAT_PERIOD;
 use crate::witness::Asker;
+
+mod instance;
+
+use instance::{Ground, Instances, asked_before};
 
 /// Keeps the kernel's memory killer away from the service while there is anything else in its pool.
 const OOM_SCORE_ADJ: &str = "-900";
@@ -98,8 +102,12 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
             return FAILED;
         }
     };
-    match start(fds, confined) {
-        Ok((running, beat)) => serve(running, beat, &control),
+    match start(fds, &control, confined) {
+        Ok((running, beat, mut instances)) => {
+            let status = serve(running, beat, &control, Some(&mut instances));
+            instances.end();
+            status
+        }
         Err(failure) => {
             // The supervisor says it; a lost line changes nothing about the end.
             let said = match failure.status {
@@ -112,7 +120,11 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
     }
 }
 
-fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
+fn start(
+    fds: ServiceFds,
+    control: &Link,
+    and_then: impl FnOnce(),
+) -> Result<(Running, Beat, Instances)> {
     let take = |number| {
         ns::inherited_fd(number)
             .map_err(|error| Failure::because("service", "take its files", error))
@@ -130,9 +142,9 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let witness = fds.witness.map(take).transpose()?.map(Link::from_fd);
     // Users of clients have no numbers here in a namespace of the service's own, which an ordinary
     // user's has as well.
-    let has_own = ids.is_some() || !rustix::process::geteuid().is_root();
+    let has_own_ids = ids.is_some() || !rustix::process::geteuid().is_root();
     let changes = fds.mounts.map(take).transpose()?;
-    let witness = witness.map(|line| Asker::new(line, changes, has_own));
+    let witness = witness.map(|line| Asker::new(line, changes, has_own_ids));
     let pool = fds
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
@@ -143,11 +155,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     make_room();
     let failed = |error| Failure::because("lane", "open its files", error);
     let handover = take_over(&spec, &kept).map_err(failed)?;
-    let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
-    let in_flight = Arc::new(InFlight::attach(&kept).map_err(failed)?);
-    let mut beat = Beat::watched(heart.clone(), beat::MAIN);
-    // From the start: one that hangs before its first beat must be seen, too.
-    beat.busy();
+    let (heart, beat) = beating(&kept)?;
+    let others = asked_before(control, spec.instances);
     // It opens /proc, and must do so before nothing can be opened any more.
     let host = dir.as_ref().map(OwnedFd::try_clone).transpose().map_err(Errno::from);
     let open = |dir| match &handover {
@@ -162,23 +171,49 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<(Running, Beat)> {
     let (cluster, image) = prepare_clients(&spec, ceph.transpose()?.as_ref())?;
     let own = own_store(&spec, host.map_err(failed)?, (volume, claim), image);
     let (lowers, lower_dirs) = open_lowers(&spec, lowers)?;
-    let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
-    let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
-    let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
+    let passed = pass_on(handover, heart, &kept)?;
+    let guards_links = guards_links();
     reserve_rings(ring_count(&spec, volume_count));
     let network = cluster.is_some() || matches!(own, Store::Image(_));
     let reach = Reach { host: dir.as_ref().map(AsFd::as_fd), lowers: &lower_dirs, network };
     let confined = confine(reach, spec.service_user, ids.as_ref())?;
     drop((dir, lower_dirs, ids));
     and_then();
-    let handover = handover.map(|(store, records, survived)| {
-        Handover::new(store, records, former.unwrap_or_default(), survived)
+    let stores = Stores { own, lowers: Under::Own(lowers), cluster };
+    let surroundings = Surroundings { confined, guards_links, witness, instance: None };
+    let running = build::start(&spec, (fuse, socket), stores, passed, surroundings)?;
+    let ground = Ground { layers: running.layers(), confined, guards_links, has_own_ids };
+    let mut instances = Instances { ground, threads: Vec::new() };
+    others.into_iter().for_each(|asked| instances.begin(asked));
+    Ok((running, beat, instances))
+}
+
+/// Whether this host keeps users from linking to files that are not theirs.
+fn guards_links() -> bool {
+    let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
+    links.is_ok_and(|text| !text.starts_with(b"0"))
+}
+
+/// What the threads of a lane beat on, and the beat of its main one, which is watched from now on:
+/// one that hangs before its first beat must be seen, too.
+fn beating(kept: &OwnedFd) -> Result<(Arc<Heart>, Beat)> {
+    let failed = |error| Failure::because("lane", "open its files", error);
+    let heart = Arc::new(Heart::attach(kept).map_err(failed)?);
+    let mut beat = Beat::watched(heart.clone(), beat::MAIN);
+    beat.busy();
+    Ok((heart, beat))
+}
+
+/// What a lane has of a former service and leaves to the next. It looks at the processes that the
+/// former one knew, and must do so before the service is confined.
+fn pass_on(former: Option<Former>, heart: Arc<Heart>, kept: &OwnedFd) -> Result<Passed> {
+    let failed = |error| Failure::because("lane", "open its files", error);
+    let in_flight = Arc::new(InFlight::attach(kept).map_err(failed)?);
+    let handover = former.map(|(store, records, survived)| {
+        let processes = former_processes(&records);
+        Handover::new(store, records, processes, survived)
     });
-    let beside = (handover, heart, in_flight);
-    let stores = Stores { own, lowers, cluster };
-    let running =
-        build::start(&spec, (fuse, socket), stores, confined, beside, (guards_links, witness))?;
-    Ok((running, beat))
+    Ok(Passed { handover, heart, in_flight })
 }
 
 /// What the lane's own files are on, of what came for them.
@@ -356,7 +391,12 @@ fn waits_for_others(excuse: &mut Excuse) -> bool {
 }
 
 /// Answers the supervisor until it wants the end or is gone itself, and shows it that it lives.
-fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
+fn serve(
+    mut running: Running,
+    mut beat: Beat,
+    control: &Link,
+    mut instances: Option<&mut Instances>,
+) -> u8 {
     let ready = FromService::Ready { wire: polylane_ipc::message::VERSION };
     if control.send(&ready, &[]).is_err() {
         return FAILED;
@@ -392,6 +432,11 @@ fn serve(mut running: Running, mut beat: Beat, control: &Link) -> u8 {
             Ok(Some((ToService::Stats, _))) => asked = true,
             Ok(Some((ToService::Share, fds))) => running.share(fds),
             Ok(Some((ToService::Solidify, _))) => running.solidify(control),
+            Ok(Some((ToService::Instance, fds))) => {
+                if let (Some(instances), Some(asked)) = (&mut instances, instance::asked(fds)) {
+                    instances.begin(asked);
+                }
+            }
             Ok(Some((ToService::Copy(ask), fds))) => {
                 let answer = FromService::Copied(running.answer(ask, fds));
                 let _ = control.send(&answer, &[]);

@@ -47,16 +47,14 @@ impl Solidifying {
         &mut self,
         client: Link,
         target: Target,
-        (handed, service): (&Handed, &Link),
+        (handed, has_lowers, service): (&Handed, bool, &Link),
     ) {
         let volume = handed.volume.first().map(|files| files.plain.as_fd());
         let own = volume.or(handed.dir.as_ref().map(AsFd::as_fd));
         let is_mine = own.and_then(|own| Target::of(own).ok()) == Some(target);
         let answer = match (is_mine, &self.0) {
             (false, _) => Answer::NotMine,
-            (true, _) if handed.lowers.is_empty() => {
-                Answer::Failed("has no lowers: it is whole".to_string())
-            }
+            (true, _) if !has_lowers => Answer::Failed("has no lowers: it is whole".to_string()),
             (true, Some(_)) => Answer::Failed("another command makes it whole".to_string()),
             (true, None) => Answer::Mine,
         };

@@ -300,6 +300,9 @@ pub struct PoolSpec {
     pub device: Option<String>,
     /// What FUSE_INIT agreed on; `None` until it has.
     pub fuse: Option<Params>,
+    /// So many further lanes, which the supervisor names at once, are served from the first.
+    #[serde(default)]
+    pub instances: u32,
 }
 
 impl PoolSpec {
@@ -374,51 +377,59 @@ mod tests {
     use super::*;
     use crate::ceph::ClientOptions;
 
+    impl PoolSpec {
+        /// One that says everything.
+        pub(crate) fn sample() -> PoolSpec {
+            PoolSpec {
+                name: "one".to_string(),
+                backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
+                lowers: vec![LowerSpec {
+                    label: "below".to_string(),
+                    files: Some(2),
+                    ceph: Some("/a".to_string()),
+                    is_data_only: true,
+                    cache: Some(LowerCache { bytes: Some(1 << 20) }),
+                    is_fixed: true,
+                    layers: vec![LowerSpec::default()],
+                }],
+                cluster: Some(Cluster {
+                    place: "u@fs:/".parse().expect("a place"),
+                    timeout_ms: 5,
+                    call_time_max_ms: Some(6),
+                    session: "s".to_string(),
+                    client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
+                }),
+                mount_path: b"/lane \xff".to_vec(),
+                covered: vec![b"proc".to_vec()],
+                cpus: "0-1".parse().expect("cpus"),
+                worker_cpus: vec![1],
+                cache_bytes_limit: 5,
+                write_back: WriteBack {
+                    dirty_bytes_limit: Some(3),
+                    journal_mode: Some(JournalMode::Writeback),
+                    file_cache: Some(FileCache {
+                        mode: FileCacheMode::WriteThrough,
+                        bytes: None,
+                        over: FileCachePlace::Upper,
+                    }),
+                    ..WriteBack::default()
+                },
+                weight: 100,
+                owner: (1, 2),
+                service_user: Some(3),
+                map_users: vec![UserRange(0, 100_000, 65_536)],
+                id_maps: true,
+                incarnation: 3,
+                device: Some("0:40".to_string()),
+                fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),
+                instances: 2,
+            }
+        }
+    }
+
     #[test]
     fn a_specification_survives_the_way_to_the_service() {
-        let spec = PoolSpec {
-            name: "one".to_string(),
-            backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
-            lowers: vec![LowerSpec {
-                label: "below".to_string(),
-                files: Some(2),
-                ceph: Some("/a".to_string()),
-                is_data_only: true,
-                cache: Some(LowerCache { bytes: Some(1 << 20) }),
-                is_fixed: true,
-                layers: vec![LowerSpec::default()],
-            }],
-            cluster: Some(Cluster {
-                place: "u@fs:/".parse().expect("a place"),
-                timeout_ms: 5,
-                call_time_max_ms: Some(6),
-                session: "s".to_string(),
-                client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
-            }),
-            mount_path: b"/lane \xff".to_vec(),
-            covered: vec![b"proc".to_vec()],
-            cpus: "0-1".parse().expect("cpus"),
-            worker_cpus: vec![1],
-            cache_bytes_limit: 5,
-            write_back: WriteBack {
-                dirty_bytes_limit: Some(3),
-                journal_mode: Some(JournalMode::Writeback),
-                file_cache: Some(FileCache {
-                    mode: FileCacheMode::WriteThrough,
-                    bytes: None,
-                    over: FileCachePlace::Upper,
-                }),
-                ..WriteBack::default()
-            },
-            weight: 100,
-            owner: (1, 2),
-            service_user: Some(3),
-            map_users: vec![UserRange(0, 100_000, 65_536)],
-            id_maps: true,
-            incarnation: 3,
-            device: Some("0:40".to_string()),
-            fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),
-        };
+        let spec = PoolSpec::sample();
         let fd = spec.to_fd().expect("memfd");
         assert!(rustix::io::write(&fd, b"x").is_err(), "sealed");
         assert_eq!(PoolSpec::from_fd(fd).expect("read"), spec);

@@ -9,17 +9,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_front::fuse;
-use polylane_sys::footprint;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_volume::held::Ask;
 use polylane_volume::log;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::Timespec;
 
 use crate::build::Handed;
 use crate::cgroup;
 use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::init;
 use crate::keeper::{Keeper, Leftovers};
 use crate::link::{CARRIES, FromInit, FromService, Link, ToInit, ToService};
 use crate::process::{self, Ended, Process};
@@ -34,15 +33,15 @@ use crate::wait::{wait_either, wait_for};
 use crate::watchdog::Watchdog;
 use crate::witness;
 
+mod instances;
 mod late;
 mod orders;
+mod ready;
 
+pub(crate) use instances::Instances;
 use late::{Deadline, Late};
 pub(crate) use late::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
 pub(crate) use orders::AtEnd;
-
-/// How long the kernel may take to send FUSE_INIT after the mount.
-const INIT_TIME_MAX_MS: u32 = 10_000;
 
 /// How long a service may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
@@ -98,6 +97,8 @@ pub(crate) struct Supervisor {
     /// What the first process of a lane that lasts waits for: a session of a process that sees the
     /// same mounts as it does.
     pub(crate) at_home: Option<OwnedFd>,
+    /// Further lanes of the service.
+    pub(crate) instances: Instances,
     /// It has waited for something in vain.
     pub(crate) has_rested: Cell<bool>,
 }
@@ -145,15 +146,7 @@ impl Supervisor {
         // As `Character::acls` of what serves it.
         let acls = !matches!(backing, Backing::Dir | Backing::Ceph { .. });
         let wants = fuse::Wants { acls, id_maps: self.spec.id_maps };
-        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, wants)
-            .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
-        if wants.id_maps && !params.id_maps() {
-            return Err(Failure::failed(
-                "--idmap: this kernel lets no mount of a lane be id-mapped (Linux 6.12 does): let \
-                 the service map users by --map-users",
-            ));
-        }
-        self.spec.fuse = Some(params);
+        self.spec.fuse = Some(init::negotiate(&fuse, wants)?);
         // COMMAND, who may mount what it likes, does not run yet.
         self.spec.device = device.map(|(major, minor)| format!("{major}:{minor}"));
         Ok(Some(Doors { fuse, socket }))
@@ -211,6 +204,7 @@ impl Supervisor {
             let timeout = deadline.map(|(at, _)| at.saturating_duration_since(Instant::now()));
             let retry = self.member.as_ref().and_then(Member::retry_in);
             let look = Some(self.watchdog.next_in());
+            let retry = retry.into_iter().chain(self.instances.retry_in());
             let timeout = timeout.into_iter().chain(retry).chain(look).min();
             let ready = self.wait(service, (&listener, &control), timeout)?;
             if ready.init {
@@ -228,11 +222,13 @@ impl Supervisor {
             if ready.service {
                 self.copies.server_ended();
                 self.solidifying.service_ended();
+                self.instances.service_ended();
                 self.replace(doors, service)?;
                 listener.ask_again(&service.link);
                 continue;
             }
-            if self.watchdog.look(service.process.pid()) {
+            let pid = service.process.pid();
+            if self.watchdog.look(pid) || self.instances.hang(pid) {
                 say(format_args!("pool '{}': its service hangs: killed", self.spec.name));
                 service.process.kill();
             }
@@ -250,6 +246,7 @@ impl Supervisor {
                 log::event("keeper", serde_json::json!({ "replaced": true }));
             }
             self.keep_share(service, ready.share);
+            self.hear_instances(service);
             if ready.questions {
                 self.hear_questions(service, &mut listener);
             }
@@ -291,60 +288,18 @@ impl Supervisor {
             let _ = service.link.send(&ToService::Stats, &[]);
         }
         for (client, target) in heard.solidifiers {
-            self.solidifying.begin(client, target, (&self.handed, &service.link));
+            let own = (&self.handed, !self.handed.lowers.is_empty(), &service.link);
+            match self.instances.on(target) {
+                Some(instance) => instance.solidify(client, target),
+                None => self.solidifying.begin(client, target, own),
+            }
         }
         for (copier, wish, target) in heard.copiers {
-            self.copies.begin(copier, (wish, target), &self.handed, &service.copier());
+            match self.instances.on(target) {
+                Some(instance) => instance.copy(copier, (wish, target)),
+                None => self.copies.begin(copier, (wish, target), &self.handed, &service.copier()),
+            }
         }
-    }
-
-    fn wait(
-        &self,
-        service: &Service,
-        (listener, control): (&Listener, &Control),
-        timeout: Option<Duration>,
-    ) -> Result<Ready> {
-        let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut fds = vec![
-            watched(self.init.as_fd()),
-            watched(service.process.as_fd()),
-            watched(service.link.as_fd()),
-            watched(self.link.as_fd()),
-            watched(self.signals.as_fd()),
-        ];
-        // One that is not there is the init's in its place, which is looked at first.
-        let (share, copier) = (self.member.as_ref().and_then(Member::link), self.copies.as_fd());
-        let control = control.as_fd();
-        let keeper = self.keeper.end();
-        let others = [share, copier, control, keeper];
-        fds.extend(others.map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
-        fds.push(watched(self.relay.as_fd()));
-        let questions_at = fds.len();
-        fds.extend(listener.fds().map(watched));
-        let timeout = timeout.map(|left| Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            // The first time that there is nothing to do its start is over.
-            Ok(0) if !self.has_rested.replace(true) => footprint::unmap_program(),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(wait_failed(error.into())),
-        }
-        let is = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        Ok(Ready {
-            init: is(&fds[0]),
-            service: is(&fds[1]),
-            from_service: is(&fds[2]),
-            from_init: is(&fds[3]),
-            signals: is(&fds[4]),
-            share: share.is_some() && is(&fds[5]),
-            copier: copier.is_some() && is(&fds[6]),
-            control: control.is_some() && is(&fds[7]),
-            keeper: keeper.is_some() && is(&fds[8]),
-            said: is(&fds[9]),
-            questions: fds[questions_at..].iter().any(is),
-        })
     }
 
     /// Hears news of the lane's share, or takes its place again when the coordinator is gone.
@@ -425,21 +380,15 @@ impl Supervisor {
                 "pool '{name}': its files are in its service's memory: it cannot be replaced"
             )));
         }
-        let _ = service.link.send(&ToService::HandOver, &[]);
-        let flushed = self.flushed(service, FLUSH_TIME_MAX);
-        wait_for(service.process.as_fd(), START_TIME_MAX);
-        service.process.kill();
-        service.process.wait().map_err(wait_failed)?;
-        if flushed != Some(None) {
-            say(format_args!("pool '{name}': not everything could be written back: started again"));
-        }
-        self.next_incarnation()?;
+        self.hand_over(service)?;
         let former = self.program.replace(program);
         let wire = service.wire;
         let refused = match self.start_service(doors) {
             Ok(started) if started.ready => {
                 *service = started;
-                None
+                let refused = self.instances.refusal();
+                refused.as_ref().map_or(Ok(()), |_| self.hand_over(service))?;
+                refused
             }
             Ok(_) => Some("it ended before it was ready".to_string()),
             Err(failure) => Some(failure.line),
@@ -457,12 +406,33 @@ impl Supervisor {
         Ok(Ok(format!("pool '{name}': its service is replaced{words}")))
     }
 
+    /// Has a service that lives leave everything to the next one, and end.
+    fn hand_over(&mut self, service: &mut Service) -> Result<()> {
+        self.instances.settle(ToService::HandOver);
+        let _ = service.link.send(&ToService::HandOver, &[]);
+        let flushed = self.flushed(service, FLUSH_TIME_MAX);
+        wait_for(service.process.as_fd(), START_TIME_MAX);
+        service.process.kill();
+        service.process.wait().map_err(wait_failed)?;
+        // Its answers to them were passed over.
+        self.copies.server_ended();
+        self.solidifying.service_ended();
+        self.instances.forget_questions();
+        if flushed != Some(None) {
+            say(format_args!(
+                "pool '{}': not everything could be written back: started again",
+                self.spec.name
+            ));
+        }
+        self.next_incarnation()
+    }
+
     fn next_incarnation(&mut self) -> Result<()> {
         let next = self.spec.incarnation.checked_add(1);
         self.spec.incarnation = next.ok_or_else(|| {
             Failure::failed(format!("pool '{}': its service died too often", self.spec.name))
         })?;
-        Ok(())
+        self.instances.next_incarnation()
     }
 
     /// Starts a service process and waits until it serves.
@@ -472,6 +442,7 @@ impl Supervisor {
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         let (init, at_home) = (self.init.pid(), self.at_home.as_ref());
         let (_witness, ends) = witness::start(init, &self.spec, at_home).map_err(failed)?;
+        self.spec.instances = self.instances.count();
         let spec = self.spec.to_fd()?;
         let mut fds = vec![
             ("--spec", spec.as_fd()),
@@ -491,6 +462,7 @@ impl Supervisor {
             Fork::Parent(child) => Process::new(child),
         };
         drop((other, ends));
+        self.instances.begin_again(&link, self.init.pid())?;
         self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
         if !wait_for(link.as_fd(), self.spec.start_time_max(START_TIME_MAX)) {
@@ -515,16 +487,18 @@ impl Supervisor {
 
     /// Lets the service make everything durable and end; whether that went well. A signal that asks
     /// this process to end ends the waiting.
-    fn shut_down(&self, service: Service) -> bool {
+    fn shut_down(&mut self, service: Service) -> bool {
         let limit = match self.spec.backing {
             Backing::Mem { .. } => MEMORY_FLUSH_TIME_MAX,
             _ => FLUSH_TIME_MAX,
         };
+        let others = self.instances.settle(ToService::Shutdown);
+        self.instances.clear();
         let _ = service.link.send(&ToService::Shutdown, &[]);
         match self.flushed(&service, limit) {
             Some(None) => {
                 wait_for(service.process.as_fd(), START_TIME_MAX);
-                true
+                others
             }
             Some(Some(errno)) => {
                 let why = polylane_base::Errno(errno);
@@ -572,24 +546,10 @@ impl Supervisor {
             "service_pid": service_pid,
             "service_restarts": self.spec.incarnation,
             "share": self.member.as_ref().map(Member::describe),
+            "instances": self.instances.describe(),
             "service": service,
         })
     }
-}
-
-/// What `wait` found.
-struct Ready {
-    init: bool,
-    service: bool,
-    from_service: bool,
-    from_init: bool,
-    signals: bool,
-    said: bool,
-    questions: bool,
-    control: bool,
-    share: bool,
-    copier: bool,
-    keeper: bool,
 }
 
 fn wait_failed(error: std::io::Error) -> Failure {

@@ -28,6 +28,10 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 const UPGRADE: &[u8] = b"upgrade";
 const UNMOUNT: &[u8] = b"unmount";
 const UNMOUNT_LAZILY: &[u8] = b"unmount lazily";
+/// What it is to serve comes as descriptors ([`instance`](crate::instance)).
+pub(crate) const JOIN: &[u8] = b"join";
+/// The lane's number that no other of its service has had follows.
+pub(crate) const LEAVE: &[u8] = b"leave ";
 
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,6 +63,10 @@ pub(crate) enum Order {
         /// Files may be open on it.
         lazy: bool,
     },
+    /// The service is to serve one more lane, which comes with these.
+    Join(Vec<OwnedFd>),
+    /// The lane of that number is to end: its mount is gone.
+    Leave(u32),
 }
 
 impl Control {
@@ -89,7 +97,8 @@ impl Control {
             UPGRADE => Order::Upgrade(got.fds.into_iter().next()?),
             UNMOUNT => Order::Unmount { lazy: false },
             UNMOUNT_LAZILY => Order::Unmount { lazy: true },
-            _ => return None,
+            JOIN => Order::Join(got.fds),
+            other => Order::Leave(number_in(other.strip_prefix(LEAVE)?)?),
         };
         Some(Wish { client, order })
     }
@@ -129,7 +138,7 @@ pub fn upgrade(pool: &str) -> Result<String> {
 /// # Errors
 /// One line: it is in use, or not everything could be written back.
 pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> Result<()> {
-    match connect(lane).ok().filter(|socket| is_listener(socket, supervisor)) {
+    match connect_to(lane, supervisor) {
         Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
             match ask(lane, &socket, order, &[])? {
@@ -140,6 +149,15 @@ pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+fn number_in(text: &[u8]) -> Option<u32> {
+    str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The control socket of the lane of that name and supervisor; `None`: it has ended.
+pub(crate) fn connect_to(lane: &str, supervisor: u32) -> Option<OwnedFd> {
+    connect(lane).ok().filter(|socket| is_listener(socket, supervisor))
 }
 
 /// Whether this process made the socket listen that `socket` is connected to. One in another pid

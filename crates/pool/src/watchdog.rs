@@ -60,8 +60,19 @@ impl Watchdog {
     /// Another service is about to start.
     pub(crate) fn restart(&mut self) {
         self.heart.clear();
+        self.begin();
+    }
+
+    /// From now on threads have to move: what was seen of them before says nothing.
+    pub(crate) fn begin(&mut self) {
         self.seen.fill((0, 0));
         self.next = Instant::now() + LOOK_PERIOD;
+    }
+
+    /// The next look is due.
+    #[cfg(test)]
+    pub(crate) fn hurry(&mut self) {
+        self.next = Instant::now();
     }
 
     /// How long until the next look.

@@ -1,8 +1,6 @@
 //! In a service: the files of a union's upper are made whole, beside whatever else is done with the
 //! lane. Who asks for it, and is told: `solidify`.
 
-use std::os::fd::AsFd;
-
 use polylane_base::sync::{Arc, thread};
 use polylane_union::{Solid, Union};
 use polylane_vfs::{FileSystem, OpCtx};
@@ -17,8 +15,8 @@ pub(crate) fn start(union: Option<Arc<Union>>, control: &Link) {
         let _ = control.send(&FromService::Solid(Err(why)), &[]);
     };
     let Some(union) = union else { return refuse("has no lowers: it is whole".to_string()) };
-    let control = match control.as_fd().try_clone_to_owned() {
-        Ok(control) => Link::from_fd(control),
+    let control = match control.again() {
+        Ok(control) => control,
         Err(error) => return refuse(error.to_string()),
     };
     let work = move || {

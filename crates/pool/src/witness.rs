@@ -335,6 +335,7 @@ pub(crate) fn start(
     at_home: Option<&OwnedFd>,
 ) -> std::io::Result<(Process, Ends)> {
     let (own, line) = Link::pair()?;
+    asker::limit(&line)?;
     let changes = event::eventfd()?;
     let mut tenant = Tenant::new(init, spec, changes.try_clone()?);
     tenant.at_home = at_home.map(OwnedFd::try_clone).transpose()?;

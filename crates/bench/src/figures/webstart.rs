@@ -53,7 +53,9 @@ pub fn run(options: &Options) -> Result<Report> {
     report.notes.extend([
         "as many are started at a time as there are CPUs; each has a root file system of its own"
             .to_string(),
-        "service_mib: proportional set size of a server's lane".to_string(),
+        "lanes are in one pool for 128 servers, so instances of one service; services_mib: \
+         proportional set size of all processes of all lanes"
+            .to_string(),
     ]);
     Ok(report)
 }
@@ -75,23 +77,24 @@ impl Drop for Server {
 /// Lanes of a pool: its table takes 192.
 const LANES: usize = 128;
 
-/// Pools that last, for lanes that the usual one has no room for. Dropped, they are removed.
+/// The pools that all servers on lanes are in, each with one service. Dropped, they are removed.
 struct Pools(Vec<String>);
 
 impl Pools {
-    fn make(lanes: usize) -> Result<Pools> {
+    fn make(way: Way, servers: usize) -> Result<Pools> {
         let mut pools = Pools(Vec::new());
-        for number in 1..lanes.div_ceil(LANES) {
-            let name = format!("webstart-{}-{number}", std::process::id());
+        let lanes = if matches!(way, Way::LaneFuse | Way::Lane) { servers } else { 0 };
+        for number in 0..lanes.div_ceil(LANES) {
+            let name = format!("bench-webstart-{}-{number}", std::process::id());
             polylane(&["pool", "create", &name])?;
             pools.0.push(name);
         }
         Ok(pools)
     }
 
-    /// The one of a lane; `None`: the usual one.
-    fn of(&self, lane: usize) -> Option<&str> {
-        self.0.get((lane / LANES).checked_sub(1)?).map(String::as_str)
+    /// The one of a server, if it is on a lane.
+    fn of(&self, server: usize) -> Option<&str> {
+        self.0.get(server / LANES).map(String::as_str)
     }
 }
 
@@ -107,7 +110,7 @@ impl Drop for Pools {
 
 fn measure(report: &mut Report, way: Way, count: usize, image: &Path) -> Result<()> {
     // Before the lanes, so that it is dropped after them.
-    let pools = Pools::make(if matches!(way, Way::LaneFuse | Way::Lane) { count } else { 0 })?;
+    let pools = Pools::make(way, count)?;
     let before = processes()?;
     let lowers = [image.to_path_buf()];
     let (next, started) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -133,8 +136,8 @@ fn measure(report: &mut Report, way: Way, count: usize, image: &Path) -> Result<
     let took = begun.elapsed().as_secs_f64() * 1e3;
     let services: Vec<u32> = processes()?.difference(&before).copied().collect();
     let services = if services.is_empty() { 0.0 } else { memory(&services)? };
-    let each = services / f64::from(1 << 20) / count as f64;
-    report.add(way.name(), &count.to_string(), took, &[("service_mib", each)]);
+    let all = services / f64::from(1 << 20);
+    report.add(way.name(), &count.to_string(), took, &[("services_mib", all)]);
     Ok(())
 }
 

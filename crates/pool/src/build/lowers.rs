@@ -33,24 +33,36 @@ pub(super) struct Lowers<'a, 'b> {
 /// A lane's files that are a union.
 pub(super) struct Over {
     pub(super) union: Arc<Union>,
-    /// Those that are layers in it.
-    below: Vec<Arc<Union>>,
+    layers: Arc<Layers>,
+    /// No other lane is over the layers.
+    is_only: bool,
+}
+
+/// The layers under a lane, opened, which lanes of one service may share: each has a union of its
+/// own over the same libservices, with their caches and open files. Without any, the lane is what
+/// its own files are.
+pub(crate) struct Layers {
+    all: Parted,
+    /// Those that are unions.
+    unions: Vec<Arc<Union>>,
     absent: Arc<Absent>,
 }
 
 /// Layers, the uppermost first, and those of them that show no names.
-type Layers = (Vec<Arc<Layer>>, Vec<Arc<Layer>>);
+type Parted = (Vec<Arc<Layer>>, Vec<Arc<Layer>>);
 
 impl Over {
     /// Lets go of all layers, when the lane uses the files no more.
     pub(super) fn close(&self) {
         self.union.close();
-        self.below.iter().rev().for_each(|union| union.close());
+        if self.is_only {
+            self.layers.unions.iter().rev().for_each(|union| union.close());
+        }
     }
 
     /// What statistics say of names that lowers do not have.
     pub(super) fn absent_names(&self) -> Value {
-        let stats = self.absent.stats();
+        let stats = self.layers.absent.stats();
         json!({ "names": stats.names, "bytes": stats.bytes, "hits": stats.hits })
     }
 }
@@ -66,35 +78,13 @@ impl<'a, 'b> Lowers<'a, 'b> {
         Lowers { spec, client, caches, absent, unions: Vec::new() }
     }
 
-    /// The lane's files: what it has of its own, over its lowers if it has any, as a union.
-    pub(super) fn under(
-        mut self,
-        upper: Option<Own>,
-        lowers: Vec<Below>,
-        handover: Option<&Handover>,
-    ) -> Result<(Own, Option<Over>)> {
-        let spec = self.spec;
-        let upper = match upper {
-            Some(fs) if lowers.is_empty() => return Ok((fs, None)),
-            upper => upper,
-        };
-        let (layers, data_only) = self.layers(&spec.lowers, lowers)?;
-        let volatile = spec.write_back.volatile;
-        let upper = upper.map(|fs| UpperOn::new(fs).volatile(volatile));
-        let union = match handover {
-            Some(handover) => {
-                let records = handover.take_union();
-                Union::handed_over(layers, data_only, upper, handover.store.clone(), &records)
-            }
-            None => Union::open_with_data(layers, data_only, upper),
-        };
-        let union = Arc::new(union.map_err(|error| refused(&spec.lowers, error))?);
-        lower::say_what_changed(&union, spec);
-        let over = Over { union: union.clone(), below: self.unions, absent: self.absent };
-        Ok((union, Some(over)))
+    /// Opens the lowers that the specification names.
+    pub(super) fn open(mut self, lowers: Vec<Below>) -> Result<Layers> {
+        let all = self.layers(&self.spec.lowers, lowers)?;
+        Ok(Layers { all, unions: self.unions, absent: self.absent })
     }
 
-    fn layers(&mut self, specs: &[LowerSpec], lowers: Vec<Below>) -> Result<Layers> {
+    fn layers(&mut self, specs: &[LowerSpec], lowers: Vec<Below>) -> Result<Parted> {
         let (mut layers, mut data_only) = (Vec::new(), Vec::new());
         for (of, lower) in specs.iter().zip(lowers) {
             let layer = self.layer(of, lower)?;
@@ -131,6 +121,36 @@ impl<'a, 'b> Lowers<'a, 'b> {
             (None, None) => Layer::new(fs),
         };
         layer.map_err(|error| Failure::because(label, "use it as a lower", error))
+    }
+}
+
+impl Layers {
+    /// The lane's files: what it has of its own, over the layers if there are any, as a union.
+    /// `is_only`: no other lane is over them.
+    pub(super) fn under(
+        self: &Arc<Self>,
+        spec: &PoolSpec,
+        upper: Option<Own>,
+        (handover, is_only): (Option<&Handover>, bool),
+    ) -> Result<(Own, Option<Over>)> {
+        let upper = match upper {
+            Some(fs) if spec.lowers.is_empty() => return Ok((fs, None)),
+            upper => upper,
+        };
+        let (layers, data_only) = self.all.clone();
+        let volatile = spec.write_back.volatile;
+        let upper = upper.map(|fs| UpperOn::new(fs).volatile(volatile));
+        let union = match handover {
+            Some(handover) => {
+                let records = handover.take_union();
+                Union::handed_over(layers, data_only, upper, handover.store.clone(), &records)
+            }
+            None => Union::open_with_data(layers, data_only, upper),
+        };
+        let union = Arc::new(union.map_err(|error| refused(&spec.lowers, error))?);
+        lower::say_what_changed(&union, spec);
+        let over = Over { union: union.clone(), layers: self.clone(), is_only };
+        Ok((union, Some(over)))
     }
 }
 

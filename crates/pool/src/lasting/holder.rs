@@ -288,18 +288,7 @@ impl Held {
         }
         synced?;
         let within = Path::new(std::ffi::OsStr::from_bytes(&own.place)).join(RESERVED_DIR);
-        // To be put back when something else keeps the lane. The run directory's other mount, which
-        // every user of the host reaches, keeps nothing: it goes with the lane's files.
-        let copy = mounts::copy_of(rustix::fs::CWD, &within).ok();
-        let done = unmount_all(&within).and_then(|()| self.unmount_lane());
-        done.inspect_err(|_| {
-            if let Some(copy) = copy {
-                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-                while places::topmost(within.as_os_str().as_bytes()).is_some()
-                    && rustix::mount::unmount(&within, flags).is_ok()
-                {}
-                let _ = mounts::attach_at(&copy, &within);
-            }
+        take_away(&within, || self.unmount_lane()).inspect_err(|_| {
             if let Some(notice) = &mut self.notice {
                 notice.begin();
                 notice.look();
@@ -356,6 +345,26 @@ impl Held {
         tables::forget(&self.dir, &owner);
         FAILED
     }
+}
+
+/// Unmounts a lane by `unmount_lane`, and before that its run directory `within` it, which is put
+/// back when something else keeps the lane. The run directory's other mount, which every user of
+/// the host reaches, keeps nothing: it goes with the lane's files.
+pub(super) fn take_away(
+    within: &Path,
+    unmount_lane: impl FnOnce() -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), Errno> {
+    let copy = mounts::copy_of(rustix::fs::CWD, within).ok();
+    let done = unmount_all(within).and_then(|()| unmount_lane());
+    done.inspect_err(|_| {
+        if let Some(copy) = copy {
+            let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+            while places::topmost(within.as_os_str().as_bytes()).is_some()
+                && rustix::mount::unmount(within, flags).is_ok()
+            {}
+            let _ = mounts::attach_at(&copy, within);
+        }
+    })
 }
 
 /// Unmounts the run directory within the lane with what is in it; `EBUSY` when something is in use.

@@ -39,6 +39,9 @@ fn end_in(dir: &Path, lane: &str) -> Option<String> {
     let entries = table.map(|table| table.entries()).unwrap_or_default();
     let of_lane = entries.into_iter().filter(|entry| entry.service == service);
     Some(match of_lane.min_by_key(|entry| entry.instance) {
+        Some(entry) if entry.is_ground => {
+            format!("'polylane mount' lists the lanes of pool '{pool}', one of which has it")
+        }
         Some(entry) => {
             let path = OsStr::from_bytes(&entry.path);
             format!("polylane umount {} ends it", Shown::new(path))

@@ -13,8 +13,10 @@
 //! | `places` | what is mounted where, in this mount namespace |
 //! | `point` | a mount point, looked up once |
 //! | `holder` | the first process of a lane, which holds its mount |
+//! | `options` | what a mount is asked for |
 //! | `mount` | from a SOURCE and a PATH to a lane that serves |
 //! | `share` | one more path for a service |
+//! | `join` | one more lane in a service that is over the same layers |
 //! | `umount` | and back to nothing |
 //! | `list` | what is mounted |
 //! | `pools` | pools that were made to last |
@@ -28,8 +30,10 @@ mod exec;
 mod files;
 mod holder;
 mod info;
+mod join;
 mod list;
 mod mount;
+mod options;
 pub(crate) mod places;
 mod point;
 mod pools;
@@ -44,7 +48,8 @@ pub use env::{LaneEnv, env};
 pub use exec::{Membership, end_groups, exec, membership, runtime_groups};
 pub use info::{idle_pools, info};
 pub use list::{end_of, list};
-pub use mount::{MountOptions, Mounted, POOL_DEFAULT, mount};
+pub use mount::{POOL_DEFAULT, mount};
+pub use options::{MountOptions, Mounted};
 pub use pools::{PoolChange, change, create, exists, namespaces, remove, upgrade_all};
 pub use source::LaneSource;
 

@@ -29,16 +29,17 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
 use super::holder::{self, FromLane};
-use super::places;
+use super::options::{MountOptions, Mounted};
 use super::point::Point;
 use super::share::{self, Shared, Wanted};
-use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{LaneOwner, Mount, Tables, detach_all, forget};
 use super::users;
+use super::{join, places};
 use crate::cgroup;
 use crate::failure::{Failure, Result, say};
 use crate::init::Place;
+use crate::instance::Joined;
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
@@ -46,7 +47,7 @@ use crate::orphans::{wait_for_service, wait_for_volume};
 use crate::own_log::OwnLog;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
-use crate::run::{self, Owner, RunOptions, Source};
+use crate::run::{self, Owner, Source};
 use crate::skeleton::MountPoint;
 use crate::supervise::AtEnd;
 use crate::user_namespace::rootless;
@@ -59,36 +60,6 @@ const OTHER_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Most of a lane's messages that are passed on to the command that waits for it.
 const LOG_BYTES_MAX: u64 = 64 << 10;
-
-/// What `polylane mount` was asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MountOptions {
-    /// What to mount.
-    pub source: LaneSource,
-    /// Where.
-    pub path: PathBuf,
-    /// The pool; `None`: [`POOL_DEFAULT`].
-    pub pool: Option<String>,
-    /// A service of the pool that serves the same source may serve this mount as well.
-    pub share: bool,
-    /// Nothing can be changed through the mount.
-    pub read_only: bool,
-    /// Where the same is mounted already, it is not counted once more.
-    pub once: bool,
-    /// What a run of such a lane would be given; source, path and command are not looked at.
-    pub lane: RunOptions,
-}
-
-/// What came of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mounted {
-    /// A new lane serves.
-    New,
-    /// A service that was there serves one more path.
-    Shared,
-    /// It was mounted already, and is now so often.
-    Again(u32),
-}
 
 /// Mounts a lane that outlives this process.
 ///
@@ -108,17 +79,32 @@ pub fn mount(mut options: MountOptions) -> Result<Mounted> {
     options.lane.size = options.lane.size.or(options.source.size);
     options.lane.lowers.clone_from(&options.source.lowers);
     options.lane.at.clone_from(&path);
-    if let Some(record) = record_of(&options)? {
-        options.lane = options.lane.in_pool(&record);
+    let record = record_of(&options)?;
+    if let Some(record) = &record {
+        options.lane = options.lane.in_pool(record);
     }
     run::check(&options.lane)?;
     options.path = path;
-    let (tables, cleared) = match reserve(&options)? {
-        Reserved::Served(mounted) => return Ok(mounted),
-        Reserved::New(new, cleared) => (*new, cleared),
-    };
-    start(options, tables, &cleared)?;
-    Ok(Mounted::New)
+    let (mut joins, begun) = (join::may_join(&options, record.as_ref()), Instant::now());
+    loop {
+        match reserve(&options, joins)? {
+            Reserved::Served(mounted) => return Ok(mounted),
+            Reserved::New(new, cleared) => {
+                start(options, *new, &cleared)?;
+                return Ok(Mounted::New);
+            }
+            Reserved::Ground(new, cleared) => start(join::ground(&options), *new, &cleared)?,
+            Reserved::Joins(ground, point) => {
+                let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
+                match join::join(&options, (pool, &ground), &point)? {
+                    Joined::Serves => return Ok(Mounted::Shared),
+                    Joined::Ends => wait_for_other(&options, begun)?,
+                    Joined::Unlike => joins = false,
+                    Joined::Failed(line) => return Err(Failure::failed(line)),
+                }
+            }
+        }
+    }
 }
 
 /// The pool that the lane is to be in; `None`: that of lanes in none, unless it was made.
@@ -136,6 +122,10 @@ enum Reserved {
     Served(Mounted),
     /// This lane is to be; services of these dead ones may still be writing back to its source.
     New(Box<Reservation>, Vec<String>),
+    /// A service is to be first, which this lane can join then.
+    Ground(Box<Reservation>, Vec<String>),
+    /// The lane can join this service.
+    Joins(Entry, Point),
 }
 
 /// A lane whose entry says that it starts.
@@ -150,12 +140,11 @@ struct Reservation {
 }
 
 /// Finds out what is at PATH, and makes the entry of a new lane.
-fn reserve(options: &MountOptions) -> Result<Reserved> {
+fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
     let dir = names::runtime_dir();
     let start = Instant::now();
     let mut opened: Option<(Shared, OwnedFd)> = None;
-    let (source, mut cleared) = (options.source.text(), Vec::new());
-    let mut refused_before = false;
+    let (source, mut cleared, mut refused_before) = (options.source.text(), Vec::new(), false);
     loop {
         // Before the lock: it may be in another lane, whose service may be stopped.
         let point = Point::open(&options.path);
@@ -195,8 +184,16 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
                 }
             }
             refuse_subtree(options, pool)?;
-            let new = Reservation::make(&tables, dir, options, point, &mut cleared)?;
-            return Ok(Reserved::New(Box::new(new), cleared));
+            match if joins { join::find(&tables, pool, source)? } else { None } {
+                Some(ground) if !ground.starting => return Ok(Reserved::Joins(ground, point)),
+                // Another command starts it now.
+                Some(_) => drop(tables),
+                None => {
+                    return Reservation::reserve(&tables, dir, (options, joins), point, cleared);
+                }
+            }
+            wait_for_other(options, start)?;
+            continue;
         };
         refuse_other(options, &there)?;
         let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
@@ -210,15 +207,21 @@ fn reserve(options: &MountOptions) -> Result<Reserved> {
         }
         // Another command mounts or unmounts the very same now.
         drop(tables);
-        if start.elapsed() > OTHER_TIME_MAX {
-            return Err(Failure::failed(format!(
-                "{}: another command has been mounting or unmounting it for {} s",
-                Shown::new(&options.path),
-                OTHER_TIME_MAX.as_secs()
-            )));
-        }
-        thread::sleep(Duration::from_millis(5));
+        wait_for_other(options, start)?;
     }
+}
+
+/// Waits a moment for another command that mounts or unmounts the same since `start`.
+fn wait_for_other(options: &MountOptions, start: Instant) -> Result<()> {
+    if start.elapsed() > OTHER_TIME_MAX {
+        return Err(Failure::failed(format!(
+            "{}: another command has been mounting or unmounting it for {} s",
+            Shown::new(&options.path),
+            OTHER_TIME_MAX.as_secs()
+        )));
+    }
+    thread::sleep(Duration::from_millis(5));
+    Ok(())
 }
 
 /// Refuses a directory in a lane that is not there to be shared.
@@ -307,12 +310,30 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
 }
 
 impl Reservation {
-    /// Adds to `cleared` the lane that had the number until a moment ago.
+    /// Of the lane, or of the service that it joins.
+    fn reserve(
+        tables: &Tables,
+        dir: PathBuf,
+        (options, joins): (&MountOptions, bool),
+        point: Point,
+        mut cleared: Vec<String>,
+    ) -> Result<Reserved> {
+        if joins {
+            let ground = join::ground(options);
+            let new = Reservation::make(tables, dir, &ground, None, &mut cleared)?;
+            return Ok(Reserved::Ground(Box::new(new), cleared));
+        }
+        let new = Reservation::make(tables, dir, options, Some(point), &mut cleared)?;
+        Ok(Reserved::New(Box::new(new), cleared))
+    }
+
+    /// Adds to `cleared` the lane that had the number until a moment ago. Without a `point` the
+    /// lane is where nobody sees it.
     fn make(
         tables: &Tables,
         dir: PathBuf,
         options: &MountOptions,
-        point: Point,
+        point: Option<Point>,
         cleared: &mut Vec<String>,
     ) -> Result<Reservation> {
         let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
@@ -324,8 +345,16 @@ impl Reservation {
             if tables.clear_service(&pool, service)? {
                 cleared.push(name.as_str().to_string());
             }
+            let (path, point) = match point {
+                Some(point) => (options.path.clone(), point),
+                None => {
+                    let path = name.make_ground()?;
+                    let point = Point::open(&path)?;
+                    (path, point)
+                }
+            };
             let entry = Entry {
-                path: options.path.as_os_str().as_bytes().to_vec(),
+                path: path.as_os_str().as_bytes().to_vec(),
                 source: options.source.text(),
                 users: users::text(options.lane.map_users.as_ref()).into_bytes(),
                 service,
@@ -334,13 +363,16 @@ impl Reservation {
                 read_only: options.read_only,
                 id_maps: options.lane.id_maps,
                 starting: true,
+                is_ground: options.lane.for_instances,
                 ..Entry::default()
             };
             tables.put(&pool, &entry)?;
-            Ok((entry, OwnLog::make(&name.log_file())?))
+            Ok((entry, point, OwnLog::make(&name.log_file())?))
         })();
         match made {
-            Ok((entry, log)) => Ok(Reservation { dir, pool, record, name, entry, point, log }),
+            Ok((entry, point, log)) => {
+                Ok(Reservation { dir, pool, record, name, entry, point, log })
+            }
             Err(failure) => {
                 let _ = tables.remove(&pool, options.path.as_os_str().as_bytes());
                 name.remove_files();
@@ -351,7 +383,9 @@ impl Reservation {
 }
 
 /// Forks the supervisor and waits until its lane serves.
-fn start(options: MountOptions, new: Reservation, cleared: &[String]) -> Result<()> {
+fn start(mut options: MountOptions, new: Reservation, cleared: &[String]) -> Result<()> {
+    options.path = PathBuf::from(OsStr::from_bytes(&new.entry.path));
+    options.lane.at.clone_from(&options.path);
     let failed = |error| Failure::because("lane", "start its supervisor", error);
     let (own, other) = Link::pair().map_err(|error| failed(error.into()))?;
     let log = new.log.file().try_clone().map_err(failed)?;

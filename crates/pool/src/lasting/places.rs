@@ -56,6 +56,18 @@ pub(crate) enum Sight {
     Unknown,
 }
 
+/// The mount namespace of a process, and its root directory in it.
+fn view_of(process: &dyn fmt::Display) -> Option<[PathBuf; 2]> {
+    let link = |name| fs::read_link(format!("/proc/{process}/{name}")).ok();
+    Some([link("ns/mnt")?, link("root")?])
+}
+
+/// Whether a process sees the same mounts at the same paths as this one.
+pub(crate) fn has_own_view(process: u32) -> bool {
+    let own = view_of(&"self");
+    own.is_some() && own == view_of(&process)
+}
+
 /// Where entries' mounts are, as their supervisors see them: the mounts of each mount namespace are
 /// read once.
 #[derive(Default)]
@@ -64,11 +76,8 @@ pub(crate) struct Views(HashMap<[PathBuf; 2], Vec<Seen>>);
 impl Views {
     /// As [`now_at`], as of the first look at that namespace.
     pub(crate) fn now_at(&mut self, entry: &Entry) -> Sight {
-        let link = |name| fs::read_link(format!("/proc/{}/{name}", entry.supervisor)).ok();
-        let (Some(namespace), Some(root)) = (link("ns/mnt"), link("root")) else {
-            return Sight::Unknown;
-        };
-        let all = match self.0.entry([namespace, root]) {
+        let Some(view) = view_of(&entry.supervisor) else { return Sight::Unknown };
+        let all = match self.0.entry(view) {
             Occupied(known) => known.into_mut(),
             Vacant(new) => {
                 let Some(mut all) = try_seen_by(&entry.supervisor.to_string()) else {

@@ -14,11 +14,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree};
 
-use super::places;
 use super::point::{self, Point};
 use super::source::{Base, LaneSource};
 use super::table::Entry;
 use super::tables::{Mount, Tables};
+use super::{join, places};
 use crate::failure::{Failure, Result};
 use crate::mounts;
 
@@ -51,8 +51,11 @@ pub(crate) struct Shared {
 /// A table cannot be read; what is there cannot be shared.
 pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<Option<Shared>> {
     let bases = wanted.source.bases();
+    let all: Vec<Mount> = tables.all()?.into_iter().filter(|mount| mount.pool == pool).collect();
+    let instances: Vec<Entry> = all.iter().map(|mount| mount.entry.clone()).collect();
     let part_of = |entry: &Entry| {
-        let is_it = |base: &Base| base.source == entry.source && entry.instance == 0;
+        let is_first = entry.instance == 0 || join::is_own_lane(entry, &instances);
+        let is_it = |base: &Base| base.source == entry.source && is_first && !entry.is_ground;
         bases.iter().position(is_it)
     };
     let near = tables.longest(pool, wanted.path.as_os_str().as_bytes())?;
@@ -60,8 +63,8 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
     let found = match near {
         Some(found) => Some(found),
         None => {
-            let all = tables.all()?.into_iter().filter(|mount| mount.pool == pool);
-            let own = all.filter_map(|mount| Some((part_of(&mount.entry)?, mount.entry)));
+            let own =
+                all.into_iter().filter_map(|mount| Some((part_of(&mount.entry)?, mount.entry)));
             own.min_by_key(|(distance, _)| *distance)
         }
     };

@@ -76,6 +76,12 @@ impl LaneSource {
         }
     }
 
+    /// What is under it, alone.
+    pub(crate) fn ground(&self) -> LaneSource {
+        let (lowers, subtree) = (self.lowers.clone(), PathBuf::new());
+        LaneSource { source: Source::Lowers, size: None, lowers, subtree }
+    }
+
     fn new(source: Source, size: Option<u64>) -> LaneSource {
         LaneSource { source, size, lowers: Vec::new(), subtree: PathBuf::new() }
     }

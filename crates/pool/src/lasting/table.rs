@@ -57,7 +57,9 @@ record! {
         /// FNV-1a of the slot in which this field is 0.
         0x30 sum: U64,
         /// Path, source, map of users, each without an end; a zero after the last.
-        0x38 names: [u8; 4040],
+        0x38 names: [u8; 4036],
+        /// What no other lane of its service has had; 0: it is not a lane of its own in one.
+        0xffc id: U32,
     }
 }
 
@@ -65,7 +67,8 @@ record! {
 const SLOT_BYTES: usize = size_of::<SlotRecord>();
 
 /// Most bytes of path and source together.
-pub(crate) const NAMES_BYTES_MAX: usize = SLOT_BYTES - offset_of!(SlotRecord, names);
+pub(crate) const NAMES_BYTES_MAX: usize =
+    offset_of!(SlotRecord, id) - offset_of!(SlotRecord, names);
 
 /// The header: what the file is, in which version.
 const MAGIC: &[u8] = b"polylane mount table 1\n";
@@ -86,6 +89,8 @@ bitflags::bitflags! {
         const STARTING = 2;
         /// The kernel maps users of its id-mapped mounts.
         const ID_MAPS = 4;
+        /// Its service is there for further lanes over the same lowers.
+        const GROUND = 8;
         const _ = !0;
     }
 }
@@ -112,12 +117,16 @@ pub(crate) struct Entry {
     pub(crate) device: u64,
     /// Number of the mount in the mount namespace in which it was made; 0: not known.
     pub(crate) mount: u32,
+    /// What no other lane of its service has had; 0: it is not a lane of its own in one.
+    pub(crate) id: u32,
     /// Nothing can be changed through it.
     pub(crate) read_only: bool,
     /// The kernel maps users of its id-mapped mounts.
     pub(crate) id_maps: bool,
     /// It does not serve yet.
     pub(crate) starting: bool,
+    /// Its service is there for further lanes over the same lowers.
+    pub(crate) is_ground: bool,
 }
 
 impl Entry {
@@ -126,6 +135,7 @@ impl Entry {
         flags.set(SlotFlags::READ_ONLY, self.read_only);
         flags.set(SlotFlags::STARTING, self.starting);
         flags.set(SlotFlags::ID_MAPS, self.id_maps);
+        flags.set(SlotFlags::GROUND, self.is_ground);
         let len = |name: &[u8]| U16::new(u16::try_from(name.len()).unwrap_or(u16::MAX));
         let mut slot = SlotRecord {
             state: USED.into(),
@@ -137,6 +147,7 @@ impl Entry {
             supervisor: self.supervisor.into(),
             device: self.device.into(),
             mount: self.mount.into(),
+            id: self.id.into(),
             path_len: len(&self.path),
             source_len: len(&self.source),
             ..SlotRecord::new_zeroed()
@@ -166,9 +177,11 @@ impl Entry {
             supervisor: slot.supervisor.get(),
             device: slot.device.get(),
             mount: slot.mount.get(),
+            id: slot.id.get(),
             read_only: flags.contains(SlotFlags::READ_ONLY),
             id_maps: flags.contains(SlotFlags::ID_MAPS),
             starting: flags.contains(SlotFlags::STARTING),
+            is_ground: flags.contains(SlotFlags::GROUND),
         })
     }
 }

@@ -10,10 +10,9 @@ use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::places;
-use super::share;
 use super::table::Entry;
 use super::tables::{Mount, Tables};
+use super::{join, places, share};
 use crate::failure::{Failure, Result};
 use crate::mountinfo;
 use crate::orphans::{self, wait_for_service};
@@ -57,6 +56,12 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
         let count = mount.entry.count - 1;
         tables.put(&mount.pool, &Entry { count, ..mount.entry })?;
         return Ok(count);
+    }
+    if join::is_own_lane(&mount.entry, &instances) {
+        join::detach(&tables, &mount, lazy)?;
+        drop(tables);
+        join::end(&mount)?;
+        return Ok(0);
     }
     if mount.entry.instance > 0 {
         share::detach(&tables, &mount, lazy)?;
@@ -199,8 +204,7 @@ fn no_lane(path: &Path, dead: &[Mount]) -> Result<u32> {
 /// Ends a lane; everything is durable then, and nothing of it left.
 pub(crate) fn end(mount: &Mount, lazy: bool) -> Result<()> {
     let lane = mount.lane();
-    let supervisor = Pid::from_raw(mount.entry.supervisor.cast_signed())
-        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let supervisor = join::process_of(&mount.entry);
     upgrade::unmount(&lane, mount.entry.supervisor, lazy)
         .map_err(|failure| places::not_unmounted(&mount.entry, &failure))?;
     if let Some(supervisor) = supervisor

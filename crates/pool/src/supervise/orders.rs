@@ -31,6 +31,8 @@ impl Supervisor {
                 let _ = self.link.send(&ToInit::Unmount { lazy }, &[]);
                 self.unmounting = Some(client);
             }
+            Order::Join(fds) => self.join(client, fds, service),
+            Order::Leave(id) => self.leave(client, id),
         }
         Ok(())
     }

@@ -61,16 +61,36 @@ struct Answers {
     ended: bool,
 }
 
+/// Bounds how long a question waits that is not taken.
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub(super) fn limit(line: &Link) -> rustix::io::Result<()> {
+    set_socket_timeout(line.as_fd(), Timeout::Send, Some(ANSWER_TIME_MAX))
+}
+
 impl Asker {
     /// By this end of the line, and what becomes readable when mounts change; whether users have
     /// other numbers here than at the other end.
     pub(crate) fn new(line: Link, changes: Option<OwnedFd>, own_ids: bool) -> Arc<Asker> {
         // One that does not take questions is none: whoever asks then goes without.
-        let limited = set_socket_timeout(line.as_fd(), Timeout::Send, Some(ANSWER_TIME_MAX));
-        let answers = Answers { ended: limited.is_err(), ..Answers::default() };
+        let ended = limit(&line).is_err();
+        let asker = Asker::by(line, changes, own_ids);
+        asker.answers.lock().ended = ended;
+        Arc::new(asker)
+    }
+
+    /// The same by a line whose other end's owner has [limited](limit) it: a confined service may
+    /// not.
+    pub(crate) fn limited(line: Link, changes: OwnedFd, own_ids: bool) -> Arc<Asker> {
+        Arc::new(Asker::by(line, Some(changes), own_ids))
+    }
+
+    fn by(line: Link, changes: Option<OwnedFd>, own_ids: bool) -> Asker {
+        let answers = Answers::default();
         let (last, more) = (AtomicU64::new(0), Condvar::new());
         let (answers, home) = (Mutex::new(answers), OnceLock::new());
-        Arc::new(Asker { line, changes, last, answers, more, home, own_ids })
+        Asker { line, changes, last, answers, more, home, own_ids }
     }
 
     /// The number of the next question.

@@ -20,6 +20,8 @@ fn entry(path: &str, number: u32) -> Entry {
         read_only: number.is_multiple_of(2),
         id_maps: number.is_multiple_of(3),
         starting: number.is_multiple_of(5),
+        is_ground: number.is_multiple_of(7),
+        id: number.wrapping_mul(7),
     }
 }
 
