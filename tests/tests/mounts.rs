@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polylane_sys::procstat::ProcessStat;
-use polylane_tests::host::{Host, child, polylane, refused, succeeds, text, until};
+use polylane_tests::host::{
+    Host, child, children, polylane, refused, service_below, succeeds, text, until,
+};
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, step, unavailable};
 use rustix::fs::FlockOperation;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 #[test]
 fn a_lane_outlives_its_command_and_is_counted() {
@@ -853,6 +857,52 @@ fn a_lane_of_another_mount_namespace_is_in_the_way() {
     succeeds(&["mount", "mem:64M", text(&at)]);
     succeeds(&["umount", text(&at)]);
     host.assert_nothing_is_left();
+}
+
+/// A thread of a killed service may wait in the kernel for what only its service would have done,
+/// and has the connection open: here the test has it.
+#[test]
+fn a_connection_that_outlives_its_lane_is_ended_by_the_next_command() {
+    let name = "a_connection_that_outlives_its_lane_is_ended_by_the_next_command";
+    if unavailable(name) {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    succeeds(&["mount", "mem:64M", text(&at)]);
+    let supervisor = host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
+    let service = service_below(supervisor).expect("a service");
+    let _connection = fuse_device_of(service);
+    signal_to(service, "STOP");
+    let mut program = Command::new("mkdir");
+    program.arg(at.join("new")).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut program = program.spawn().expect("mkdir");
+    let waits = format!("/proc/{}/wchan", program.id());
+    until("the program waits for an answer", || {
+        fs::read_to_string(&waits)
+            .is_ok_and(|place| place.contains("fuse") || place.contains("request_wait"))
+    });
+    let others = children(supervisor).expect("children");
+    for process in others.into_iter().chain([supervisor]) {
+        signal_to(process, "KILL");
+    }
+    until("the lane is cleared", || host.mounts().is_empty());
+    until("the program has an answer", || has_ended(program.id()));
+    assert!(!program.wait().expect("ended").success());
+    host.assert_nothing_is_left();
+}
+
+/// The descriptor by which a service talks to the kernel.
+fn fuse_device_of(service: u32) -> OwnedFd {
+    let is_device = |number: &u32| {
+        let link = fs::read_link(format!("/proc/{service}/fd/{number}"));
+        link.is_ok_and(|link| link == Path::new("/dev/fuse"))
+    };
+    let number = (0..64).find(is_device).expect("its device");
+    let pid = rustix::process::Pid::from_raw(service.cast_signed()).expect("a process");
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("pidfd_open");
+    let flags = PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(process, number.cast_signed(), flags).expect("pidfd_getfd")
 }
 
 /// The lock of all mount tables, as a command holds it.

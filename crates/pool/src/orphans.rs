@@ -27,6 +27,11 @@ pub(crate) fn wait_for_service(lane: &str) {
     wait_while(|| service_runs(&dir, lane));
 }
 
+/// Whether a service of this dead lane runs.
+pub(crate) fn has_service(lane: &str) -> bool {
+    service_runs(&names_dir(), lane)
+}
+
 /// Waits until no service of any dead lane runs any more.
 pub(crate) fn wait_for_orphans() {
     let dir = names_dir();

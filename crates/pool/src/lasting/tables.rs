@@ -14,8 +14,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::places::{self, Sight, Views};
-use super::point;
 use super::table::{Entry, Table};
+use super::{point, unserved};
 use crate::failure::{Failure, Result};
 use crate::names::{self, PoolName, ensure_private_dir, is_still};
 use crate::timely;
@@ -68,15 +68,15 @@ impl LaneOwner {
     }
 }
 
-/// Takes the mount of a dead lane's entry away; whether that is done. The directories above it may
-/// be of a file system that does not answer, and who waits for it holds the tables.
-fn detached(entry: &Entry, limit: Duration) -> bool {
-    if places::mount_of(entry).is_none() {
+/// Takes a dead lane's mount away; whether that is done. The directories above it may be of a file
+/// system that does not answer, and who waits for it holds the tables.
+fn detached(mount: &Mount, limit: Duration) -> bool {
+    if places::mount_of(&mount.entry).is_none() {
         return true;
     }
-    let entry = entry.clone();
+    let (entry, lane) = (mount.entry.clone(), mount.lane());
     let done = timely::within(limit, move || {
-        point::detach(&entry);
+        unserved::detach(&entry, &lane);
         Ok(())
     });
     done != Err(polylane_base::Errno::ETIMEDOUT)
@@ -168,7 +168,7 @@ impl Tables {
                 }
                 continue;
             };
-            if !detached(&mount.entry, limit) {
+            if !detached(&mount, limit) {
                 // The next command tries again.
                 limit = LATER_TIME_MAX;
                 continue;
@@ -232,7 +232,7 @@ impl Tables {
     pub(crate) fn clear_service(&self, pool: &str, service: u32) -> Result<bool> {
         let left = self.of_service(pool, service)?;
         for entry in left.iter().rev() {
-            point::detach(entry);
+            unserved::detach(entry, &names::lane_name(pool, service));
             self.remove(pool, &entry.path)?;
         }
         Ok(!left.is_empty())
@@ -282,7 +282,7 @@ impl Drop for Tables {
 pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
     for entry in tables.of_lane(owner).unwrap_or_default().iter().rev() {
-        point::detach(entry);
+        unserved::detach(entry, &names::lane_name(&owner.pool, owner.service));
         let _ = tables.is_gone(&owner.pool, entry);
     }
 }

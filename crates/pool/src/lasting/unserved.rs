@@ -1,0 +1,54 @@
+//! Connections to the kernel that nobody serves any more.
+//!
+//! The kernel ends a FUSE connection when the last descriptor of it is closed. A thread of a killed
+//! service that tells the kernel of a change waits there for the lock of a directory. A program
+//! that makes a file has that lock, and waits for the service: neither ends, the descriptor stays
+//! open, and both outlive every signal. Root of the host can end the connection by its number, which
+//! is the minor number of the mount's device (Documentation/filesystems/fuse/fuse.rst, "Aborting").
+
+use std::time::Duration;
+
+use polylane_base::sync::thread;
+use rustix::fs::{Mode, OFlags, minor, openat};
+use rustix::io::Result;
+use rustix::mount::MountAttrFlags;
+
+use super::table::Entry;
+use super::{places, point};
+use crate::{mounts, orphans};
+
+/// How often a service that was killed is looked for, and how long it has each time to be gone: one
+/// that writes back is left alone.
+const LOOKS: usize = 5;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// Takes the mount of a dead lane's entry away, and ends its connection if the lane has no service.
+pub(super) fn detach(entry: &Entry, lane: &str) {
+    // With it the device's number is no other file system's.
+    let root = places::mount_of(entry).and_then(|seen| point::open_root(&seen).ok());
+    point::detach(entry);
+    if root.is_some() && has_no_service(lane) {
+        // Only root of the host may, and where all descriptors are closed there is nothing to end.
+        let _ = abort(entry.device);
+    }
+}
+
+fn has_no_service(lane: &str) -> bool {
+    (0..LOOKS).any(|look| {
+        if look > 0 {
+            thread::sleep(BETWEEN_LOOKS);
+        }
+        !orphans::has_service(lane)
+    })
+}
+
+/// Fails all requests of a connection that wait for an answer, and all later ones.
+fn abort(device: u64) -> Result<()> {
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let control = mounts::create("fusectl", &[], attributes)?;
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = openat(&control, format!("{}/abort", minor(device)), flags, Mode::empty())?;
+    rustix::io::write(&file, b"1").map(drop)
+}
