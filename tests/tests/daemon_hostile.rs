@@ -263,6 +263,64 @@ fn nobody_keeps_others_out_by_connections() {
     }
 }
 
+/// The status of a request of another user's, a member of the group.
+fn of_member(daemon: &Daemon, user: u32, (method, path): (&str, &str), body: &str) -> u16 {
+    const ASK: &str = "import socket,sys\n\
+        _,path,method,target,body=sys.argv\n\
+        s=socket.socket(socket.AF_UNIX); s.connect(path)\n\
+        head='%s %s HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n'%(method,target)\n\
+        s.sendall((head+'Content-Length: %d\\r\\n\\r\\n%s'%(len(body),body)).encode())\n\
+        print(s.makefile().readline().split()[1])";
+    let mut command = Command::new("python3");
+    command.args(["-c", ASK, text(&daemon.socket), method, path, body]).uid(user).gid(4343);
+    let output = command.output().expect("python3");
+    let words = String::from_utf8_lossy(&output.stdout).trim().to_string();
+    words.parse().unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+/// Members of the group have pools of their own, and change none of the daemon's user's: not that
+/// of all lanes which name none either.
+#[test]
+fn members_change_the_pools_of_members_alone() {
+    if unavailable("members_change_the_pools_of_members_alone") {
+        return;
+    }
+    let host = Host::new();
+    let config = host.dir("config");
+    fs::write(config.join("a.toml"), "[daemon]\ngroup = '4343'\n").expect("written");
+    let daemon = Daemon::start_with(&host, &config, &[("XDG_STATE_HOME", &host.path("state"))]);
+    fs::set_permissions(host.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    let path = |pool: &str| format!("/v1/pools/{pool}");
+    let (own, theirs) = (host.pool("own"), host.pool("theirs"));
+    let put = |user, pool: &str, body| of_member(&daemon, user, ("PUT", &path(pool)), body);
+    let remove = |user, pool: &str| of_member(&daemon, user, ("DELETE", &path(pool)), "");
+    assert!(daemon.done("PUT", &path(&own), r#"{"pids":64}"#).status < 300);
+    for (pool, body) in [(&*own, r#"{"pids":32}"#), (&own, "{}"), ("default", "{}")] {
+        // 202: it is refused later.
+        assert!([202, 409].contains(&put(4444, pool, body)), "{pool} {body}");
+    }
+    assert!([202, 409].contains(&remove(4444, &own)));
+    let tasks = || daemon.request("GET", "/v1/tasks", "").body;
+    until("all are answered", || !tasks().to_string().contains("\"running\""));
+    let refused = tasks().to_string().matches("\"failed\"").count();
+    assert!(refused >= 4, "{}", tasks());
+    let info = daemon.request("GET", &path(&own), "");
+    assert_eq!(info.body["pids"], 64, "{info:?}");
+    assert_eq!(daemon.request("GET", &path("default"), "").status, 404);
+    // Members share theirs, and the daemon's user changes all.
+    let done = |status: u16| assert!(matches!(status, 200 | 202), "{status}");
+    done(put(4444, &theirs, r#"{"pids":48}"#));
+    let pids = || daemon.request("GET", &path(&theirs), "").body["pids"].clone();
+    until("it is made", || pids() == 48);
+    done(put(4445, &theirs, r#"{"pids":40}"#));
+    until("it is changed", || pids() == 40);
+    assert!(daemon.done("PUT", &path(&theirs), r#"{"pids":50}"#).status < 300);
+    assert_eq!(pids(), 50);
+    done(remove(4445, &theirs));
+    until("it is gone", || daemon.request("GET", &path(&theirs), "").status == 404);
+    assert!(daemon.done("DELETE", &path(&own), "").status < 300);
+}
+
 /// Contradictory changes of the same pool and path, by many at once: each is answered within a
 /// second with a status of the document, and what they leave can be used and removed.
 #[test]

@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use polylane_tests::daemon::Daemon;
-use polylane_tests::host::{Host, text};
+use polylane_tests::host::{Host, child, text};
 use polylane_tests::http::Answer;
+use polylane_tests::pool::signal_to;
 use polylane_tests::unavailable;
 use serde_json::{Value, json};
 
@@ -189,4 +191,39 @@ fn podman_makes_and_removes_volumes() {
     podman(&["volume", "inspect", "web"]);
     podman(&["volume", "rm", "web"]);
     assert_eq!(done(&daemon, "List", &json!({}))["Volumes"], json!([]));
+}
+
+/// A lane whose service does not answer keeps the daemon from no other request, whatever is asked
+/// of its volume.
+#[test]
+fn a_volume_that_hangs_holds_up_no_other_request() {
+    if unavailable("a_volume_that_hangs_holds_up_no_other_request") {
+        return;
+    }
+    let host = Host::new();
+    let daemon = start(&host);
+    let options = json!({ "dir": host.dir("files") });
+    let of = |id: &str| json!({ "Name": "hangs", "ID": id, "Opts": options });
+    done(&daemon, "Create", &of("one"));
+    done(&daemon, "Mount", &of("one"));
+    let service = child(host.supervisor(), "polylane-svc");
+    signal_to(service, "STOP");
+    let mut longest = Duration::ZERO;
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| ask(&daemon, "Mount", &of("two")).status);
+        for _ in 0..20 {
+            let begin = Instant::now();
+            assert_eq!(daemon.request("GET", "/v1/tasks", "").status, 200);
+            longest = longest.max(begin.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        signal_to(service, "CONT");
+        again.join().expect("no panic");
+    });
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
+    for id in ["one", "two"] {
+        let _ = ask(&daemon, "Unmount", &of(id));
+    }
+    done(&daemon, "Remove", &of("one"));
+    host.assert_nothing_is_left();
 }

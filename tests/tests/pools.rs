@@ -69,6 +69,10 @@ fn a_pool_lasts_with_its_limits_until_it_is_removed() {
         succeeds(&["pool", "set", &pool, "--memory", "0"]);
         assert_ne!(limit(&pool, &MEMORY), Some((512 << 20).to_string()), "lifted");
     }
+    // Once more is no failure, and sets what is said.
+    succeeds(&["pool", "create", "--once", &pool]);
+    succeeds(&["pool", "create", "--once", &pool, "--weight", "200"]);
+    assert_eq!(idle(&pool).expect("listed")["weight"], 200);
     succeeds(&["pool", "rm", &pool]);
     assert_eq!(idle(&pool), None);
     assert_eq!(groups(&pool), Vec::<PathBuf>::new());

@@ -2,13 +2,18 @@
 //! command of root's elsewhere.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use polylane_tests::host::{Host, polylane, refused, succeeds, text};
-use polylane_tests::{skip, unavailable};
+use polylane_tests::{lacks, skip, unavailable};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::Value;
 
 /// Another user.
 const OTHER: u32 = 1000;
@@ -141,5 +146,115 @@ fn what_is_mounted_is_what_was_looked_at() {
     });
     eprintln!("{} of 24 were mounted", found.len());
     assert!(found.iter().all(|found| found == "theirs"), "{found:?}");
+    host.assert_nothing_is_left();
+}
+
+/// Says `ready` once its command line is a GiB long; waits until its input ends.
+const LONG_NAME: &str = "import ctypes,struct,sys
+number=int
+size=1<<30
+libc=ctypes.CDLL(None,use_errno=True)
+libc.mmap.restype=ctypes.c_void_p; libc.sbrk.restype=ctypes.c_void_p
+int=ctypes.c_int
+libc.mmap.argtypes=[ctypes.c_void_p,ctypes.c_size_t,int,int,int,ctypes.c_long]
+at=libc.mmap(None,size,1,0x4022,-1,0)
+f=open('/proc/self/stat').read().rsplit(')',1)[1].split()
+n=lambda i:number(f[i-3])
+parts=[n(26),n(27),n(45),n(46),n(47),libc.sbrk(0),n(28),at,at+size,n(50),n(51),0,0,0xffffffff]
+m=struct.pack('=12QII',*parts)
+done=libc.prctl(35,14,ctypes.c_char_p(m),len(m),0)
+print('ready' if done==0 else 'no: errno %d'%ctypes.get_errno(),flush=True)
+sys.stdin.read()";
+
+/// Says `ready` once it has many descriptors of which the kernel has much to say.
+const LONG_DESCRIPTORS: &str = "import ctypes,os,resource,sys
+hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE,(hard,hard))
+libc=ctypes.CDLL(None,use_errno=True)
+fd=libc.inotify_init(); count=0
+for i in range(3000):
+    name=('%s/%d'%(sys.argv[1],i)).encode()
+    open(name,'w').close(); count+=libc.inotify_add_watch(fd,name,2)>0
+dups=[os.dup(fd) for i in range(min(1500,hard-32))]
+print('ready' if count>2000 and len(dups)>900 else 'no: %d of %d'%(count,len(dups)),flush=True)
+sys.stdin.read()";
+
+/// Another user's process; dropped, it has ended.
+struct Stranger(Child);
+
+impl Stranger {
+    /// `None`: said why.
+    fn start(test: &str, script: &str, argument: &Path) -> Option<Stranger> {
+        let mut command = Command::new("python3");
+        command.args(["-c", script, text(argument)]).uid(OTHER).gid(OTHER);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("run");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let stranger = Stranger(child);
+        match line.trim() {
+            "ready" => Some(stranger),
+            why => {
+                skip(test, why);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a process calls itself is its own to make as long as it likes.
+#[test]
+fn what_strangers_call_themselves_takes_no_lane_s_memory() {
+    let name = "what_strangers_call_themselves_takes_no_lane_s_memory";
+    if lacks(name, &["python3"]) {
+        return;
+    }
+    let Some(place) = Place::new(name) else { return };
+    let (host, at) = (&place.host, place.host.dir("m"));
+    let Some(_stranger) = Stranger::start(name, LONG_NAME, &place.theirs) else { return };
+    succeeds(&["mount", &format!("dir:{}", text(&host.dir("d"))), text(&at)]);
+    let status = fs::read_to_string(format!("/proc/{}/status", host.supervisor())).expect("read");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let kib: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kib < 256 << 10, "{kib} KiB");
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+/// Nor do descriptors of others keep those waiting who ask what is open in a pool.
+#[test]
+fn what_strangers_have_open_keeps_no_list_of_open_files_waiting() {
+    let name = "what_strangers_have_open_keeps_no_list_of_open_files_waiting";
+    if lacks(name, &["python3"]) {
+        return;
+    }
+    let Some(place) = Place::new(name) else { return };
+    let (host, at) = (&place.host, place.host.dir("m"));
+    let pool = host.pool("asked");
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:32M", text(&at)]);
+    let watched = place.theirs.join("watched");
+    fs::create_dir(&watched).expect("mkdir");
+    chown(&watched, Some(OTHER), Some(OTHER)).expect("chown");
+    let Some(_stranger) = Stranger::start(name, LONG_DESCRIPTORS, &watched) else { return };
+    let kept = fs::File::create(at.join("kept")).expect("open");
+    let begin = Instant::now();
+    let info: Value =
+        serde_json::from_str(&succeeds(&["pool", "info", "--json", &pool])).expect("JSON");
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    let open = &info["services"][0]["instances"][0]["open_files"];
+    if info["open_files_counted"] == true {
+        assert_eq!(open, 1);
+    }
+    drop(kept);
+    succeeds(&["umount", text(&at)]);
     host.assert_nothing_is_left();
 }

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_sys::lock::{is_locked, lock_range, share_range};
+use polylane_sys::procstat;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Statx, StatxFlags,
-    renameat_with,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Statx, StatxFlags, renameat_with,
 };
 
 use crate::claimed::{self, Claimed};
@@ -41,8 +41,16 @@ const OPENS_MAX: u32 = 8;
 
 /// How long a lock is waited for whose holder is in no list of processes.
 const DYING_MAX: Duration = Duration::from_secs(2);
-/// How long somebody else who makes a volume in a directory is waited for.
-const NAMING_MAX: Duration = Duration::from_secs(5);
+/// How long processes are looked through for the one that has a volume open.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(2);
+/// Most that is read of what the kernel says of a descriptor.
+const FDINFO_BYTES_MAX: u64 = 4 << 10;
+/// Most that is read of a program's name.
+const NAME_BYTES_MAX: u64 = 512;
+/// The first number of the users that services run as: above those of people, and of systemd's
+/// containers.
+const SERVICES_START: u32 = 0x7000_0000;
+
 /// Between two tries.
 const DYING_PERIOD: Duration = Duration::from_millis(10);
 
@@ -378,23 +386,6 @@ pub fn sync_names(path: &Path) -> Result<()> {
     }
 }
 
-/// Keeps others who make volumes out of the directory of `path` until it is dropped. `None`: the
-/// host has no such locks, or somebody holds one for longer than making a name takes.
-pub fn hold_names(path: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(directory_of(path), flags, Mode::empty()).ok()?;
-    let begin = Instant::now();
-    loop {
-        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(dir),
-            Err(rustix::io::Errno::WOULDBLOCK) if begin.elapsed() < NAMING_MAX => {
-                std::thread::sleep(DYING_PERIOD);
-            }
-            Err(_) => return None,
-        }
-    }
-}
-
 /// Who has the volume open, if anybody has: `Some(None)` is somebody who cannot be seen from here.
 ///
 /// # Errors
@@ -422,16 +413,20 @@ fn holder(file: impl AsFd) -> Option<Holder> {
         rustix::fs::statx(CWD, fd, flags, which).is_ok_and(|stat| place(stat) == wanted)
     };
     let mut found: Option<Holder> = None;
-    for entry in fs::read_dir("/proc").ok()?.flatten() {
+    // Others decide how much they have open.
+    let begin = Instant::now();
+    let in_time = || begin.elapsed() < LOOK_TIME_MAX;
+    for entry in fs::read_dir("/proc").ok()?.flatten().take_while(|_| in_time()) {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
         let descriptors = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
-        let holds = descriptors.map(|fd| fd.path()).any(|fd| same(&fd) && has_lock(&fd));
+        let mut descriptors = descriptors.map(|fd| fd.path()).take_while(|_| in_time());
+        let holds = descriptors.any(|fd| same(&fd) && has_lock(&fd));
         if !holds {
             continue;
         }
-        let holder = Holder { pid, name: program(&entry.path()) };
+        let holder = Holder { pid, name: program(pid) };
         match holder.name.starts_with("polylane-service[") {
             true => return Some(holder),
             false => found = found.or(Some(holder)),
@@ -440,16 +435,23 @@ fn holder(file: impl AsFd) -> Option<Holder> {
     found
 }
 
-/// `/proc/PID/fdinfo/FD` lists the locks of the open file.
+/// `/proc/PID/fdinfo/FD` lists the locks of the open file, of which there may be many.
 fn has_lock(fd: &Path) -> bool {
     let number = fd.file_name().unwrap_or_default();
     let info = fd.with_file_name("..").join("fdinfo").join(number);
-    fs::read_to_string(info).is_ok_and(|text| text.contains("\nlock:\t"))
+    let text = procstat::head(info, FDINFO_BYTES_MAX).unwrap_or_default();
+    text.windows(6).any(|part| part == b"\nlock:")
 }
 
-fn program(process: &Path) -> String {
-    let line = fs::read(process.join("cmdline")).unwrap_or_default();
-    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+/// The program's name for itself, if it is one of this user's, of root's or a service; of others,
+/// whose words may never end, what the kernel calls it.
+fn program(pid: u32) -> String {
+    let own = rustix::process::geteuid().as_raw();
+    let user = procstat::real_user(&procstat::status(pid));
+    let is_known = user.is_some_and(|user| user == 0 || user == own || user >= SERVICES_START);
+    let file = if is_known { "cmdline" } else { "comm" };
+    let line = procstat::head(format!("/proc/{pid}/{file}"), NAME_BYTES_MAX).unwrap_or_default();
+    let first = line.split(|byte| matches!(byte, 0 | b'\n')).next().unwrap_or_default();
     String::from_utf8_lossy(first).into_owned()
 }
 

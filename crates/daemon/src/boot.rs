@@ -40,7 +40,7 @@ pub(crate) async fn bring_about(desired: Desired, tasks: Tasks, events: Events, 
     let (mut pools, mut mounts) = (JoinSet::new(), JoinSet::new());
     for pool in desired.pools.clone() {
         let making = making.clone();
-        pools.spawn(async move { making.make(Change::Pool(pool)).await });
+        pools.spawn(async move { making.make(Change::Pool(pool, None)).await });
     }
     ended(pools, report).await;
     let outcomes: Vec<watch::Sender<Outcome>> =

@@ -36,6 +36,14 @@ impl Caller {
         }
     }
 
+    /// The member of the group that it is.
+    pub(crate) fn member(self) -> Option<u32> {
+        match self {
+            Caller::Member(user) => Some(user),
+            Caller::Owner | Caller::Stranger(_) => None,
+        }
+    }
+
     /// Whether both are served equally far.
     pub(crate) fn is_of_kind(self, other: Caller) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)

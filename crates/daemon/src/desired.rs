@@ -88,17 +88,14 @@ pub(crate) struct Mount {
 }
 
 impl Pool {
-    /// Arguments of `polylane pool create` or `set`.
-    pub(crate) fn command(&self, verb: &str) -> Vec<String> {
-        let mut words = vec!["pool".to_string(), verb.to_string()];
+    /// Arguments of the command that makes it or sets its limits, for a member of the daemon's
+    /// group or the daemon's user.
+    pub(crate) fn command(&self, member: Option<u32>) -> Vec<String> {
+        let mut words = ["pool", "create", "--once"].map(str::to_string).to_vec();
+        words.extend(member.map(|user| format!("--member={user}")));
         words.extend(self.options());
         words.extend(["--".to_string(), self.name.clone()]);
         words
-    }
-
-    /// Whether nothing is said but the name.
-    pub(crate) fn is_bare(&self) -> bool {
-        self.options().is_empty()
     }
 
     fn options(&self) -> Vec<String> {
@@ -289,11 +286,12 @@ mod tests {
         )
         .expect("understood");
         let line = |words: Vec<String>| words.join(" ");
-        let pool = line(desired.pools[0].command("create"));
-        assert_eq!(pool, "pool create --memory=512M --pids=9 -- web");
+        let pool = line(desired.pools[0].command(None));
+        assert_eq!(pool, "pool create --once --memory=512M --pids=9 -- web");
+        let pool = line(desired.pools[0].command(Some(7)));
+        assert_eq!(pool, "pool create --once --member=7 --memory=512M --pids=9 -- web");
         let mount = line(desired.mounts[0].command());
         assert_eq!(mount, "mount --once --pool=web --ro -- /v.img /srv/a");
-        assert!(!desired.pools[0].is_bare());
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 
 use polylane_base::errno::plain;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
@@ -140,12 +140,21 @@ fn is_listened_to(path: &Path) -> io::Result<bool> {
 
 fn bind(path: &Path, group: Option<u32>) -> io::Result<StdListener> {
     let socket = stream(SocketFlags::empty())?;
-    // The file that bind(2) makes has these rights, whatever the daemon's mask.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    let owners = Mode::RUSR | Mode::WUSR;
+    // The file that bind(2) makes has these rights at most.
+    rustix::fs::fchmod(&socket, owners)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    if group.is_some() {
-        std::os::unix::fs::chown(path, None, group)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+    if let Some(group) = group {
+        // Not what a link leads to that another user has put there since.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if !FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_socket() {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let group = rustix::fs::Gid::from_raw(group);
+        rustix::fs::chownat(&file, "", None, Some(group), AtFlags::EMPTY_PATH)?;
+        let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(file, owners | Mode::RGRP | Mode::WGRP)?;
     }
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(StdListener::from(socket))
@@ -158,6 +167,8 @@ fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -181,6 +192,33 @@ mod tests {
         fs::write(&path, "a file").expect("written");
         assert!(listen(&path, None).expect_err("no socket").to_string().contains("remove it"));
         assert_eq!(fs::read_to_string(&path).expect("kept"), "a file");
+    }
+
+    #[test]
+    fn what_another_has_put_in_the_sockets_place_keeps_its_rights() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, file) = (dir.path().join("daemon.sock"), dir.path().join("file"));
+        fs::write(&file, "").expect("written");
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("chmod");
+        let group = rustix::process::getegid().as_raw();
+        drop(bind(&path, Some(group)).expect("bound"));
+        assert_eq!(mode(&path), 0o660);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = fs::remove_file(&path);
+                    let _ = std::os::unix::fs::symlink(&file, &path);
+                }
+            });
+            for _ in 0..500 {
+                let _ = fs::remove_file(&path);
+                let _ = bind(&path, Some(group));
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(mode(&file), 0o600);
     }
 
     /// Of many that start at once at what a killed daemon left, one listens, and is reached.

@@ -94,9 +94,12 @@ pub(crate) async fn answer(
         Verb::ListPools => whole(look(&daemon.program, &["pool", "ls", "--json"]).await?),
         Verb::Pool => whole(pool(daemon, &parameter).await?),
         Verb::PutPool => {
-            change((daemon, caller), Change::Pool(named("name", parameter, body)?)).await
+            let pool = named("name", parameter, body)?;
+            change((daemon, caller), Change::Pool(pool, caller.member())).await
         }
-        Verb::DeletePool => change((daemon, caller), Change::RemovePool(parameter)).await,
+        Verb::DeletePool => {
+            change((daemon, caller), Change::RemovePool(parameter, caller.member())).await
+        }
         Verb::ListMounts => whole(look(&daemon.program, &["mount", "--json"]).await?),
         Verb::Mount => whole(mount(daemon, &parameter).await?),
         Verb::PutMount => {

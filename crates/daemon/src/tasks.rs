@@ -20,6 +20,10 @@ use crate::verbs::Change;
 /// Most changes that go on or wait at a time, by who asked for them.
 const RUNNING_MAX: Limits = Limits { of_a_kind: 64, each: 16 };
 
+/// Most changes of one object, others' than the daemon's user's, that go on or wait: those of that
+/// user come after them.
+const OF_AN_OBJECT_MAX: usize = 4;
+
 /// Most changes that are over and remembered.
 const ENDED_MAX: usize = 256;
 
@@ -77,6 +81,9 @@ impl Tasks {
     /// As many of this caller's, or of all callers of its kind, go on already as may be.
     pub(crate) fn start(&self, caller: Caller, change: Change) -> Result<Arc<Task>, Refusal> {
         let place = self.place(caller)?;
+        if caller != Caller::Owner && self.waiting(&change.object()) >= OF_AN_OBJECT_MAX {
+            return Err(Refusal::busy("as many changes of it wait as may: try again later"));
+        }
         Ok(self.begin(change, TIME_MAX, Some(place)))
     }
 
@@ -100,6 +107,13 @@ impl Tasks {
             tasks.0.events.tell(&json!({ "event": "ended", "task": own.describe() }));
         });
         task
+    }
+
+    /// How many changes of an object go on or wait.
+    fn waiting(&self, object: &str) -> usize {
+        let list = self.0.list.lock();
+        // One of its owners is the list.
+        list.turns.get(object).map_or(0, |turn| Arc::strong_count(turn) - 1)
     }
 
     fn place(&self, caller: Caller) -> Result<Place, Refusal> {

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use crate::command::{LOOK_TIME_MAX, Messages, Program};
+use crate::command::{Messages, Program};
 use crate::desired::{Mount, Pool};
 use crate::refusal::Refusal;
 
 /// A change of a pool or a mount.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// The pool is there, with these limits; others that it has stay.
-    Pool(Pool),
-    /// No pool has this name.
-    RemovePool(String),
+    /// The pool is there, with these limits; others that it has stay. By a member of the daemon's
+    /// group, or the daemon's user.
+    Pool(Pool, Option<u32>),
+    /// No pool has this name; by whom.
+    RemovePool(String, Option<u32>),
     /// The lane is mounted there.
     Mount(Mount),
     /// No lane is mounted at this path.
@@ -23,8 +24,8 @@ impl Change {
     /// Its name in tasks and events.
     pub(crate) fn verb(&self) -> &'static str {
         match self {
-            Change::Pool(_) => "put-pool",
-            Change::RemovePool(_) => "delete-pool",
+            Change::Pool(..) => "put-pool",
+            Change::RemovePool(..) => "delete-pool",
             Change::Mount(_) => "put-mount",
             Change::Unmount(_) => "delete-mount",
         }
@@ -33,9 +34,9 @@ impl Change {
     /// The name of the pool, or the path of the mount.
     pub(crate) fn object(&self) -> String {
         match self {
-            Change::Pool(pool) => pool.name.clone(),
+            Change::Pool(pool, _) => pool.name.clone(),
             Change::Mount(mount) => mount.path.display().to_string(),
-            Change::RemovePool(name) => name.clone(),
+            Change::RemovePool(name, _) => name.clone(),
             Change::Unmount(path) => path.clone(),
         }
     }
@@ -51,26 +52,17 @@ impl Change {
         limit: Duration,
     ) -> Result<(), Refusal> {
         let words = match &self {
-            Change::Pool(pool) => match exists(program, &pool.name, messages).await? {
-                true if pool.is_bare() => return Ok(()),
-                true => pool.command("set"),
-                false => pool.command("create"),
-            },
-            Change::RemovePool(name) => words(&["pool", "rm", "--if-exists", "--", name]),
+            Change::Pool(pool, member) => pool.command(*member),
+            Change::RemovePool(name, member) => {
+                let mut words = words(&["pool", "rm", "--if-exists"]);
+                words.extend(member.map(|user| format!("--member={user}")));
+                words.extend(["--".to_string(), name.clone()]);
+                words
+            }
             Change::Mount(mount) => mount.command(),
             Change::Unmount(path) => words(&["umount", "--all", "--", path]),
         };
         program.execute(&words, limit, messages).await.map(drop)
-    }
-}
-
-/// Whether a pool of this name was made to last.
-async fn exists(program: &Program, name: &str, messages: &Messages) -> Result<bool, Refusal> {
-    let info = words(&["pool", "info", "--json", "--", name]);
-    match program.execute(&info, LOOK_TIME_MAX, messages).await {
-        Ok(_) => Ok(true),
-        Err(refusal) if refusal.code == "failed" => Ok(false),
-        Err(refusal) => Err(refusal),
     }
 }
 

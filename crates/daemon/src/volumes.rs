@@ -198,9 +198,11 @@ impl Volumes {
             return Err(conflict(line));
         }
         let place = self.place(&request.name);
-        if place.exists() {
-            done(tasks, Change::Unmount(place.display().to_string())).await?;
-            fs::remove_dir(&place).map_err(broken)?;
+        // Nothing looks at it: a lane that hangs is there, if one is.
+        done(tasks, Change::Unmount(place.display().to_string())).await?;
+        match fs::remove_dir(&place) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(broken(error)),
+            _ => {}
         }
         let image = self.image(&request.name);
         if image.exists() {
@@ -217,7 +219,13 @@ impl Volumes {
     async fn mount(&self, tasks: &Tasks, request: &Request) -> Result<Value, Refusal> {
         let mut record = self.expect(&request.name)?;
         let place = self.place(&request.name);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&place).map_err(broken)?;
+        // Made again where a lane is, mkdir(2) asks nothing of that.
+        match fs::DirBuilder::new().mode(0o700).create(&place) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(broken(error));
+            }
+            _ => {}
+        }
         let option = |name: &str| record.options.get(name).cloned();
         let source = match (option("image"), option("dir")) {
             (Some(image), _) => format!("volume:{image}"),

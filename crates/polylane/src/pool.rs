@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{Result, say};
-use polylane_pool::lasting::{self, NsKind, PoolChange};
+use polylane_pool::lasting::{self, Making, NsKind, PoolChange};
 use polylane_pool::stats;
 use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
@@ -25,6 +25,12 @@ pub(crate) enum PoolCommand {
         /// Namespaces that its containers have together: ipc, uts, net
         #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = namespace)]
         ns: Vec<NsKind>,
+        /// Where there is a pool of this name, set its limits
+        #[arg(long)]
+        once: bool,
+        /// The member of the daemon's group who asks
+        #[arg(long, hide = true, value_name = "UID")]
+        member: Option<u32>,
     },
     /// List pools that last, and running ones
     Ls(JsonArgs),
@@ -51,6 +57,9 @@ pub(crate) enum PoolCommand {
         /// A pool that is not there is no failure
         #[arg(long)]
         if_exists: bool,
+        /// The member of the daemon's group who asks
+        #[arg(long, hide = true, value_name = "UID")]
+        member: Option<u32>,
     },
 }
 
@@ -127,8 +136,9 @@ pub(crate) fn exec(arguments: &ExecArgs) -> Result<u8> {
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: PoolCommand) -> Result<u8> {
     match command {
-        PoolCommand::Create { pool, limits, ns } => {
-            lasting::create(&pool, &limits.change(), &ns)?;
+        PoolCommand::Create { pool, limits, ns, once, member } => {
+            let making = Making { namespaces: ns, once, member };
+            lasting::create(&pool, &limits.change(), making)?;
         }
         PoolCommand::Upgrade { pool } => {
             let mut status = 0;
@@ -155,10 +165,10 @@ pub(crate) fn execute(command: PoolCommand) -> Result<u8> {
             let device = arguments.limits.wanted(None);
             lasting::change(&arguments.pool, &arguments.pool_limits.change(), device)?;
         }
-        PoolCommand::Rm { pools, if_exists } => {
+        PoolCommand::Rm { pools, if_exists, member } => {
             for pool in pools {
                 if !if_exists || lasting::exists(&pool)? {
-                    lasting::remove(&pool)?;
+                    lasting::remove(&pool, member)?;
                 }
             }
         }
@@ -211,6 +221,8 @@ fn described(info: &Value) -> String {
         "user",
         "network_class",
     ];
+    // Not all were counted.
+    let more = if info["open_files_counted"] == false { "+" } else { "" };
     let mut text: String = of_pool.map(|name| format!("{name}: {}\n", cell(&info[name]))).concat();
     let list = |value: &Value| value.as_array().map(Vec::as_slice).unwrap_or_default().to_vec();
     text += &format!("processes: {}\n", list(&info["processes"]).len());
@@ -229,6 +241,7 @@ fn described(info: &Value) -> String {
             let [lane, state, pid] = of_service.clone();
             let [number, path, source, open] =
                 ["instance", "path", "source", "open_files"].map(|name| cell(&instance[name]));
+            let open = open + more;
             rows.push([lane, state, pid, number, path, source, cache.clone(), open]);
         }
     }

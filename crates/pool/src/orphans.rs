@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_block::image::{self, Holder, ImageError};
-use polylane_sys::procstat::ProcessStat;
+use polylane_sys::procstat::{self, ProcessStat, real_user};
 
 use crate::{confine, names, own_ids, pool_record, process};
 
 /// How long the service of a dead supervisor may take to write everything back. Its keeper gives it
 /// as long.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Most bytes of what a service calls itself.
+const TITLE_BYTES_MAX: u64 = 512;
 
 /// Waits until no service of this lane runs any more: it writes back what its supervisor's death
 /// found unwritten, and holds its volume as long.
@@ -59,7 +62,7 @@ fn wait_while(runs: impl Fn() -> bool) {
 fn service_runs(dir: &Path, lane: &str) -> bool {
     let own = fs::read_link("/proc/self/exe").ok();
     process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
-        let line = fs::read(proc(pid, "cmdline"));
+        let line = title(pid);
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
         let is_it =
             line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
@@ -69,12 +72,18 @@ fn service_runs(dir: &Path, lane: &str) -> bool {
 
 /// The lanes of services whose supervisors are dead, by what the services call themselves.
 fn orphans(dir: &Path) -> impl Iterator<Item = String> {
-    process::pids().filter_map(|pid| {
-        let line = fs::read(proc(pid, "cmdline")).unwrap_or_default();
+    // Whose it is before what it calls itself: a stranger's words may never end.
+    process::pids().filter(|&pid| may_be_service(pid)).filter_map(|pid| {
+        let line = title(pid).unwrap_or_default();
         let lane = lane_of(&line)?;
         let is_orphan = || parent_of(pid).is_some_and(|parent| !is_supervisor(dir, parent, lane));
-        (may_be_service(pid) && is_orphan()).then(|| lane.to_string())
+        is_orphan().then(|| lane.to_string())
     })
+}
+
+/// What a process calls itself, or the beginning of that.
+fn title(pid: u32) -> std::io::Result<Vec<u8>> {
+    procstat::head(proc(pid, "cmdline"), TITLE_BYTES_MAX)
 }
 
 /// The lane whose service a process calls itself, by its command line.
@@ -87,7 +96,7 @@ fn lane_of(line: &[u8]) -> Option<&str> {
 /// tenant's process is in.
 fn may_be_service(pid: u32) -> bool {
     // Its links say more, and only to some.
-    let status = fs::read_to_string(proc(pid, "status")).unwrap_or_default();
+    let status = procstat::status(pid);
     is_near(&status) && real_user(&status).is_some_and(is_service_user)
 }
 
@@ -95,12 +104,6 @@ fn may_be_service(pid: u32) -> bool {
 fn is_near(status: &str) -> bool {
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
-}
-
-/// The real user of a process, by its `status`: that of its files in /proc may be root.
-fn real_user(status: &str) -> Option<u32> {
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    users.split_whitespace().next()?.parse().ok()
 }
 
 /// An ordinary user's services are that user's own.

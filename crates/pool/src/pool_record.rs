@@ -14,6 +14,7 @@
 //! | `ceph` | settings of the clients of its lanes on CephFS, if it has any |
 //! | `user` | the host's user that its services run as; none of an ordinary user's pool |
 //! | `namespaces` | kinds of namespaces that its containers have together |
+//! | `member` | the member of the daemon's group who had it made, if one did |
 //!
 //! The file's group is that user's number as well: who has a number is known also where the content
 //! is lost. One record that cannot be read keeps no other pool from anything.
@@ -79,6 +80,8 @@ pub struct PoolRecord {
     pub user: Option<u32>,
     /// Namespaces that its containers have together.
     pub namespaces: Vec<NsKind>,
+    /// The member of the daemon's group who had it made.
+    pub member: Option<u32>,
     /// What a later program says of it: kept as it is.
     pub(crate) more: Box<Map<String, Value>>,
 }
@@ -98,6 +101,8 @@ struct Stored {
     user: Option<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     namespaces: Vec<NsKind>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    member: Option<u32>,
     #[serde(flatten)]
     more: Box<Map<String, Value>>,
 }
@@ -142,7 +147,17 @@ impl PoolRecord {
         let stored: Stored = serde_json::from_slice(&text).map_err(|_| refused())?;
         let cpus = stored.cpus.as_deref().map(str::parse).transpose().map_err(|_| refused())?;
         let Stored {
-            version, memory, pids, weight, dirty_limit, ceph, user, namespaces, more, ..
+            version,
+            memory,
+            pids,
+            weight,
+            dirty_limit,
+            ceph,
+            user,
+            namespaces,
+            member,
+            more,
+            ..
         } = stored;
         if version != VERSION || !user.is_none_or(is_pools_user) {
             return Err(refused());
@@ -158,6 +173,7 @@ impl PoolRecord {
             client,
             user,
             namespaces,
+            member,
             more,
         }))
     }
@@ -208,6 +224,7 @@ impl PoolRecord {
             ceph: Some(self.client).filter(|client| *client != ClientOptions::default()),
             user: self.user,
             namespaces: self.namespaces.clone(),
+            member: self.member,
             more: self.more.clone(),
         };
         let text = serde_json::to_vec_pretty(&stored).map_err(|error| failed(error.into()))?;
@@ -352,6 +369,7 @@ mod tests {
             client: ClientOptions { io_threads: Some(3), ..ClientOptions::default() },
             user: PoolRecord::free_user(&state).ok(),
             namespaces: vec![NsKind::Ipc, NsKind::Net],
+            member: Some(1001),
             more: Box::default(),
         };
         let bare = PoolRecord { name: "a.b".to_string(), ..PoolRecord::default() };

@@ -1,5 +1,12 @@
-//! The line that `/proc/PID/stat` and `/proc/PID/task/TID/stat` hold (proc_pid_stat(5)).
+//! The line that `/proc/PID/stat` and `/proc/PID/task/TID/stat` hold (proc_pid_stat(5)), and what
+//! else of /proc is read of processes that may be anybody's.
+//!
+//! A process decides how long some of its files there are, and `cmdline`, `environ` are its memory:
+//! read of a mapped file whose file system does not answer, they never end. So such files are read
+//! up to a length, and those two of processes alone that are known to be no stranger's.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 /// Ticks of CPU time in a second: what the kernel counts in, for programs, on every architecture.
@@ -67,6 +74,31 @@ impl ProcessStat {
     }
 }
 
+/// Most bytes that are read of `/proc/PID/status`.
+const STATUS_BYTES_MAX: u64 = 64 << 10;
+
+/// The first bytes of a file of a process.
+///
+/// # Errors
+/// The host's.
+pub fn head(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// `/proc/PID/status`, or the beginning of it; empty: there is no such process.
+pub fn status(pid: u32) -> String {
+    let text = head(format!("/proc/{pid}/status"), STATUS_BYTES_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The real user of a process, by its `status`: that of its files in /proc may be root.
+pub fn real_user(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +156,23 @@ mod tests {
         is(ProcessStat::has_ended);
         child.wait().expect("ends");
         assert_eq!(ProcessStat::of(child.id()), None);
+    }
+
+    #[test]
+    fn no_more_of_a_process_is_read_than_is_wanted() {
+        let mut child = std::process::Command::new("sleep");
+        let mut child = child.args(["1000", &"x".repeat(100_000)]).spawn().expect("sleep");
+        let path = format!("/proc/{}/cmdline", child.id());
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !head(&path, 7).is_ok_and(|head| head == b"sleep\x001") {
+            assert!(std::time::Instant::now() < until);
+            std::thread::yield_now();
+        }
+        assert_eq!(head(&path, 256).expect("read").len(), 256);
+        child.kill().and_then(|()| child.wait()).expect("ends");
+        let own = rustix::process::getuid().as_raw();
+        assert_eq!(real_user(&status(std::process::id())), Some(own));
+        assert_eq!(real_user(&status(u32::MAX)), None);
     }
 
     #[test]

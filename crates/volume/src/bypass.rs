@@ -17,6 +17,7 @@ use crate::chain;
 use crate::copy::{beside_temporary, materialize, pour};
 use crate::failure::{Failure, Result};
 use crate::host::{failure, refuse_full};
+use crate::naming;
 use crate::pool_file::{self, pool_failure, refuse_others};
 use crate::progress::Progress;
 use crate::sidecar::trailer::{STUB_BYTES, STUB_TEXT};
@@ -131,7 +132,7 @@ pub(crate) fn create(
         fill(path, Stack::bypass(path, own, sidecar.clone(), &its)?, content)
     })
     .and_then(|()| {
-        let _names = image::hold_names(path);
+        let _names = naming::hold(path)?;
         draft.publish().map_err(|error| failure(path, error))
     });
     if made.is_err() && making.is_some() {
@@ -145,7 +146,7 @@ pub(crate) fn create(
 /// Writes down where a volume is going to be, and keeps others from clearing that up.
 fn announce(path: &Path, sidecar: &Sidecar, before: Option<Making>) -> Result<Making> {
     trust::refuse_astray(path)?;
-    let _names = image::hold_names(path);
+    let _names = naming::hold(path)?;
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
     }

@@ -71,6 +71,7 @@ mod layers;
 pub mod log;
 mod make;
 mod merge;
+mod naming;
 mod open;
 mod options;
 pub mod path_text;

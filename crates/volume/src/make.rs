@@ -18,6 +18,7 @@ use crate::chain;
 use crate::failure::{Failure, Result, say};
 use crate::format;
 use crate::host::{BLOCK_BYTES, failure, refuse_full};
+use crate::naming;
 use crate::options::{CreateOptions, MediumKind};
 use crate::sidecar::{self, Sidecar, known};
 use crate::trust;
@@ -167,7 +168,7 @@ pub(crate) fn draft(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result
 /// The name is taken, and its sidecar stays as it was; the host's.
 pub(crate) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<Files> {
     trust::refuse_astray(path)?;
-    let _names = image::hold_names(path);
+    let _names = naming::hold(path)?;
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
     }

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache::CacheSpec;
 use crate::failure::{Failure, Result};
 use crate::host::failure;
+use crate::naming;
 use crate::path_text;
 use crate::translation::Translation;
 use crate::trust::{self, Author};
@@ -342,7 +343,7 @@ impl Sidecar {
     /// # Errors
     /// Those of [`load`](Sidecar::load) and [`store`](Sidecar::store).
     pub(crate) fn change(volume: &Path, change: impl FnOnce(&mut Sidecar)) -> Result<Sidecar> {
-        let _names = image::hold_names(volume);
+        let _names = naming::hold(volume)?;
         let mut sidecar = Sidecar::load(volume)?;
         change(&mut sidecar);
         sidecar.store(volume)?;

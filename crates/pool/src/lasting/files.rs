@@ -1,10 +1,15 @@
 //! Which processes have files open through which mount: by the descriptors that /proc shows, each
 //! with the number of the mount that it was opened through. No service is asked, so one that hangs
-//! is no hindrance.
+//! is no hindrance. Users decide how much they have open and how long the kernel's words on it are:
+//! of each descriptor the beginning is read, and of all as many as a limited time allows.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+use polylane_sys::procstat;
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 
 use super::places;
 use crate::mountinfo::{self, Seen};
@@ -25,13 +30,28 @@ pub(crate) struct OpenFiles {
     pub(crate) count: u64,
 }
 
+/// How long descriptors are looked through.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Most that is read of a descriptor's `fdinfo`: its mount is in the third line.
+const FDINFO_BYTES_MAX: u64 = 128;
+
 /// The open files of all processes that may be looked at, on file systems with these device
-/// numbers.
-pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
+/// numbers; whether those are all.
+pub(crate) fn open_files(devices: &[u64]) -> (Vec<OpenFiles>, bool) {
+    open_files_within(devices, LOOK_TIME_MAX)
+}
+
+fn open_files_within(devices: &[u64], limit: Duration) -> (Vec<OpenFiles>, bool) {
+    let begin = Instant::now();
+    let in_time = || begin.elapsed() < limit;
     let mut found = Vec::new();
+    if devices.is_empty() {
+        return (found, true);
+    }
     // Processes of one mount namespace see the same mounts.
     let mut seen: HashMap<std::path::PathBuf, Vec<Seen>> = HashMap::new();
-    for pid in process::pids() {
+    for pid in process::pids().take_while(|_| in_time()) {
         let dir = Path::new("/proc").join(pid.to_string());
         let Ok(namespace) = fs::read_link(dir.join("ns/mnt")) else { continue };
         let mounts = seen.entry(namespace).or_insert_with(|| {
@@ -43,9 +63,15 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
             continue;
         }
         let mut counts: HashMap<u64, u64> = HashMap::new();
-        for entry in fs::read_dir(dir.join("fdinfo")).into_iter().flatten().flatten() {
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            if let Some(mount) = places::mount_in(&text) {
+        let entries = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+        for entry in entries.take_while(|_| in_time()) {
+            // The kernel makes the text of an inotify descriptor anew each time, and whole.
+            if !device_of(&entry.path()).is_some_and(|device| devices.contains(&device)) {
+                continue;
+            }
+            let info = dir.join("fdinfo").join(entry.file_name());
+            let text = procstat::head(info, FDINFO_BYTES_MAX).unwrap_or_default();
+            if let Some(mount) = places::mount_in(&String::from_utf8_lossy(&text)) {
                 *counts.entry(mount).or_default() += 1;
             }
         }
@@ -58,7 +84,13 @@ pub(crate) fn open_files(devices: &[u64]) -> Vec<OpenFiles> {
         found.extend(own);
     }
     found.sort_by_key(|files| (files.pid, files.mount));
-    found
+    (found, in_time())
+}
+
+/// The device of what a descriptor is of, without asking its file system.
+fn device_of(descriptor: &Path) -> Option<u64> {
+    let stat = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    Some(makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
 #[cfg(test)]
@@ -75,7 +107,7 @@ mod tests {
             .collect();
         let device = rustix::fs::fstat(&files[0]).expect("stat").st_dev;
         let own = || {
-            let found = open_files(&[device]);
+            let (found, _) = open_files_within(&[device], Duration::from_secs(60));
             let own = found.iter().filter(|one| one.pid == std::process::id());
             own.map(|one| one.count).sum::<u64>()
         };

@@ -7,7 +7,7 @@ use polylane_volume as volume;
 use serde_json::{Value, json};
 
 use super::files::{OpenFiles, open_files};
-use super::pools::lanes;
+use super::pools::{lanes, named_by_lanes};
 use super::table::Entry;
 use super::tables::Tables;
 use crate::failure::{Result, say};
@@ -31,7 +31,7 @@ pub fn info(name: &str) -> Result<Value> {
         entries.extend(own.map(|mount| mount.entry));
     }
     let devices: Vec<u64> = entries.iter().map(|entry| entry.device).collect();
-    let files = open_files(&devices);
+    let (files, are_all) = open_files(&devices);
     let services = lanes(&dir, name).into_iter().map(|lane| service(&lane, &entries, &files));
     let groups = record.groups();
     Ok(json!({
@@ -48,6 +48,8 @@ pub fn info(name: &str) -> Result<Value> {
         "groups": groups.made(),
         "processes": groups.processes(),
         "services": services.collect::<Vec<Value>>(),
+        // Not so: looking through all descriptors of the host takes too long.
+        "open_files_counted": are_all,
     }))
 }
 
@@ -107,7 +109,9 @@ pub fn idle_pools() -> Result<Vec<Value>> {
     let dir = names::runtime_dir();
     let (mut pools, unread) = PoolRecord::all(&state)?;
     unread.iter().for_each(say);
-    pools.retain(|pool| lanes(&dir, &pool.name).is_empty());
+    // There may be many more pools than lanes.
+    let named = named_by_lanes(&dir);
+    pools.retain(|pool| !named.contains(&pool.name) || lanes(&dir, &pool.name).is_empty());
     let idle = |pool: &PoolRecord| {
         json!({
             "pool": pool.name,

@@ -52,7 +52,7 @@ pub use info::{idle_pools, info};
 pub use list::{end_of, list};
 pub use mount::{POOL_DEFAULT, mount};
 pub use options::{MountOptions, Mounted};
-pub use pools::{PoolChange, change, create, exists, namespaces, remove, upgrade_all};
+pub use pools::{Making, PoolChange, change, create, exists, namespaces, remove, upgrade_all};
 pub use source::LaneSource;
 
 pub use crate::pool_namespaces::NsKind;

@@ -9,12 +9,14 @@
 //! | `set` | record, groups, lanes | former limits in some parts, until the next `set` |
 //! | `rm` | groups, namespaces, record | the pool, unused, which `rm` removes |
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
 use polylane_volume as volume;
 use polylane_volume::cpus::CpuList;
 
+use super::mount::POOL_DEFAULT;
 use super::tables::Tables;
 use crate::ceph::ClientOptions;
 use crate::cgroup;
@@ -28,6 +30,9 @@ use crate::{set, upgrade};
 
 /// Fewest processes of a pool: below this no lane fits.
 const PIDS_MIN: u64 = 32;
+
+/// Most pools that one member of the daemon's group has made.
+const MEMBER_POOLS_MAX: usize = 64;
 
 /// What is to be changed of a pool; 0 lifts a limit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -90,12 +95,24 @@ impl PoolChange {
     }
 }
 
-/// Makes a pool that lasts, whose containers have namespaces of these kinds together.
+/// How a pool is to be made.
+#[derive(Clone, Debug, Default)]
+pub struct Making {
+    /// Kinds of namespaces that its containers have together.
+    pub namespaces: Vec<NsKind>,
+    /// One that is there is no failure: its limits are set.
+    pub once: bool,
+    /// The member of the daemon's group who asks, if the daemon's user does not.
+    pub member: Option<u32>,
+}
+
+/// Makes a pool that lasts.
 ///
 /// # Errors
 /// One line: the name is none or taken, no pool can have such a limit, the record cannot be
-/// written.
-pub fn create(name: &str, limits: &PoolChange, namespaces: &[NsKind]) -> Result<()> {
+/// written; a member of the daemon's group may not.
+pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
+    let Making { mut namespaces, once, member } = making;
     pool_record::check_name(name)?;
     limits.check()?;
     if !namespaces.is_empty() && crate::user_namespace::rootless().is_some() {
@@ -106,25 +123,61 @@ pub fn create(name: &str, limits: &PoolChange, namespaces: &[NsKind]) -> Result<
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let tables = Tables::lock(&dir)?;
     tables.clear_dead()?;
-    if PoolRecord::load(&state, name)?.is_some() {
-        return Err(Failure::failed(format!(
-            "pool '{name}': exists: change it with 'polylane pool set {name}', or remove it with \
-             'polylane pool rm {name}'"
-        )));
+    let there = PoolRecord::load(&state, name)?;
+    refuse_member(&state, name, there.as_ref(), member)?;
+    if there.is_some() {
+        drop(tables);
+        return match once {
+            true if *limits == PoolChange::default() => Ok(()),
+            true => change(name, limits, Wanted::default()),
+            false => Err(Failure::failed(format!(
+                "pool '{name}': exists: change it with 'polylane pool set {name}', or remove it \
+                 with 'polylane pool rm {name}'"
+            ))),
+        };
     }
     // A run that has a pool of this name for itself.
     PoolName::take_over(&dir, name)?;
     let name = name.to_string();
-    let mut namespaces = namespaces.to_vec();
     namespaces.sort();
     namespaces.dedup();
-    let mut record = limits.apply(PoolRecord { name, namespaces, ..PoolRecord::default() })?;
+    let new = PoolRecord { name, namespaces, member, ..PoolRecord::default() };
+    let mut record = limits.apply(new)?;
     if crate::user_namespace::rootless().is_none() {
         record.user = Some(PoolRecord::free_user(&state)?);
     }
     record.save(&state)?;
     make_groups(&record);
     Ok(())
+}
+
+/// Refuses a member of the daemon's group what is the daemon's user's: pools that no member had
+/// made, that of all lanes without one, and more pools than a member may have.
+fn refuse_member(
+    state: &Path,
+    name: &str,
+    there: Option<&PoolRecord>,
+    member: Option<u32>,
+) -> Result<()> {
+    let Some(member) = member else { return Ok(()) };
+    let refused = |why: &str| Err(Failure::failed(format!("pool '{name}': {why}")));
+    match there {
+        Some(pool) if pool.member.is_some() => Ok(()),
+        Some(_) => refused("no member of the daemon's group had it made: none changes it"),
+        None if name == POOL_DEFAULT => refused(
+            "has the lanes of all who name no pool: no member of the daemon's group makes it",
+        ),
+        None => {
+            let (pools, _) = PoolRecord::all(state)?;
+            let own = pools.iter().filter(|pool| pool.member == Some(member)).count();
+            match own < MEMBER_POOLS_MAX {
+                true => Ok(()),
+                false => Err(Failure::failed(format!(
+                    "pool '{name}': user {member} has {own} pools already: remove one first"
+                ))),
+            }
+        }
+    }
 }
 
 fn make_groups(record: &PoolRecord) {
@@ -177,6 +230,16 @@ fn set_lanes(pool: &str, lanes: &[String], device: Wanted) -> Result<()> {
     outcomes.into_iter().next().unwrap_or_else(none)
 }
 
+/// The pools that lanes have names of now, or had until they were killed.
+pub(crate) fn named_by_lanes(dir: &Path) -> HashSet<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let pool = |name: String| {
+        names::lane_number(name.strip_suffix(".lock")?).map(|(pool, _)| pool.to_string())
+    };
+    names.filter_map(pool).collect()
+}
+
 /// The lanes that are in a pool now, mounted or of runs, by name.
 pub(crate) fn lanes(dir: &Path, pool: &str) -> Vec<String> {
     let held = |name: &String| PoolName::take_over(dir, name).is_err();
@@ -201,15 +264,18 @@ pub fn namespaces(name: &str) -> Result<Vec<NsKind>> {
     PoolRecord::expect(&volume::state_dir()?, name).map(|record| record.namespaces)
 }
 
-/// Removes a pool in which nothing is.
+/// Removes a pool in which nothing is. `member`: who of the daemon's group asks, if its user does
+/// not.
 ///
 /// # Errors
-/// One line: no such pool, a lane or a process is in it, the record cannot be removed.
-pub fn remove(name: &str) -> Result<()> {
+/// One line: no such pool, a lane or a process is in it, the record cannot be removed; a member of
+/// the daemon's group may not.
+pub fn remove(name: &str, member: Option<u32>) -> Result<()> {
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let tables = Tables::lock(&dir)?;
     tables.clear_dead()?;
     let record = PoolRecord::expect(&state, name)?;
+    refuse_member(&state, name, Some(&record), member)?;
     let groups = record.groups();
     let dirs: Vec<PathBuf> = groups.dirs();
     refuse_used(&tables, (&dir, name), &groups)?;

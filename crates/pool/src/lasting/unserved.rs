@@ -3,8 +3,9 @@
 //! The kernel ends a FUSE connection when the last descriptor of it is closed. A thread of a killed
 //! service that tells the kernel of a change waits there for the lock of a directory. A program
 //! that makes a file has that lock, and waits for the service: neither ends, the descriptor stays
-//! open, and both outlive every signal. Root of the host can end the connection by its number, which
-//! is the minor number of the mount's device (Documentation/filesystems/fuse/fuse.rst, "Aborting").
+//! open, and both outlive every signal. Root of the host can end the connection by its number,
+//! which is the minor number of the mount's device (Documentation/filesystems/fuse/fuse.rst,
+//! "Aborting").
 
 use std::time::Duration;
 
