@@ -205,6 +205,8 @@ fn a_container_is_stopped_and_goes_on_with_its_files() {
     let said =
         engine.run(&["container", "exec", "-e", "A=b", "two", "sh", "-c", "echo $A; exit 3"]);
     assert_eq!((said.status.code(), &*said.stdout), (Some(3), &b"b\n"[..]));
+    assert_eq!(engine.refused(&["container", "exec", "two", "nope"]).0, 127);
+    assert_eq!(engine.refused(&["container", "exec", "two", "/etc/passwd"]).0, 126);
     assert_eq!(engine.refused(&["container", "rm", "two"]).0, 1);
     assert_eq!(engine.refused(&["container", "start", "two"]).0, 1);
     assert_eq!(engine.refused(&["image", "rm", "busybox"]).0, 1);
@@ -247,6 +249,7 @@ fn what_cannot_be_is_one_line_and_leaves_nothing() {
         (2, "run --memory 1 busybox true"),
         (2, "run --cpus 0 busybox true"),
         (2, "run --network bridge busybox true"),
+        (2, "run --hostname= busybox true"),
         (2, "run --name a/b busybox true"),
         (2, "run -d -t busybox true"),
         (1, "run --runtime /bin/false busybox true"),

@@ -882,9 +882,11 @@ fn a_connection_that_outlives_its_lane_is_ended_by_the_next_command() {
         fs::read_to_string(&waits)
             .is_ok_and(|place| place.contains("fuse") || place.contains("request_wait"))
     });
-    let others = children(supervisor).expect("children");
-    for process in others.into_iter().chain([supervisor]) {
-        signal_to(process, "KILL");
+    // At once: none does anything about the others' end.
+    let mut all = children(supervisor).expect("children");
+    all.push(supervisor);
+    for signal in ["STOP", "KILL"] {
+        all.iter().for_each(|process| signal_to(*process, signal));
     }
     until("the lane is cleared", || host.mounts().is_empty());
     until("the program has an answer", || has_ended(program.id()));

@@ -36,6 +36,9 @@ use crate::store;
 /// Longest name of a container, in bytes: as long as a host name may be.
 const NAME_BYTES_MAX: usize = 63;
 
+/// Longest host name, in bytes (`__NEW_UTS_LEN` of linux/utsname.h).
+const HOST_NAME_BYTES_MAX: usize = 64;
+
 /// Least memory of a container.
 const MEMORY_BYTES_MIN: u64 = 6 << 20;
 
@@ -287,6 +290,10 @@ pub(crate) fn check(wanted: &Wanted) -> Result<()> {
              identity",
             polylane_base::shown::Shown::new(name)
         )));
+    }
+    let is_host = |name: &String| (1..=HOST_NAME_BYTES_MAX).contains(&name.len());
+    if wanted.hostname.as_ref().is_some_and(|name| !is_host(name)) {
+        return Err(Failure::usage("--hostname: 1 to 64 bytes, as the kernel has it"));
     }
     if wanted.memory.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
         return Err(Failure::usage("--memory: too small: at least 6M are needed"));

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use polylane_pool::failure::{FAILED, Failure, Result};
@@ -404,7 +405,7 @@ pub struct Further {
 /// One line: the container does not run, no such user.
 pub fn exec(container: &Container, further: &Further) -> Result<u8> {
     let record = &container.record;
-    let State::Running(_) = container.state()? else {
+    let State::Running(first) = container.state()? else {
         return Err(Failure::failed(format!(
             "{0}: does not run: 'polylane container start {0}' first",
             record.name
@@ -416,6 +417,10 @@ pub fn exec(container: &Container, further: &Further) -> Result<u8> {
         further.env.iter().filter_map(|text| crate::container::given(text)).collect();
     let env = bundle::environment(record, &user, &more, further.terminal);
     let cwd = further.workdir.as_deref().unwrap_or(&record.cwd);
+    let program = further.command.first().map_or("", String::as_str);
+    // With what is mounted in the container by now.
+    let root = PathBuf::from(format!("/proc/{first}/root"));
+    program::check(&root, (program, cwd), &env, &record.mounts)?;
     let process = bundle::process(&user, &env, &further.command, cwd, further.terminal);
     let file = memory_file(&process)?;
     let runtime = container.runtime();

@@ -42,7 +42,7 @@ pub(crate) enum PoolCommand {
         json: JsonArgs,
     },
     /// Change the limits of a pool that lasts, or what a running pool is to have of its device, at
-    /// once; 0 lifts a limit
+    /// once; 0 lifts a limit, and --cpus with all CPUs that of CPUs
     Set(SetArgs),
     /// Make this program the service of all lanes of a pool, whose programs notice nothing
     Upgrade {

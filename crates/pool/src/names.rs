@@ -80,10 +80,13 @@ pub(crate) fn fresh_number(what: &str) -> Result<u32> {
     Ok(u32::from_ne_bytes(bytes).max(1))
 }
 
-/// Whether a text can name a pool: letters, digits, `.`, `_` and `-`, at most 64, no leading `.`.
+/// Whether a text can name a pool: letters, digits, `.`, `_` and `-`, at most 64, no leading `.`,
+/// and no leading `-`, which commands take for an option.
 pub fn is_name(text: &str) -> bool {
     let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(good)
+    (1..=NAME_BYTES_MAX).contains(&text.len())
+        && !text.starts_with(['.', '-'])
+        && text.bytes().all(good)
 }
 
 /// The name of a lane of a pool that lasts.
@@ -467,7 +470,7 @@ mod tests {
         for good in ["a", "web-1", "A.b_c", &"x".repeat(64)] {
             assert!(is_name(good), "{good}");
         }
-        for bad in ["", ".", "..", ".x", "a/b", "a b", "ä", &"x".repeat(65)] {
+        for bad in ["", ".", "..", ".x", "-x", "--help", "a/b", "a b", "ä", &"x".repeat(65)] {
             assert!(!is_name(bad), "{bad}");
         }
     }

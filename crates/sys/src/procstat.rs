@@ -160,11 +160,12 @@ mod tests {
 
     #[test]
     fn no_more_of_a_process_is_read_than_is_wanted() {
-        let mut child = std::process::Command::new("sleep");
-        let mut child = child.args(["1000", &"x".repeat(100_000)]).spawn().expect("sleep");
+        let mut child = std::process::Command::new("sh");
+        child.args(["-c", "read line", &"x".repeat(100_000)]).stdin(std::process::Stdio::piped());
+        let mut child = child.spawn().expect("sh");
         let path = format!("/proc/{}/cmdline", child.id());
         let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while !head(&path, 7).is_ok_and(|head| head == b"sleep\x001") {
+        while !head(&path, 6).is_ok_and(|head| head == b"sh\0-c\0") {
             assert!(std::time::Instant::now() < until);
             std::thread::yield_now();
         }

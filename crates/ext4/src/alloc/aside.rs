@@ -9,10 +9,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use polylane_base::Errno;
 use polylane_base::sync::Mutex;
 
 use super::{Allocator, Claim};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
 use crate::journal::Freed;
 
@@ -50,7 +51,11 @@ impl Allocator {
         while self.aside() < most && self.available_blocks() > 2 * u64::from(most) {
             // Far from where files begin, and in the same place each time.
             let goal = DeviceBlock(blocks - u64::from(most));
-            let claim = self.find(goal, PIECE.min(most - self.aside()))?;
+            let claim = match self.find(goal, PIECE.min(most - self.aside())) {
+                // Another has claimed what was free a moment ago.
+                Err(Error::Errno(Errno::ENOSPC)) => break,
+                found => found?,
+            };
             self.free_blocks.fetch_add(claim.count.into(), Ordering::AcqRel);
             if let Err(why) = self.reserve_room(&claim) {
                 self.put_back(&claim);

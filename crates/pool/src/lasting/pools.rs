@@ -125,7 +125,11 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
     tables.clear_dead()?;
     let there = PoolRecord::load(&state, name)?;
     refuse_member(&state, name, there.as_ref(), member)?;
-    if there.is_some() {
+    if let Some(there) = there {
+        if once && member.is_none() && there.member.is_some() {
+            // The daemon's user counts on it from now on.
+            PoolRecord { member: None, ..there }.save(&state)?;
+        }
         drop(tables);
         return match once {
             true if *limits == PoolChange::default() => Ok(()),

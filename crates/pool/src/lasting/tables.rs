@@ -4,6 +4,7 @@
 //! of a file in the run-time directory, held for the length of a few file operations. Others cannot
 //! open the file, and so not lock it; the directory may have been open to them once.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -70,13 +71,13 @@ impl LaneOwner {
 
 /// Takes a dead lane's mount away; whether that is done. The directories above it may be of a file
 /// system that does not answer, and who waits for it holds the tables.
-fn detached(mount: &Mount, limit: Duration) -> bool {
-    if places::mount_of(&mount.entry).is_none() {
+fn detached(entry: &Entry, is_served: bool, limit: Duration) -> bool {
+    if places::mount_of(entry).is_none() {
         return true;
     }
-    let (entry, lane) = (mount.entry.clone(), mount.lane());
+    let entry = entry.clone();
     let done = timely::within(limit, move || {
-        unserved::detach(&entry, &lane);
+        unserved::detach(&entry, is_served);
         Ok(())
     });
     done != Err(polylane_base::Errno::ETIMEDOUT)
@@ -159,6 +160,7 @@ impl Tables {
     /// As [`all`](Tables::all).
     pub(crate) fn clear_dead(&self) -> Result<Vec<Mount>> {
         let (mut dead, mut views, mut limit) = (Vec::new(), Views::default(), DETACH_TIME_MAX);
+        let mut served = HashMap::new();
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
@@ -168,7 +170,10 @@ impl Tables {
                 }
                 continue;
             };
-            if !detached(&mount, limit) {
+            let lane = mount.lane();
+            let is_served =
+                *served.entry(lane).or_insert_with_key(|lane| unserved::has_service(lane));
+            if !detached(&mount.entry, is_served, limit) {
                 // The next command tries again.
                 limit = LATER_TIME_MAX;
                 continue;
@@ -231,8 +236,9 @@ impl Tables {
     /// The table cannot be read or written.
     pub(crate) fn clear_service(&self, pool: &str, service: u32) -> Result<bool> {
         let left = self.of_service(pool, service)?;
+        let is_served = !left.is_empty() && unserved::has_service(&names::lane_name(pool, service));
         for entry in left.iter().rev() {
-            unserved::detach(entry, &names::lane_name(pool, service));
+            unserved::detach(entry, is_served);
             self.remove(pool, &entry.path)?;
         }
         Ok(!left.is_empty())
@@ -282,7 +288,7 @@ impl Drop for Tables {
 pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
     for entry in tables.of_lane(owner).unwrap_or_default().iter().rev() {
-        unserved::detach(entry, &names::lane_name(&owner.pool, owner.service));
+        point::detach(entry);
         let _ = tables.is_gone(&owner.pool, entry);
     }
 }

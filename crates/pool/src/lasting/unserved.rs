@@ -16,6 +16,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::table::Entry;
 use super::{places, point};
+use crate::mountinfo::LANE_KIND;
 use crate::{mounts, orphans};
 
 /// How often a service that was killed is looked for, and how long it has each time to be gone: one
@@ -23,23 +24,27 @@ use crate::{mounts, orphans};
 const LOOKS: usize = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
-/// Takes the mount of a dead lane's entry away, and ends its connection if the lane has no service.
-pub(super) fn detach(entry: &Entry, lane: &str) {
+/// Takes the mount of a dead lane's entry away, and ends its connection unless the lane still has a
+/// service: the caller has the lane's name, or has found it free.
+pub(super) fn detach(entry: &Entry, is_served: bool) {
     // With it the device's number is no other file system's.
-    let root = places::mount_of(entry).and_then(|seen| point::open_root(&seen).ok());
+    let own = places::mount_of(entry).filter(|seen| seen.kind == LANE_KIND && !is_served);
+    let root = own.and_then(|seen| point::open_root(&seen).ok());
     point::detach(entry);
-    if root.is_some() && has_no_service(lane) {
+    if root.is_some() {
         // Only root of the host may, and where all descriptors are closed there is nothing to end.
         let _ = abort(entry.device);
     }
 }
 
-fn has_no_service(lane: &str) -> bool {
-    (0..LOOKS).any(|look| {
+/// Whether a dead lane has a service that writes back what its supervisor's death has left, and not
+/// one that was killed with it.
+pub(super) fn has_service(lane: &str) -> bool {
+    (0..LOOKS).all(|look| {
         if look > 0 {
             thread::sleep(BETWEEN_LOOKS);
         }
-        !orphans::has_service(lane)
+        orphans::has_service(lane)
     })
 }
 

@@ -25,14 +25,18 @@ pub(super) enum Shown {
 const OF_LAYERS: [&[u8]; 3] =
     [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// An attribute's value. One beside those of users that cannot be read is not there.
+/// An attribute's value. Of those beside users' there is none where the service may not read the
+/// file, whose data it then shows to nobody, and where the host keeps none.
 pub(super) fn get(
     fds: &Descriptors,
     node: &Arc<Node>,
     (name, shown): (&[u8], Shown),
 ) -> Result<Vec<u8>> {
     if shown == Shown::OfLayers && OF_LAYERS.contains(&name) {
-        return read(fds, node, name).map_err(|_| Errno::ENODATA);
+        return read(fds, node, name).map_err(|errno| match errno {
+            Errno::EACCES | Errno::EPERM | Errno::EOPNOTSUPP | Errno::EOVERFLOW => Errno::ENODATA,
+            errno => errno,
+        });
     }
     read(fds, node, allowed(name)?)
 }
