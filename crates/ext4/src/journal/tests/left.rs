@@ -65,6 +65,9 @@ fn left_to_a_leader(bench: &Bench, how: Leads) -> (Answer, Answer, [Answer; 2]) 
         });
     });
     if let Some(left) = before {
+        let journal = fs.volume.journal.as_ref().expect("a journal");
+        let waits = || journal.progress.lock().in_turn == 1;
+        gate.wait("the leader waits for its turn", |_| waits().then_some(()));
         return (first, leads, left.map(|left| left.expect("somebody promised")));
     }
     gate.wait("a leader", |_| takes_syncs(fs).then_some(()));
