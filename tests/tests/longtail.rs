@@ -315,6 +315,7 @@ topics! {
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
     locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
     threads_without_mailboxes = Topic { source: "threads_many", ..PROGRAM };
+    files_put_aside_by_threads_without_mailboxes = Topic { source: "threads_parked", ..PROGRAM };
     sessions_that_are_left = Topic { source: "sessions_left", ..PROGRAM };
     sessions_that_are_used_up = Topic { source: "sessions_many", ..PROGRAM };
     locks_kept_when_sessions_are_used_up = Topic { source: "sessions_many", ..ALL };

@@ -137,8 +137,9 @@ fn request(
     let in_row = wish.bytes > 0;
     let parks = asked.map(|asked| (asked, handles.wish(asked, new.flags, in_row, locks)));
     message.arg[2] = parks.as_ref().map_or(0, |(_, parks)| parks.arg);
-    message.arg[3] = evicted.map_or(0, Evicted::into_handle);
-    let (reply, mark) = call::open(session, wish.place, message, (at.dir, at.path))?;
+    // Where nothing is sent, it is closed as it is dropped.
+    let rested = move || evicted.map_or(0, Evicted::into_handle);
+    let (reply, mark) = call::open(session, wish.place, message, (at.dir, at.path), rested)?;
     if let Some(attr) = reply.attr {
         return Ok(Some(FoundDir { handle: reply.handle, ino: attr.ino }));
     }

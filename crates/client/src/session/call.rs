@@ -47,14 +47,17 @@ pub(crate) fn question(
 }
 
 /// Opens a file by that mailbox of the thread, if it is free; with the reply comes the mark by
-/// which the bytes that it brought are found.
+/// which the bytes that it brought are found. `rested` gives the handle of what is closed first, 0
+/// for none: called once there is a mailbox, and dropped where there is none.
 pub(crate) fn open(
     session: &'static Session,
     place: usize,
-    message: Message,
+    mut message: Message,
     at: Place<'_>,
+    rested: impl FnOnce() -> u64,
 ) -> Outcome<(Reply, Mark)> {
     let mailbox = session.mailbox_at(place)?;
+    message.arg[3] = rested();
     let message = counted(session, put_paths(&mailbox, message, at, (at.0, b"")));
     let reply = session.channel.call(mailbox.index, &message, &Alive(session));
     Ok((finish(&mailbox, &message, reply)?, session.mark(mailbox.index)))

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::connection::{from_answer, to_answer};
 use super::guarded;
 use super::helpers::{Expected, Helpers};
-use super::request::{self, FileRequest, PATHS_BYTES_MAX};
+use super::request::{self, Brings, FileRequest, PATHS_BYTES_MAX};
 use super::serve::{self, Call, Changed, Failure, Half, Left, Rest};
 use super::session::{Pending, Session};
 use super::stats::Stats;
@@ -76,6 +76,12 @@ pub(super) fn on_worker(
     };
     stats.took(message.op);
     session.rights().settle();
+    if let Some(rested) = Brings::instead_of(&message) {
+        // Before anything refuses the open; what is closed already is none of its business.
+        guarded(|| {
+            let _ = session.rights().close(rested, true);
+        });
+    }
     let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
         session.connection.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
         return None;

@@ -11,7 +11,7 @@ use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Gid, IdRange, TestClock, Uid};
 use polylane_front::lane::nodes::Place;
 use polylane_front::witness::{self, Looks, Refusal, Seen, Standing, Witness};
-use polylane_ipc::message::{Message, Op};
+use polylane_ipc::message::{Message, NO_SLOT, Op, PATH_BYTES_MAX};
 use polylane_ipc::owners::Owners;
 use polylane_ipc::stream::{Change, Entry, Posted, ShortName};
 use polylane_sys::event;
@@ -232,6 +232,28 @@ fn nothing_above_the_root_is_reached() {
     for path in ["..", "../secret", "new/../../secret"] {
         assert_eq!(below(Op::Stat, path).err(), Some(USE_KERNEL), "{path}");
     }
+}
+
+/// The file at rest that an open names is closed, whatever refuses the open.
+#[test]
+fn an_open_that_is_refused_closes_what_it_names() {
+    let scene = Scene::new();
+    let client = scene.client();
+    let refused = |path: &str, flags: i32, slot: u64, changed: bool| {
+        let handle = client.open("file", libc::O_RDONLY).unwrap().0;
+        scene.witness.mounts.lock().as_ref().unwrap().tell(changed);
+        let arg = [slot, 0, 0, handle];
+        let message = Message { flags: flags as u32, arg, ..Message::new(Op::Open) };
+        let answer = client.call_at(message, path.as_bytes(), b"").map(|reply| reply.handle);
+        assert_eq!(client.close(handle).err(), Some(Errno::EBADF), "{answer:?}: it is open");
+        answer.expect_err("it is refused")
+    };
+    let long = "x".repeat(PATH_BYTES_MAX + 1);
+    assert_eq!(refused(&long, libc::O_RDONLY, NO_SLOT, false), Errno::ENAMETOOLONG);
+    assert_eq!(refused("", libc::O_RDONLY, NO_SLOT, false), Errno::ENOENT);
+    assert_eq!(refused("file", libc::O_RDONLY, u64::MAX - 1, false), Errno::EINVAL);
+    assert_eq!(refused("file", libc::O_PATH, NO_SLOT, false), USE_KERNEL);
+    assert_eq!(refused("file", libc::O_RDONLY, NO_SLOT, true), USE_KERNEL);
 }
 
 #[test]

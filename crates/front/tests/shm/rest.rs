@@ -8,6 +8,7 @@ use polylane_front::lane::slots::Access;
 use polylane_ipc::message::{
     AT_REST, FIRST, IS_MARK, LockFlags, MARK_PLACES, MAY_REST, Message, NO_SLOT, Op, Reply,
 };
+use polylane_ipc::view::NOTES_READS;
 use polylane_vfs::{
     Cred, Inode, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpCtx, OpenFile,
     SetAttr,
@@ -292,6 +293,29 @@ fn what_is_opened_first_comes_with_the_answer_and_may_rest() {
     let (brought, rest) = open(MAY_REST | FIRST);
     assert_eq!(brought, 0, "opened again after all: in frames");
     rest.close(0).unwrap();
+}
+
+/// Its time would be in the client's memory until another open closes the file.
+#[test]
+fn what_is_opened_first_does_not_rest_with_an_access_time() {
+    let house = House::new();
+    let client = house.client();
+    let direct = beside(&house, "f");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    direct.write(&OpCtx::service(), Some(0), &mut &[7; 5000][..]).unwrap();
+    let notes = |reply: &Reply| {
+        let look = client.channel.views().unwrap().look(reply.value[0] as u32 - 1);
+        look.is_some_and(|look| look.has(NOTES_READS))
+    };
+    let open = || open_with(&client, "f", libc::O_RDONLY, [NO_SLOT, 9000, MAY_REST | FIRST, 0]);
+    let reply = open().unwrap();
+    assert!(count(&reply) == 5000 && notes(&reply), "it is not on loan to be read");
+    assert_eq!(reply.value[2..6], [0; 4], "it may rest");
+    client.close(reply.handle).unwrap();
+    read_once(&house, &direct);
+    let reply = open().unwrap();
+    assert!(!notes(&reply), "the time is up to date");
+    Rest::of(&client, reply).close(0).unwrap();
 }
 
 #[test]

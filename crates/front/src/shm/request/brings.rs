@@ -1,6 +1,6 @@
 //! What the answer to an open may bring along.
 
-use polylane_ipc::message::{FIRST, MAY_BE_DIR, MAY_REST, Message};
+use polylane_ipc::message::{FIRST, MAY_BE_DIR, MAY_REST, Message, Op};
 
 use super::Handle;
 
@@ -15,20 +15,23 @@ pub struct Brings {
     pub may_rest: bool,
     /// A handle on a directory, where the path leads to one.
     pub may_be_dir: bool,
-    /// A file at rest, which is closed first.
-    pub instead_of: Option<Handle>,
 }
 
 impl Brings {
     /// As a message asks, through a payload of so many bytes.
     pub(super) fn new(message: &Message, buffer_bytes: usize) -> Brings {
-        let [_, bytes, wish, rested] = message.arg;
+        let [_, bytes, wish, _] = message.arg;
         Brings {
             bytes: bytes.min(buffer_bytes as u64) as usize,
             first: wish & FIRST != 0,
             may_rest: wish & MAY_REST != 0,
             may_be_dir: wish & MAY_BE_DIR != 0,
-            instead_of: Some(rested).filter(|&word| word != 0).map(Handle::from_wire),
         }
+    }
+
+    /// The file at rest that an open names to be closed first, whatever becomes of the open.
+    pub(in crate::shm) fn instead_of(message: &Message) -> Option<Handle> {
+        let rested = message.arg[3];
+        (message.op == Op::Open && rested != 0).then(|| Handle::from_wire(rested))
     }
 }

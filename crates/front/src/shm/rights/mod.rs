@@ -212,6 +212,11 @@ impl RightsOf<'_> {
         u64::from(number) + 1
     }
 
+    /// As [`Viewing::is_on_loan`].
+    pub(super) fn is_on_loan(&self, handle: Handle) -> bool {
+        self.views().is_on_loan(handle)
+    }
+
     /// As [`closing::close`].
     pub(super) fn close(&self, handle: Handle, parked: bool) -> Result<bool> {
         closing::close(self.views(), handle, parked)

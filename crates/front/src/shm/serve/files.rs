@@ -52,10 +52,6 @@ impl Call<'_> {
         (perm, umask): (u32, u32),
         (slot, brings): (Option<u32>, Brings),
     ) -> Answer {
-        if let Some(rested) = brings.instead_of {
-            // Closed already, where a helper serves the request again.
-            let _ = self.session.rights().close(rested, true);
-        }
         let may_be_dir = brings.may_be_dir && flags & !DIR_FLAGS == 0;
         if is_for_kernel(flags) && !may_be_dir {
             return Err(Failure::UseKernel);
@@ -93,6 +89,11 @@ impl Call<'_> {
         }
         if brings.bytes > 0 && self.can_show() {
             self.bring(handle, &file, brings, &mut reply);
+        }
+        if brings.first && self.session.rights().is_on_loan(handle) {
+            // Its close ends the loan: what was noted of its reads does not wait for another open.
+            let [_, _, rest @ .., _, _] = &mut reply.value;
+            *rest = [0; 4];
         }
         Ok(reply)
     }

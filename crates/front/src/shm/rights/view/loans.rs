@@ -125,6 +125,13 @@ impl<'a> Viewing<'a> {
         });
     }
 
+    /// Whether the client has the file of a handle on loan, be it to note its reads.
+    pub(in crate::shm::rights) fn is_on_loan(self, handle: Handle) -> bool {
+        let number = self.files.view_in(handle);
+        let mut state = self.shown.lock();
+        number.and_then(|number| state.get(number)).is_some_and(|it| it.lent.is_some())
+    }
+
     /// Whether the client has the file of a handle on loan to write.
     pub(in crate::shm::rights) fn is_lent(self, handle: Handle) -> bool {
         let number = self.files.view_in(handle);
