@@ -256,7 +256,7 @@ fn each_is_told_once_and_nothing_that_is_not_durable() {
         let record = SimOptions { record: true, ..SimOptions::default() };
         let pause = Duration::from_micros(200);
         let disk = SimDisk::new(blank.clone(), SimOptions { pause, ..record });
-        let one_write_bytes = *rng.pick(&[0, 256 << 10]);
+        let one_write_bytes = *rng.pick(&[0, 256 << 10, 1 << 20]);
         let tuning = Tuning {
             overlap_blocks: *rng.pick(&[0, usize::MAX]),
             one_write_bytes,
