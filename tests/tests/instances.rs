@@ -4,16 +4,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
 use polylane_sys::scm;
-use polylane_tests::host::{Host, child, polylane, refused, service_below, succeeds, text, until};
+use polylane_tests::host::{
+    Host, child, children, polylane, refused, service_below, succeeds, text, until,
+};
 use polylane_tests::pool::{no_library, signal_to};
 use polylane_tests::{binary, unavailable};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A pool, and the layers of its lanes.
@@ -575,6 +578,62 @@ fn sixty_four_are_started_at_once() {
     for name in &names {
         tenant.umount(name);
     }
+    tenant.assert_nothing_is_left();
+}
+
+/// The lock of all mount tables, as a command has it.
+fn lock_tables() -> fs::File {
+    let path = Path::new("/run/polylane/.tables");
+    let end = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < end {
+        let file = fs::File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.expect("open");
+        let own = file.metadata().expect("stat").ino();
+        let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        // Whoever had it removed the file.
+        if is_locked && path.metadata().is_ok_and(|now| now.ino() == own) {
+            return file;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the tables stay locked");
+}
+
+#[test]
+fn an_unmount_that_waits_for_its_service_holds_up_no_other_command() {
+    let test = "an_unmount_that_waits_for_its_service_holds_up_no_other_command";
+    let Some(tenant) = Tenant::new(test) else { return };
+    for name in ["one", "two"] {
+        append(&tenant.mount(name).join("file"), name).expect("append");
+    }
+    let supervisor = tenant.host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
+    let service = Slow([supervisor, tenant.service()]);
+    service.stop();
+    let mut umount =
+        Command::new(binary()).args(["umount", text(&tenant.at("two"))]).spawn().expect("umount");
+    // First it has everything made durable, by a process of its own.
+    let syncs = || children(umount.id()).is_some_and(|all| !all.is_empty());
+    until("it syncs", syncs);
+    let tables = lock_tables();
+    service.go();
+    until("it has synced", || !syncs());
+    // Whoever looks at its root next asks the service for its mode.
+    fs::set_permissions(tenant.at("two"), fs::Permissions::from_mode(0o755)).expect("chmod");
+    service.stop();
+    drop(tables);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        let asked = Instant::now();
+        drop(lock_tables());
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(umount.try_wait().expect("wait"), None, "it waits for its service");
+    service.go();
+    assert!(umount.wait().expect("wait").success());
+    assert_eq!(read(&tenant.mount("two").join("file")), "two");
+    tenant.umount("one");
+    tenant.umount("two");
     tenant.assert_nothing_is_left();
 }
 

@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use polylane_base::Errno;
 use polylane_base::shown::Shown;
 use polylane_base::sync::thread;
 use polylane_block::image::{self, ImageError};
@@ -23,7 +24,7 @@ use super::options::MountOptions;
 use super::point::{self, Point};
 use super::source::LaneSource;
 use super::table::Entry;
-use super::tables::{Mount, Tables};
+use super::tables::{Lock, Mount, Tables};
 use super::{holder, places, users};
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
@@ -247,7 +248,7 @@ impl Mounted {
             Err(failure) => {
                 let mount = Mount { pool: pool.to_string(), entry };
                 let tables = Tables::lock(&dir)?;
-                detach(&tables, &mount, true)?;
+                detach(&tables, &mount)?;
                 Err(failure)
             }
         }
@@ -264,39 +265,76 @@ pub(super) fn is_own_lane(entry: &Entry, instances: &[Entry]) -> bool {
     entry.instance > 0 && !instances.iter().any(is_before)
 }
 
-/// Takes the mount of such a lane away, with what is its own in it, and with `lazy` all paths that
-/// share it.
+/// Other paths of such a lane.
+fn shared<'a>(entry: &Entry, instances: &'a [Entry]) -> impl Iterator<Item = &'a Entry> {
+    let (device, instance) = (entry.device, entry.instance);
+    instances.iter().filter(move |other| other.device == device && other.instance > instance)
+}
+
+/// Takes the mount of such a lane away, in use or not, with all paths that share it.
+///
+/// # Errors
+/// The table cannot be read or written.
+pub(super) fn detach(tables: &Tables, mount: &Mount) -> Result<()> {
+    let entry = &mount.entry;
+    for other in shared(entry, &tables.of_service(&mount.pool, entry.service)?) {
+        point::detach(other);
+        tables.remove(&mount.pool, &other.path)?;
+    }
+    point::detach(entry);
+    tables.remove(&mount.pool, &entry.path)
+}
+
+/// Takes the mount of such a lane away, with what is its own in it. Its service is asked for that,
+/// so the tables are not locked meanwhile.
 ///
 /// # Errors
 /// One line: it is in use.
-pub(super) fn detach(tables: &Tables, mount: &Mount, lazy: bool) -> Result<()> {
+pub(super) fn unmount(tables: Tables, dir: &Path, mount: &Mount) -> Result<()> {
     let entry = &mount.entry;
     let instances = tables.of_service(&mount.pool, entry.service)?;
-    let shared = instances
-        .iter()
-        .filter(|other| other.device == entry.device && other.instance > entry.instance);
-    if lazy {
-        for other in shared {
-            point::detach(other);
-            tables.remove(&mount.pool, &other.path)?;
-        }
-        point::detach(entry);
-        return tables.remove(&mount.pool, &entry.path);
-    }
-    if let Some(other) = shared.into_iter().next() {
+    drop(tables);
+    if let Some(other) = shared(entry, &instances).next() {
         let other = Shown::new(std::ffi::OsStr::from_bytes(&other.path)).to_string();
         return Err(places::not_unmounted(
             entry,
             &format_args!("shared at {other}: umount that first"),
         ));
     }
-    let busy = |error: rustix::io::Errno| polylane_base::Errno(error.raw_os_error());
-    let seen = places::mount_of(entry)
-        .ok_or_else(|| places::not_unmounted(entry, &polylane_base::Errno::ENOENT))?;
+    // Two that put the run directory back would be in each other's way.
+    let _alone = Lock::take(dir, format!(".umount-{}.{}", mount.lane(), entry.id))?;
+    let Some(seen) = places::mount_of(entry) else {
+        // Another command was faster.
+        return match is_listed(&Tables::lock(dir)?, mount)? {
+            true => Err(places::not_unmounted(entry, &Errno::ENOENT)),
+            false => Ok(()),
+        };
+    };
     let within = Path::new(std::ffi::OsStr::from_bytes(&seen.place)).join(RESERVED_DIR);
-    holder::take_away(&within, || point::unmount(&seen, UnmountFlags::empty()).map_err(busy))
-        .map_err(|why| places::not_unmounted(entry, &why))?;
-    tables.remove(&mount.pool, &entry.path)
+    holder::take_away(&within, || unmount_lane(dir, mount))
+        .map_err(|why| places::not_unmounted(entry, &why))
+}
+
+/// Whether a mount is still in its table.
+fn is_listed(tables: &Tables, mount: &Mount) -> Result<bool> {
+    let now = tables.find(&mount.entry.path)?;
+    Ok(now.is_some_and(|now| now.entry.id == mount.entry.id))
+}
+
+/// Unmounts the lane itself, unless another command counts on it.
+fn unmount_lane(dir: &Path, mount: &Mount) -> std::result::Result<(), Errno> {
+    let entry = &mount.entry;
+    let tables = Tables::lock(dir).map_err(|_| Errno::EBUSY)?;
+    let instances = tables.of_service(&mount.pool, entry.service).map_err(|_| Errno::EIO)?;
+    let is_it = |now: &&Entry| now.path == entry.path && now.id == entry.id;
+    // Without it another command has taken the mount away.
+    let Some(now) = instances.iter().find(is_it) else { return Ok(()) };
+    if now.count > 1 || shared(entry, &instances).next().is_some() {
+        return Err(Errno::EBUSY);
+    }
+    let seen = places::mount_of(entry).ok_or(Errno::ENOENT)?;
+    point::unmount(&seen, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
+    tables.remove(&mount.pool, &entry.path).map_err(|_| Errno::EIO)
 }
 
 /// The supervisor of a lane.

@@ -83,46 +83,69 @@ fn detached(entry: &Entry, is_served: bool, limit: Duration) -> bool {
     done != Err(polylane_base::Errno::ETIMEDOUT)
 }
 
-/// All tables, locked. Dropped, they are unlocked.
+/// The lock of a file in the run-time directory. Dropped, it is free.
 #[derive(Debug)]
-pub(crate) struct Tables {
-    dir: PathBuf,
-    _lock: OwnedFd,
+pub(super) struct Lock {
+    path: PathBuf,
+    _file: OwnedFd,
 }
 
-impl Tables {
-    /// Locks the tables of the run-time directory `dir`, which is made.
+impl Lock {
+    /// Locks the file of that name in the run-time directory `dir`, which is made.
     ///
     /// # Errors
     /// One line when the directory cannot be used, or another command holds the lock for long.
-    pub(crate) fn lock(dir: &Path) -> Result<Tables> {
-        let start = Instant::now();
-        let failed = |error: Errno| Failure::path(dir, "lock the mount tables", error);
+    pub(super) fn take(dir: &Path, name: String) -> Result<Lock> {
+        let (start, path) = (Instant::now(), dir.join(name));
+        let failed = |error: Errno| Failure::path(&path, "lock it", error);
         while start.elapsed() < LOCK_TIME_MAX {
             ensure_private_dir(dir)?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let path = dir.join(LOCK_FILE);
-            let lock = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(lock) => lock,
+            let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => file,
                 // The last holder of a name removed it.
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(failed(error)),
             };
             // No thread waits for it in flock(2): who holds it forks.
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_still(&path, &lock) => {
-                    return Ok(Tables { dir: dir.to_path_buf(), _lock: lock });
-                }
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_still(&path, &file) => return Ok(Lock { path, _file: file }),
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),
                 Err(error) => return Err(failed(error)),
             }
         }
         Err(Failure::failed(format!(
-            "{}: other polylane commands hold the mount tables for {} s: end a stopped one",
-            dir.display(),
+            "{}: other polylane commands hold it for {} s: end a stopped one",
+            path.display(),
             LOCK_TIME_MAX.as_secs()
         )))
+    }
+}
+
+impl Drop for Lock {
+    /// The file goes before it is unlocked, and the directory with its last file, as for names.
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        let _ = self.path.parent().map(fs::remove_dir);
+    }
+}
+
+/// All tables, locked. Dropped, they are unlocked.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    dir: PathBuf,
+    _lock: Lock,
+}
+
+impl Tables {
+    /// Locks the tables of the run-time directory `dir`, which is made.
+    ///
+    /// # Errors
+    /// As [`Lock::take`].
+    pub(crate) fn lock(dir: &Path) -> Result<Tables> {
+        let lock = Lock::take(dir, LOCK_FILE.to_string())?;
+        Ok(Tables { dir: dir.to_path_buf(), _lock: lock })
     }
 
     /// The pools that have tables.
@@ -270,15 +293,6 @@ impl Tables {
             Some(table) => table.remove(path),
             None => Ok(()),
         }
-    }
-}
-
-impl Drop for Tables {
-    /// The lock's file goes before it is unlocked, and the directory with its last file, as for
-    /// names.
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.dir.join(LOCK_FILE));
-        let _ = fs::remove_dir(&self.dir);
     }
 }
 

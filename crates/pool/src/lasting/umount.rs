@@ -58,8 +58,13 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
         return Ok(count);
     }
     if join::is_own_lane(&mount.entry, &instances) {
-        join::detach(&tables, &mount, lazy)?;
-        drop(tables);
+        match lazy {
+            true => {
+                join::detach(&tables, &mount)?;
+                drop(tables);
+            }
+            false => join::unmount(tables, &dir, &mount)?,
+        }
         join::end(&mount)?;
         return Ok(0);
     }
