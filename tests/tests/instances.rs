@@ -637,6 +637,47 @@ fn an_unmount_that_waits_for_its_service_holds_up_no_other_command() {
     tenant.assert_nothing_is_left();
 }
 
+#[test]
+fn a_lane_that_does_not_come_back_is_at_no_path() {
+    let Some(tenant) = Tenant::new("a_lane_that_does_not_come_back_is_at_no_path") else { return };
+    let one = tenant.mount("one");
+    let others = tenant.ids();
+    synced(&tenant.mount("two").join("file"), "old");
+    tenant.umount("two");
+    let two = tenant.mount("two");
+    let id = tenant.ids().into_iter().find(|id| !others.contains(id)).expect("its number");
+    let torn = fs::File::options().write(true).open(tenant.volume("two")).expect("open");
+    let size = torn.metadata().expect("stat").len();
+    torn.set_len(0).and_then(|()| torn.set_len(size)).expect("truncate");
+    drop(torn);
+    tenant.kill();
+    append(&one.join("low"), "one\n").expect("another goes on");
+    let paths = || tenant.host.mounts().into_iter().map(|mount| mount["path"].clone());
+    until("its entry is gone", || !paths().any(|path| path == text(&two)));
+    let seen = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    assert!(!seen.contains(text(&two)), "{seen}");
+    // A command that unmounted it meanwhile is told, once.
+    let control = format!("/run/polylane/{}@1.control", tenant.pool);
+    let leave = || {
+        let socket = scm::connect(Path::new(&control)).expect("connect");
+        scm::send(&socket, format!("leave {id}").as_bytes(), &[]).expect("send");
+        let mut bytes = [0; 1000];
+        let count = scm::receive(&socket, &mut bytes).expect("an answer").count;
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    assert!(leave().starts_with(r#"{"Lost":"#));
+    assert_eq!(leave(), r#"{"Ended":{"is_last":false}}"#);
+    let (_, line) = refused(&["umount", text(&two)]);
+    assert!(line.contains("no lane is mounted there"), "{line}");
+    // Its path and its name are free.
+    fs::remove_file(tenant.volume("two")).expect("remove");
+    synced(&tenant.mount("two").join("file"), "new");
+    assert_eq!(read(&one.join("low")), "low\none\n");
+    tenant.umount("one");
+    tenant.umount("two");
+    tenant.assert_nothing_is_left();
+}
+
 /// What the kernel's umount(8) does, without a word to polylane.
 fn detach(at: &Path) {
     let status = Command::new("umount").args(["-i", "-l", text(at)]).status();

@@ -266,7 +266,12 @@ pub(crate) fn start(
     let lets_go = instance.is_some() || spec.cluster.is_some();
     let fuse = serve_fuse(spec, fuse, (lane.clone(), in_flight), instance)?;
     let server = shm::Server::start(lane.clone(), socket, fast_way(spec, heart))
-        .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
+        .map_err(|error| Failure::because("lane", "open its fast way in", error))
+        .inspect_err(|_| {
+            fuse.stop.request();
+            let _ = fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
+            let _ = vfs.sync(&OpCtx::service());
+        })?;
     Ok(Running {
         confined,
         vfs,

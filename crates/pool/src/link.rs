@@ -30,6 +30,8 @@ pub(crate) enum ToInit {
         /// Files may be open on it.
         lazy: bool,
     },
+    /// The service has lost its further lane of this number: take that one's mounts away.
+    Lost(u32),
 }
 
 /// What the init tells the supervisor.

@@ -399,6 +399,7 @@ fn serve(
 ) -> u8 {
     let ready = FromService::Ready { wire: polylane_ipc::message::VERSION };
     if control.send(&ready, &[]).is_err() {
+        running.end();
         return FAILED;
     }
     // Whoever wants to know something about a volume that stands still has to wait.

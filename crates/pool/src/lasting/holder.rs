@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `Unmount` | syncs, unmounts, ends; what is in use stays, and is said to |
 //! | `Unmount { lazy }`, a signal to the supervisor | the same, in use or not |
+//! | `Lost`, a further lane | detaches that one's mounts, removes their entries |
 //! | the mount is gone (`umount -l PATH`) | ends |
 //! | the supervisor is gone | detaches the mounts, waits for the service, removes the entries |
 //!
@@ -214,6 +215,11 @@ fn hold(mut held: Held, link: &Link) -> u8 {
             let order = match link.receive::<ToInit>() {
                 Ok(Some((ToInit::Unmount { lazy }, _))) => lazy,
                 Ok(Some((ToInit::Signal(_), _))) => true,
+                Ok(Some((ToInit::Lost(id), _))) => {
+                    let owner = LaneOwner::of(&held.pool, &held.entry);
+                    tables::detach_lost(&held.dir, &owner, id);
+                    continue;
+                }
                 Ok(Some(_)) => continue,
                 Ok(None) | Err(_) => return held.supervisor_is_gone(),
             };

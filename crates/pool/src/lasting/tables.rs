@@ -307,6 +307,18 @@ pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
     }
 }
 
+/// Takes all mounts of a further lane away that its service has lost, with their entries. One that
+/// cannot be taken away in time keeps its entry.
+pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
+    let Ok(tables) = Tables::lock(dir) else { return };
+    let mut entries = tables.of_lane(owner).unwrap_or_default();
+    entries.retain(|entry| entry.instance > 0 && entry.id == id);
+    // Whoever waits for it has an error at once, also where its thread only comes up late.
+    for entry in entries.iter().rev().filter(|entry| detached(entry, false, DETACH_TIME_MAX)) {
+        let _ = tables.remove(&owner.pool, &entry.path);
+    }
+}
+
 /// Takes away what a dead lane still has in this mount namespace after a command in another one has
 /// taken its entries out: all mounts of its device, unless that is another lane's by now.
 pub(crate) fn detach_device(dir: &Path, device: u64) {

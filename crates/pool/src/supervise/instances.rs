@@ -1,6 +1,7 @@
 //! Further lanes of the service, as its supervisor has them: each has doors, a volume, a handover
 //! and a line to the service of its own, and goes on when the service is started again.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -86,12 +87,15 @@ pub(crate) struct Instances {
     since: Instant,
     /// It ends, and takes no more in.
     ends: bool,
+    /// Why lanes were lost whose end no command has asked for yet.
+    lost: BTreeMap<u32, String>,
 }
 
 impl Instances {
     /// None yet. With `ends_with_last` the service is there for them alone.
     pub(crate) fn new(ends_with_last: bool) -> Instances {
-        Instances { all: Vec::new(), ends_with_last, since: Instant::now(), ends: false }
+        let (since, lost) = (Instant::now(), BTreeMap::new());
+        Instances { all: Vec::new(), ends_with_last, since, ends: false, lost }
     }
 
     /// How many there are.
@@ -197,6 +201,17 @@ impl Instances {
         let end = Instant::now() + FLUSH_TIME_MAX;
         // Each is waited for, also after one that failed.
         self.all.iter().filter(|one| !one.is_flushed(end)).count() == 0
+    }
+
+    /// Ends the lane of that number, for a command that waits for it.
+    pub(super) fn leave(&mut self, client: OwnedFd, id: u32) {
+        if let Some(one) = self.all.iter_mut().find(|one| one.id == id) {
+            one.enders.push(client);
+            return one.end();
+        }
+        // It has ended by itself.
+        let ended = Left::Ended { is_last: self.ends };
+        answer(&client, &self.lost.remove(&id).map_or(ended, Left::Lost));
     }
 
     /// Those that are gone with the service.
@@ -536,18 +551,6 @@ impl Supervisor {
         Ok(Some(Member::new(meeting, &self.spec.name, wanted, policy)))
     }
 
-    /// Ends the lane of that number, for a command that waits for it.
-    pub(super) fn leave(&mut self, client: OwnedFd, id: u32) {
-        match self.instances.all.iter_mut().find(|one| one.id == id) {
-            Some(one) => {
-                one.enders.push(client);
-                one.end();
-            }
-            // It has ended by itself.
-            None => answer(&client, &Left::Ended { is_last: self.instances.ends }),
-        }
-    }
-
     /// Hears what the service says of further lanes, and ends with the last of them.
     pub(super) fn hear_instances(&mut self, service: &Service) {
         let mut gone = Vec::new();
@@ -566,6 +569,13 @@ impl Supervisor {
             let _ = self.link.send(&ToInit::Unmount { lazy: true }, &[]);
         }
         for (one, outcome) in gone {
+            if let (None, Err(why)) = (&one.starter, &outcome) {
+                // It may be mounted still.
+                let _ = self.link.send(&ToInit::Lost(one.id), &[]);
+                if one.enders.is_empty() {
+                    self.instances.lost.insert(one.id, why.clone());
+                }
+            }
             one.report(outcome, is_last);
         }
     }

@@ -32,7 +32,7 @@ impl Supervisor {
                 self.unmounting = Some(client);
             }
             Order::Join(fds) => self.join(client, fds, service),
-            Order::Leave(id) => self.leave(client, id),
+            Order::Leave(id) => self.instances.leave(client, id),
         }
         Ok(())
     }

@@ -93,3 +93,19 @@ fn a_service_that_ends_again_while_lanes_come_back_costs_none_of_them() {
     close(service, &one);
     assert!(matches!(one.hear(&lives), Some(Err(_))));
 }
+
+#[test]
+fn a_command_that_ends_a_lost_lane_late_is_told_once() {
+    let mut all = Instances::new(true);
+    all.lost.insert(7, "torn".to_string());
+    let mut leave = |id| {
+        let (client, command) = scm::pair().expect("a line");
+        all.leave(client, id);
+        let mut bytes = [0; 100];
+        let count = scm::receive(&command, &mut bytes).expect("an answer").count;
+        serde_json::from_slice::<Left>(&bytes[..count]).expect("JSON")
+    };
+    let ended = Left::Ended { is_last: false };
+    assert_eq!(leave(8), ended);
+    assert_eq!((leave(7), leave(7)), (Left::Lost("torn".to_string()), ended));
+}
