@@ -2,18 +2,17 @@
  * More threads than the library has mailboxes for: what a late one closes, locks, gives up and
  * leaves to a child counts as what any other does.
  */
-#include "say.h"
-#include <pthread.h>
+#include "threads.h"
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-enum { THREADS = 90, BIG = 32 << 20 };
+enum { BIG = 32 << 20 };
 
 static pthread_barrier_t here, over;
 static int file, go[2];
 static pid_t child;
 
-/* Asks what nobody knows without asking. */
+/* Asks what only the service knows. */
 static void *stay(void *unused)
 {
 	struct statvfs fs;
@@ -27,21 +26,6 @@ static void *stay(void *unused)
 	pthread_barrier_wait(&here);
 	pthread_barrier_wait(&over);
 	return unused;
-}
-
-static pthread_t start(void *(*part)(void *))
-{
-	pthread_attr_t small;
-	pthread_t thread;
-	pthread_attr_init(&small);
-	pthread_attr_setstacksize(&small, 256 << 10);
-	MUST(pthread_create(&thread, &small, part, NULL) == 0);
-	return thread;
-}
-
-static void late(void *(*part)(void *))
-{
-	MUST(pthread_join(start(part), NULL) == 0);
 }
 
 static int set(int fd, int command, int type)

@@ -2,15 +2,14 @@
  * More threads than the library has mailboxes for, and files that were read again and again: what
  * an open of a late one puts out of the way leaves nothing behind.
  */
-#include "say.h"
-#include <pthread.h>
+#include "threads.h"
 #include <sys/statvfs.h>
 
-enum { THREADS = 100, FILES = 8, BYTES = 1 << 20 };
+enum { FILES = 8, BYTES = 1 << 20 };
 
 static pthread_barrier_t here, over;
 
-/* Asks what nobody knows without asking, in a mode in which the files are not opened. */
+/* Asks what only the service knows, in a mode in which the files are not opened. */
 static void *stay(void *unused)
 {
 	int fd = open("other", O_RDWR);
@@ -18,16 +17,6 @@ static void *stay(void *unused)
 	pthread_barrier_wait(&here);
 	pthread_barrier_wait(&over);
 	return unused;
-}
-
-static pthread_t start(void *(*part)(void *))
-{
-	pthread_attr_t small;
-	pthread_t thread;
-	pthread_attr_init(&small);
-	pthread_attr_setstacksize(&small, 256 << 10);
-	MUST(pthread_create(&thread, &small, part, NULL) == 0);
-	return thread;
 }
 
 static void *opens(void *unused)
@@ -84,7 +73,7 @@ int main(void)
 		look();
 	/* Each late open finds no place free but those of the files. */
 	for (int n = 0; n < FILES; n++) {
-		MUST(pthread_join(start(opens), NULL) == 0);
+		late(opens);
 		MUST((held[n] = open("other", O_RDONLY)) >= 0);
 	}
 	for (int n = 0; n < FILES; n++)
