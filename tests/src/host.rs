@@ -2,9 +2,12 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::binary;
 
@@ -34,6 +37,14 @@ impl Host {
     pub fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir(&path).expect("mkdir");
+        path
+    }
+
+    /// A program in it with this text.
+    pub fn program(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).expect("write");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("chmod");
         path
     }
 
@@ -184,4 +195,22 @@ pub fn until(what: &str, done: impl Fn() -> bool) {
         assert!(Instant::now() < end, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The lock of all mount tables, as a command has it.
+pub fn lock_tables() -> fs::File {
+    let path = Path::new("/run/polylane/.tables");
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let file = fs::File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.expect("open");
+        let own = file.metadata().expect("stat").ino();
+        let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        // The command that had it removed the file.
+        if is_locked && path.metadata().is_ok_and(|now| now.ino() == own) {
+            return file;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the tables stay locked");
 }

@@ -320,6 +320,16 @@ pub fn lacks(test: &str, names: &[&str]) -> bool {
     missing.is_some()
 }
 
+/// The seed that was asked for (`POLYLANE_SEED`), else another each time.
+///
+/// # Panics
+/// What was asked for is no number.
+pub fn seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = u64::try_from(now.expect("after 1970").as_millis()).expect("of this age");
+    std::env::var("POLYLANE_SEED").map_or(now, |seed| seed.parse().expect("a number"))
+}
+
 /// The release build of `polylane`: `POLYLANE_BIN`, or beside this test's own build.
 ///
 /// # Panics

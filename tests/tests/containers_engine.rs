@@ -959,9 +959,7 @@ exit $status
 fn a_diff_that_is_killed_as_it_pauses_a_container_leaves_none_paused() {
     let name = "a_diff_that_is_killed_as_it_pauses_a_container_leaves_none_paused";
     let Some(engine) = Engine::new(name) else { return };
-    let program = engine.host.path("slow");
-    fs::write(&program, SLOW).expect("write");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let program = engine.host.program("slow", SLOW);
     let noted = |word: &str| {
         let log = fs::read_to_string(engine.host.path("slow.log")).unwrap_or_default();
         log.lines().any(|line| line == word)
@@ -1053,9 +1051,7 @@ wait "$pid"
 fn a_runtime_that_is_killed_leaves_nothing_behind() {
     let name = "a_runtime_that_is_killed_leaves_nothing_behind";
     let Some(engine) = Engine::new(name) else { return };
-    let program = engine.host.path("killed");
-    fs::write(&program, KILLED).expect("write");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let program = engine.host.program("killed", KILLED);
     let (mut refused, mut ran) = (0, 0);
     let mut ids = Vec::new();
     for step in 0..14_u64 {

@@ -319,16 +319,15 @@ fn a_creation_that_was_killed_is_deleted() {
 /// the file of what annotations may name is said on the way there.
 fn runtime(bundle: &Bundle) -> PathBuf {
     let program = bundle.host.path("polylane-oci");
-    if !program.exists() {
-        let link = bundle.host.dir("link").join("polylane-oci");
-        symlink(binary(), &link).expect("link");
-        let (link, listed) = (link.display(), bundle.listed());
-        let listed = listed.display();
-        let text = format!("#!/bin/sh\n{LISTED}='{listed}' exec '{link}' \"$@\"\n");
-        fs::write(&program, text).expect("write");
-        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
+    if program.exists() {
+        return program;
     }
-    program
+    let link = bundle.host.dir("link").join("polylane-oci");
+    symlink(binary(), &link).expect("link");
+    let (link, listed) = (link.display(), bundle.listed());
+    let listed = listed.display();
+    let text = format!("#!/bin/sh\n{LISTED}='{listed}' exec '{link}' \"$@\"\n");
+    bundle.host.program("polylane-oci", &text)
 }
 
 /// podman, its own store of images and containers below `host`.

@@ -3,7 +3,7 @@
 //! host's alone.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,11 +47,10 @@ impl Docker {
         symlink(&polylane.socket, &plugin).expect("link");
         let listed = format!("sources = [\"volume:{}\"]\n", text(&host.path("")));
         fs::write(host.path("oci.toml"), listed).expect("written");
-        let (program, listed) = (host.path("runtime"), host.path("oci.toml"));
-        let (binary, listed) = (binary().display().to_string(), listed.display());
+        let (binary, listed) = (binary().display().to_string(), host.path("oci.toml"));
+        let listed = listed.display();
         let script = format!("#!/bin/sh\nPOLYLANE_OCI_CONFIG='{listed}' exec '{binary}' \"$@\"\n");
-        fs::write(&program, script).expect("written");
-        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("chmod");
+        let program = host.program("runtime", &script);
         let runtime = json!({ "path": program, "runtimeArgs": ["oci"] });
         let config = json!({ "runtimes": { "polylane": runtime } }).to_string();
         fs::write(host.path("docker.json"), config).expect("written");

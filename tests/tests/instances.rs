@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 use polylane_base::rng::Rng;
 use polylane_sys::scm;
 use polylane_tests::host::{
-    Host, child, children, polylane, refused, service_below, succeeds, text, until,
+    Host, child, children, lock_tables, polylane, refused, service_below, succeeds, text, until,
 };
 use polylane_tests::pool::{no_library, signal_to};
 use polylane_tests::{binary, unavailable};
-use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A pool, and the layers of its lanes.
@@ -116,15 +115,13 @@ impl Tenant {
 
     fn mount(&self, name: &str) -> PathBuf {
         fs::create_dir_all(self.at(name)).expect("mkdir");
-        let words = self.words(name);
-        succeeds(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        succeeds(&strs(&self.words(name)));
         self.at(name)
     }
 
     fn refused(&self, name: &str) -> String {
         fs::create_dir_all(self.at(name)).expect("mkdir");
-        let words = self.words(name);
-        refused(&words.iter().map(String::as_str).collect::<Vec<_>>()).1
+        refused(&strs(&self.words(name))).1
     }
 
     fn umount(&self, name: &str) {
@@ -161,6 +158,28 @@ impl Tenant {
         });
     }
 
+    /// The process that all of its lanes have above their service.
+    fn supervisor(&self) -> u32 {
+        self.host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32
+    }
+
+    /// Leaves nothing in the volume of a lane, which keeps its size.
+    fn wipe(&self, name: &str) {
+        let volume = fs::File::options().write(true).open(self.volume(name)).expect("open");
+        let size = volume.metadata().expect("stat").len();
+        volume.set_len(0).and_then(|()| volume.set_len(size)).expect("truncate");
+    }
+
+    /// What the supervisor answers to a command that ends the lane of this number.
+    fn leave(&self, id: &str) -> String {
+        let control = format!("/run/polylane/{}@1.control", self.pool);
+        let socket = scm::connect(Path::new(&control)).expect("connect");
+        scm::send(&socket, format!("leave {id}").as_bytes(), &[]).expect("send");
+        let mut bytes = [0; 1000];
+        let count = scm::receive(&socket, &mut bytes).expect("an answer").count;
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    }
+
     /// Nothing of the pool is left but itself.
     fn assert_nothing_is_left(&self) {
         self.host.assert_nothing_is_left();
@@ -177,6 +196,11 @@ impl Tenant {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Words as commands take them.
+fn strs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
 }
 
 fn append(path: &Path, words: &str) -> std::io::Result<()> {
@@ -355,7 +379,7 @@ impl Tenant {
         words[at] = text(&self.at(other)).to_string();
         // As its own SOURCE it would be one more path of the same lane.
         words.retain(|word| word != "--share");
-        refused(&words.iter().map(String::as_str).collect::<Vec<_>>()).1
+        refused(&strs(&words)).1
     }
 }
 
@@ -367,7 +391,7 @@ fn a_lane_of_its_own_is_shared_at_more_paths() {
     let mut words = tenant.words("one");
     let at = words.len() - 1;
     words[at] = text(&more).to_string();
-    succeeds(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    succeeds(&strs(&words));
     append(&more.join("low"), "more\n").expect("append");
     assert_eq!(
         (read(&one.join("low")), read(&two.join("low"))),
@@ -405,7 +429,7 @@ fn other_layers_have_another_service() {
     tenant.assert_nothing_is_left();
 }
 
-/// Whoever is killed leaves no lane half made, and none that holds its volume.
+/// A command that is killed leaves no lane half made, and none that holds its volume.
 #[test]
 fn a_mount_that_is_killed_leaves_nothing() {
     let Some(tenant) = Tenant::new("a_mount_that_is_killed_leaves_nothing") else { return };
@@ -424,9 +448,7 @@ fn a_mount_that_is_killed_leaves_nothing() {
         mount.kill().expect("kill");
         mount.wait().expect("wait");
         // Mounted or not, it can be mounted again, and has what was there.
-        until("it is mounted", || {
-            polylane(&words.iter().map(String::as_str).collect::<Vec<_>>()).status.success()
-        });
+        until("it is mounted", || polylane(&strs(&words)).status.success());
         append(&tenant.at("two/log"), "x").expect("append");
         succeeds(&["umount", "--all", text(&tenant.at("two"))]);
     }
@@ -559,7 +581,7 @@ fn sixty_four_are_started_at_once() {
         for some in commands.chunks(16) {
             scope.spawn(move || {
                 for words in some {
-                    succeeds(&words.iter().map(String::as_str).collect::<Vec<_>>());
+                    succeeds(&strs(words));
                 }
             });
         }
@@ -573,30 +595,11 @@ fn sixty_four_are_started_at_once() {
         assert_eq!(read(&tenant.at(name).join("low")), "low\n");
         assert_eq!(&read(&tenant.at(name).join("own")), name);
     }
-    let supervisor = tenant.host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
-    assert_eq!(child(supervisor, "polylane-svc"), tenant.service());
+    assert_eq!(child(tenant.supervisor(), "polylane-svc"), tenant.service());
     for name in &names {
         tenant.umount(name);
     }
     tenant.assert_nothing_is_left();
-}
-
-/// The lock of all mount tables, as a command has it.
-fn lock_tables() -> fs::File {
-    let path = Path::new("/run/polylane/.tables");
-    let end = Instant::now() + Duration::from_secs(20);
-    while Instant::now() < end {
-        let file = fs::File::options().write(true).create(true).truncate(false).open(path);
-        let file = file.expect("open");
-        let own = file.metadata().expect("stat").ino();
-        let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        // Whoever had it removed the file.
-        if is_locked && path.metadata().is_ok_and(|now| now.ino() == own) {
-            return file;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("the tables stay locked");
 }
 
 #[test]
@@ -606,8 +609,7 @@ fn an_unmount_that_waits_for_its_service_holds_up_no_other_command() {
     for name in ["one", "two"] {
         append(&tenant.mount(name).join("file"), name).expect("append");
     }
-    let supervisor = tenant.host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
-    let service = Slow([supervisor, tenant.service()]);
+    let service = Slow([tenant.supervisor(), tenant.service()]);
     service.stop();
     let mut umount =
         Command::new(binary()).args(["umount", text(&tenant.at("two"))]).spawn().expect("umount");
@@ -617,7 +619,7 @@ fn an_unmount_that_waits_for_its_service_holds_up_no_other_command() {
     let tables = lock_tables();
     service.go();
     until("it has synced", || !syncs());
-    // Whoever looks at its root next asks the service for its mode.
+    // The next process that looks at its root asks the service for its mode.
     fs::set_permissions(tenant.at("two"), fs::Permissions::from_mode(0o755)).expect("chmod");
     service.stop();
     drop(tables);
@@ -646,10 +648,7 @@ fn a_lane_that_does_not_come_back_is_at_no_path() {
     tenant.umount("two");
     let two = tenant.mount("two");
     let id = tenant.ids().into_iter().find(|id| !others.contains(id)).expect("its number");
-    let torn = fs::File::options().write(true).open(tenant.volume("two")).expect("open");
-    let size = torn.metadata().expect("stat").len();
-    torn.set_len(0).and_then(|()| torn.set_len(size)).expect("truncate");
-    drop(torn);
+    tenant.wipe("two");
     tenant.kill();
     append(&one.join("low"), "one\n").expect("another goes on");
     let paths = || tenant.host.mounts().into_iter().map(|mount| mount["path"].clone());
@@ -657,16 +656,8 @@ fn a_lane_that_does_not_come_back_is_at_no_path() {
     let seen = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     assert!(!seen.contains(text(&two)), "{seen}");
     // A command that unmounted it meanwhile is told, once.
-    let control = format!("/run/polylane/{}@1.control", tenant.pool);
-    let leave = || {
-        let socket = scm::connect(Path::new(&control)).expect("connect");
-        scm::send(&socket, format!("leave {id}").as_bytes(), &[]).expect("send");
-        let mut bytes = [0; 1000];
-        let count = scm::receive(&socket, &mut bytes).expect("an answer").count;
-        String::from_utf8_lossy(&bytes[..count]).into_owned()
-    };
-    assert!(leave().starts_with(r#"{"Lost":"#));
-    assert_eq!(leave(), r#"{"Ended":{"is_last":false}}"#);
+    assert!(tenant.leave(&id).starts_with(r#"{"Lost":"#));
+    assert_eq!(tenant.leave(&id), r#"{"Ended":{"is_last":false}}"#);
     let (_, line) = refused(&["umount", text(&two)]);
     assert!(line.contains("no lane is mounted there"), "{line}");
     // Its path and its name are free.
@@ -741,12 +732,7 @@ fn a_lane_with_a_former_ones_device_number_is_not_taken_for_it() {
     let left = tenant.ids();
     assert!(ids.iter().all(|id| left.contains(id)), "{left:?} are left of {ids:?}");
     // What a command says that was stopped before it could.
-    let control = format!("/run/polylane/{}@1.control", tenant.pool);
-    let socket = scm::connect(Path::new(&control)).expect("connect");
-    scm::send(&socket, format!("leave {id}").as_bytes(), &[]).expect("send");
-    let mut bytes = [0; 100];
-    let count = scm::receive(&socket, &mut bytes).expect("an answer").count;
-    assert_eq!(bytes[..count], *br#"{"Ended":{"is_last":false}}"#);
+    assert_eq!(tenant.leave(id), r#"{"Ended":{"is_last":false}}"#);
     for (count, name) in next.iter().enumerate() {
         synced(&tenant.at(name).join("file"), name);
         tenant.umount(name);
@@ -802,10 +788,7 @@ fn an_upgrade_that_refuses_one_of_them_is_taken_back() {
     synced(&tenant.mount("two").join("file"), "old");
     tenant.umount("two");
     tenant.mount("two");
-    let torn = fs::File::options().write(true).open(tenant.volume("two")).expect("open");
-    let size = torn.metadata().expect("stat").len();
-    torn.set_len(0).and_then(|()| torn.set_len(size)).expect("truncate");
-    drop(torn);
+    tenant.wipe("two");
     let (_, line) = refused(&["pool", "upgrade", &tenant.pool]);
     assert!(line.contains("former program goes on") && line.contains("two"), "{line}");
     append(&one.join("low"), "one\n").expect("it goes on");
@@ -823,7 +806,7 @@ fn lanes_in_no_pool_have_services_of_their_own() {
         fs::create_dir(tenant.at(name)).expect("mkdir");
         let mut words = tenant.words(name);
         words.retain(|word| *word != "--pool" && *word != tenant.pool);
-        succeeds(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        succeeds(&strs(&words));
     }
     let mounts = tenant.host.mounts();
     assert_ne!(mounts[0]["supervisor"], mounts[1]["supervisor"]);

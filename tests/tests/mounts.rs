@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 
 use polylane_sys::procstat::ProcessStat;
 use polylane_tests::host::{
-    Host, child, children, polylane, refused, service_below, succeeds, text, until,
+    Host, child, children, lock_tables, polylane, refused, service_below, succeeds, text, until,
 };
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, step, unavailable};
-use rustix::fs::FlockOperation;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 #[test]
@@ -759,7 +758,7 @@ fn a_lane_that_is_cleared_while_a_mount_waits_is_not_in_the_way() {
     succeeds(&["mount", "mem:64M", text(&at)]);
     let supervisor = host.supervisor();
     let holder = child(supervisor, "polylane-hold");
-    let tables = hold_tables();
+    let tables = lock_tables();
     let mut mount = Command::new(binary());
     mount.args(["mount", "mem:64M", text(&at)]).stdin(Stdio::null());
     let mut mount = mount.spawn().expect("polylane");
@@ -870,7 +869,7 @@ fn a_connection_that_outlives_its_lane_is_ended_by_the_next_command() {
     let host = Host::new();
     let at = host.dir("m");
     succeeds(&["mount", "mem:64M", text(&at)]);
-    let supervisor = host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
+    let supervisor = host.supervisor();
     let service = service_below(supervisor).expect("a service");
     let _connection = fuse_device_of(service);
     signal_to(service, "STOP");
@@ -905,21 +904,6 @@ fn fuse_device_of(service: u32) -> OwnedFd {
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("pidfd_open");
     let flags = PidfdGetfdFlags::empty();
     rustix::process::pidfd_getfd(process, number.cast_signed(), flags).expect("pidfd_getfd")
-}
-
-/// The lock of all mount tables, as a command holds it.
-fn hold_tables() -> fs::File {
-    let path = Path::new("/run/polylane/.tables");
-    loop {
-        let file = fs::File::options().write(true).create(true).truncate(false).open(path);
-        let file = file.expect("the lock's file");
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).expect("lock");
-        let (held, named) = (file.metadata().expect("stat"), fs::metadata(path));
-        // Who unlocks it removes it.
-        if named.is_ok_and(|named| named.ino() == held.ino()) {
-            return file;
-        }
-    }
 }
 
 #[test]

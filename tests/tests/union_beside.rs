@@ -8,16 +8,10 @@ use std::process::{Command, Output};
 use polylane_tests::host::{Host, succeeds, text};
 use polylane_tests::pool::no_library;
 use polylane_tests::step::good;
-use polylane_tests::{lacks, scripts, skip, unavailable};
+use polylane_tests::{lacks, scripts, seed, skip, unavailable};
 
 /// Changes for each kind of upper.
 const ROUNDS: u32 = 300;
-
-fn seed() -> u128 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now = now.expect("after 1970").as_millis();
-    std::env::var("POLYLANE_SEED").map_or(now, |seed| seed.parse().expect("a number"))
-}
 
 fn python(words: &[&str], fast: &str) -> Output {
     let mut python = Command::new("/usr/bin/python3");

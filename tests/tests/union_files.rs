@@ -5,7 +5,7 @@ use std::path::Path;
 use polylane_tests::host::{Host, succeeds, text};
 use polylane_tests::pool::{Run, no_library};
 use polylane_tests::step::good;
-use polylane_tests::{Lane, Script, binary, lacks, scripts, unavailable};
+use polylane_tests::{Lane, Script, binary, lacks, scripts, seed, unavailable};
 
 /// Runs a script of the shell in a directory.
 fn sh(dir: &Path, script: &str) -> String {
@@ -15,12 +15,6 @@ fn sh(dir: &Path, script: &str) -> String {
 
 fn python(words: &str) -> String {
     format!("/usr/bin/python3 -B {}/copied.py {words}", scripts().display())
-}
-
-fn seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now = u64::try_from(now.expect("after 1970").as_millis()).expect("of this age");
-    std::env::var("POLYLANE_SEED").map_or(now, |seed| seed.parse().expect("a number"))
 }
 
 /// What fsx does to a file of its own, and more, is done to files that a lower has: by a program

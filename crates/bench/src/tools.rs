@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use polylane_sys::procstat::{ProcessStat, TICKS_PER_SECOND};
+use polylane_sys::procstat::{self, ProcessStat, TICKS_PER_SECOND};
 use serde_json::Value;
 
 /// The path as text, for command lines.
@@ -63,10 +63,7 @@ pub(crate) fn fast_way(at: &Path) -> Result<(Vec<(String, String)>, PathBuf)> {
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut ticks: BTreeMap<u32, u64> = BTreeMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
+    for pid in procstat::pids() {
         // One that has ended in between has none.
         let Some(stat) = ProcessStat::of(pid) else { continue };
         children.entry(stat.parent).or_default().push(pid);

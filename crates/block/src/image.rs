@@ -49,7 +49,7 @@ const FDINFO_BYTES_MAX: u64 = 4 << 10;
 const NAME_BYTES_MAX: u64 = 512;
 /// The first number of the users that services run as: above those of people, and of systemd's
 /// containers.
-const SERVICES_START: u32 = 0x7000_0000;
+pub const SERVICES_START: u32 = 0x7000_0000;
 
 /// Between two tries.
 const DYING_PERIOD: Duration = Duration::from_millis(10);
@@ -416,11 +416,8 @@ fn holder(file: impl AsFd) -> Option<Holder> {
     // Others decide how much they have open.
     let begin = Instant::now();
     let in_time = || begin.elapsed() < LOOK_TIME_MAX;
-    for entry in fs::read_dir("/proc").ok()?.flatten().take_while(|_| in_time()) {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let descriptors = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+    for pid in procstat::pids().take_while(|_| in_time()) {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         let mut descriptors = descriptors.map(|fd| fd.path()).take_while(|_| in_time());
         let holds = descriptors.any(|fd| same(&fd) && has_lock(&fd));
         if !holds {

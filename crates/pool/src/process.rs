@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 use polylane_sys::ns::{self, Child};
+pub(crate) use polylane_sys::procstat::pids;
 use polylane_volume::log;
 use rustix::io::FdFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
@@ -16,12 +17,6 @@ use crate::wait::wait_for;
 /// How long a killed process may take to end. One that takes longer is stuck in the kernel, as a
 /// rule in a file system that does not answer, and waiting for it would hang its owner as well.
 const KILLED_TIME_MAX: Duration = Duration::from_secs(20);
-
-/// The numbers of all processes, as /proc has them now.
-pub(crate) fn pids() -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
 
 /// A running child. Dropped before it was waited for, it is killed and reaped.
 #[derive(Debug)]

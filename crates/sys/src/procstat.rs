@@ -1,5 +1,5 @@
 //! The line that `/proc/PID/stat` and `/proc/PID/task/TID/stat` hold (proc_pid_stat(5)), and what
-//! else of /proc is read of processes that may be anybody's.
+//! else of /proc is read of processes that may be another user's.
 //!
 //! A process decides how long some of its files there are, and `cmdline`, `environ` are its memory:
 //! read of a mapped file whose file system does not answer, they never end. So such files are read
@@ -72,6 +72,12 @@ impl ProcessStat {
     pub fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
+}
+
+/// The numbers of all processes, as /proc has them now.
+pub fn pids() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Most bytes that are read of `/proc/PID/status`.

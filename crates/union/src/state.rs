@@ -63,15 +63,14 @@ impl Act<'_> {
     /// `FileSystem::getxattr`.
     pub(crate) fn getxattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         let top = self.top(node)?;
+        let is_list = AclKind::from_name(name).is_some();
         // A list that does not count is not shown.
-        if !self.character.acls && AclKind::from_name(name).is_some() {
+        if is_list && !self.character.acls {
             return Err(Errno::EOPNOTSUPP);
         }
         match top.fs().getxattr(self.ctx, top.ino(), &top.layer().space().kept(name)) {
             // A layer that keeps no access lists, under an upper that does: the file has none.
-            Err(Errno::EOPNOTSUPP) if self.character.acls && AclKind::from_name(name).is_some() => {
-                Err(Errno::ENODATA)
-            }
+            Err(Errno::EOPNOTSUPP) if is_list => Err(Errno::ENODATA),
             value => value,
         }
     }

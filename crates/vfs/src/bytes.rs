@@ -117,8 +117,8 @@ pub enum SyncLeft {
 }
 
 /// The promise to make durable what others leave to the one that has it; they are told when it is
-/// kept. That one takes no lock of a file system until then, as whoever has it may wait for this.
-/// Dropped, it is kept.
+/// kept. That one takes no lock of a file system until then, as a thread that has the lock may wait
+/// for this. Dropped, it is kept.
 pub struct SyncLead(Option<Box<dyn FnOnce() -> Result<()> + Send>>);
 
 impl SyncLead {

@@ -207,9 +207,11 @@ fn lead(path: &Path, links: Links) -> rustix::io::Result<Lead> {
         return Err(Errno::NOENT);
     }
     // Where not every user has a number, root's files are as those of users without one.
-    let all = maps_all_users();
-    let unknown = (overflow("uid"), overflow("gid"));
-    let seen = |stat| if all { stat } else { with_unknown_as_root(stat, unknown) };
+    let unknown = (!maps_all_users()).then(|| (overflow("uid"), overflow("gid")));
+    let seen = |stat| match unknown {
+        Some(unknown) => with_unknown_as_root(stat, unknown),
+        None => stat,
+    };
     let (way, file) = walk(path, seen)?;
     let stat = fstat(&file)?;
     let leads_on = match links {

@@ -39,8 +39,7 @@ impl Session {
     /// Whether the request of that mark is answered.
     pub(crate) fn is_answered(&self, mark: Mark) -> bool {
         let Some(mailbox) = mark.mailbox.checked_sub(1) else { return true };
-        self.posts[mailbox as usize].load(Ordering::Relaxed) != mark.posts
-            || self.channel.is_free(MailboxIndex(mailbox))
+        !self.is_last(mark) || self.channel.is_free(MailboxIndex(mailbox))
     }
 
     /// Copies bytes of the payload that came with the answer to the request of that mark; false:
@@ -66,9 +65,8 @@ impl Session {
     /// Waits until the request of that mark is answered.
     pub(crate) fn wait_for(&self, mark: Mark) -> Outcome<()> {
         let Some(mailbox) = mark.mailbox.checked_sub(1) else { return Ok(()) };
-        let now = self.posts[mailbox as usize].load(Ordering::Relaxed);
         // Something newer lies in the mailbox only when that one was answered.
-        if now != mark.posts {
+        if !self.is_last(mark) {
             return Ok(());
         }
         let settled = self.channel.settle(MailboxIndex(mailbox), &Alive(self));

@@ -1,5 +1,5 @@
-//! Free blocks that take room on the medium and that nobody uses: what a file system without a log
-//! gives back to a full medium, so that there is room for its metadata.
+//! Free blocks that take room on the medium though no file has them: what a file system without a
+//! log gives back to a full medium, so that there is room for its metadata.
 //!
 //! They count as free, and are the last ones to be allocated.
 //!
@@ -58,7 +58,7 @@ impl Allocator {
             };
             self.free_blocks.fetch_add(claim.count.into(), Ordering::AcqRel);
             if let Err(why) = self.reserve_room(&claim) {
-                self.put_back(&claim);
+                self.put_back(claim.start, claim.count);
                 return Err(why);
             }
             self.aside.count.fetch_add(claim.count, Ordering::AcqRel);
@@ -89,7 +89,7 @@ impl Allocator {
         self.aside.count.fetch_sub(count, Ordering::AcqRel);
         // What a medium keeps is no room for others: the next one is tried.
         let _ = self.io.discard(start, count.into());
-        self.put_back(&Claim { start, count });
+        self.put_back(start, count);
         Some(Freed { start, count })
     }
 
@@ -101,15 +101,7 @@ impl Allocator {
         }
         let mut claims = self.aside.claims.lock();
         self.aside.count.store(0, Ordering::Release);
-        claims.drain(..).for_each(|claim| self.put_back(&claim));
+        claims.drain(..).for_each(|claim| self.put_back(claim.start, claim.count));
         true
-    }
-
-    /// They are among the free extents again.
-    fn put_back(&self, claim: &Claim) {
-        let (index, within) = self.split(claim.start);
-        if let Some(blocks) = &mut self.group(index).blocks {
-            blocks.free.add(within, claim.count);
-        }
     }
 }

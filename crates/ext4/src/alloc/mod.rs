@@ -467,11 +467,16 @@ impl Allocator {
     /// Gives blocks freed by a committed transaction back to allocation.
     pub fn release(&self, freed: &[Freed]) {
         for run in freed {
-            let (index, within) = self.split(run.start);
-            if let Some(blocks) = &mut self.group(index).blocks {
-                blocks.free.add(within, run.count);
-            }
+            self.put_back(run.start, run.count);
             self.free_blocks.fetch_add(run.count.into(), Ordering::AcqRel);
+        }
+    }
+
+    /// Has blocks of one group be among its free extents again.
+    fn put_back(&self, start: DeviceBlock, count: u32) {
+        let (index, within) = self.split(start);
+        if let Some(blocks) = &mut self.group(index).blocks {
+            blocks.free.add(within, count);
         }
     }
 

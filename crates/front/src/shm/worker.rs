@@ -249,7 +249,7 @@ impl Worker {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
                 if !waiting.is_empty()
-                    && let Some(kept) = self.keep_one(&mut waiting, &may_leave)
+                    && let Some(kept) = self.keep_one(&mut waiting, may_leave())
                 {
                     return Some(kept);
                 }
@@ -265,7 +265,7 @@ impl Worker {
             if self.round(&mut waiting) == 0 {
                 break;
             }
-            self.keep_one(&mut waiting, &|| false);
+            self.keep_one(&mut waiting, false);
         }
         None
     }
@@ -300,14 +300,10 @@ impl Worker {
     /// Of those that wait for a device one can stay with this thread: a sync that commits, to which
     /// others are left, or else the first. Nothing is served here from then on, as what waits for
     /// the commit would wait for ever.
-    fn keep_one(
-        &self,
-        waiting: &mut Vec<Waiting>,
-        may_leave: &impl Fn() -> bool,
-    ) -> Option<Waiting> {
+    fn keep_one(&self, waiting: &mut Vec<Waiting>, may_leave: bool) -> Option<Waiting> {
         let around = (&self.helpers, &*self.stats);
         let which = waiting.iter().position(Waiting::can_lead).unwrap_or(0);
-        let kept = may_leave().then(|| waiting.swap_remove(which).keep(around.1));
+        let kept = may_leave.then(|| waiting.swap_remove(which).keep(around.1));
         waiting.drain(..).for_each(|waits| waits.leave_or_hand_off(around));
         kept
     }

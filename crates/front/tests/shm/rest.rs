@@ -268,7 +268,7 @@ fn an_open_closes_the_file_whose_slot_it_takes() {
     assert_eq!(slot.file().err(), Some(Errno::EBADF));
 }
 
-/// Whoever reads it now moves the access time; later nobody does.
+/// This read moves the access time; later ones do not.
 fn read_once(house: &House, file: &OpenFile) {
     std::thread::sleep(std::time::Duration::from_millis(20));
     house.lane.vfs.getattr(&OpCtx::service(), file.node()).unwrap();

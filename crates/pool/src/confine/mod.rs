@@ -57,7 +57,7 @@ const OVERFLOW: u32 = 65534;
 
 /// First of the host's users that are services': 2^31 - 2^28, above what systemd and container
 /// runtimes give out, below what old programs take for negative.
-const USERS_FIRST: u32 = 0x7000_0000;
+const USERS_FIRST: u32 = polylane_block::image::SERVICES_START;
 /// How many there are: as many as Linux has processes.
 const USERS: u32 = 1 << 22;
 

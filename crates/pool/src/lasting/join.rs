@@ -295,11 +295,7 @@ pub(super) fn unmount(tables: Tables, dir: &Path, mount: &Mount) -> Result<()> {
     let instances = tables.of_service(&mount.pool, entry.service)?;
     drop(tables);
     if let Some(other) = shared(entry, &instances).next() {
-        let other = Shown::new(std::ffi::OsStr::from_bytes(&other.path)).to_string();
-        return Err(places::not_unmounted(
-            entry,
-            &format_args!("shared at {other}: umount that first"),
-        ));
+        return Err(places::is_shared(entry, other));
     }
     // Two that put the run directory back would be in each other's way.
     let _alone = Lock::take(dir, format!(".umount-{}.{}", mount.lane(), entry.id))?;

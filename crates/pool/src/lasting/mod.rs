@@ -18,7 +18,7 @@
 //! | `share` | one more path for a service |
 //! | `join` | one more lane in a service that is over the same layers |
 //! | `umount` | and back to nothing |
-//! | `unserved` | connections to the kernel that nobody serves any more |
+//! | `unserved` | connections to the kernel that no service answers any more |
 //! | `list` | what is mounted |
 //! | `pools` | pools that were made to last |
 //! | `files` | which processes have files open through which mount |

@@ -153,6 +153,12 @@ pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
     Failure::failed(format!("{path}: cannot unmount it: {why}{users}"))
 }
 
+/// Why the mount of a lane stays that is at the path of `other` as well.
+pub(crate) fn is_shared(entry: &Entry, other: &Entry) -> Failure {
+    let other = Shown::new(OsStr::from_bytes(&other.path)).to_string();
+    not_unmounted(entry, &format_args!("shared at {other}: umount that first"))
+}
+
 /// Processes that have something open on or below `path`, as people read them; at most three.
 fn users(path: &[u8]) -> Vec<String> {
     let is_below = |link: PathBuf| {

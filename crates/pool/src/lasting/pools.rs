@@ -248,7 +248,7 @@ pub(crate) fn named_by_lanes(dir: &Path) -> HashSet<String> {
 pub(crate) fn lanes(dir: &Path, pool: &str) -> Vec<String> {
     let held = |name: &String| PoolName::take_over(dir, name).is_err();
     let names = (1..=names::LANES_MAX).map(|number| names::lane_name(pool, number));
-    names.filter(|name| dir.join(format!("{name}.lock")).exists()).filter(held).collect()
+    names.filter(|name| names::lock_path(dir, name).exists()).filter(held).collect()
 }
 
 /// Whether a pool of this name was made to last.

@@ -71,11 +71,11 @@ impl LaneOwner {
 
 /// Takes a dead lane's mount away; whether that is done. The directories above it may be of a file
 /// system that does not answer, and who waits for it holds the tables.
-fn detached(entry: &Entry, is_served: bool, limit: Duration) -> bool {
+fn detached(entry: &Entry, is_served: impl FnOnce() -> bool, limit: Duration) -> bool {
     if places::mount_of(entry).is_none() {
         return true;
     }
-    let entry = entry.clone();
+    let (entry, is_served) = (entry.clone(), is_served());
     let done = timely::within(limit, move || {
         unserved::detach(&entry, is_served);
         Ok(())
@@ -193,9 +193,8 @@ impl Tables {
                 }
                 continue;
             };
-            let lane = mount.lane();
-            let is_served =
-                *served.entry(lane).or_insert_with_key(|lane| unserved::has_service(lane));
+            let has_service = |lane: &String| unserved::has_service(lane);
+            let is_served = || *served.entry(mount.lane()).or_insert_with_key(has_service);
             if !detached(&mount.entry, is_served, limit) {
                 // The next command tries again.
                 limit = LATER_TIME_MAX;
@@ -313,8 +312,8 @@ pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
     let Ok(tables) = Tables::lock(dir) else { return };
     let mut entries = tables.of_lane(owner).unwrap_or_default();
     entries.retain(|entry| entry.instance > 0 && entry.id == id);
-    // Whoever waits for it has an error at once, also where its thread only comes up late.
-    for entry in entries.iter().rev().filter(|entry| detached(entry, false, DETACH_TIME_MAX)) {
+    // A process that waits for it has an error at once, also where its thread only comes up late.
+    for entry in entries.iter().rev().filter(|entry| detached(entry, || false, DETACH_TIME_MAX)) {
         let _ = tables.remove(&owner.pool, &entry.path);
     }
 }

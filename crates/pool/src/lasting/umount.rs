@@ -1,6 +1,5 @@
 //! `polylane umount`: everything of the lane is durable when it ends.
 
-use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -73,11 +72,7 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
         return Ok(0);
     }
     if let Some(other) = instances.iter().find(|entry| entry.instance > 0 && !lazy) {
-        let other = Shown::new(OsStr::from_bytes(&other.path)).to_string();
-        return Err(places::not_unmounted(
-            &mount.entry,
-            &format_args!("shared at {other}: umount that first"),
-        ));
+        return Err(places::is_shared(&mount.entry, other));
     }
     drop(tables);
     end(&mount, lazy)?;

@@ -1,4 +1,4 @@
-//! Connections to the kernel that nobody serves any more.
+//! Connections to the kernel that no service answers any more.
 //!
 //! The kernel ends a FUSE connection when the last descriptor of it is closed. A thread of a killed
 //! service that tells the kernel of a change waits there for the lock of a directory. A program

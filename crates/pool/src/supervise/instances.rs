@@ -15,7 +15,7 @@ use crate::build::Handed;
 use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result, say};
 use crate::instance::{Joined, Joining, Left};
-use crate::link::{CARRIES, FromService, Link, ToInit, ToService};
+use crate::link::{FromService, Link, ToInit, ToService};
 use crate::lower::Lower;
 use crate::names;
 use crate::process::Process;
@@ -309,7 +309,7 @@ impl Instance {
                     return Some(Err("its thread in the service ended".to_string()));
                 }
                 // Its thread is gone, or the service is not itself any more: the next one goes on.
-                Ok(None) | Err(CARRIES) | Err(_) => {
+                Ok(None) | Err(_) => {
                     service.kill();
                     return None;
                 }

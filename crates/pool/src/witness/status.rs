@@ -1,10 +1,10 @@
 //! What `/proc` says of the threads of a process: who they are, what confines them.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use polylane_front::witness::Refusal;
+use polylane_sys::procstat;
 
 use super::Who;
 
@@ -58,10 +58,9 @@ pub(super) fn owner(pid: u32) -> u32 {
 impl Status {
     /// Of one thread.
     pub(super) fn of(pid: u32, thread: u32) -> Option<Status> {
-        let file = File::open(format!("/proc/{pid}/task/{thread}/status")).ok()?;
-        let mut text = String::new();
-        let count = file.take(STATUS_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
-        (count as u64 <= STATUS_BYTES_MAX).then(|| Status::parse(&text))
+        let path = format!("/proc/{pid}/task/{thread}/status");
+        let text = String::from_utf8(procstat::head(path, STATUS_BYTES_MAX + 1).ok()?).ok()?;
+        (text.len() as u64 <= STATUS_BYTES_MAX).then(|| Status::parse(&text))
     }
 
     /// Of a process: its first thread's numbers, what confines any of its threads, the capabilities

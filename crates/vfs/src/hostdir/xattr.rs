@@ -4,7 +4,7 @@
 use super::descriptors::Descriptors;
 use super::host::errno;
 use super::node::{Held, Node};
-use crate::fs::{Kind, XattrMode};
+use crate::fs::{AclKind, Kind, XattrMode};
 use polylane_base::{Errno, Result};
 use rustix::fs::XattrFlags;
 use std::sync::Arc;
@@ -23,16 +23,23 @@ pub(super) enum Shown {
 
 /// What a layer shows besides `user.*`.
 const OF_LAYERS: [&[u8]; 3] =
-    [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
+    [b"security.capability", AclKind::Access.name(), AclKind::Default.name()];
+
+impl Shown {
+    /// Whether it has that attribute besides users'.
+    fn adds(self, name: &[u8]) -> bool {
+        self == Shown::OfLayers && OF_LAYERS.contains(&name)
+    }
+}
 
 /// An attribute's value. Of those beside users' there is none where the service may not read the
-/// file, whose data it then shows to nobody, and where the host keeps none.
+/// file, whose data it then shows no tenant, and where the host keeps none.
 pub(super) fn get(
     fds: &Descriptors,
     node: &Arc<Node>,
     (name, shown): (&[u8], Shown),
 ) -> Result<Vec<u8>> {
-    if shown == Shown::OfLayers && OF_LAYERS.contains(&name) {
+    if shown.adds(name) {
         return read(fds, node, name).map_err(|errno| match errno {
             Errno::EACCES | Errno::EPERM | Errno::EOPNOTSUPP | Errno::EOVERFLOW => Errno::ENODATA,
             errno => errno,
@@ -81,9 +88,7 @@ pub(super) fn list(fds: &Descriptors, node: &Arc<Node>, shown: Shown) -> Result<
         Err(rustix::io::Errno::OPNOTSUPP) => return Ok(Vec::new()),
         Err(error) => return Err(errno(error)),
     }
-    let is_shown = |name: &&[u8]| {
-        allowed(name).is_ok() || shown == Shown::OfLayers && OF_LAYERS.contains(name)
-    };
+    let is_shown = |name: &&[u8]| allowed(name).is_ok() || shown.adds(name);
     let names = list.split(|&byte| byte == 0).filter(is_shown);
     Ok(names.map(<[u8]>::to_vec).collect())
 }

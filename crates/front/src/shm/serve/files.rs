@@ -13,6 +13,7 @@ use zerocopy::little_endian::U64;
 
 use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
+use super::syncs;
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::lane::notifier::Range;
 use crate::lane::tag::Moment;
@@ -255,7 +256,7 @@ impl Call<'_> {
             self.written(&file, range, beside);
         }
         if let Some(data_only) = durable {
-            self.sync_file(&file, data_only).map_err(Failure::Late)?;
+            syncs::sync_file(self.session, &file, data_only).map_err(Failure::Late)?;
         }
         self.stats.written(written.count);
         let mut reply = done(written.count);

@@ -54,7 +54,7 @@ pub(in crate::shm) enum Left {
 }
 
 /// Makes a file durable. Waits for the device.
-fn sync_file(session: &Session, file: &OpenFile, data_only: bool) -> Result<()> {
+pub(super) fn sync_file(session: &Session, file: &OpenFile, data_only: bool) -> Result<()> {
     let connection = &session.connection;
     connection.lane.syncs.of(file.has_to_write(), || file.fsync(&connection.ctx(), data_only))
 }
@@ -188,10 +188,6 @@ impl Call<'_> {
             ..=AWAY_BYTES_MAX => self.device().map_err(|_| Failure::Wait),
             _ => self.device(),
         }
-    }
-
-    pub(super) fn sync_file(&self, file: &OpenFile, data_only: bool) -> Result<()> {
-        sync_file(self.session, file, data_only)
     }
 
     pub(super) fn sync(&mut self) -> Answer {

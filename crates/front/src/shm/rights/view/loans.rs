@@ -127,16 +127,20 @@ impl<'a> Viewing<'a> {
 
     /// Whether the client has the file of a handle on loan, be it to note its reads.
     pub(in crate::shm::rights) fn is_on_loan(self, handle: Handle) -> bool {
-        let number = self.files.view_in(handle);
-        let mut state = self.shown.lock();
-        number.and_then(|number| state.get(number)).is_some_and(|it| it.lent.is_some())
+        self.loan_writes(handle).is_some()
     }
 
     /// Whether the client has the file of a handle on loan to write.
     pub(in crate::shm::rights) fn is_lent(self, handle: Handle) -> bool {
-        let number = self.files.view_in(handle);
+        self.loan_writes(handle) == Some(true)
+    }
+
+    /// Whether the loan of a handle's file to the client is one to write; `None`: there is none.
+    fn loan_writes(self, handle: Handle) -> Option<bool> {
+        let number = self.files.view_in(handle)?;
         let mut state = self.shown.lock();
-        number.and_then(|number| state.get(number)).is_some_and(|it| it.lent.is_some() && it.writes)
+        let view = state.get(number)?;
+        view.lent.is_some().then_some(view.writes)
     }
 
     /// Lends the file of a handle again, as it was on loan before a sync ended that: who syncs
