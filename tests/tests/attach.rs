@@ -582,7 +582,8 @@ fn nothing_hangs_when_keeper_and_engine_are_dead() {
         let listed = place.listed();
         let passthrough = listed["stats"]["engine"]["passthrough"] == true;
         let (keeper, engine) = (&listed["pid"], engine_of(&place.volume).expect("an engine"));
-        sh(&format!("kill -9 {keeper} {engine}"));
+        // Stopped, neither does anything about the other's death.
+        sh(&format!("kill -STOP {keeper} {engine}; kill -KILL {keeper} {engine}"));
         let dd = |words: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", &format!("dd bs=4k count=1 {words} 2>/dev/null")]);
