@@ -8,6 +8,12 @@
 //!
 //! Records are a help: where none can be kept (no state directory, a host without birth times), a
 //! volume has its sidecar alone.
+//!
+//! # Bound
+//!
+//! A record beyond [`RECORDS_MAX`] has the oldest ones looked at, by when each was last written or
+//! needed. A record goes if its volume has left its path on a file system that is mounted there,
+//! unless a record is on that volume, or its volume is on one that is there.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +21,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, StatxFlags, Timespec, Timestamps, UTIME_NOW, statx, utimensat,
+};
 use serde::{Deserialize, Serialize};
 
 use super::trailer::reference;
@@ -28,6 +36,10 @@ use crate::trust;
 
 /// Largest record in bytes.
 const BYTES_MAX: u64 = 128 << 10;
+/// Records that are kept whatever became of their volumes.
+const RECORDS_MAX: usize = 1024;
+/// Records that one more than that has looked at.
+const LOOKED_AT: usize = 64;
 
 /// What is known of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -40,6 +52,9 @@ pub(crate) struct Record {
     pub(crate) sidecar: Sidecar,
     /// Identity of the file that it is on.
     pub(crate) base: Option<String>,
+    /// Identity of the uppermost directory of its path that is on its file system. `None`: not
+    /// known, as in records of earlier versions, which are not pruned.
+    disk: Option<String>,
     /// Its own.
     #[serde(skip)]
     identity: String,
@@ -56,6 +71,16 @@ fn identity(file: impl AsFd) -> Option<String> {
 
 fn identity_at(path: &Path) -> Option<String> {
     trust::open_beside(path).ok()?.and_then(|(file, _)| identity(file))
+}
+
+/// What a file system is told from all others by that are mounted at the same place: the identity
+/// of the uppermost directory on it above a path, as far as that path is there.
+fn disk_of(path: &Path) -> Option<String> {
+    let device = |dir: &Path| Some(fs::metadata(dir).ok()?.dev());
+    let there = path.ancestors().skip(1).find(|dir| dir.is_dir())?;
+    let own = device(there);
+    let top = there.ancestors().take_while(|dir| device(dir) == own).last()?;
+    identity(fs::File::open(top).ok()?)
 }
 
 #[cfg(not(test))]
@@ -96,7 +121,19 @@ fn read(path: &Path) -> Option<Record> {
 
 /// What is known of the file that a volume has.
 pub(crate) fn of(volume: &Path) -> Option<Record> {
-    read(&path_of(&identity_at(volume)?)?)
+    let path = path_of(&identity_at(volume)?)?;
+    let record = read(&path)?;
+    if absolute(volume).is_ok_and(|volume| volume != record.volume) {
+        renew(&path);
+    }
+    Some(record)
+}
+
+/// A record that is needed is the youngest one.
+fn renew(path: &Path) {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    let _ = utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW);
 }
 
 /// Keeps what a volume's sidecar says, by the file that has its name.
@@ -111,12 +148,19 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
     let base = on.as_ref().and_then(|overlay| identity_at(&locate(volume, overlay)));
     let sidecar = Sidecar { overlays: on.into_iter().collect(), raw: false, ..sidecar.clone() };
     let volume = absolute(volume).ok()?;
-    let record = Record { volume, sidecar, base, identity };
+    let disk = disk_of(&volume);
+    let record = Record { volume, sidecar, base, disk, identity };
     let path = path_of(&record.identity)?;
-    if read(&path).as_ref() == Some(&record) {
+    let former = read(&path);
+    if former.as_ref() == Some(&record) {
         return Some(());
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path.parent()?).ok()?;
+    let alone = fs::File::open(path.parent()?).ok()?;
+    rustix::fs::flock(&alone, FlockOperation::LockExclusive).ok()?;
+    if former.is_none() {
+        prune(path.parent()?);
+    }
     let draft = path.with_extension(Sidecar::fresh_id().ok()?);
     let mut options = fs::File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&draft).ok()?;
@@ -125,6 +169,47 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
         let _ = fs::remove_file(&draft);
     }
     Some(())
+}
+
+/// Removes records of volumes that are gone, of the oldest ones. Called with the lock of them.
+fn prune(dir: &Path) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut records: Vec<_> = entries
+        .filter_map(|entry| {
+            let stat = entry.metadata().ok()?;
+            Some(((stat.mtime(), stat.mtime_nsec()), entry.path()))
+        })
+        .collect();
+    if records.len() < RECORDS_MAX {
+        return;
+    }
+    records.sort_unstable();
+    let known: Vec<Record> = all().collect();
+    let is_there = |id: &String| known.iter().any(|it| it.sidecar.id == *id && !it.is_gone());
+    let is_base = |id: &String| known.iter().any(|it| it.bases().any(|base| base == id));
+    let is_needed = |it: &Record| it.bases().any(is_there) || is_base(&it.sidecar.id);
+    for (_, path) in records.iter().take(LOOKED_AT) {
+        match read(path).is_some_and(|it| it.is_gone() && !is_needed(&it)) {
+            true => drop(fs::remove_file(path)),
+            false => renew(path),
+        }
+    }
+}
+
+impl Record {
+    /// Ids of the volumes that it is on.
+    fn bases(&self) -> impl Iterator<Item = &String> {
+        self.sidecar.overlays.iter().map(|overlay| &overlay.base_id)
+    }
+
+    /// Whether its path has another file or none, on the file system that it was on.
+    fn is_gone(&self) -> bool {
+        let now = trust::open_beside(&self.volume);
+        let is_another = now.is_ok_and(|file| {
+            file.and_then(|(file, _)| identity(file)).as_ref() != Some(&self.identity)
+        });
+        is_another && self.disk.is_some() && self.disk == disk_of(&self.volume)
+    }
 }
 
 /// The file of a volume goes, or is no volume any more.
@@ -160,7 +245,7 @@ pub(super) fn all() -> impl Iterator<Item = Record> {
 /// Where the volumes were that were put on the base with this id, and whether each has the name
 /// still.
 pub(crate) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
-    let on = |record: &Record| record.sidecar.overlays.iter().any(|its| its.base_id == base_id);
+    let on = |record: &Record| record.bases().any(|base| base == base_id);
     all()
         .filter(on)
         .map(|record| {
@@ -207,6 +292,72 @@ mod tests {
         let after = reads().expect("counted before");
         // None on a host without birth times.
         assert!(after - before <= 4 + 4 * count, "{} reads of {count} records", after - before);
+    }
+
+    /// A volume in a directory that is made, and a record of it.
+    fn noted(volume: &Path, sidecar: &Sidecar) -> PathBuf {
+        fs::create_dir_all(volume.parent().expect("dir")).expect("mkdir");
+        fs::write(volume, [7; 4096]).expect("write");
+        note(volume, sidecar);
+        path_of(&identity_at(volume).expect("birth time")).expect("dir")
+    }
+
+    #[test]
+    fn records_are_bounded_and_those_that_are_needed_stay() {
+        let dir = tempfile::tempdir().expect("dir");
+        let own = |weight| Sidecar { weight: Some(weight), ..Sidecar::new().expect("id") };
+        let at = |name: &str| dir.path().join(name);
+        DIR.set(Some(at("known")));
+        fs::create_dir(at("known")).expect("mkdir");
+        let on = |base: &Sidecar| {
+            let (nonce, base_id) = (Sidecar::fresh_id().expect("nonce"), base.id.clone());
+            let overlay = OverlayRef { nonce, base: "base".into(), base_id, was_at: None };
+            Sidecar { overlays: vec![overlay], ..own(4) }
+        };
+        let unlabelled = |name: &str, sidecar: Sidecar| {
+            let path = noted(&at(name), &own(5));
+            let record = Record { sidecar, ..read(&path).expect("record") };
+            fs::write(&path, serde_json::to_vec(&record).expect("json")).expect("write");
+            path
+        };
+        let there = noted(&at("there/volume"), &own(1));
+        let moved = noted(&at("moved/volume"), &own(2));
+        fs::rename(at("moved/volume"), at("elsewhere")).expect("move");
+        // Of a disk that is not mounted: another directory is at its place.
+        let unmounted = noted(&at("disk/volume"), &own(3));
+        let record = Record { disk: Some("1-2.3".into()), ..read(&unmounted).expect("record") };
+        fs::write(&unmounted, serde_json::to_vec(&record).expect("json")).expect("write");
+        fs::remove_dir_all(at("disk")).expect("remove");
+        let (base, lost) = (own(6), own(7));
+        let base_path = noted(&at("base"), &base);
+        let copy = unlabelled("copy", on(&base));
+        let lost_base = noted(&at("lost"), &lost);
+        let lost_copy = unlabelled("lost-copy", on(&lost));
+        for name in ["copy", "lost", "lost-copy"] {
+            fs::remove_file(at(name)).expect("remove");
+        }
+        let others = |count: usize| {
+            for number in 0..count {
+                let name = format!("gone/{number}");
+                noted(&at(&name), &own(8));
+                fs::rename(at(&name), at(&format!("gone/{number}.was"))).expect("rename");
+            }
+            fs::remove_dir_all(at("gone")).expect("remove");
+        };
+        let is_there = |records: &[&PathBuf]| records.iter().all(|path| path.exists());
+        let all_of_them = [&there, &moved, &unmounted, &base_path, &copy, &lost_base, &lost_copy];
+        others(RECORDS_MAX - all_of_them.len());
+        assert!(is_there(&all_of_them), "not even one was too many");
+        for _ in 0..3 {
+            // A volume that was moved is in use.
+            assert_eq!(of(&at("elsewhere")).expect("known").sidecar.weight, Some(2));
+            others(RECORDS_MAX / 2);
+            let count = fs::read_dir(at("known")).expect("list").count();
+            assert!(count <= RECORDS_MAX, "{count} records");
+        }
+        assert!(is_there(&[&there, &moved, &unmounted, &base_path, &copy]));
+        assert!(!lost_base.exists() && !lost_copy.exists());
+        DIR.set(None);
     }
 
     #[test]
