@@ -35,9 +35,11 @@ use crate::ffi::{Cluster, Image, Mode, Pool, Unconnected};
 mod device;
 mod lock;
 mod settings;
+mod turn;
 
 pub use device::RbdDevice;
 pub use settings::{Failure, Settings};
+use turn::Turn;
 
 /// A client that has read all its files.
 pub struct Prepared {
@@ -169,8 +171,11 @@ impl Prepared {
     /// # Errors
     /// See [`Failure`]; [`Failure::Smaller`], also where the image grew meanwhile.
     pub fn grow(self, size: u64) -> Result<(), Failure> {
-        let (pool, settings) = self.pool()?;
-        let image = unlocked(pool, &settings)?;
+        let (cluster, settings) = self.connect()?;
+        let pool = || cluster.pool(&settings.pool).map_err(Failure::Pool);
+        let _turn = Turn::take(pool()?, &unlocked(pool()?, &settings)?, settings.timeout)?;
+        // Opened in its turn: it knows what the former ones have made of the image.
+        let image = unlocked(pool()?, &settings)?;
         image.grow(size).map_err(|errno| match (errno, image.size()) {
             (Errno::EINVAL, Ok(has)) if has > size => Failure::Smaller(has),
             (errno, _) => Failure::Call("resize the image", errno),

@@ -7,6 +7,7 @@
 mod cluster;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -131,7 +132,7 @@ fn an_image_that_many_resize_at_once_only_grows() {
     let settings = settings(&cluster);
     drop(create(&settings));
     let grow = |size: u64| settings.clone().prepare().unwrap().grow(size);
-    for (round, is_open) in [false, true].into_iter().enumerate() {
+    for (round, is_open) in [false, true].into_iter().cycle().take(6).enumerate() {
         let device = is_open.then(|| open(&settings).unwrap());
         let base = (round as u64 + 1) * (64 << 20);
         let sizes: Vec<u64> = [3, 1, 4, 2].map(|part| base + (part << 22)).to_vec();
@@ -152,4 +153,45 @@ fn an_image_that_many_resize_at_once_only_grows() {
         drop(device);
     }
     settings.clone().prepare().unwrap().remove().unwrap();
+}
+
+/// Another host is at it: a resize waits for its turn, and says so when that takes too long.
+#[test]
+fn a_resize_waits_for_the_one_before() {
+    let Some(cluster) = cluster() else { return };
+    let settings = settings(&cluster);
+    drop(create(&settings));
+    let by = |program: &str, words: &[&str]| {
+        let mut command = Command::new(program);
+        command.arg("-c").arg(cluster.join("ceph.conf")).args(["-n", "client.admin"]).args(words);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{program} {words:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let info = by("rbd", &["info", &format!("rbd/{}", settings.image)]);
+    let id = info.split_once("\tid: ").expect("an id").1.lines().next().unwrap();
+    let header = format!("rbd_header.{id}");
+    let other = |action: &[&str]| {
+        let words = [&["-p", "rbd", "lock"], action, &["--lock-cookie", "other"]].concat();
+        by("rados", &words);
+    };
+    other(&["get", &header, "polylane.resize", "--lock-type", "exclusive"]);
+    let grow = |timeout| Settings { timeout, ..settings.clone() }.prepare().unwrap().grow(8 << 20);
+    let size = || settings.clone().prepare().unwrap().look(8).unwrap().size;
+    let late = grow(Duration::from_secs(1));
+    assert!(matches!(late, Err(Failure::Call(_, Errno::EBUSY))), "{late:?}");
+    assert_eq!(size(), 4 << 20);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| grow(Duration::from_secs(60)));
+        while by("rados", &["-p", "rbd", "listwatchers", &header]).is_empty() {}
+        assert_eq!(size(), 4 << 20);
+        let client = by("rados", &["-p", "rbd", "lock", "info", &header, "polylane.resize"]);
+        let locker = client.split_once("client.").expect("a locker").1;
+        let locker = format!("client.{}", locker.split('"').next().unwrap());
+        other(&["break", &header, "polylane.resize", &locker]);
+        assert_eq!(waits.join().unwrap(), Ok(()));
+    });
+    assert_eq!(size(), 8 << 20);
+    settings.prepare().unwrap().remove().unwrap();
 }

@@ -1,7 +1,7 @@
 //! librbd: images of a pool, open for requests. As `librbd.h` of Ceph 16.2 declares it.
 #![expect(unsafe_code, reason = "UNSAFETY: calls of a C library, whose pointers stay in here")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use libc::{iovec, size_t, ssize_t};
@@ -100,6 +100,7 @@ library! {
     fn rbd_image_options_set_uint64(options: *mut RawOptions, name: c_int, value: u64) -> c_int;
     fn rbd_list2(pool: *mut RawPool, images: *mut RawSpec, count: *mut size_t) -> c_int;
     fn rbd_image_spec_list_cleanup(images: *mut RawSpec, count: size_t);
+    fn rbd_get_id(image: *mut RawImage, id: *mut c_char, len: size_t) -> c_int;
     fn rbd_get_size(image: *mut RawImage, size: *mut u64) -> c_int;
     fn rbd_get_features(image: *mut RawImage, features: *mut u64) -> c_int;
     fn rbd_resize2(
@@ -365,8 +366,17 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Gives it another size, which is no smaller one: `EINVAL`. The lock's owner decides, at the
-    /// time when it executes the call.
+    /// What the names of its objects have in them: no other image ever has the same.
+    pub(crate) fn id(&self) -> Result<CString> {
+        let mut id = [0_u8; 128];
+        let (image, into, len) = (self.raw.as_ptr(), id.as_mut_ptr().cast(), id.len());
+        // SAFETY: a live image, `len` bytes of room.
+        said(unsafe { (self.calls.rbd_get_id)(image, into, len) })?;
+        Ok(CStr::from_bytes_until_nul(&id).map_err(|_| Errno::EINVAL)?.to_owned())
+    }
+
+    /// Gives it another size, which is no smaller one: `EINVAL`. The lock's owner decides, by the
+    /// size that it knew before those that it is giving the image meanwhile.
     pub(crate) fn grow(&self, size: u64) -> Result<()> {
         extern "C" fn ignore(_: u64, _: u64, _: *mut c_void) -> c_int {
             0

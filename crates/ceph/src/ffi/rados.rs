@@ -3,7 +3,9 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
+use libc::timeval;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 
@@ -42,6 +44,21 @@ library! {
     ) -> c_int;
     fn rados_set_osdmap_full_try(io: *mut RawPool);
     fn rados_ioctx_destroy(io: *mut RawPool);
+    fn rados_lock_exclusive(
+        io: *mut RawPool,
+        object: *const c_char,
+        name: *const c_char,
+        cookie: *const c_char,
+        about: *const c_char,
+        lasts: *mut timeval,
+        flags: u8,
+    ) -> c_int;
+    fn rados_unlock(
+        io: *mut RawPool,
+        object: *const c_char,
+        name: *const c_char,
+        cookie: *const c_char,
+    ) -> c_int;
 }
 
 /// A connection, or what is to be one.
@@ -145,6 +162,24 @@ unsafe impl Sync for Pool {}
 impl Pool {
     pub(super) fn raw(&self) -> *mut RawPool {
         self.raw.as_ptr()
+    }
+
+    /// Locks an object under a name, against those who ask for the same, for so long at most.
+    /// `EBUSY`. An object that is not there is made.
+    pub(crate) fn lock(&self, object: &CStr, name: &CStr, lasts: Duration) -> Result<()> {
+        let seconds = lasts.as_secs().try_into().map_err(|_| Errno::EINVAL)?;
+        let mut lasts = timeval { tv_sec: seconds, tv_usec: 0 };
+        let (object, name, none) = (object.as_ptr(), name.as_ptr(), c"".as_ptr());
+        let lock = self.cluster.calls.rados_lock_exclusive;
+        // SAFETY: a live pool, four C strings, a time that the call reads.
+        said(unsafe { lock(self.raw(), object, name, none, none, &raw mut lasts, 0) }).map(drop)
+    }
+
+    /// Gives such a lock up.
+    pub(crate) fn unlock(&self, object: &CStr, name: &CStr) -> Result<()> {
+        let (object, name, none) = (object.as_ptr(), name.as_ptr(), c"".as_ptr());
+        // SAFETY: a live pool, three C strings.
+        said(unsafe { (self.cluster.calls.rados_unlock)(self.raw(), object, name, none) }).map(drop)
     }
 }
 
