@@ -8,12 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use polylane_base::rng::Rng;
 use polylane_tests::pool::{Run, signal_to};
 use polylane_tests::volume::{HostFs, assert_clean};
-use polylane_tests::{binary, lacks, unavailable};
+use polylane_tests::{binary, lacks, seed, unavailable};
 
 /// How long anything may take that is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Attachments that end while they are copied.
+const ROUNDS: u32 = 24;
 
 /// Numbers its records, makes each durable, and only then says its number. A write that fails, as
 /// one may when the service is killed, is done again.
@@ -271,7 +275,7 @@ fn a_lane_goes_on_when_its_copier_or_its_service_is_killed() {
     writing.stands_still();
     let service = polylane_tests::pool::service_of(&pool).expect("a service");
     signal_to(service, "KILL");
-    assert!(copier.line().contains("ended"));
+    assert!(copier.line().contains("Ended"));
     writing.goes_on();
     good(&polylane(&words));
     writing.goes_on();
@@ -294,10 +298,15 @@ struct Attached {
 }
 
 impl Attached {
-    fn polylane(&self, words: &[&str]) -> String {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.current_dir(self.dir.path()).env("XDG_STATE_HOME", self.dir.path());
-        good(&command.args(words).output().expect("polylane runs"))
+        command.args(words);
+        command
+    }
+
+    fn polylane(&self, words: &[&str]) -> String {
+        good(&self.command(words).output().expect("polylane runs"))
     }
 }
 
@@ -388,4 +397,48 @@ fn a_mounted_volume_is_copied_while_its_user_writes() {
     assert_eq!(count("v"), 41);
     place.polylane(&["volume", "export", "v", "raw"]);
     assert_clean(&place.dir.path().join("raw"));
+}
+
+/// The attachment ends before, while or after a copy is made: the copy is there, and whole.
+#[test]
+fn a_copy_that_meets_the_end_of_the_attachment_is_made() {
+    let test = "a_copy_that_meets_the_end_of_the_attachment_is_made";
+    if lacks(test, &["nbdcopy"]) {
+        return;
+    }
+    let place = Attached { dir: tempfile::tempdir().expect("tempdir") };
+    let path = place.dir.path().to_str().expect("a name").to_string();
+    let copy = format!("cd {path}; nbdcopy --flush data 'nbd+unix:///?socket={path}/nbd'");
+    let mut rng = Rng::new(seed());
+    for round in 0..ROUNDS {
+        place.polylane(&["volume", "create", "v", "--size", "16M", "--fs", "none"]);
+        let cache = ["none", "writeback"][rng.below(2) as usize];
+        let attach = ["attach", "v", "--via", "nbd", "--socket", "nbd", "--cache", cache];
+        place.polylane(&attach);
+        sh(&format!("cd {path}; head -c 16M /dev/urandom > data"));
+        sh(&copy);
+        let kind = ["snapshot", "clone"][rng.below(2) as usize];
+        let mut commands = [vec!["volume", kind, "v", "s"], vec!["detach", "v"]];
+        commands.rotate_left(rng.below(2) as usize);
+        let pause = Duration::from_micros(rng.below(60_000));
+        let [first, second] = commands.map(|words| {
+            let mut command = place.command(&words);
+            let child = command.stderr(Stdio::piped()).spawn().expect("polylane runs");
+            std::thread::sleep(pause);
+            child
+        });
+        for child in [first, second] {
+            let output = child.wait_with_output().expect("wait");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "round {round}, {kind}, {pause:?}: {said}");
+        }
+        for name in ["s", "v"] {
+            place.polylane(&["volume", "export", name, "out"]);
+            sh(&format!("cd {path}; cmp out data; rm out"));
+        }
+        place.polylane(&["volume", "rm", "v", "s"]);
+        let left = fs::read_dir(place.dir.path()).expect("list");
+        let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+        assert!(left.iter().all(|name| name == "data" || name == "polylane"), "{left:?}");
+    }
 }

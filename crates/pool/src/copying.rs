@@ -116,6 +116,8 @@ pub(crate) enum Told {
     Mine,
     /// Done: it stands still, or goes on.
     Done,
+    /// It is not done: the process that served the volume has ended.
+    Ended,
     /// It is not done; one line says why.
     Failed(String),
 }
@@ -217,7 +219,7 @@ impl Copies {
         copying.tell(match copying.stage {
             // The next one begins with the new files.
             Stage::Exchanging => Told::Done,
-            _ => Told::Failed("volume: the process that serves it ended".to_string()),
+            _ => Told::Ended,
         });
     }
 }

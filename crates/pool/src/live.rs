@@ -3,6 +3,7 @@
 //!
 //! Whoever serves the volume makes it stand still, and the copy is made meanwhile.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,10 +31,17 @@ const DONE_TIME_MAX: Duration = Duration::from_secs(300);
 pub struct PoolsAndAttachments;
 
 impl Holders for PoolsAndAttachments {
-    fn freeze(&self, path: &Path) -> Result<Option<Box<dyn volume::Still>>> {
+    fn freeze(&self, path: &Path) -> Result<volume::Freeze> {
         let file = volume::open_to_look(path)?;
-        let Some(holder) = holder_of(path, &file, Wish::Copy)? else { return Ok(None) };
-        done(&holder, path, "cannot be copied").map(|()| Some(Box::new(Still { holder }) as _))
+        let Some(holder) = holder_of(path, &file, Wish::Copy)? else {
+            return Ok(volume::Freeze::Nobody);
+        };
+        match answer(&holder, path, "cannot be copied")? {
+            Answer::Done => {
+                Ok(volume::Freeze::Still(Box::new(Still { holder, has_ended: Cell::new(false) })))
+            }
+            Answer::Ended => Ok(volume::Freeze::Ended),
+        }
     }
 
     fn rebase(&self, path: &Path) -> Result<()> {
@@ -56,19 +64,29 @@ impl Holders for PoolsAndAttachments {
 /// A volume that stands still. It goes on when this is dropped.
 struct Still {
     holder: Link,
+    has_ended: Cell<bool>,
 }
 
 impl Still {
     fn say(&self, path: &Path, step: &Step, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let sent = self.holder.send(step, fds);
-        sent.map_err(|error| Failure::path(path, "talk to whoever has it", error))?;
-        done(&self.holder, path, "cannot be copied")
+        match sent.map_or(Ok(Answer::Ended), |()| answer(&self.holder, path, "cannot be copied"))? {
+            Answer::Done => Ok(()),
+            Answer::Ended => {
+                self.has_ended.set(true);
+                Err(ended(path))
+            }
+        }
     }
 }
 
 impl volume::Still for Still {
-    fn thaw(self: Box<Self>, path: &Path) -> Result<()> {
+    fn thaw(&self, path: &Path) -> Result<()> {
         self.say(path, &Step::Thaw, &[])
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended.get()
     }
 }
 
@@ -91,20 +109,33 @@ fn holder_of(path: &Path, file: impl AsFd, wish: Wish) -> Result<Option<Link>> {
     Ok(None)
 }
 
-/// Waits until what the holder was told to do is done. `otherwise`: what its failure means.
-fn done(holder: &Link, path: &Path, otherwise: &str) -> Result<()> {
+/// What a holder says when it was told to do something.
+enum Answer {
+    Done,
+    /// Nothing: it has ended, or the process that served the volume has.
+    Ended,
+}
+
+/// Waits for the holder's answer. `otherwise`: what its failure means.
+fn answer(holder: &Link, path: &Path, otherwise: &str) -> Result<Answer> {
     match tell(holder, DONE_TIME_MAX) {
-        Some(Told::Done) => Ok(()),
+        Some(Told::Done) => Ok(Answer::Done),
         Some(Told::Failed(line)) => {
             // Whoever serves a volume knows no name for it.
             let why = line.strip_prefix("volume: ").unwrap_or(&line);
             Err(Failure::failed(format!("{}: {otherwise}: {why}", path.display())))
         }
-        _ => Err(Failure::failed(format!(
-            "{}: the process that has it does not answer, or has ended: try again",
-            path.display()
-        ))),
+        Some(Told::Ended) => Ok(Answer::Ended),
+        _ if wait_for(holder.as_fd(), Duration::ZERO) => Ok(Answer::Ended),
+        _ => Err(ended(path)),
     }
+}
+
+fn ended(path: &Path) -> Failure {
+    Failure::failed(format!(
+        "{}: the process that has it does not answer, or has ended: try again",
+        path.display()
+    ))
 }
 
 fn try_rebase(path: &Path) -> Result<()> {
@@ -123,7 +154,10 @@ fn try_rebase(path: &Path) -> Result<()> {
     let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
     let sent = holder.send(&Step::Rebase, &fds);
     sent.map_err(|error| Failure::path(path, "talk to the process that has it", error))?;
-    done(&holder, path, "does not go over to the snapshots that are left")
+    match answer(&holder, path, "does not go over to the snapshots that are left")? {
+        Answer::Done => Ok(()),
+        Answer::Ended => Err(ended(path)),
+    }
 }
 
 /// Whether the path names this file.

@@ -2,7 +2,10 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use polylane_base::sync::thread;
+use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, ImageError};
 use rustix::io::Errno;
 
@@ -10,13 +13,22 @@ use crate::chain;
 use crate::copy::materialize;
 use crate::cow;
 use crate::failure::{Failure, Result};
-use crate::holders::{Holders, Still};
+use crate::holders::{Freeze, Holders, Still};
 use crate::host::failure;
 use crate::info;
 use crate::make::introduce;
 use crate::places::resolve;
 use crate::sidecar::Sidecar;
 use crate::stack::{Shape, Stack};
+
+/// How long a process that no longer serves a volume may have it open.
+const LET_GO_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Between two looks at that.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Processes that may end, one after the other, while the volume that they serve is copied.
+const ENDS_MAX: usize = 8;
 
 /// What a copy is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,26 +47,62 @@ pub enum Copy {
 /// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy, holders: &dyn Holders) -> Result<()> {
     let from = &resolve(from)?;
-    let sidecar = Sidecar::load(from)?;
-    let own = match sidecar.snapshot {
-        // It does not change, and other volumes may be on it.
-        true => image::open_snapshot(from),
-        false => image::open(from),
-    };
-    let own = match own {
-        Err(ImageError::InUse(_)) if sidecar.bypass.is_some() => {
-            return Err(Failure::failed(format!(
-                "{}: is a bypass volume, which is copied when nobody uses it: end its lane or \
-                 detach it first",
-                from.display()
-            )));
+    for _ in 0..ENDS_MAX {
+        match open_free(from, holders)? {
+            Opened::Free(own) => return duplicate_free(own, from, to, kind),
+            Opened::Still(still) => match duplicate_still(&*still, from, to, kind) {
+                Err(_) if still.has_ended() => {}
+                done => return done,
+            },
         }
-        Err(error @ ImageError::InUse(_)) => {
-            let still = holders.freeze(from)?.ok_or_else(|| failure(from, error))?;
-            return duplicate_still(still, from, to, kind);
+    }
+    Err(Failure::failed(format!("{}: each process that has it ends: try again", from.display())))
+}
+
+/// A volume that is to be copied.
+enum Opened {
+    /// Nobody has it.
+    Free(Files),
+    /// Who has it makes it stand still.
+    Still(Box<dyn Still>),
+}
+
+/// Opens a volume, or has whoever serves it make it stand still. One whose server ends is free in a
+/// moment.
+fn open_free(from: &Path, holders: &dyn Holders) -> Result<Opened> {
+    let mut since = Instant::now();
+    loop {
+        let sidecar = Sidecar::load(from)?;
+        let own = match sidecar.snapshot {
+            // It does not change, and other volumes may be on it.
+            true => image::open_snapshot(from),
+            false => image::open(from),
+        };
+        let error = match own {
+            Err(ImageError::InUse(_)) if sidecar.bypass.is_some() => {
+                return Err(Failure::failed(format!(
+                    "{}: is a bypass volume, which is copied when nobody uses it: end its lane or \
+                     detach it first",
+                    from.display()
+                )));
+            }
+            Err(error @ ImageError::InUse(_)) => error,
+            own => return own.map(Opened::Free).map_err(|error| failure(from, error)),
+        };
+        match holders.freeze(from)? {
+            Freeze::Still(still) => return Ok(Opened::Still(still)),
+            Freeze::Ended => since = Instant::now(),
+            Freeze::Nobody if since.elapsed() > LET_GO_TIME_MAX => {
+                return Err(failure(from, error));
+            }
+            Freeze::Nobody => {}
         }
-        own => own.map_err(|error| failure(from, error))?,
-    };
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Copies a volume that nobody has.
+fn duplicate_free(own: Files, from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let mut stack = Stack::from_own(from, own)?;
     identify(from, &mut stack.sidecar)?;
     chain::tidy(from, &stack.files[0].plain, &mut stack.sidecar)?;
@@ -88,7 +136,7 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy, holders: &dyn Holders) -> R
 ///
 /// # Errors
 /// The copy exists, the host is full, it took too long.
-fn duplicate_still(still: Box<dyn Still>, from: &Path, to: &Path, kind: Copy) -> Result<()> {
+fn duplicate_still(still: &dyn Still, from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let file = info::open_to_look(from)?;
     let mut shape = Shape::of(from, &file)?;
     identify(from, &mut shape.sidecar)?;
@@ -102,8 +150,8 @@ fn duplicate_still(still: Box<dyn Still>, from: &Path, to: &Path, kind: Copy) ->
         }
     }
     match kind {
-        Copy::Snapshot => cow::snapshot(from, &shape, to, &*still),
-        Copy::Clone => cow::clone(from, shape, to, &*still),
+        Copy::Snapshot => cow::snapshot(from, &shape, to, still),
+        Copy::Clone => cow::clone(from, shape, to, still),
     }
 }
 

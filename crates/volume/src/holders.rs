@@ -10,11 +10,11 @@ use crate::failure::Result;
 
 /// The processes of this user that serve volumes.
 pub trait Holders {
-    /// Makes a volume stand still, if one of them has it; `None`: none does.
+    /// Makes a volume stand still, if one of them has it.
     ///
     /// # Errors
     /// It cannot be made to, or stands still for somebody else.
-    fn freeze(&self, volume: &Path) -> Result<Option<Box<dyn Still>>>;
+    fn freeze(&self, volume: &Path) -> Result<Freeze>;
 
     /// Has the process that serves a volume, if one does, go over to the files of its bases that
     /// there are now.
@@ -31,11 +31,24 @@ pub trait Holders {
     fn resize(&self, volume: &Path, size: u64) -> Result<Option<()>>;
 }
 
+/// What became of a volume that was to stand still.
+pub enum Freeze {
+    /// It does.
+    Still(Box<dyn Still>),
+    /// The process that had it ended over it.
+    Ended,
+    /// No process of this user has it.
+    Nobody,
+}
+
 /// A volume that stands still. It goes on when this is dropped.
 pub trait Still: Exchange {
     /// Lets it go on. An error: it had gone on before.
     ///
     /// # Errors
     /// See above.
-    fn thaw(self: Box<Self>, volume: &Path) -> Result<()>;
+    fn thaw(&self, volume: &Path) -> Result<()>;
+
+    /// Whether the process that serves it has ended, or another one serves it since.
+    fn has_ended(&self) -> bool;
 }

@@ -97,7 +97,7 @@ pub use cow::sync_both;
 pub use duplicate::{Copy, duplicate};
 pub use failure::{Failure, Result};
 pub use format::format_device;
-pub use holders::{Holders, Still};
+pub use holders::{Freeze, Holders, Still};
 pub use host::{absolute, end_lanes_by, failure, name_holders_by};
 pub use info::{Content, Info, content_of, info, list, open_to_look};
 pub use layers::{Fragmentation, Layer, map};

@@ -14,7 +14,7 @@ use super::super::open::open_to_read;
 use super::super::stack::Assembled;
 use super::super::{remove as whole, sidecar};
 use super::*;
-use crate::holders::Still;
+use crate::holders::Freeze;
 
 /// The last block is cut.
 const SECTORS: u64 = 2048 + 3;
@@ -23,8 +23,8 @@ const SECTORS: u64 = 2048 + 3;
 struct NoHolders;
 
 impl Holders for NoHolders {
-    fn freeze(&self, _: &Path) -> Result<Option<Box<dyn Still>>> {
-        Ok(None)
+    fn freeze(&self, _: &Path) -> Result<Freeze> {
+        Ok(Freeze::Nobody)
     }
 
     fn rebase(&self, _: &Path) -> Result<()> {
