@@ -51,7 +51,7 @@ impl Ext4 {
     /// The same for what makes something new: that finds no room sooner than what removes.
     fn making<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
         match &self.volume.journal {
-            Some(journal) if journal.is_tight() => Err(Errno::ENOSPC),
+            Some(journal) if journal.is_tight(&*self.volume) => Err(Errno::ENOSPC),
             _ => self.changing(run),
         }
     }

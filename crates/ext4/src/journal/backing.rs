@@ -254,8 +254,8 @@ impl Journal {
     }
 
     /// Whether nothing new may be made: what room is set aside is needed to remove things.
-    pub fn is_tight(&self) -> bool {
-        self.tight.load(Ordering::Acquire) || self.unlogged && self.is_spare_needed()
+    pub fn is_tight(&self, client: &dyn Client) -> bool {
+        self.tight.load(Ordering::Acquire) || self.unlogged && self.is_spare_needed(client)
     }
 
     /// Writes zeros to the blocks of the log that were never written on the medium, all of them.

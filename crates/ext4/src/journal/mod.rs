@@ -257,8 +257,6 @@ pub struct Journal {
     background: checkpoint::Background,
     short: AtomicBool,
     tight: AtomicBool,
-    /// Blocks that are set aside where there is no log.
-    aside: AtomicUsize,
     stopped: AtomicBool,
     reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
@@ -349,7 +347,6 @@ impl Journal {
             background: checkpoint::Background::default(),
             short: AtomicBool::new(false),
             tight: AtomicBool::new(false),
-            aside: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Crash, Event, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, Syncing};
 
 use super::{Form, Tuning};
 use crate::format::DeviceBlock;
@@ -36,6 +36,31 @@ impl Drop for Bench {
     fn drop(&mut self) {
         self.gate.open();
     }
+}
+
+/// Without a log: a full file system allocates what is set aside, which is room for metadata no
+/// more.
+#[test]
+fn what_is_allocated_is_not_set_aside() {
+    let options = ["-b", "4096", "-O", "^has_journal"];
+    let Some(image) = crate::fresh::image(IMAGE_BYTES as u64, &options) else { return };
+    let fs = open(SimDisk::new(image, SimOptions::default()));
+    let journal = fs.volume.journal.as_ref().expect("one that logs nothing");
+    let is_tight = || {
+        journal.short.store(true, Ordering::Release);
+        journal.is_tight(&*fs.volume)
+    };
+    let aside = || fs.volume.alloc.aside();
+    assert_eq!((aside() > 0, is_tight()), (true, false));
+    let (file, mode) = (create(&fs, "file"), Fallocate::Allocate { keep_size: false });
+    let (mut at, mut piece) = (0, IMAGE_BYTES as u64);
+    while piece >= 4096 {
+        match fs.fallocate(&OpCtx::service(), file, mode, at, piece) {
+            Err(Errno::ENOSPC) => piece /= 2,
+            done => at += done.map(|_| piece).expect("room, or none"),
+        }
+    }
+    assert_eq!((aside(), is_tight()), (0, true));
 }
 
 /// What an fsync on a thread of its own answers.

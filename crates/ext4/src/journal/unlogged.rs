@@ -64,7 +64,6 @@ impl Journal {
             self.short.store(true, Ordering::Release);
             let given = client.give_aside(LENT);
             given.iter().for_each(|run| log.homes.lose(*run));
-            self.aside.store(client.aside() as usize, Ordering::Release);
             given.is_some()
         };
         self.back_homes(log, closed, &lend)
@@ -72,16 +71,14 @@ impl Journal {
 
     /// Whether the running transaction may need all that is set aside, and what removes things
     /// some more.
-    pub(super) fn is_spare_needed(&self) -> bool {
-        let left = self.aside.load(Ordering::Acquire);
-        self.is_short() && left < self.load() + self.blocks_max / 4
+    pub(super) fn is_spare_needed(&self, client: &dyn Client) -> bool {
+        self.is_short() && (client.aside() as usize) < self.load() + self.blocks_max / 4
     }
 
     /// Sets aside what was lent, as far as there is room again.
     pub(super) fn set_blocks_aside(&self, client: &dyn Client) -> Result<()> {
         let _log = self.log.lock();
         let done = client.set_aside(SPARE_MAX);
-        self.aside.store(client.aside() as usize, Ordering::Release);
         let is_full = done.as_ref().is_err_and(Error::is_no_space);
         self.short.store(is_full, Ordering::Release);
         if is_full { Ok(()) } else { done }
