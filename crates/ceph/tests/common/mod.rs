@@ -37,9 +37,13 @@ pub fn mount(settings: Settings) -> CephFs {
 
 /// A new directory of the cluster, by its path.
 pub fn directory(cluster: &std::path::Path) -> String {
+    directory_of(&mount(settings(cluster, "/")))
+}
+
+/// The same in the root of a file system.
+pub fn directory_of(fs: &CephFs) -> String {
     let number = DIRECTORIES.fetch_add(1, Ordering::Relaxed);
     let name = format!("test-{}-{number}", std::process::id());
-    let fs = mount(settings(cluster, "/"));
     fs.create(&CTX, fs.root().unwrap().ino, name.as_bytes(), &node(Kind::Dir, 0o755)).unwrap();
     format!("/{name}")
 }
