@@ -429,18 +429,7 @@ fn what_a_cluster_refuses_is_one_line_and_leaves_nothing() {
         // Side by side: most of them wait until their time is over.
         thread::scope(|scope| {
             for command in ways.into_iter().chain(looks) {
-                scope.spawn(move || {
-                    let began = Instant::now();
-                    let words: Vec<_> = command.split_whitespace().collect();
-                    let (status, line) = host::refused(&words);
-                    let time = began.elapsed();
-                    eprintln!("{test}: {command}: {time:?}: {line}");
-                    assert!(status == 1 && line.contains(reason), "{command}: {status} {line}");
-                    // The place, or the file or the user that is wrong.
-                    let names_it = line.contains(object) || reason.contains(['/', '.']);
-                    assert!(names_it, "{command}: {line}");
-                    assert!(time < Duration::from_secs(20), "{command}: {time:?}");
-                });
+                scope.spawn(move || is_refused(&command, object, reason));
             }
         });
         host.assert_nothing_is_left();
@@ -482,6 +471,19 @@ fn what_a_cluster_refuses_is_one_line_and_leaves_nothing() {
     until_an_mds_is_there(&cluster);
     let left = || cluster.all_sessions().into_iter().find(|session| !before.contains(session));
     until("no session is left", || left().is_none());
+}
+
+/// In time, by one line that has the reason in it, and the object.
+fn is_refused(command: &str, object: &str, reason: &str) {
+    let began = Instant::now();
+    let (status, line) = host::refused(&command.split_whitespace().collect::<Vec<_>>());
+    let time = began.elapsed();
+    eprintln!("{command}: {time:?}: {line}");
+    assert!(status == 1 && line.contains(reason), "{command}: {status} {line}");
+    // The place, or the file or the user that is wrong.
+    let names_it = line.contains(object) || reason.contains(['/', '.']);
+    assert!(names_it, "{command}: {line}");
+    assert!(time < Duration::from_secs(20), "{command}: {time:?}");
 }
 
 /// One that was told to fail starts anew, and takes its time on a busy host.
