@@ -66,17 +66,32 @@ pub fn run(options: &Options) -> Result<Report> {
             measure(&mut report, dir.path(), &scale, case)?;
         }
     }
-    report.notes.extend(NOTES.map(String::from));
+    report.notes.extend(scale.notes());
     Ok(report)
 }
 
-const NOTES: [&str; 3] = [
-    "fio: 4 KiB by 4, 7 of 10 are reads, 600 reads and writes a second at most, within the first \
-     1 GiB; the worse p99 of both. removal: from the first request to the last",
-    "goals: seconds 60 at most, beside (p99 over that before) 2 at most",
-    "all of the volume's first GiB is written, a snapshot, 768 MiB of it in one piece or in pieces \
-     of 4 KiB, a snapshot, and 14 more with 8 MiB between them",
-];
+impl Scale {
+    fn notes(&self) -> [String; 3] {
+        let [volume, written, copied, rest] =
+            [self.volume, self.written, self.copied, self.rest].map(|bytes| bytes >> 20);
+        [
+            format!(
+                "fio: 4 KiB by 4, 7 of 10 are reads, 600 reads and writes a second at most, within \
+                 the first {written} MiB; the worse p99 of both. removal: from the first request \
+                 to the last"
+            ),
+            "goals, for 10 GiB: seconds 60 at most, beside (p99 over that before) 2 at most. The \
+             command reads this user's records of volumes: thousands in the state directory cost \
+             seconds (XDG_STATE_HOME names another)"
+                .into(),
+            format!(
+                "a volume of {volume} MiB, of which the first {written} are written, a snapshot, \
+                 {copied} MiB of them in one piece or in pieces of 4 KiB, a snapshot, and 14 more \
+                 with {rest} MiB between them"
+            ),
+        ]
+    }
+}
 
 /// A copy of a file that shares its blocks is no overlay, and removing it no merge.
 fn refuse_reflinks(dir: &Path) -> Result<()> {
