@@ -10,7 +10,7 @@ out=$(realpath "$2")
 shift 2
 [ $# -gt 0 ] || set -- access aio bad chdir chmod chown chroot close_range concurrency creat deleted dup exec fadvise64 \
     fallocate fault fchdir fcntl fifo flock fork fsync getdents inotify io_uring ioctl itimer link lseek madvise memfd \
-    mincore mkdir mknod mlock mmap mount mount_fd mremap msync munmap open open_create partial_bad_buffer pipe pivot_root poll \
+    mincore mkdir mknod mlock mmap mremap msync munmap open open_create partial_bad_buffer pipe poll \
     posix_acl ppoll pread64 preadv preadv2 process_vm_read_write pselect pwrite64 pwritev2 read readahead readv rename rlimits \
     select sendfile setgid splice stat stat_times statfs sticky symlink sync sync_file_range truncate uidgid unlink unshare \
     utimes vfork write xattr epoll
