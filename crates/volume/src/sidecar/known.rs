@@ -22,7 +22,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, StatxFlags, Timespec, Timestamps, UTIME_NOW, statx, utimensat,
+    AtFlags, CWD, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, renameat_with, statx,
+    utimensat,
 };
 use serde::{Deserialize, Serialize};
 
@@ -156,8 +157,6 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
         return Some(());
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path.parent()?).ok()?;
-    let alone = fs::File::open(path.parent()?).ok()?;
-    rustix::fs::flock(&alone, FlockOperation::LockExclusive).ok()?;
     if former.is_none() {
         prune(path.parent()?);
     }
@@ -171,7 +170,7 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
     Some(())
 }
 
-/// Removes records of volumes that are gone, of the oldest ones. Called with the lock of them.
+/// Removes records of volumes that are gone, of the oldest ones.
 fn prune(dir: &Path) {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut records: Vec<_> = entries
@@ -189,11 +188,23 @@ fn prune(dir: &Path) {
     let is_base = |id: &String| known.iter().any(|it| it.bases().any(|base| base == id));
     let is_needed = |it: &Record| it.bases().any(is_there) || is_base(&it.sidecar.id);
     for (_, path) in records.iter().take(LOOKED_AT) {
-        match read(path).is_some_and(|it| it.is_gone() && !is_needed(&it)) {
-            true => drop(fs::remove_file(path)),
-            false => renew(path),
+        match read(path).filter(|it| it.is_gone() && !is_needed(it)) {
+            Some(judged) => drop(remove(path, &judged)),
+            None => renew(path),
         }
     }
+}
+
+/// Removes a record, unless another command has written it since it was judged.
+fn remove(path: &Path, judged: &Record) -> Option<()> {
+    let aside = path.with_extension(Sidecar::fresh_id().ok()?);
+    fs::rename(path, &aside).ok()?;
+    if read(&aside).as_ref() != Some(judged)
+        && renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE).is_ok()
+    {
+        return None;
+    }
+    fs::remove_file(&aside).ok()
 }
 
 impl Record {
@@ -357,6 +368,24 @@ mod tests {
         }
         assert!(is_there(&[&there, &moved, &unmounted, &base_path, &copy]));
         assert!(!lost_base.exists() && !lost_copy.exists());
+        DIR.set(None);
+    }
+
+    #[test]
+    fn a_record_that_is_written_while_it_is_judged_stays() {
+        let dir = tempfile::tempdir().expect("dir");
+        DIR.set(Some(dir.path().join("known")));
+        let volume = dir.path().join("volume");
+        let own = |weight| Sidecar { weight: Some(weight), ..Sidecar::new().expect("id") };
+        let path = noted(&volume, &own(1));
+        let judged = read(&path).expect("record");
+        note(&volume, &own(2));
+        remove(&path, &judged);
+        let judged = read(&path).expect("written again");
+        assert_eq!(judged.sidecar.weight, Some(2));
+        remove(&path, &judged);
+        assert_eq!(all().count(), 0);
+        assert_eq!(fs::read_dir(dir.path().join("known")).expect("list").count(), 0);
         DIR.set(None);
     }
 
