@@ -130,6 +130,36 @@ fn transactions_of_sqlite_ask_the_kernel_for_nothing() {
     }
 }
 
+/// A transaction asks for the state of the database by its path, and writes to it: neither that nor
+/// the read and fstat before end the loan, so its pages are written without a request.
+#[test]
+fn transactions_of_sqlite_write_to_their_database_unasked() {
+    const COUNT: u32 = 300;
+    let name = "transactions_of_sqlite_write_to_their_database_unasked";
+    if unavailable(name) || no_library(name) || lacks(name, &["mke2fs", "sqlite3", "python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let run = Run::new("--size 256M --volume").arg(dir.path().join("volume"));
+    let (mut run, mut input) =
+        run.env("JOURNAL", "DELETE").script(SQLITE_ROUNDS).start_with_input();
+    let mut round = |run: &mut Running, count: u32| {
+        writeln!(input, "{count}").expect("write");
+        assert_eq!(run.line(), "done");
+        let counts = asked_by(run, "shared_memory");
+        ["write", "fstat"].map(|of| counts[of].as_u64().expect("a count"))
+    };
+    let before = round(&mut run, 50);
+    let after = round(&mut run, COUNT);
+    let [writes, states] = [0, 1].map(|of| after[of] - before[of]);
+    // Of the journal, which is new each time, the state is asked for. A page that is new in the
+    // database is a request, as is what follows the flusher's turn.
+    assert!(writes < u64::from(COUNT), "{writes} writes");
+    assert!(states < u64::from(COUNT) * 5 / 4, "{states} questions");
+    drop(input);
+    assert_eq!(run.end().code(), Some(0));
+}
+
 /// Writes so many pages of a log, each after the one before and the new end of that one, and makes
 /// each write durable; then the pages are what was written.
 const LOG: &str = "cd /lane; exec /usr/bin/python3 -c '

@@ -43,6 +43,7 @@ use crate::memory::{Memory, Word32, Word64};
 use crate::message::WireAttr;
 
 mod spare;
+mod unwritten;
 
 /// Views of one channel.
 pub const VIEWS_MAX: u32 = if cfg!(loom) { 1 } else { 2048 };
@@ -70,10 +71,11 @@ const ASK: usize = 176;
 const REST: usize = 184;
 const STREAMS: usize = 192;
 const SPARE: usize = 200;
+const OPENED: usize = 208;
 /// Locks on loan: see [`crate::lent`].
 pub(crate) const LOCKS: usize = 256;
 
-const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && SPARE + 8 <= LOCKS);
+const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && OPENED + 8 <= LOCKS);
 
 /// Offsets in an entry.
 const ENTRY_SEQ: usize = 0;
@@ -114,6 +116,9 @@ pub const HAS_DATA: u64 = 1;
 pub const HAS_ATTR: u64 = 2;
 /// Beside a generation: a read is to be noted, because it moves the access time.
 pub const NOTES_READS: u64 = 4;
+/// Beside a generation: the file is on loan, and its state counts as long as nothing was written on
+/// that. The first read that is noted is its access time.
+pub const UNTIL_WRITTEN: u64 = 8;
 
 /// Bytes that views with `frames` frames take in a channel.
 pub const fn bytes(frames: usize) -> usize {
@@ -263,18 +268,18 @@ impl<M: Memory> Views<M> {
         (self.memory.word64(self.end_word(view, inside.0)).load(Relaxed), room)
     }
 
-    /// State of the file; `None`: to be asked for, as where a read was noted that moves a time.
+    /// State of the file; `None`: to be asked for, as where a read was noted that moves a time, but
+    /// for one on loan.
     #[inline(always)]
     pub fn attr(&self, view: u32) -> Option<WireAttr> {
         let look = self.look(view).filter(|look| look.has(HAS_ATTR))?;
-        if look.has(NOTES_READS) && self.has_noted(view) {
-            return None;
-        }
+        let read = if look.has(NOTES_READS) { self.read_of(view, look)? } else { 0 };
         let mut words = [0; WireAttr::WORDS];
         for (n, word) in words.iter_mut().enumerate() {
             *word = self.memory.word64(self.view(view, ATTR + 8 * n)).load(Acquire);
         }
-        self.is_same(view, look).then(|| WireAttr::from_words(&words))
+        let attr = self.is_same(view, look).then(|| WireAttr::from_words(&words))?;
+        Some(if read == 0 { attr } else { unwritten::accessed(attr, read) })
     }
 
     /// The frame of a page. Its bytes count if [`Views::is_whole`] says so after they were copied.
@@ -453,6 +458,14 @@ impl<M: Memory> Views<M> {
         });
     }
 
+    /// Changes what counts of a view, and leaves the rest as it is.
+    pub fn put_has(&self, view: u32, (generation, has): (u64, u64)) {
+        self.change(self.view(view, SEQ), || {
+            let state = self.memory.word64(self.view(view, STATE));
+            state.store(generation << PAGE_BITS | has, Release);
+        });
+    }
+
     /// From now on the bytes of a view count beside its state, and reads of them are to be noted.
     pub fn let_read(&self, view: u32, generation: u64) {
         let state = generation << PAGE_BITS | HAS_DATA | HAS_ATTR | NOTES_READS;
@@ -512,15 +525,19 @@ impl<M: Memory> Views<M> {
     }
 
     /// Lets the client in, and lets it make the file longer, from `end` up to `room` (0: not at
-    /// all); past `ask` (0: never) it asks for more. The gate must be shut and nobody inside.
-    pub fn open_gate(&self, view: u32, end: u64, (room, ask): (u64, u64)) {
+    /// all); past `ask` (0: never) it asks for more. The gate must be shut and nobody inside. What
+    /// the gate says until somebody goes in.
+    pub fn open_gate(&self, view: u32, end: u64, (room, ask): (u64, u64)) -> u64 {
         let gate = self.memory.word64(self.view(view, GATE));
         let count = gate.load(Relaxed) & !(SHUT | BUSY);
         self.memory.word64(self.view(view, READ)).store(0, Relaxed);
         self.memory.word64(self.end_word(view, count + 1)).store(end, Relaxed);
-        gate.store((count + 1) & !(SHUT | BUSY), Release);
+        let opened = (count + 1) & !(SHUT | BUSY);
+        self.memory.word64(self.view(view, OPENED)).store(opened, Relaxed);
+        gate.store(opened, Release);
         // Last: who sees it sees the gate that the end belongs to.
         self.put_room(view, room, ask);
+        opened
     }
 
     /// As with [`Views::open_gate`], for a gate that is open.

@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{Attr, Kind, SET_GID, SetAttr, SetTime};
-use crate::inode::{ATIME_DUE, ATIME_STAYS, Inode, Node};
+use crate::inode::{ATIME_DUE, ATIME_STAYS, Inode, LENT, Node};
 use crate::mapped::NOBODY;
 use crate::vfs::Vfs;
 
@@ -20,6 +20,21 @@ impl Vfs {
         self.begin();
         self.core.settle(node);
         self.core.end_loan_on(node);
+        Vfs::attr_of(ctx, node)
+    }
+
+    /// As [`Vfs::getattr`], but a loan on which nothing was written goes on. What its client writes
+    /// next changes the state, and no mark: who is told must not remember it.
+    pub fn getattr_beside_loan(&self, ctx: &OpCtx<'_>, node: &Node) -> Result<Attr> {
+        self.begin();
+        self.core.settle(node);
+        if node.has(LENT) && !self.core.is_unwritten(node) {
+            self.core.end_loan_on(node);
+        }
+        Vfs::attr_of(ctx, node)
+    }
+
+    fn attr_of(ctx: &OpCtx<'_>, node: &Node) -> Result<Attr> {
         let attr = *node.fresh_attr(ctx)?;
         Ok(Vfs::with_blocks_to_come(node, attr))
     }

@@ -157,14 +157,15 @@ impl Vfs {
     }
 
     /// As [`Vfs::resolve`], then asks about what was found. `ask` answers from its state and from
-    /// nothing else that may change. With the answer, and with `ENOENT`, comes the mark by which it
-    /// is known to hold; `None`: it may be another at any time.
+    /// nothing else that may change; it is told whether there is a mark. With the answer, and with
+    /// `ENOENT`, comes the mark by which it is known to hold; `None`: it may be another at any
+    /// time.
     pub fn resolve_marked<T>(
         &self,
         ctx: &OpCtx<'_>,
         (start, path): (&Node, &[u8]),
         follow: bool,
-        ask: impl FnOnce(&Node) -> Result<T>,
+        ask: impl FnOnce(&Node, bool) -> Result<T>,
     ) -> (Result<T, PathError>, Option<Mark>) {
         self.begin();
         // The count first: whoever moves something later raises it.
@@ -181,7 +182,7 @@ impl Vfs {
             Ok(_) => {
                 let node = walk.here();
                 let mark = ways.and_then(|ways| self.core.mark(ctx, ways, name, Some(&node)));
-                let answer = ask(&node).map_err(PathError::Errno);
+                let answer = ask(&node, mark.is_some()).map_err(PathError::Errno);
                 (answer, mark)
             }
             Err(PathError::Errno(Errno::ENOENT)) => {

@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | anybody | changes data or size | views lose the range before, or all of it |
 //! | anybody | changes the state in any way | views lose the state |
-//! | anybody, by a request | reads, changes, syncs, asks for the state | a loan ends |
+//! | anybody, by a request | reads, changes, syncs | a loan ends |
+//! | anybody, by a request | asks for the state | a loan ends, or goes on unwritten |
 //! | anybody | sets an attribute, a list of access control, inode flags | a loan ends |
 //! | a program | maps the file through the kernel | a loan ends, views lose all |
 //! | anybody | removes the last name; lends the file to another | a view that nobody uses goes |
@@ -54,6 +55,13 @@ pub trait Viewer: Send + Sync {
     /// Brings back what the client wrote on loan ([`Vfs::bring_back`]) and ends the loan
     /// ([`Vfs::end_loan`]). Called without locks of the VFS. When it returns, the loan is over.
     fn end_loan(&self, view: u32, node: &Node);
+
+    /// Whether the client has written nothing on the loan, which then goes on while the state is
+    /// told; its reads were noted before ([`Vfs::note_read`]). Called without locks of the VFS. Who
+    /// cannot say does not: its loan ends.
+    fn is_unwritten(&self, _view: u32, _node: &Node) -> bool {
+        false
+    }
 
     /// The file has lost its last name, or somebody else would have it on loan: a view that was
     /// kept though its client has the file open no longer is given up. Called without locks of the
@@ -197,6 +205,15 @@ impl Vfs {
             self.core.accessed(ctx, node, time);
         }
         done
+    }
+
+    /// A client that has a file on loan read it first at `time`, and the loan goes on. For
+    /// [`Viewer::is_unwritten`].
+    pub fn note_read(&self, ctx: &OpCtx<'_>, node: &Node, time: Time) {
+        let _data = node.lock.read();
+        if node.has(ATIME_DUE) {
+            self.core.accessed(ctx, node, time);
+        }
     }
 
     /// Stores what a client wrote on loan behind the end of a file, `part`, while the loan goes on;
@@ -431,6 +448,15 @@ impl Core {
         if node.has(LENT) {
             self.end_loan(node);
         }
+    }
+
+    /// Whether the state of a file may be told though it is on loan: nothing was written on that.
+    /// Call without locks.
+    pub(crate) fn is_unwritten(&self, node: &Node) -> bool {
+        let views = node.views.lock().clone();
+        views.iter().any(|viewed| {
+            viewed.viewer.upgrade().is_some_and(|viewer| viewer.is_unwritten(viewed.view, node))
+        })
     }
 
     #[cold]

@@ -305,6 +305,13 @@ pub(crate) fn stream_for(
     if there { loan } else { 0 }
 }
 
+/// Something of the file is about to be written by the stream, on loan.
+pub(crate) fn will_stream(session: &'static Session, file: &Record) {
+    if let Some((views, number)) = shown(session, file) {
+        views.will_stream(number);
+    }
+}
+
 /// How many of `len` bytes from `offset` on lie in pages that are all shown, or all not shown.
 /// `None`: nothing of the file is.
 pub(crate) fn alike(

@@ -161,7 +161,7 @@ fn attributes_of_the_directory_leave_it() {
     assert_eq!(scene.house.server.totals().streamed, 3);
 }
 
-fn look_up(kernel: &mut Kernel, dir: u64, name: &str) -> Answer {
+pub(crate) fn look_up(kernel: &mut Kernel, dir: u64, name: &str) -> Answer {
     const LOOKUP: u32 = 1;
     let mut args = Bytes::new();
     args.name(name);

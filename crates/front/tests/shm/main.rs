@@ -8,6 +8,7 @@ mod hostile;
 mod kernel;
 mod lease;
 mod ops;
+mod questions;
 mod rest;
 mod rights;
 mod sessions;

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 
 use polylane_base::sync::Arc;
+use polylane_base::{Clock, SystemClock};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{Message, Op, Reply, SetWhat, TransferFlags, WireAttr};
@@ -15,8 +16,10 @@ use super::{Client, House, count, outcome};
 
 pub const PAGE: u64 = FRAME_BYTES as u64;
 
+/// The time as the library notes it, by the clock of the service.
 pub fn now() -> i64 {
-    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as i64
+    let now = SystemClock.now();
+    now.sec * 1_000_000_000 + i64::from(now.nsec)
 }
 
 /// An open file of a client that uses its view as the library does.
@@ -180,9 +183,10 @@ impl<'a> File<'a> {
     }
 
     /// Writes one whole page by the stream: whether that counts.
-    fn write_streamed(&mut self, offset: u64, data: &[u8]) -> bool {
+    pub fn write_streamed(&mut self, offset: u64, data: &[u8]) -> bool {
         let whole = data.len() == FRAME_BYTES && offset.is_multiple_of(PAGE);
         let loan = if whole { self.stream_for(offset) } else { 0 };
+        self.client.channel.views().unwrap().will_stream(self.view);
         let position = if loan == 0 { None } else { self.post(offset, data) };
         let Some(position) = position else { return false };
         std::sync::atomic::fence(SeqCst);
@@ -194,7 +198,7 @@ impl<'a> File<'a> {
     }
 
     /// Puts a page into the ring, by one thread at a time, and an entry.
-    fn post(&self, offset: u64, data: &[u8]) -> Option<u32> {
+    pub fn post(&self, offset: u64, data: &[u8]) -> Option<u32> {
         static LOCK: Mutex<()> = Mutex::new(());
         const PLACES: u32 = (DATA_BYTES / FRAME_BYTES) as u32;
         let _lock = LOCK.lock().unwrap();

@@ -68,7 +68,10 @@ impl House {
 
     fn try_find(&self, path: &str) -> (Option<u64>, Option<Mark>) {
         let path = (&self.vfs.root(), path.as_bytes());
-        let ask = |node: &Node| self.vfs.getattr(&OpCtx::service(), node).map(|attr| attr.ino.0);
+        let ask = |node: &Node, _| {
+            let attr = self.vfs.getattr(&OpCtx::service(), node);
+            attr.map(|attr| attr.ino.0)
+        };
         match self.vfs.resolve_marked(&OpCtx::as_user(&self.cred), path, true, ask) {
             (Ok(ino), mark) => (Some(ino), mark),
             (Err(PathError::Errno(polylane_base::Errno::ENOENT)), mark) => (None, mark),

@@ -107,6 +107,7 @@ impl Leases {
         let stream = || view::stream_for(session, file, (offset, end));
         let loan = if fits && whole { stream() } else { 0 };
         let post = |inside: Inside| {
+            view::will_stream(session, file);
             inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT)
         };
         let inside = if loan == 0 { None } else { self.enter_stream(session) };

@@ -165,6 +165,11 @@ impl RightsOf<'_> {
         self.views().is_lent(handle)
     }
 
+    /// As [`Viewing::is_first_question`].
+    pub(super) fn is_first_question(&self, handle: Handle) -> bool {
+        self.views().is_first_question(handle)
+    }
+
     /// As [`Viewing::lend_again`].
     pub(super) fn lend_again(&self, handle: Handle, file: &OpenFile) {
         self.views().lend_again(handle, file);
@@ -238,6 +243,11 @@ impl RightsOf<'_> {
     /// As [`Viewer::end_loan`].
     pub(super) fn end_loan(&self, view: u32, node: &Node) {
         self.views().end_loan(view, node);
+    }
+
+    /// As [`Viewer::is_unwritten`].
+    pub(super) fn is_unwritten(&self, view: u32, node: &Node) -> bool {
+        self.views().is_unwritten(view, node)
     }
 
     /// As [`LockLender::end_lock_loan`].

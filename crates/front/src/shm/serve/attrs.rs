@@ -13,11 +13,18 @@ use crate::shm::rights::lookup;
 impl Call<'_> {
     pub(super) fn stat(&mut self, object: Object<'_>, mark: bool) -> Answer {
         if let (Object::Path { at, follow }, true) = (object, mark) {
-            let vfs = self.vfs();
-            return self.marked(at, follow, |node| Ok(with_attr(&vfs.getattr(&self.ctx(), node)?)));
+            let (vfs, ctx) = (self.vfs(), self.ctx());
+            return self.marked(at, follow, |node, marked| {
+                // What has a mark is remembered.
+                let attr = match marked {
+                    true => vfs.getattr(&ctx, node)?,
+                    false => vfs.getattr_beside_loan(&ctx, node)?,
+                };
+                Ok(with_attr(&attr))
+            });
         }
         let node = self.node(object)?;
-        let mut reply = with_attr(&self.vfs().getattr(&self.ctx(), &node)?);
+        let mut reply = with_attr(&self.vfs().getattr_beside_loan(&self.ctx(), &node)?);
         if self.session.connection.lane.kernel_knows(&node) {
             reply.value[0] = KERNEL_KNOWS;
         }
@@ -26,7 +33,12 @@ impl Call<'_> {
 
     /// What `ask` says about the inode of a path, with a mark where there is one. That there is no
     /// inode is an answer like others.
-    fn marked(&self, at: At<'_>, follow: bool, ask: impl FnOnce(&Node) -> Result<Reply>) -> Answer {
+    fn marked(
+        &self,
+        at: At<'_>,
+        follow: bool,
+        ask: impl FnOnce(&Node, bool) -> Result<Reply>,
+    ) -> Answer {
         let start = self.start(at)?;
         let path = (&start, at.path);
         let (answer, mark) = self.vfs().resolve_marked(&self.ctx(), path, follow, ask);
@@ -41,11 +53,19 @@ impl Call<'_> {
     /// The state of an open file or directory; a file's is shown from now on if it is to be.
     pub(super) fn fstat(&mut self, handle: Handle, show: bool) -> Answer {
         let open = self.session.files.get(handle)?;
-        let mut reply = with_attr(&self.vfs().getattr(&self.ctx(), open.node())?);
+        let rights = self.session.rights();
+        let goes_on = rights.is_first_question(handle);
+        let vfs = self.vfs();
+        let attr = match goes_on {
+            true => vfs.getattr_beside_loan(&self.ctx(), open.node())?,
+            false => vfs.getattr(&self.ctx(), open.node())?,
+        };
+        let mut reply = with_attr(&attr);
         if let (true, Open::File { file, .. }) = (show && self.can_show(), &open)
             && !file.is_lost()
+            && !(goes_on && rights.is_lent(handle))
         {
-            reply.handle = self.session.rights().show_state(handle, file);
+            reply.handle = rights.show_state(handle, file);
         }
         Ok(reply)
     }
@@ -58,7 +78,7 @@ impl Call<'_> {
     pub(super) fn access(&mut self, object: Object<'_>, mask: u32, mark: bool) -> Answer {
         if let (Object::Path { at, follow }, true) = (object, mark) {
             let (vfs, ctx) = (self.vfs(), self.ctx());
-            return self.marked(at, follow, |node| {
+            return self.marked(at, follow, |node, _| {
                 vfs.access(&ctx, node, mask)?;
                 Ok(done(0))
             });

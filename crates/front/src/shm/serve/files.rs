@@ -114,7 +114,7 @@ impl Call<'_> {
         flags: i32,
     ) -> Result<(Arc<OpenFile>, Option<Mark>), Failure> {
         let (vfs, ctx, follow) = (self.vfs(), self.ctx(), flags & libc::O_NOFOLLOW == 0);
-        let open = |node: &Node| vfs.open(&ctx, node, flags);
+        let open = |node: &Node, _| vfs.open(&ctx, node, flags);
         let (file, mark) = vfs.resolve_marked(&ctx, path, follow, open);
         Ok((file.map_err(left_to_kernel)?, mark))
     }

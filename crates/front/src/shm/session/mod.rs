@@ -106,6 +106,10 @@ impl Viewer for Session {
         self.rights().end_loan(number, node);
     }
 
+    fn is_unwritten(&self, number: u32, node: &Node) -> bool {
+        self.rights().is_unwritten(number, node)
+    }
+
     fn let_go(&self, number: u32) {
         self.rights().let_go(number);
     }

@@ -30,7 +30,7 @@ mod spare;
 pub(in crate::shm) use self::frames::FramesLeft;
 pub(super) use self::grow::ask_from;
 pub(super) use self::piece::{Piece, PieceSource};
-pub(super) use self::record::{CachedHandle, LastLoan};
+pub(super) use self::record::{CachedHandle, LastLoan, Unwritten};
 
 pub(super) const PAGE: u64 = FRAME_BYTES as u64;
 
@@ -114,8 +114,9 @@ pub(super) struct View {
     /// Entries of pages that were taken in while their loan went on, and the pages' tags, the
     /// oldest first.
     behind: VecDeque<(usize, u64)>,
-    /// Pages are being taken in while the loan goes on.
+    /// Pages, or the time of a read, are being taken in while the loan goes on.
     pub(super) advancing: bool,
+    pub(super) unwritten: Unwritten,
     /// The client has moved the end since the loan began.
     moved: bool,
     /// When the loan under way began.
@@ -263,6 +264,7 @@ impl State {
             writable: Vec::new(),
             behind: VecDeque::new(),
             advancing: false,
+            unwritten: Unwritten::default(),
             moved: false,
             given: None,
             lent: None,

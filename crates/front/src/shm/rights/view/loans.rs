@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_ipc::view::HAS_ATTR;
 use polylane_vfs::{Node, OpenFile, Part};
 
 use super::{UNLENT_FLAGS, Viewing};
@@ -109,18 +109,15 @@ impl<'a> Viewing<'a> {
             state.let_switch(&self.connection.channel, &self.shown.left, number);
             let grown = (number, first, if ends { room_pages } else { 0 });
             let room = state.let_grow(&self.connection.channel, &self.shown.left, grown);
-            state.put(
-                &self.connection.channel,
-                number,
-                HAS_DATA | NOTES_READS,
-                &WireAttr::default(),
-            );
+            let views = self.connection.channel.views();
             let room = if grows { room.max(size) } else { 0 };
+            state.count_on_loan(&self.connection.channel, number);
+            let opened = views.open_gate(number, size, (room, ask_from(size, room)));
             if let Some(view) = state.get(number) {
                 view.room = room;
+                (view.unwritten.opened, view.unwritten.questioned) = (opened, false);
             }
-            self.connection.channel.views().open_gate(number, size, (room, ask_from(size, room)));
-            self.connection.channel.views().let_stream(number, loan);
+            views.let_stream(number, loan);
             true
         });
     }
@@ -141,6 +138,48 @@ impl<'a> Viewing<'a> {
         let mut state = self.shown.lock();
         let view = state.get(number)?;
         view.lent.is_some().then_some(view.writes)
+    }
+
+    /// Whether this is the first question for the state of a handle's file since the loan under way
+    /// began: that goes on. Who asks more often is better shown the state.
+    pub(in crate::shm::rights) fn is_first_question(self, handle: Handle) -> bool {
+        let Some(number) = self.files.view_in(handle) else { return false };
+        let mut state = self.shown.lock();
+        let lent = state.get(number).filter(|view| view.lent.is_some() && view.writes);
+        lent.is_some_and(|view| !std::mem::replace(&mut view.unwritten.questioned, true))
+    }
+
+    /// As [`polylane_vfs::Viewer::is_unwritten`].
+    pub(in crate::shm::rights) fn is_unwritten(self, number: u32, node: &Node) -> bool {
+        let on_loan =
+            |view: &&mut View| view.inode == address(node) && view.writes && view.lent.is_some();
+        let streams = self.shown.lock().get(number).filter(on_loan).map(|view| view.streams);
+        if streams.is_some_and(|loan| loan != 0) {
+            self.stream.settle_loans();
+        }
+        let _turn = self.views.ending.lock();
+        let (mut state, views) = (self.shown.lock(), self.connection.channel.views());
+        let Some(view) = state.get(number).filter(on_loan) else { return false };
+        let used = view.given.is_none_or(|given| given.used);
+        let Some(begun) =
+            view.lent.filter(|_| !used && views.is_as_opened(number, view.unwritten.opened))
+        else {
+            return false;
+        };
+        if !views.has_noted(number) {
+            return true;
+        }
+        // The access time is another one now.
+        view.advancing = true;
+        let _advancing = Advancing { shown: self.shown, number };
+        state.hide_state(&self.connection.channel, number);
+        let read = views.take_read(number);
+        drop(state);
+        if let Some(read) = read {
+            let (vfs, ctx) = (&self.connection.lane.vfs, self.connection.ctx());
+            vfs.note_read(&ctx, node, clamped(read, begun, vfs.now()));
+        }
+        true
     }
 
     /// Lends the file of a handle again, as it was on loan before a sync ended that: who syncs
@@ -184,6 +223,8 @@ impl<'a> Viewing<'a> {
         let Some(view) = state.get(number).filter(streams) else { return false };
         view.applies = true;
         view.was_written();
+        state.hide_state(&self.connection.channel, number);
+        let Some(view) = state.get(number) else { return false };
         let generation = view.generation;
         let pages = page_of(range.start)..range.end.div_ceil(PAGE);
         !pages.into_iter().any(|page| state.is_writable(&self.connection.channel, generation, page))
@@ -221,7 +262,7 @@ impl<'a> Viewing<'a> {
         state.put(&self.connection.channel, number, 0, &WireAttr::default());
         drop(state);
         let now = self.connection.lane.vfs.now();
-        let at = |time| to_time(time).clamp(begun, now.max(begun));
+        let at = |time| clamped(time, begun, now);
         let written = (!pieces.is_empty()).then(|| at(views.written(number)));
         let read = views.read(number).map(at);
         let source = |piece| PieceSource { channel: &self.connection.channel, piece };
@@ -292,8 +333,7 @@ impl<'a> Viewing<'a> {
     fn advance(self, (number, node): (u32, &Node), piece: &Piece, begun: Time) -> Result<bool> {
         let _advancing = Advancing { shown: self.shown, number };
         let now = self.connection.lane.vfs.now();
-        let time =
-            to_time(self.connection.channel.views().written(number)).clamp(begun, now.max(begun));
+        let time = clamped(self.connection.channel.views().written(number), begun, now);
         let source = &mut PieceSource { channel: &self.connection.channel, piece };
         let stored = self.connection.lane.vfs.take_in(node, (piece.offset, source), time);
         self.connection.stats.brought_back(piece.frames.len(), stored.is_ok());
@@ -302,8 +342,8 @@ impl<'a> Viewing<'a> {
     }
 }
 
-/// What was taken behind the end of a view's file is being stored, as long as this lives; its pages
-/// were taken by [`State::take_passed`].
+/// What was taken of a view's file on loan is being stored, as long as this lives: pages behind the
+/// end ([`State::take_passed`]), or when it was read.
 struct Advancing<'a> {
     shown: &'a Shown,
     number: u32,
@@ -317,7 +357,9 @@ impl Drop for Advancing<'_> {
     }
 }
 
-fn to_time(ns: i64) -> Time {
+/// A time by the client's account, nanoseconds since 1970, of a loan that began at `begun`.
+fn clamped(ns: i64, begun: Time, now: Time) -> Time {
     const SECOND: i64 = 1_000_000_000;
-    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
+    let time = Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 };
+    time.clamp(begun, now.max(begun))
 }

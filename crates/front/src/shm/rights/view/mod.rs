@@ -28,8 +28,8 @@ mod loans;
 
 use std::ops::Range;
 
-use polylane_base::Result;
 use polylane_base::sync::{Mutex, Weak};
+use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, VIEWS_MAX};
 use polylane_vfs::{Attr, Node, OpenFile, Viewer};
@@ -364,6 +364,8 @@ impl Viewing<'_> {
             let mine = |view: &&mut View| view.watched && view.inode == address(node);
             let Some(view) = state.get(number).filter(mine) else { return };
             view.size = attr.size;
+            // Where times have fractions there is a time of birth.
+            view.unwritten.atime_follows = due && attr.btime != Time::default();
             view.whole_pages = u64::from(attr.blksize).is_multiple_of(PAGE);
             let has = if hidden { HAS_ATTR } else { HAS_ATTR | HAS_DATA };
             state.put(&self.connection.channel, number, has, &wire_attr(attr));
