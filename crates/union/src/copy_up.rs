@@ -38,7 +38,7 @@ impl Act<'_> {
         }
         let upper = self.upper()?;
         let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
-        let attr = lower.held.attr(self.ctx)?;
+        let attr = lower.held.shown(self.ctx, self.character.acls)?;
         let place = node.state().place.clone();
         let dir = match &place {
             Some(place) => Some(self.copy_up(&place.dir, None)?),

@@ -16,12 +16,15 @@ use std::fmt;
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, FileSystem, Kind, Revived};
+use polylane_vfs::fs::{Acl, AclKind, Attr, FileSystem, Kind, Revived};
 use rustc_hash::FxHashMap;
 
 use crate::Union;
 use crate::absent::{Absent, OfLayer};
 use crate::marks::{Mark, Space};
+
+/// Permission bits of the owning group and of others.
+const OF_OTHERS: u32 = 0o077;
 
 /// A libservice as a layer of unions. Thread-safe; several unions may share one lower.
 pub struct Layer {
@@ -210,6 +213,24 @@ impl Held {
     /// Its state.
     pub(crate) fn attr(&self, ctx: &OpCtx<'_>) -> Result<Attr> {
         self.fs().getattr(ctx, self.ino)
+    }
+
+    /// Its state as a union shows it: in one without access lists (`acls`), the mode grants nobody
+    /// more than the list does.
+    pub(crate) fn shown(&self, ctx: &OpCtx<'_>, acls: bool) -> Result<Attr> {
+        let attr = self.attr(ctx)?;
+        if acls || attr.kind == Kind::Symlink || attr.perm & OF_OTHERS == 0 {
+            return Ok(attr);
+        }
+        let granted = match self.fs().getxattr(ctx, self.ino, AclKind::Access.name()) {
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => return Ok(attr),
+            value => match Acl::parse(&value?) {
+                Ok(list) => list.map_or(OF_OTHERS, |list| list.mode_alone()),
+                // One that is not well-formed grants nothing.
+                Err(_) => 0,
+            },
+        };
+        Ok(Attr { perm: attr.perm & (granted | !OF_OTHERS), ..attr })
     }
 
     /// A mark that it has.

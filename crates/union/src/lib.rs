@@ -184,7 +184,8 @@ impl Union {
         let mut roots = upper::roots_of(ctx, lowers.iter().chain(&data_only))?;
         roots.truncate(lowers.len());
         let is_volatile = upper.as_ref().is_some_and(|on| on.is_volatile);
-        let like = roots.first().and_then(|lower| lower.held.attr(ctx).ok());
+        let acls = upper.as_ref().is_none_or(|on| on.fs.character().acls);
+        let like = roots.first().and_then(|lower| lower.held.shown(ctx, acls).ok());
         let upper = upper.map(|on| Upper::open(ctx, on, like.as_ref())).transpose()?;
         let failed = |errno| OpenError::Lower(0, errno);
         let top = roots[0].held.attr(ctx).map_err(failed)?;

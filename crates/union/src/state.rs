@@ -17,7 +17,7 @@ impl Act<'_> {
 
     /// A node's state.
     pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
-        let own = self.top(node)?.attr(self.ctx)?;
+        let own = self.top(node)?.shown(self.ctx, self.character.acls)?;
         let (is_removed, has_upper, below, uncovered) = {
             let state = node.state();
             (state.is_removed, state.upper.is_some(), state.below, state.uncovered)
@@ -43,9 +43,7 @@ impl Act<'_> {
     /// `FileSystem::setattr`.
     pub(crate) fn set(&self, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
         // As overlayfs: to have been read is no reason to copy something up.
-        let is_kept_atime = set.ctime.is_some()
-            && *set == SetAttr { atime: set.atime, ctime: set.ctime, ..SetAttr::default() };
-        if is_kept_atime && node.upper().is_none() {
+        if set.is_kept_atime() && node.upper().is_none() {
             return self.attr(node);
         }
         match set.size {

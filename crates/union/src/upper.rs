@@ -45,7 +45,7 @@ const HOLE_PROBE: u64 = 1 << 20;
 
 /// What an upper is made on.
 pub struct UpperOn {
-    fs: Arc<dyn FileSystem>,
+    pub(crate) fs: Arc<dyn FileSystem>,
     tree: Vec<u8>,
     work: Vec<u8>,
     is_alone: bool,

@@ -1,15 +1,17 @@
 //! A union does what every file system must, whatever its upper is.
 
-use polylane_base::{Errno, TestClock};
+use polylane_base::{Errno, TestClock, Time};
+use polylane_testkit::acl::{self, NOBODY};
 use polylane_testkit::fault::Faulty;
-use polylane_testkit::fs_suite::{self, Can};
+use polylane_testkit::fs_suite::{self, Can, node};
 use polylane_testkit::probe;
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::cached::{Cached, Mode, Settings};
-use polylane_vfs::fs::FileSystem;
+use polylane_vfs::fs::{Acl, AclKind, FileSystem, Kind, SetAttr, SetTime};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,4 +105,35 @@ fn files_of_a_lower_without_access_lists_have_none() {
         fs.getxattr(&OpCtx::service(), found.ino, b"system.posix_acl_access"),
         Err(Errno::ENODATA)
     );
+}
+
+/// An upper that is a directory of the host keeps no access lists. The mode of a lower's file, which
+/// has the mask in the group's place, grants nobody more than its list did, also once it is copied
+/// up; and what is read there keeps its change time.
+#[test]
+fn without_access_lists_a_lower_s_grant_no_more_by_the_mode() {
+    let ctx = &OpCtx::service();
+    let lower = memfs();
+    let root = lower.root().expect("a root").ino;
+    let made = lower.create(ctx, root, b"f", &node(Kind::File, 0o664)).expect("made").node.ino;
+    // u::rw-, u:1000:rw-, g::r--, m::rw-, o::r--
+    let list = [(1, 6, NOBODY), (2, 6, 1000), (4, 4, NOBODY), (16, 6, NOBODY), (32, 4, NOBODY)];
+    let list = Acl::parse(&acl::value(list)).expect("well-formed");
+    lower.set_acl(ctx, made, AclKind::Access, list.as_ref(), None).expect("a list");
+    assert_eq!(lower.getattr(ctx, made).expect("there").perm, 0o664);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = std::fs::File::open(dir.path()).expect("opens");
+    let host = HostDir::with_descriptors(file.into(), 32).expect("a directory");
+    let fs = union(lower, Arc::new(host));
+    let root = fs.root().expect("a root").ino;
+    let found = fs.lookup(ctx, root, b"f").expect("there");
+    assert_eq!(found.perm, 0o644, "in the lower");
+    let times = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let copied = fs.setattr(ctx, found.ino, &times).expect("copied up");
+    assert_eq!(copied.perm, 0o644, "in the upper");
+    let upper = std::fs::metadata(dir.path().join("upper/f")).expect("copied up");
+    assert_eq!(upper.mode() & 0o7777, 0o644);
+    let later = SetTime::At(Time { sec: copied.atime.sec + 9, nsec: 0 });
+    let read = SetAttr { atime: Some(later), ctime: Some(copied.ctime), ..SetAttr::default() };
+    assert_eq!(fs.setattr(ctx, found.ino, &read).expect("read").ctime, copied.ctime);
 }

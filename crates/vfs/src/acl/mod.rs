@@ -154,6 +154,17 @@ impl Acl {
         self.owner << 6 | self.mask.unwrap_or(self.group) << 3 | self.others
     }
 
+    /// The nine permission bits that grant nobody more than the list does, where bits alone decide:
+    /// the owning group has what its entry and every named user's grant, others what all those and
+    /// every named group's do. Who is named has no more than they.
+    pub fn mode_alone(&self) -> u32 {
+        let masked = |rights: u32| rights & self.mask.unwrap_or(RIGHTS);
+        let users = self.users.iter().fold(RIGHTS, |all, (_, rights)| all & masked(*rights));
+        let groups = self.groups.iter().fold(users, |all, (_, rights)| all & masked(*rights));
+        let others = self.others & groups;
+        self.owner << 6 | (masked(self.group) & users) << 3 | others
+    }
+
     /// Whether the mode says all that the list says.
     pub fn is_mode_alone(&self) -> bool {
         self.mask.is_none() && self.users.is_empty() && self.groups.is_empty()

@@ -169,3 +169,24 @@ fn random_lists_and_their_modes_say_the_same() {
         assert_eq!(changed.with_mode(list.mode()), list);
     }
 }
+
+/// Bits in a list's place grant nobody what the list does not, and are the list's own where it
+/// names nobody.
+#[test]
+fn bits_alone_grant_no_more_than_the_list() {
+    let mut rng = Rng::new(9);
+    for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
+        let entries = random_list(&mut rng);
+        let list = acl(&entries);
+        let bits = list.mode_alone();
+        let groups: Vec<u32> = (0..rng.below(3)).map(|_| rng.below(5) as u32).collect();
+        let who = cred(1 + rng.below(5) as u32, rng.below(5) as u32, &groups);
+        let group = Gid(rng.below(5) as u32);
+        let class = if who.in_group(group) { bits >> 3 } else { bits };
+        for want in (0..8).filter(|want| class & want == *want) {
+            let granted = list.permits(&OpCtx::as_user(&who), group, want);
+            assert!(granted, "{entries:?} {who:?} {group} {want}");
+        }
+        assert!(!list.is_mode_alone() || bits == list.mode(), "{entries:?}");
+    }
+}
