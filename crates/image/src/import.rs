@@ -223,7 +223,10 @@ impl Import<'_> {
     fn kept(&self, blob: Option<&Descriptor>, diff_id: &Digest) -> Result<Option<Layer>> {
         let all = self.store.list()?.into_iter().flat_map(|image| image.layers);
         let is_same = |layer: &Layer| {
-            layer.diff_id == *diff_id && blob.is_none_or(|blob| blob.digest == layer.blob.digest)
+            let is_blob = |blob: &Descriptor| {
+                blob.digest == layer.blob.digest && blob.size == layer.blob.size
+            };
+            layer.diff_id == *diff_id && blob.is_none_or(is_blob)
         };
         Ok(all.into_iter().find(is_same).map(|layer| Layer {
             blob: blob.cloned().unwrap_or_else(|| layer.blob.clone()),
@@ -256,6 +259,9 @@ impl Import<'_> {
         let (digest, size, _) = packed.finish();
         if said.as_ref().is_some_and(|said| said.digest != digest) {
             return Err(Error::bad(object, format!("its bytes have another digest: {digest}")));
+        }
+        if let Some(said) = &said {
+            said.expect_size(size, object)?;
         }
         if diff_id.as_ref().is_some_and(|diff_id| *diff_id != tar) {
             let why = format!("unpacked it has another digest than the config says: {tar}");

@@ -52,6 +52,17 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// Refuses what has another size than is said.
+    pub(crate) fn expect_size(&self, size: u64, object: &str) -> Result<()> {
+        match self.size == size {
+            true => Ok(()),
+            false => Err(Error::bad(
+                object,
+                format!("has {size} bytes, and {} are said of it", self.size),
+            )),
+        }
+    }
+
     pub(crate) fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         let media_type = media_type.to_string();
         Descriptor { media_type, digest, size, annotations: BTreeMap::new(), platform: None }
@@ -163,7 +174,7 @@ fn blob(members: &Members, descriptor: &Descriptor, what: &str) -> Result<Vec<u8
         return Err(Error::bad(object, "not in the source"));
     };
     match Digest::of(&bytes) == *digest {
-        true => Ok(bytes),
+        true => descriptor.expect_size(bytes.len() as u64, &object).map(|()| bytes),
         false => Err(Error::bad(object, "its bytes have another digest")),
     }
 }

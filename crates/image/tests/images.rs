@@ -104,6 +104,16 @@ impl Bench {
 
     /// An OCI layout of these layers: a blob, the digest that names it, that of its tar file.
     fn layout(&self, name: &str, layers: &[(Vec<u8>, String, String)]) -> PathBuf {
+        self.layout_saying(name, layers, |bytes| bytes)
+    }
+
+    /// The same, which says that a layer of so many bytes has others.
+    fn layout_saying(
+        &self,
+        name: &str,
+        layers: &[(Vec<u8>, String, String)],
+        said: impl Fn(usize) -> usize,
+    ) -> PathBuf {
         let root = self.source(name);
         let blobs = root.join("blobs/sha256");
         fs::create_dir_all(&blobs).expect("mkdir");
@@ -115,7 +125,7 @@ impl Bench {
             .iter()
             .map(|(blob, digest, _)| {
                 fs::write(blobs.join(digest), blob).expect("write");
-                format!(r#"{{"digest":"sha256:{digest}","size":{}}}"#, blob.len())
+                format!(r#"{{"digest":"sha256:{digest}","size":{}}}"#, said(blob.len()))
             })
             .collect();
         let ids: Vec<String> =
@@ -354,6 +364,21 @@ fn sources_of_wrong_digests_and_cut_ones_are_refused() {
         assert!(bench.store.import(&source, Some("bad"), LIMITS).is_err(), "{what}");
         bench.assert_unchanged(&before, what);
     }
+    // A layer that is new, and one that is there already.
+    for text in ["new", "1"] {
+        let layer = layer_of(&[Item::file("a", text)], false);
+        let source = bench.layout_saying(&format!("said-{text}"), &[layer], |bytes| bytes + 1);
+        let refused = bench.store.import(&source, Some("bad"), LIMITS).expect_err("a size");
+        assert!(refused.to_string().contains("are said of it"), "{refused}");
+        bench.assert_unchanged(&before, "a layer's size");
+    }
+    let source = bench.layout("manifest", &[layer_of(&[Item::file("a", "1")], false)]);
+    let index = source.join("index.json");
+    let text = fs::read_to_string(&index).expect("read").replace(r#""size":"#, r#""size":1"#);
+    fs::write(&index, text).expect("write");
+    let refused = bench.store.import(&source, Some("bad"), LIMITS).expect_err("a size");
+    assert!(refused.to_string().contains("are said of it"), "{refused}");
+    bench.assert_unchanged(&before, "a manifest's size");
     for (file, bytes) in [("none.tar", &b""[..]), ("text.tar", b"no tar file at all")] {
         fs::write(bench.source(file), bytes).expect("write");
         assert!(bench.store.import(&bench.source(file), None, LIMITS).is_err(), "{file}");
