@@ -312,26 +312,46 @@ impl Draft {
         &self.file
     }
 
-    /// Makes the content durable, gives the file its name, durably, and opens it.
+    /// Makes the content durable, which may take long.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    pub fn durable(self) -> Result<DurableDraft> {
+        rustix::fs::fsync(&self.file).map_err(host("make it durable"))?;
+        Ok(DurableDraft(self))
+    }
+}
+
+/// A draft whose content is durable.
+#[derive(Debug)]
+pub struct DurableDraft(Draft);
+
+impl DurableDraft {
+    /// The file.
+    pub fn file(&self) -> &OwnedFd {
+        self.0.file()
+    }
+
+    /// Gives the file its name, durably, and opens it.
     ///
     /// # Errors
     /// See [`ImageError`]; `EEXIST` when somebody was faster.
-    pub fn publish(mut self) -> Result<Files> {
-        rustix::fs::fsync(&self.file).map_err(host("make it durable"))?;
+    pub fn publish(self) -> Result<Files> {
+        let DurableDraft(mut draft) = self;
         // A lock before the name: nobody gets in between.
-        let lock = self.file.try_clone();
+        let lock = draft.file.try_clone();
         let lock = lock.map_err(|error| ImageError::Host("open it", error.into()))?;
         let files = take(lock)?;
-        match &self.temporary {
+        match &draft.temporary {
             None => {
-                let from = proc_path(&self.file);
-                rustix::fs::linkat(CWD, &from, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)
+                let from = proc_path(&draft.file);
+                rustix::fs::linkat(CWD, &from, CWD, &draft.path, AtFlags::SYMLINK_FOLLOW)
             }
-            Some(name) => rename_new(name, &self.path),
+            Some(name) => rename_new(name, &draft.path),
         }
         .map_err(host("create it"))?;
-        self.temporary = None;
-        sync_names(&self.path)?;
+        draft.temporary = None;
+        sync_names(&draft.path)?;
         Ok(files)
     }
 }
@@ -462,7 +482,7 @@ mod tests {
         let path = dir.path().join("volume");
         let draft = Draft::new(&path, 1 << 20).expect("new");
         assert!(!path.exists(), "no name before it is complete");
-        let files = draft.publish().expect("publish");
+        let files = draft.durable().and_then(DurableDraft::publish).expect("publish");
         assert_eq!(fs::metadata(&path).expect("stat").len(), 1 << 20);
         let Err(ImageError::InUse(Some(holder))) = open(&path) else { panic!("not refused") };
         assert_eq!(holder.pid, std::process::id());

@@ -7,7 +7,7 @@ use polylane_block::device::{BlockDevice, Channel, Completion, Op, Request, Sect
 use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Way};
 use polylane_block::freeze::Freezable;
-use polylane_block::image::Draft;
+use polylane_block::image::{Draft, DurableDraft};
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::medium::Medium;
 use polylane_block::ram::RamDevice;
@@ -93,7 +93,10 @@ fn a_request_allocates_nothing() {
     let dir = tempfile::tempdir().expect("dir");
     for way in [Way::Ring, Way::Calls] {
         let path = dir.path().join(format!("{way:?}"));
-        let files = Draft::new(&path, SECTORS * 512).and_then(Draft::publish).expect("file");
+        let files = Draft::new(&path, SECTORS * 512)
+            .and_then(Draft::durable)
+            .and_then(DurableDraft::publish)
+            .expect("file");
         let file = Freezable::new(engine(FileDevice::open(files, way).expect("device")));
         assert_eq!(allocations(file), 0, "a file by {way:?}");
     }

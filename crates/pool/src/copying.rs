@@ -341,7 +341,9 @@ mod tests {
     use std::cell::RefCell;
 
     fn handed(dir: &Path) -> (Handed, Target) {
-        let files = image::Draft::new(&dir.join("v"), 1 << 20).and_then(image::Draft::publish);
+        let files = image::Draft::new(&dir.join("v"), 1 << 20)
+            .and_then(image::Draft::durable)
+            .and_then(image::DurableDraft::publish);
         let handed = Handed { volume: vec![files.expect("volume")], ..Handed::default() };
         let target = Target::of(&handed.volume[0].plain).expect("stat");
         (handed, target)
@@ -409,7 +411,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let (mut handed, target) = handed(dir.path());
         let (volume, base) = (dir.path().join("v"), dir.path().join("base"));
-        let top = image::Draft::new(&base, 1 << 20).and_then(image::Draft::publish).expect("top");
+        let top = image::Draft::new(&base, 1 << 20)
+            .and_then(image::Draft::durable)
+            .and_then(image::DurableDraft::publish)
+            .expect("top");
         let asked = RefCell::new(Vec::new());
         let server = |ask, fds: &[BorrowedFd<'_>]| asked.borrow_mut().push((ask, fds.len()));
         let mut copies = Copies::default();

@@ -132,6 +132,7 @@ pub(crate) fn create(
         fill(path, Stack::bypass(path, own, sidecar.clone(), &its)?, content)
     })
     .and_then(|()| {
+        let draft = draft.durable().map_err(|error| failure(path, error))?;
         let _names = naming::hold(path)?;
         draft.publish().map_err(|error| failure(path, error))
     });

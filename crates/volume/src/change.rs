@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
-use polylane_block::image::{self, Draft, ImageError};
+use polylane_block::image::{self, Draft, DurableDraft, ImageError};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
 use crate::bypass;
@@ -232,7 +232,8 @@ pub(crate) fn open_raw(path: &Path) -> Result<Files> {
 /// Exchanges a volume for a new form of it, which was made under its [`raw_name`].
 fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
     let temporary = raw_name(path);
-    let files = draft.publish().map_err(|error| failure(path, error))?;
+    let files =
+        draft.durable().and_then(DurableDraft::publish).map_err(|error| failure(path, error))?;
     known::forget_at(path);
     renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)
         .map_err(|error| Failure::path(path, "exchange it for its raw form", error))?;

@@ -267,7 +267,7 @@ pub fn files_of(fds: Vec<OwnedFd>) -> Vec<Files> {
 mod tests {
     use super::*;
     use polylane_block::Sector;
-    use polylane_block::image::Draft;
+    use polylane_block::image::{Draft, DurableDraft};
     use polylane_block::qos::lane::Lane;
     use polylane_block::qos::page::{Mapped, PAGE_BYTES, counters};
     use polylane_block::wait::Waiter;
@@ -277,7 +277,9 @@ mod tests {
     #[test]
     fn a_thaw_that_comes_too_late_is_a_failure_and_files_of_nothing_are_none() {
         let dir = tempfile::tempdir().expect("dir");
-        let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
+        let files = Draft::new(&dir.path().join("v"), 1 << 20)
+            .and_then(Draft::durable)
+            .and_then(DurableDraft::publish);
         let files = vec![files.expect("volume")];
         let held = Held::open(
             "v",
@@ -309,7 +311,9 @@ mod tests {
     /// Reads one place `times`: how many reads the lane was charged for.
     fn charged_reads(cache: &str, times: usize) -> u64 {
         let dir = tempfile::tempdir().expect("dir");
-        let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
+        let files = Draft::new(&dir.path().join("v"), 1 << 20)
+            .and_then(Draft::durable)
+            .and_then(DurableDraft::publish);
         let parts = Parts { files: vec![files.expect("volume")], bypass: None, remote: None };
         let spec = serde_json::json!({ "mode": cache, "store": "own" });
         let spec: CacheSpec = serde_json::from_value(spec).expect("a cache");

@@ -168,6 +168,8 @@ pub(crate) fn draft(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result
 /// The name is taken, and its sidecar stays as it was; the host's.
 pub(crate) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<Files> {
     trust::refuse_astray(path)?;
+    // Before others have to wait.
+    let draft = draft.durable().map_err(|error| failure(path, error))?;
     let _names = naming::hold(path)?;
     if std::fs::symlink_metadata(path).is_ok() {
         return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));

@@ -20,8 +20,9 @@ use rustix::io::Errno;
 use crate::failure::{Failure, Result};
 use crate::places::state_dir;
 
-/// How long another command that names something there is waited for.
-const NAMING_MAX: Duration = Duration::from_secs(5);
+/// How long other commands that name something there are waited for, one after the other: a hundred
+/// that start at a time on a busy host are done sooner.
+const NAMING_MAX: Duration = Duration::from_secs(30);
 
 /// Between two tries.
 const PERIOD: Duration = Duration::from_millis(10);

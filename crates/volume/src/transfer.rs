@@ -8,7 +8,7 @@ use std::path::Path;
 
 use polylane_block::Sector;
 use polylane_block::file::Way;
-use polylane_block::image::Draft;
+use polylane_block::image::{Draft, DurableDraft};
 use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 
@@ -247,7 +247,11 @@ pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
             true => to_qcow2(from, stack, &draft, to)?,
             false => materialize(from, stack, draft.file(), to)?,
         }
-        return draft.publish().map(drop).map_err(|error| failure(to, error));
+        return draft
+            .durable()
+            .and_then(DurableDraft::publish)
+            .map(drop)
+            .map_err(|error| failure(to, error));
     };
     if !qcow2 {
         return pour(from, stack, &mut sink, to);

@@ -25,7 +25,7 @@ use super::host::Disk;
 use super::volume::Road;
 use crate::device::BlockDevice;
 use crate::file::{FileDevice, Files, Way};
-use crate::image::{self, Draft, ImageError, proc_path};
+use crate::image::{self, Draft, DurableDraft, ImageError, proc_path};
 
 const LAYOUT: Layout = Layout::POOL;
 
@@ -90,7 +90,7 @@ impl PoolFile {
         let direct = direct.map_err(failed("open it with O_DIRECT"))?;
         let file = PoolFile { path: path.to_path_buf(), id, direct, plain };
         file.fill(chunks, wrote)?;
-        draft.publish().map(drop).map_err(image_error)
+        draft.durable().and_then(DurableDraft::publish).map(drop).map_err(image_error)
     }
 
     fn fill(self, chunks: u32, wrote: &dyn Fn(u64)) -> Result<()> {
