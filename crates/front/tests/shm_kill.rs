@@ -22,6 +22,7 @@ use polylane_vfs::fs::StatFs;
 use shm_kit::{Client, House, lock_message, make_slot, wait_for};
 
 const SOCKET: &str = "POLYLANE_TEST_VICTIM";
+const LOCKS: &str = "POLYLANE_TEST_LOCKS";
 const KILLS: u32 = 500;
 /// Kills after which pools and arenas have their size.
 const WARM_UP: u32 = 50;
@@ -141,6 +142,69 @@ impl Victim {
         let again = make_slot(house, self.token, 9);
         assert_eq!(again.err(), Some(Errno::EACCES), "the token outlived its session");
     }
+}
+
+/// Processes that are known make room: who had a session once, and asked for no lock, keeps no
+/// other process from one as long as it lives.
+#[test]
+fn processes_without_a_session_keep_no_other_from_one() {
+    let most = |processes_max, processes_per_uid_max| Config {
+        processes_max,
+        processes_per_uid_max,
+        ..Config::default()
+    };
+    for config in [most(2, 8), most(8, 2)] {
+        let house = House::with(config);
+        let keeper = house.client();
+        keeper.create(LOCKED[0]);
+        let visit = |locks: &str| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "visitor", "--nocapture", "--ignored"])
+                .envs([(SOCKET, house.socket.as_os_str()), (LOCKS, locks.as_ref())])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let output = BufReader::new(child.stdout.take().unwrap());
+            let mut lines = output.lines().map(|line| line.unwrap());
+            let line = lines.find(|line| line.contains("visit=")).unwrap();
+            (Stay(child), line.ends_with("ok"))
+        };
+        // This process has a session, and is one of both.
+        let visits: Vec<_> = (0..4).map(|_| visit("no")).collect();
+        assert!(visits.iter().all(|(_, served)| *served));
+        let (_locker, served) = visit("yes");
+        assert!(served);
+        assert!(!visit("no").1, "its locks are its own as long as it lives");
+    }
+}
+
+/// A process that ends with this.
+struct Stay(Child);
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test: has a session, and lives on after it.
+#[test]
+#[ignore = "started by processes_without_a_session_keep_no_other_from_one"]
+fn visitor() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let client = Client::connect(Path::new(&socket));
+    let served = client.is_ok();
+    if let Ok(client) = client
+        && std::env::var(LOCKS).is_ok_and(|locks| locks == "yes")
+    {
+        let handle = client.open(LOCKED[0], libc::O_RDWR).unwrap().0;
+        client.lock(handle, LockFlags::empty(), libc::F_WRLCK).unwrap();
+    }
+    println!("visit={}", if served { "ok" } else { "refused" });
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
 }
 
 /// Not a test: what a victim does until it is killed.

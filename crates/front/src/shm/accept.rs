@@ -36,7 +36,7 @@ use polylane_vfs::Cred;
 use self::view::{Told, View};
 use super::connection::Connection;
 use super::helpers::Helpers;
-use super::process::{Holders, Process, is_readable};
+use super::process::{self, Holders, Process, is_readable};
 use super::rights::FramesLeft;
 use super::rights::lookup::Marks;
 use super::session::Session;
@@ -156,7 +156,7 @@ impl Acceptor {
         let Some(handover) = &lane.handover else { return Ok(()) };
         for FormerProcess { number, pid, pidfd, record } in handover.take_processes() {
             lane.kept.restore_process(number, Record::of(&handover.store, record));
-            self.watch_process(number, pid, pidfd)?.locks.store(true, Ordering::SeqCst);
+            self.watch_process(number, pid, pidfd, None)?.locks.store(true, Ordering::SeqCst);
         }
         Ok(())
     }
@@ -331,7 +331,7 @@ impl Acceptor {
     ) -> Result<(Arc<Session>, Told)> {
         let around = Arc::clone(&self.around);
         let Peer { pid, identity, pidfd } = peer;
-        let process = self.process(pid, pidfd)?;
+        let process = self.process(pid, pidfd, identity.uid)?;
         let client = Client { pid, identity: &identity };
         let View { thread, attachment, mounts, other_numbers, told } = match shown {
             Some(mount) => View::of(&around, client, socket, mount.to_vec())?,
@@ -410,30 +410,53 @@ impl Acceptor {
 
     /// The process of that number, known already or new. `ESRCH`: it is gone, or lives where we
     /// cannot see it.
-    fn process(&mut self, pid: u32, pidfd: Option<OwnedFd>) -> Result<Arc<Process>> {
+    fn process(&mut self, pid: u32, pidfd: Option<OwnedFd>, user: u32) -> Result<Arc<Process>> {
         let pidfd = pidfd.filter(|_| pid != 0).ok_or(Errno::ESRCH)?;
         match self.processes.get(&pid) {
             Some(known) if !is_readable(&known.pidfd) => return Ok(known.clone()),
             Some(_) => self.bury_pid(pid),
             None => {}
         }
-        if self.processes.len() >= self.around.config.processes_max {
+        if process::are_full(&self.processes, user, &self.around.config) {
+            self.forget_idle();
+        }
+        if process::are_full(&self.processes, user, &self.around.config) {
             return Err(Errno::EAGAIN);
         }
         let number = match &self.around.lane.handover {
             Some(handover) => handover.store.next_handle(),
             None => self.token(),
         };
-        self.watch_process(number, pid, pidfd)
+        self.watch_process(number, pid, pidfd, Some(user))
     }
 
-    fn watch_process(&mut self, number: u64, pid: u32, pidfd: OwnedFd) -> Result<Arc<Process>> {
+    /// Forgets some processes that have no session and never asked for a lock: what they have done
+    /// counts for nothing.
+    fn forget_idle(&mut self) {
+        let with_session = |watched: &Watched| match watched {
+            Watched::Client { session, .. } => Some(session.connection.process.pid),
+            _ => None,
+        };
+        let busy = self.watched.values().filter_map(with_session).collect();
+        for pid in process::idle(&self.processes, &busy) {
+            self.bury_pid(pid);
+        }
+    }
+
+    fn watch_process(
+        &mut self,
+        number: u64,
+        pid: u32,
+        pidfd: OwnedFd,
+        user: Option<u32>,
+    ) -> Result<Arc<Process>> {
         let token = self.token();
         self.epoll.add(&pidfd, token, Interest::Level)?;
         let owner = process_owner(number);
         let (gone, locks) = (AtomicBool::new(false), AtomicBool::new(false));
         let holders = self.holders.clone();
-        let process = Arc::new(Process { pid, pidfd, number, owner, gone, locks, holders });
+        let process = Process { pid, user, pidfd, number, owner, gone, locks, holders };
+        let process = Arc::new(process);
         self.holders.add(&process);
         self.processes.insert(pid, process.clone());
         self.watched.insert(token, Watched::Process { pid });

@@ -102,8 +102,11 @@ pub struct Config {
     pub sessions_max: usize,
     /// Connections of one user.
     pub sessions_per_uid_max: usize,
-    /// Processes that are known, connected or not.
+    /// Processes that are known: with a session, or with locks that they asked for, as long as they
+    /// live; others until there are too many.
     pub processes_max: usize,
+    /// Those of one user.
+    pub processes_per_uid_max: usize,
     /// Most bytes of file data shown to all clients together.
     pub view_bytes_max: u64,
     /// Directories of the lane that the kernel has covered with something else, from the root.
@@ -123,6 +126,7 @@ impl Default for Config {
             sessions_max: 1024,
             sessions_per_uid_max: 256,
             processes_max: 4096,
+            processes_per_uid_max: 1024,
             view_bytes_max: 256 << 20,
             covered: vec![polylane_ipc::message::RESERVED_DIR.into()],
             heart: None,

@@ -8,7 +8,7 @@
 //!
 //! `by_owner` is a leaf.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::LockOwner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::Config;
 use crate::lane::Lane;
 
 /// A client process. Outlives its sessions, so that POSIX locks survive exec.
@@ -23,6 +24,8 @@ use crate::lane::Lane;
 pub(super) struct Process {
     /// Its number as we see it.
     pub(super) pid: u32,
+    /// Who it was at its first session; `None`: a former service knew it.
+    pub(super) user: Option<u32>,
     /// Readable once the process is gone.
     pub(super) pidfd: OwnedFd,
     /// Its own, unlike that of any other process that ever was.
@@ -56,6 +59,26 @@ impl Process {
             self.drop_locks(lane);
         }
     }
+}
+
+/// Processes that are forgotten at a time once there are too many.
+const FORGOTTEN_AT_ONCE: usize = 64;
+
+/// Whether one more process, of this user, is too many.
+pub(super) fn are_full(known: &HashMap<u32, Arc<Process>>, user: u32, config: &Config) -> bool {
+    let of_user_max = config.processes_per_uid_max;
+    let is_own = |process: &&Arc<Process>| process.user == Some(user);
+    known.len() >= config.processes_max
+        || known.len() >= of_user_max && known.values().filter(is_own).count() >= of_user_max
+}
+
+/// Some that are not `busy`, with a session, and never asked for a lock.
+pub(super) fn idle(known: &HashMap<u32, Arc<Process>>, busy: &HashSet<u32>) -> Vec<u32> {
+    let is_idle = |process: &&Arc<Process>| {
+        !busy.contains(&process.pid) && !process.locks.load(Ordering::SeqCst)
+    };
+    let idle = known.values().filter(is_idle).map(|process| process.pid);
+    idle.take(FORGOTTEN_AT_ONCE).collect()
 }
 
 /// Processes by lock owner. Thread-safe.

@@ -342,7 +342,8 @@ mod tests {
         let (pidfd, gone) = (event::eventfd().unwrap(), AtomicBool::new(false));
         let holders = Arc::default();
         let (owner, locks) = (LockOwner(1), AtomicBool::new(false));
-        let process = Process { pid: 1, pidfd, number: 1, owner, gone, locks, holders };
+        let user = None;
+        let process = Process { pid: 1, user, pidfd, number: 1, owner, gone, locks, holders };
         let connection = Connection {
             id,
             key: id,
