@@ -105,6 +105,7 @@ install: build
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/mount.polylane
 	ln -sf polylane $(DESTDIR)$(PREFIX)/bin/polylane-oci
 	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/umount.fuse.polylane
+	ln -sf $(PREFIX)/bin/polylane $(DESTDIR)$(SBINDIR)/mount.fuse.polylane
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|' dist/systemd/polylane.service > $(DESTDIR)$(UNITDIR)/polylane.service
 	install -m 644 dist/systemd/polylane.socket $(DESTDIR)$(UNITDIR)/polylane.socket

@@ -5,13 +5,18 @@
 //! They are called as `mount.TYPE SOURCE PATH [-sfnv] [-o OPTIONS] [-t TYPE]` and as
 //! `umount.TYPE PATH [-flnrv]` (mount(8), "External helpers"). Here they become the arguments of
 //! `polylane mount` and `polylane umount`. An option that would take something away from the lane's
-//! users and that a lane does not have is refused, not passed over.
+//! users and that a lane does not have is refused, not passed over. A value with commas stands in
+//! double quotes, as mount(8) has it: `lower="a,b"`.
 
 use std::ffi::OsString;
 use std::path::Path;
 
+use polylane_pool::failure::say;
+
 /// Options of `polylane mount` that have a value.
-const WITH_VALUE: [&str; 11] = [
+const WITH_VALUE: [&str; 13] = [
+    "lower",
+    "map-users",
     "pool",
     "size",
     "medium",
@@ -32,7 +37,7 @@ const FLAGS: [&str; 6] = ["ro", "suid", "share", "no-preload", "idmap", "discard
 const KEEPS_FROM: [&str; 4] = ["noexec", "nosymfollow", "sync", "dirsync"];
 
 /// Options of mount(8) that are a lane's way anyway, or mean nothing to one.
-const IGNORED: [&str; 20] = [
+const IGNORED: [&str; 15] = [
     "rw",
     "defaults",
     "auto",
@@ -45,15 +50,13 @@ const IGNORED: [&str; 20] = [
     "_netdev",
     "nofail",
     "atime",
-    "noatime",
     "relatime",
-    "norelatime",
-    "strictatime",
-    "lazytime",
     "nolazytime",
     "diratime",
-    "nodiratime",
 ];
+
+/// What a lane does not have, and its users do not miss: said, and passed over.
+const PASSED_OVER: [&str; 5] = ["noatime", "nodiratime", "norelatime", "strictatime", "lazytime"];
 
 /// The arguments of polylane that these stand for, by the name that the program was started with;
 /// `None` for its own name. An empty list: nothing is to be done.
@@ -80,7 +83,10 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.to_str() {
-            Some("-o") => options.extend(words.next().map(|word| word.to_string_lossy())),
+            Some("-o") => {
+                let list = words.next().map(|word| word.to_string_lossy());
+                options.extend(list.iter().flat_map(|list| split(list)));
+            }
             Some("-t" | "-N") => drop(words.next()),
             Some(flags) if is_flags(flags) => {
                 sloppy |= flags.contains('s');
@@ -90,11 +96,17 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
         }
     }
     let mut arguments: Vec<OsString> = ["polylane", "mount"].map(OsString::from).to_vec();
-    let options = options.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty());
-    for option in options {
+    if options.iter().any(|option| option == "remount") {
+        return Err(REMOUNT.to_string());
+    }
+    for option in &options {
+        if PASSED_OVER.contains(&option.as_str()) {
+            say(format_args!("-o {option}: a lane keeps times of access as relatime does"));
+            continue;
+        }
         match translated(option) {
             Some(words) => arguments.extend(words.into_iter().map(OsString::from)),
-            None if sloppy && !KEEPS_FROM.contains(&option) => {}
+            None if sloppy && !KEEPS_FROM.contains(&option.as_str()) => {}
             None => return Err(format!("-o {option}: no option of a lane")),
         }
     }
@@ -102,6 +114,25 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
     arguments.push("--".into());
     arguments.extend(places);
     Ok(if fake { Vec::new() } else { arguments })
+}
+
+/// The line for `-o remount`: what is read-only is said to the lane's service, its table and its
+/// library when it is mounted.
+const REMOUNT: &str = "-o remount: a lane is not mounted anew where it is: umount it and mount it \
+    with other options, or change this mount alone with 'mount -o remount,bind,ro PATH'";
+
+/// The options of a list: commas part them but for those within double quotes, which go.
+fn split(list: &str) -> Vec<String> {
+    let (mut options, mut quoted) = (vec![String::new()], false);
+    for letter in list.chars() {
+        match letter {
+            '"' => quoted = !quoted,
+            ',' if !quoted => options.push(String::new()),
+            letter => options.last_mut().expect("one is there").push(letter),
+        }
+    }
+    options.retain(|option| !option.is_empty());
+    options
 }
 
 /// An option of mount(8) as arguments of `polylane mount`.
@@ -160,6 +191,11 @@ mod tests {
                 "polylane mount --ro --pool=web -- /v.img /m",
             ),
             ("mount.polylane a b -s -o odd", "polylane mount -- a b"),
+            ("mount.polylane a b -o noatime,ro", "polylane mount --ro -- a b"),
+            (
+                "mount.polylane a b -o lower=\"x,y\",lower=volume:z,map-users=0:1000:1",
+                "polylane mount --lower=x,y --lower=volume:z --map-users=0:1000:1 -- a b",
+            ),
             ("mount.polylane a b -fv", ""),
             ("umount.fuse.polylane /m", "polylane umount -- /m"),
             ("/opt/polylane-oci --root /r state i", "polylane oci --root /r state i"),
@@ -172,13 +208,16 @@ mod tests {
 
     #[test]
     fn what_a_lane_does_not_have_is_refused() {
-        for option in ["noexec", "remount", "pool", "sync", "dev"] {
+        for option in ["noexec", "remount,rw", "pool", "sync", "dev"] {
             let line = format!("mount.polylane mem:1G /m -o {option}");
             let translated = translate_line(&line).expect("a helper");
             match option {
                 // The parser says what it lacks.
                 "pool" => assert!(translated.is_ok_and(|line| line.contains("--pool="))),
-                _ => assert!(translated.is_err_and(|line| line.contains(option)), "{option}"),
+                _ => {
+                    let word = option.split(',').next().unwrap_or_default();
+                    assert!(translated.is_err_and(|line| line.contains(word)), "{option}");
+                }
             }
         }
     }
