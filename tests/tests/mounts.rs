@@ -230,6 +230,7 @@ fn a_lane_whose_parents_were_renamed_is_unmounted_and_nothing_else_is() {
     fs::write(at.join("file"), "kept").expect("write");
     let moved = host.path("moved");
     fs::rename(&up, &moved).expect("rename");
+    assert_eq!(host.mounts()[0]["path"], text(&moved.join("m")));
     // Another lane where it was, in the way of the old path.
     fs::create_dir_all(&at).expect("mkdir");
     let (_, line) = refused(&["mount", "mem:64M", text(&at)]);
@@ -948,6 +949,27 @@ fn what_is_on_a_lane_gives_nobody_rights() {
     host.assert_nothing_is_left();
 }
 
+/// Commands that mount and unmount one path at a time: each takes away what it has mounted.
+#[test]
+fn many_commands_mount_and_unmount_one_path() {
+    if unavailable("many_commands_mount_and_unmount_one_path") {
+        return;
+    }
+    let host = Host::new();
+    let at = host.dir("m");
+    let turns = || {
+        for _ in 0..25 {
+            succeeds(&["mount", "mem:32M", text(&at)]);
+            succeeds(&["umount", text(&at)]);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|_| drop(scope.spawn(turns)));
+    });
+    assert!(refused(&["umount", text(&at)]).1.contains("no lane is mounted there"));
+    host.assert_nothing_is_left();
+}
+
 /// As mount(8), fstab and systemd's mount units start it.
 #[test]
 fn mount_8_finds_its_helpers() {
@@ -971,6 +993,8 @@ fn mount_8_finds_its_helpers() {
     assert_eq!(helper("umount.fuse.polylane", &[text(&at), "-n"]), (Some(0), String::new()));
     let (status, line) = mount("noexec");
     assert!(status == Some(2) && line.contains("noexec"), "{line}");
+    let (status, line) = helper("mount.fuse.polylane", &["mem:64M", text(&at), "-o", "remount,rw"]);
+    assert!(status == Some(2) && line.contains("umount it"), "{line}");
     assert_eq!(mount("ro").0, Some(0));
     assert!(fs::write(at.join("file"), "x").is_err());
     succeeds(&["umount", text(&at)]);

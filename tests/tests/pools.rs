@@ -69,6 +69,15 @@ fn a_pool_lasts_with_its_limits_until_it_is_removed() {
         succeeds(&["pool", "set", &pool, "--memory", "0"]);
         assert_ne!(limit(&pool, &MEMORY), Some((512 << 20).to_string()), "lifted");
     }
+    let allowed = |text: &str| {
+        let line = text.lines().find(|line| line.starts_with("Cpus_allowed_list"));
+        line.expect("a line").to_string()
+    };
+    let own = fs::read_to_string("/proc/thread-self/status").expect("status");
+    let exec = || allowed(&succeeds(&["exec", "--pool", &pool, "--", "cat", "/proc/self/status"]));
+    assert!(exec().ends_with("\t0"));
+    succeeds(&["pool", "set", &pool, "--cpus", "all"]);
+    assert_eq!((&info(&pool)["cpus"], exec()), (&serde_json::Value::Null, allowed(&own)));
     // Once more is no failure, and sets what is said.
     succeeds(&["pool", "create", "--once", &pool]);
     succeeds(&["pool", "create", "--once", &pool, "--weight", "200"]);
@@ -77,6 +86,30 @@ fn a_pool_lasts_with_its_limits_until_it_is_removed() {
     assert_eq!(idle(&pool), None);
     assert_eq!(groups(&pool), Vec::<PathBuf>::new());
     assert!(refused(&["pool", "rm", &pool]).1.contains("no such pool"));
+}
+
+#[test]
+fn limits_that_two_commands_set_at_a_time_both_hold() {
+    if unavailable("limits_that_two_commands_set_at_a_time_both_hold") {
+        return;
+    }
+    let host = Host::new();
+    let pool = host.pool("two");
+    succeeds(&["pool", "create", &pool]);
+    for turn in 1..=20 {
+        let (memory, pids) = ((turn * 64).to_string() + "M", (turn * 100).to_string());
+        let (pool, memory, pids) = (&pool, &memory, &pids);
+        std::thread::scope(|scope| {
+            scope.spawn(move || succeeds(&["pool", "set", pool, "--memory", memory]));
+            scope.spawn(move || succeeds(&["pool", "set", pool, "--pids", pids]));
+        });
+        let found = info(pool);
+        assert_eq!(
+            (&found["memory"], &found["pids"]),
+            (&(turn * 64 << 20).into(), &(turn * 100).into())
+        );
+    }
+    succeeds(&["pool", "rm", &pool]);
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use polylane_tests::host::{Host, polylane, refused, succeeds, text};
+use polylane_tests::host::{Host, child, polylane, refused, succeeds, text};
+use polylane_tests::pool::signal_to;
 use polylane_tests::{lacks, skip, unavailable};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
@@ -256,5 +257,52 @@ fn what_strangers_have_open_keeps_no_list_of_open_files_waiting() {
     }
     drop(kept);
     succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+}
+
+/// Lanes are mounted in another tenant's, whose service does not answer: their end, by whichever
+/// process, keeps no other command waiting for the tables.
+#[test]
+fn what_ends_in_a_lane_that_hangs_holds_up_no_other() {
+    let name = "what_ends_in_a_lane_that_hangs_holds_up_no_other";
+    let Some(place) = Place::new(name) else { return };
+    let (host, outer, other) = (&place.host, place.host.dir("m"), place.host.dir("other"));
+    // Each of a pool of its own: no lane waits for what another one still writes.
+    let pools = ["outer", "inner", "other"].map(|name| host.pool(name));
+    pools.iter().for_each(|pool| drop(succeeds(&["pool", "create", pool])));
+    let mount =
+        |pool: &str, path: &Path| succeeds(&["mount", "--pool", pool, "mem:64M", text(path)]);
+    mount(&pools[0], &outer);
+    let inner = ["killed", "orphaned"].map(|name| outer.join(name));
+    for path in &inner {
+        fs::create_dir(path).expect("mkdir");
+        mount(&pools[1], path);
+    }
+    let supervisor = |path: &Path| {
+        let own = host.mounts().into_iter().find(|mount| mount["path"] == text(path));
+        own.and_then(|mount| mount["supervisor"].as_u64()).expect("mounted") as u32
+    };
+    let service = child(supervisor(&outer), "polylane-svc");
+    let [killed, orphaned] = [0, 1].map(|one| supervisor(&inner[one]));
+    let holder = child(orphaned, "polylane-hold");
+    signal_to(service, "STOP");
+    signal_to(killed, "KILL");
+    [orphaned, holder].iter().for_each(|pid| signal_to(*pid, "KILL"));
+    let mut longest = Duration::ZERO;
+    for _ in 0..6 {
+        for words in [
+            &["mount", "--pool", &pools[2], "mem:32M", text(&other)][..],
+            &["umount", text(&other)],
+        ] {
+            let begin = Instant::now();
+            succeeds(words);
+            longest = longest.max(begin.elapsed());
+        }
+    }
+    signal_to(service, "CONT");
+    for path in inner.iter().chain([&outer]) {
+        let _ = polylane(&["umount", "-l", text(path)]);
+    }
+    assert!(longest < Duration::from_secs(3), "{longest:?}");
     host.assert_nothing_is_left();
 }

@@ -5,9 +5,8 @@ use std::ffi::OsString;
 use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{Result, say};
-use polylane_pool::lasting::{self, Making, NsKind, PoolChange};
+use polylane_pool::lasting::{self, Making, NsKind, PoolChange, PoolCpus};
 use polylane_pool::stats;
-use polylane_volume::cpus::CpuList;
 use serde_json::{Value, json};
 
 use crate::args::{ClientArgs, JsonArgs, LimitArgs};
@@ -42,7 +41,7 @@ pub(crate) enum PoolCommand {
         json: JsonArgs,
     },
     /// Change the limits of a pool that lasts, or what a running pool is to have of its device, at
-    /// once; 0 lifts a limit, and --cpus with all CPUs that of CPUs
+    /// once; 0 lifts a limit, and --cpus all that of CPUs
     Set(SetArgs),
     /// Make this program the service of all lanes of a pool, whose programs notice nothing
     Upgrade {
@@ -66,9 +65,9 @@ pub(crate) enum PoolCommand {
 /// Limits of a pool that lasts.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
-    /// CPUs of the pool, such as 0-3,6
+    /// CPUs of the pool, such as 0-3,6, or all
     #[arg(long, value_name = "LIST")]
-    cpus: Option<CpuList>,
+    cpus: Option<PoolCpus>,
     /// Memory of the pool, such as 512M
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,

@@ -22,6 +22,7 @@ use polylane_volume::cpus::CpuList;
 use crate::bound;
 use crate::failure::say;
 
+mod lifted;
 mod usable;
 
 pub(crate) use usable::{network_class_is_unmounted, usable_controllers};
@@ -152,7 +153,7 @@ pub(crate) fn plan_lanes(name: &str, limits: &Limits) -> Plan {
 
 fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
     let mut plan = plan_on(host, name, limits);
-    let unlimited = unlimited(limits);
+    let unlimited = lifted::unlimited(limits);
     let by_v2: Vec<_> = POOL_CONTROLLERS
         .into_iter()
         .filter(|controller| host.v1_dir(controller).is_none())
@@ -173,6 +174,10 @@ fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
             (None, _) => {}
         }
     }
+    let cpus = lifted::cpus(host, parent.as_ref(), &format!("polylane-{name}"));
+    if let Some((dir, all)) = cpus.filter(|_| limits.cpus.is_none()) {
+        plan.add(dir, None, vec![("cpuset.cpus", all)]);
+    }
     // As a lane on a volume is going to need them: processes cannot be parted later.
     let mut with_io = plan.clone();
     with_io.watch_io_on(host, name);
@@ -181,30 +186,6 @@ fn plan_pool_on(host: &Host, name: &str, limits: &Limits) -> Plan {
     }
     plan.lasting = true;
     plan
-}
-
-/// A file of a limit that was not asked for, with what lifts it, in version 1 and version 2.
-struct Unlimited {
-    controller: &'static str,
-    files: [(&'static str, String); 2],
-}
-
-/// What lifts those limits that were not asked for, in groups that may have them from before. (One
-/// on CPUs cannot be lifted in version 1, where a group has to have some.)
-fn unlimited(limits: &Limits) -> Vec<Unlimited> {
-    let mut found = Vec::new();
-    let mut add = |controller, files| found.push(Unlimited { controller, files });
-    if limits.memory.is_none() {
-        let files = [("memory.limit_in_bytes", "-1"), ("memory.max", "max")];
-        add("memory", files.map(|(file, value)| (file, value.to_string())));
-    }
-    if limits.pids.is_none() {
-        add("pids", [("pids.max", "max".to_string()), ("pids.max", "max".to_string())]);
-    }
-    if limits.weight.is_none() {
-        add("cpu", weight_settings(WEIGHT_DEFAULT));
-    }
-    found
 }
 
 /// Moves this process out of the groups by which a service manager ends its caller's session, as

@@ -31,10 +31,11 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
+use super::lock::Lock;
 use super::places;
 use super::point::{self, Point};
 use super::table::Entry;
-use super::tables::{self, LaneOwner, Tables};
+use super::tables::{self, After, LaneOwner, Tables};
 use crate::failure::{FAILED, Failure, Result};
 use crate::init;
 use crate::link::{FromInit, Link, ToInit};
@@ -151,7 +152,10 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     entry.mount = point::mount_id(&made.lane).and_then(|id| id.try_into().ok()).unwrap_or(0);
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
     let libraries = init::pick_up_libraries(library.as_deref())?;
-    show((&dir, &pool), &entry, &made.lane, &point)?;
+    let tables = Tables::lock(&dir)?;
+    tables.expect_own(&pool, &entry)?;
+    // With its device's number before: what finds the mount there must find it in the table.
+    tables.show(&pool, &entry, (&made.lane, &point))?;
     drop(point);
     let unique = MountId::of(&made.lane).ok();
     let shown = init::furnish(&made, &path, Some(&run_dir), &libraries);
@@ -174,33 +178,11 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
     };
     entry.starting = false;
     let tables = Tables::lock(&dir)?;
-    expect_own(&tables, &pool, &entry)?;
+    tables.expect_own(&pool, &entry)?;
     tables.put(&pool, &entry)?;
     drop(tables);
     let at_home = Some(at_home);
     Ok(Held { dir, pool, lane, entry, id, unique, notice, changes, at_home })
-}
-
-/// Puts the lane at its path, and its device number into its entry before: what finds the mount
-/// there must find it in the table. A command that clears a dead lane up sees both or neither.
-fn show((dir, pool): (&Path, &str), entry: &Entry, lane: &OwnedFd, point: &Point) -> Result<()> {
-    let tables = Tables::lock(dir)?;
-    expect_own(&tables, pool, entry)?;
-    tables.put(pool, entry)?;
-    point.mount(lane)
-}
-
-/// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was killed, so
-/// others may use the path.
-fn expect_own(tables: &Tables, pool: &str, entry: &Entry) -> Result<()> {
-    let entries = tables.of_lane(&LaneOwner::of(pool, entry))?;
-    match entries.iter().any(|own| own.path == entry.path) {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "{}: its supervisor was killed: not mounted",
-            Shown::new(std::ffi::OsStr::from_bytes(&entry.path))
-        ))),
-    }
 }
 
 /// Waits until the mount is to go, or is gone; the exit status.
@@ -287,10 +269,18 @@ impl Held {
         let limit = if lazy { LAZY_SYNC_TIME_MAX } else { SYNC_TIME_MAX };
         let synced = timely::sync(Path::new(std::ffi::OsStr::from_bytes(&own.place)), limit);
         if lazy {
+            let those = |tables: &Tables| {
+                let owner = LaneOwner::of(&self.pool, &self.entry);
+                let mut own = tables.of_lane(&owner)?;
+                own.retain(|entry| entry.path == self.entry.path);
+                Ok(own)
+            };
             // From here on no command counts on the mount.
-            let _tables = Tables::lock(&self.dir);
-            point::detach(&self.entry);
-            return Ok(());
+            return match tables::detach_those(&self.dir, &self.pool, those, After::Stays) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Errno(libc::ETIMEDOUT)),
+                Err(_) => Err(Errno::EIO),
+            };
         }
         synced?;
         let within = Path::new(std::ffi::OsStr::from_bytes(&own.place)).join(RESERVED_DIR);
@@ -323,18 +313,19 @@ impl Held {
         mountinfo::seen().into_iter().find(is_own)
     }
 
-    /// Unmounts the lane itself, unless another command counts on it. Nothing is asked of its
-    /// service as long as the tables are locked.
+    /// Unmounts the lane itself, unless another command counts on it: none does as long as its path
+    /// is locked. Nothing is asked of a service as long as the tables are.
     fn unmount_lane(&self) -> std::result::Result<(), Errno> {
-        let tables = Tables::lock(&self.dir).ok();
-        let now = tables.as_ref().and_then(|tables| tables.find(&self.entry.path).ok()?);
+        let _path = Lock::of_path(&self.dir, &self.entry.path).ok();
+        let find = |tables: &Tables| tables.find(&self.entry.path).ok()?;
+        let now = Tables::lock(&self.dir).ok().as_ref().and_then(find);
         if now.as_ref().is_some_and(|now| now.entry.count > 1) {
             return Err(Errno::EBUSY);
         }
         let own = self.own().ok_or(Errno::EBUSY)?;
-        point::unmount(&own, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
+        let _kept = point::unmount(&own).map_err(|error| Errno(error.raw_os_error()))?;
         let ours = now.filter(|now| now.entry.supervisor == self.entry.supervisor);
-        if let (Some(tables), Some(now)) = (tables, ours) {
+        if let (Ok(tables), Some(now)) = (Tables::lock(&self.dir), ours) {
             let _ = tables.is_gone(&now.pool, &now.entry);
         }
         Ok(())
@@ -376,7 +367,7 @@ pub(super) fn take_away(
 /// Unmounts the run directory within the lane with what is in it; `EBUSY` when something is in use.
 fn unmount_all(within: &Path) -> std::result::Result<(), Errno> {
     for seen in places::seen_below(within.as_os_str().as_bytes()).iter().rev() {
-        point::unmount(seen, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
+        point::unmount(seen).map_err(|error| Errno(error.raw_os_error()))?;
     }
     Ok(())
 }

@@ -25,10 +25,8 @@ pub fn info(name: &str) -> Result<Value> {
     let record = PoolRecord::expect(&state, name)?;
     let mut entries = Vec::new();
     if dir.exists() {
-        let tables = Tables::lock(&dir)?;
-        tables.clear_dead()?;
-        let own = tables.all()?.into_iter().filter(|mount| mount.pool == name);
-        entries.extend(own.map(|mount| mount.entry));
+        let (tables, _) = Tables::lock_cleared(&dir)?;
+        entries = tables.of_pool(name)?;
     }
     let devices: Vec<u64> = entries.iter().map(|entry| entry.device).collect();
     let (files, are_all) = open_files(&devices);

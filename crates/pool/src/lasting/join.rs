@@ -17,15 +17,16 @@ use polylane_base::sync::thread;
 use polylane_block::image::{self, ImageError};
 use polylane_front::fuse;
 use polylane_ipc::message::RESERVED_DIR;
-use rustix::mount::{MountAttrFlags, UnmountFlags};
+use rustix::mount::MountAttrFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::lock::Lock;
 use super::options::MountOptions;
 use super::point::{self, Point};
 use super::source::LaneSource;
 use super::table::Entry;
-use super::tables::{Lock, Mount, Tables};
-use super::{holder, places, users};
+use super::tables::{After, Mount, Tables, detach_those};
+use super::{holder, places};
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::init::{self, LaneMounts, Place};
@@ -87,14 +88,10 @@ pub(super) fn ground(options: &MountOptions) -> MountOptions {
 /// A table cannot be read.
 pub(super) fn find(tables: &Tables, pool: &str, source: &LaneSource) -> Result<Option<Entry>> {
     let text = source.ground().text();
-    let is_it = |mount: &Mount| {
-        let entry = &mount.entry;
-        mount.pool == pool
-            && entry.is_ground
-            && entry.source == text
-            && places::has_own_view(entry.supervisor)
+    let is_it = |entry: &Entry| {
+        entry.is_ground && entry.source == text && places::has_own_view(entry.supervisor)
     };
-    Ok(tables.all()?.into_iter().find(is_it).map(|mount| mount.entry))
+    Ok(tables.of_pool(pool)?.into_iter().find(is_it))
 }
 
 /// Has the service serve a lane, and shows that at its path.
@@ -148,8 +145,7 @@ fn wait_for_last(pool: &str, options: &MountOptions, volume: &Path) -> Result<()
     let (begin, text) = (Instant::now(), options.source.text());
     let is_mounted = || {
         let tables = Tables::lock(&names::runtime_dir())?;
-        let mut all = tables.all()?.into_iter();
-        Ok(all.any(|mount| mount.pool == pool && mount.entry.source == text))
+        Ok(tables.of_pool(pool)?.iter().any(|entry| entry.source == text))
     };
     while matches!(image::open(volume), Err(ImageError::InUse(_)))
         && begin.elapsed() < VOLUME_TIME_MAX
@@ -202,6 +198,7 @@ impl Mounted {
             run::find_library(&options.lane, Some(&self.run_dir)).as_deref(),
         )?;
         let dir = names::runtime_dir();
+        let _own = Lock::of_path(&dir, options.path.as_os_str().as_bytes())?;
         let tables = Tables::lock(&dir)?;
         let instances = tables.of_service(pool, ground.service)?;
         let mut own = instances.iter().filter(|entry| entry.supervisor == ground.supervisor);
@@ -217,23 +214,15 @@ impl Mounted {
         let last = instances.iter().map(|entry| entry.instance).max().unwrap_or(0);
         let number = point::mount_id(&self.lane.lane).and_then(|id| id.try_into().ok());
         let entry = Entry {
-            path: options.path.as_os_str().as_bytes().to_vec(),
-            source: options.source.text(),
-            users: users::text(options.lane.map_users.as_ref()).into_bytes(),
             service: ground.service,
             instance: last + 1,
-            count: 1,
             supervisor: ground.supervisor,
             device: self.device,
             id: self.id,
             mount: number.unwrap_or(0),
-            read_only: options.read_only,
-            id_maps: options.lane.id_maps,
-            ..Entry::default()
+            ..options.entry(&options.path)
         };
-        tables.put(pool, &entry)?;
-        point.mount(&self.lane.lane).inspect_err(|_| drop(tables.remove(pool, &entry.path)))?;
-        drop(tables);
+        tables.show(pool, &entry, (&self.lane.lane, point))?;
         let furnished = names::make_run_dir(&dir, &self.run_dir).and_then(|()| {
             init::furnish(&self.lane, &options.path, Some(&self.run_dir), &libraries)
         });
@@ -246,9 +235,7 @@ impl Mounted {
                 Ok(Joined::Serves)
             }
             Err(failure) => {
-                let mount = Mount { pool: pool.to_string(), entry };
-                let tables = Tables::lock(&dir)?;
-                detach(&tables, &mount)?;
+                detach(&dir, &Mount { pool: pool.to_string(), entry })?;
                 Err(failure)
             }
         }
@@ -274,31 +261,33 @@ fn shared<'a>(entry: &Entry, instances: &'a [Entry]) -> impl Iterator<Item = &'a
 /// Takes the mount of such a lane away, in use or not, with all paths that share it.
 ///
 /// # Errors
-/// The table cannot be read or written.
-pub(super) fn detach(tables: &Tables, mount: &Mount) -> Result<()> {
+/// One line: the table cannot be read or written, one is in a lane that does not answer.
+pub(super) fn detach(dir: &Path, mount: &Mount) -> Result<()> {
     let entry = &mount.entry;
-    for other in shared(entry, &tables.of_service(&mount.pool, entry.service)?) {
-        point::detach(other);
-        tables.remove(&mount.pool, &other.path)?;
+    let those = |tables: &Tables| {
+        let instances = tables.of_service(&mount.pool, entry.service)?;
+        let is_it = |own: &&Entry| own.path == entry.path && own.id == entry.id;
+        let own = instances.iter().filter(is_it).chain(shared(entry, &instances));
+        Ok(own.cloned().collect())
+    };
+    match detach_those(dir, &mount.pool, those, After::Goes)? {
+        true => Ok(()),
+        false => Err(places::not_unmounted(entry, &Errno(libc::ETIMEDOUT))),
     }
-    point::detach(entry);
-    tables.remove(&mount.pool, &entry.path)
 }
 
 /// Takes the mount of such a lane away, with what is its own in it. Its service is asked for that,
-/// so the tables are not locked meanwhile.
+/// so the tables are not locked meanwhile. `instances`: those of its service.
 ///
 /// # Errors
 /// One line: it is in use.
-pub(super) fn unmount(tables: Tables, dir: &Path, mount: &Mount) -> Result<()> {
+pub(super) fn unmount(dir: &Path, mount: &Mount, instances: &[Entry]) -> Result<()> {
     let entry = &mount.entry;
-    let instances = tables.of_service(&mount.pool, entry.service)?;
-    drop(tables);
-    if let Some(other) = shared(entry, &instances).next() {
+    if let Some(other) = shared(entry, instances).next() {
         return Err(places::is_shared(entry, other));
     }
     // Two that put the run directory back would be in each other's way.
-    let _alone = Lock::take(dir, format!(".umount-{}.{}", mount.lane(), entry.id))?;
+    let _own = Lock::of_path(dir, &entry.path)?;
     let Some(seen) = places::mount_of(entry) else {
         // Another command was faster.
         return match is_listed(&Tables::lock(dir)?, mount)? {
@@ -328,9 +317,11 @@ fn unmount_lane(dir: &Path, mount: &Mount) -> std::result::Result<(), Errno> {
     if now.count > 1 || shared(entry, &instances).next().is_some() {
         return Err(Errno::EBUSY);
     }
+    drop(tables);
     let seen = places::mount_of(entry).ok_or(Errno::ENOENT)?;
-    point::unmount(&seen, UnmountFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;
-    tables.remove(&mount.pool, &entry.path).map_err(|_| Errno::EIO)
+    let _kept = point::unmount(&seen).map_err(|error| Errno(error.raw_os_error()))?;
+    let removed = Tables::lock(dir).and_then(|tables| tables.remove(&mount.pool, &entry.path));
+    removed.map_err(|_| Errno::EIO)
 }
 
 /// The supervisor of a lane.

@@ -7,6 +7,7 @@ use std::path::Path;
 use polylane_base::shown::Shown;
 use serde_json::{Value, json};
 
+use super::places::{Sight, Views};
 use super::table::Table;
 use super::tables::{Mount, Tables};
 use crate::failure::Result;
@@ -21,9 +22,16 @@ pub fn list() -> Result<Vec<Value>> {
     if !dir.exists() {
         return Ok(Vec::new());
     }
-    let tables = Tables::lock(&dir)?;
-    tables.clear_dead()?;
-    Ok(tables.all()?.iter().map(describe).collect())
+    let (tables, _) = Tables::lock_cleared(&dir)?;
+    let (mut mounts, mut views) = (tables.all()?, Views::default());
+    drop(tables);
+    for mount in &mut mounts {
+        // Directories above it may have another name by now, or it was moved.
+        if let Sight::At(place) = views.now_at(&mount.entry) {
+            mount.entry.path = place;
+        }
+    }
+    Ok(mounts.iter().map(describe).collect())
 }
 
 /// What ends a lane, for a person: the unmount of its first path, or the end of its run. For

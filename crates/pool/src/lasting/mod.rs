@@ -9,6 +9,7 @@
 //! | `source` | SOURCE as text |
 //! | `users` | owners of files by other numbers |
 //! | `table` | the mount table of a pool |
+//! | `lock` | locks of commands among each other |
 //! | `tables` | all tables, under one lock |
 //! | `places` | what is mounted where, in this mount namespace |
 //! | `point` | a mount point, looked up once |
@@ -33,6 +34,7 @@ mod holder;
 mod info;
 mod join;
 mod list;
+mod lock;
 mod mount;
 mod options;
 pub(crate) mod places;
@@ -52,7 +54,9 @@ pub use info::{idle_pools, info};
 pub use list::{end_of, list};
 pub use mount::{POOL_DEFAULT, mount};
 pub use options::{MountOptions, Mounted};
-pub use pools::{Making, PoolChange, change, create, exists, namespaces, remove, upgrade_all};
+pub use pools::{
+    Making, PoolChange, PoolCpus, change, create, exists, namespaces, remove, upgrade_all,
+};
 pub use source::LaneSource;
 
 pub use crate::pool_namespaces::NsKind;

@@ -148,8 +148,7 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
     loop {
         // Before the lock: it may be in another lane, whose service may be stopped.
         let point = Point::open(&options.path);
-        let tables = Tables::lock(&dir)?;
-        let dead = tables.clear_dead()?;
+        let (tables, dead) = Tables::lock_cleared(&dir)?;
         // Services of other sources are none of this lane's to wait for.
         let same = dead.iter().filter(|mount| mount.entry.source == source);
         cleared.extend(same.map(Mount::lane));
@@ -168,20 +167,11 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
             let wanted = Wanted { source, path, read_only, users: &users, id_maps };
             let found = if options.share { share::base(&tables, pool, &wanted)? } else { None };
             if let Some(shared) = found {
-                match opened.take().filter(|(of, _)| *of == shared) {
-                    Some((_, root)) => {
-                        share::attach(&tables, pool, (&shared.base, &root), &wanted, &point)?;
-                        return Ok(Reserved::Served(Mounted::Shared));
-                    }
-                    // Its service is asked, which others are not to wait for.
-                    None => {
-                        let root = shared.root()?;
-                        drop(tables);
-                        let root = shared.open(root)?;
-                        opened = Some((shared, root));
-                        continue;
-                    }
+                if attach(tables, (pool, shared), &mut opened, &wanted, &point)? {
+                    return Ok(Reserved::Served(Mounted::Shared));
                 }
+                wait_for_other(options, start)?;
+                continue;
             }
             refuse_subtree(options, pool)?;
             match if joins { join::find(&tables, pool, source)? } else { None } {
@@ -196,7 +186,8 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
             continue;
         };
         refuse_other(options, &there)?;
-        let now = places::now_at(&there.entry).filter(|_| !there.entry.starting);
+        let is_still = !there.entry.starting && !tables.is_changing(&there.entry.path);
+        let now = places::now_at(&there.entry).filter(|_| is_still);
         if let Some(place) = now {
             refuse_elsewhere(options, &there.entry, &place)?;
             let count = there.entry.count + u32::from(!options.once);
@@ -209,6 +200,25 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
         drop(tables);
         wait_for_other(options, start)?;
     }
+}
+
+/// Mounts one more path of a service; `false`: it is to be tried again, with the directory that is
+/// `opened` by then, or after another command.
+fn attach(
+    tables: Tables,
+    (pool, shared): (&str, Shared),
+    opened: &mut Option<(Shared, OwnedFd)>,
+    wanted: &Wanted<'_>,
+    point: &Point,
+) -> Result<bool> {
+    if let Some((_, root)) = opened.take().filter(|(of, _)| *of == shared) {
+        return share::attach(tables, pool, (&shared.base, &root), wanted, point);
+    }
+    // Services are asked, which others are not to wait for.
+    drop(tables);
+    let root = shared.root().and_then(|root| shared.open(root))?;
+    *opened = Some((shared, root));
+    Ok(false)
 }
 
 /// Waits a moment for another command that mounts or unmounts the same since `start`.
@@ -339,12 +349,12 @@ impl Reservation {
         let pool = options.pool.clone().unwrap_or_else(|| POOL_DEFAULT.to_string());
         // Under the lock of the tables, which 'pool rm' holds as well.
         let record = record_of(options)?;
-        let name = PoolName::take_lane(&dir, &pool)?;
+        let (name, had) = tables.take_lane(&pool)?;
         let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
+        if had {
+            cleared.push(name.as_str().to_string());
+        }
         let made = (|| {
-            if tables.clear_service(&pool, service)? {
-                cleared.push(name.as_str().to_string());
-            }
             let (path, point) = match point {
                 Some(point) => (options.path.clone(), point),
                 None => {
@@ -353,28 +363,18 @@ impl Reservation {
                     (path, point)
                 }
             };
-            let entry = Entry {
-                path: path.as_os_str().as_bytes().to_vec(),
-                source: options.source.text(),
-                users: users::text(options.lane.map_users.as_ref()).into_bytes(),
-                service,
-                count: 1,
-                supervisor: std::process::id(),
-                read_only: options.read_only,
-                id_maps: options.lane.id_maps,
-                starting: true,
-                is_ground: options.lane.for_instances,
-                ..Entry::default()
-            };
+            let supervisor = std::process::id();
+            let entry = Entry { service, supervisor, starting: true, ..options.entry(&path) };
+            // The entry last: what fails before it leaves none.
+            let log = OwnLog::make(&name.log_file())?;
             tables.put(&pool, &entry)?;
-            Ok((entry, point, OwnLog::make(&name.log_file())?))
+            Ok((entry, point, log))
         })();
         match made {
             Ok((entry, point, log)) => {
                 Ok(Reservation { dir, pool, record, name, entry, point, log })
             }
             Err(failure) => {
-                let _ = tables.remove(&pool, options.path.as_os_str().as_bytes());
                 name.remove_files();
                 Err(failure)
             }

@@ -1,8 +1,11 @@
 //! What `polylane mount` is asked for, and what comes of it.
 
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::source::LaneSource;
+use super::table::Entry;
+use super::users;
 use crate::run::RunOptions;
 
 /// What `polylane mount` was asked for.
@@ -22,6 +25,22 @@ pub struct MountOptions {
     pub once: bool,
     /// What a run of such a lane would be given; source, path and command are not looked at.
     pub lane: RunOptions,
+}
+
+impl MountOptions {
+    /// The entry of such a mount at `path`, as far as its options say it.
+    pub(crate) fn entry(&self, path: &Path) -> Entry {
+        Entry {
+            path: path.as_os_str().as_bytes().to_vec(),
+            source: self.source.text(),
+            users: users::text(self.lane.map_users.as_ref()).into_bytes(),
+            count: 1,
+            read_only: self.read_only,
+            id_maps: self.lane.id_maps,
+            is_ground: self.lane.for_instances,
+            ..Entry::default()
+        }
+    }
 }
 
 /// What came of it.

@@ -135,12 +135,23 @@ pub(crate) fn find(word: &Path) -> Result<PathBuf> {
 /// Why a mount stays, and what uses it: what is mounted in it, else processes.
 pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
     let path = Shown::new(OsStr::from_bytes(&entry.path));
+    Failure::failed(format!("{path}: cannot unmount it: {why}{}", uses(entry)))
+}
+
+/// Whether anything uses a mount that stays as long as it does. Who looks at its path uses it for a
+/// moment, which nothing shows.
+pub(crate) fn is_used(entry: &Entry) -> bool {
+    !uses(entry).is_empty()
+}
+
+/// What uses a mount, as the end of a line.
+fn uses(entry: &Entry) -> String {
     // What lanes mount in themselves is not for their users to unmount.
     let is_lanes_own =
         |place: &[u8]| Path::new(OsStr::from_bytes(place)).iter().any(|name| name == RESERVED_DIR);
     let is_other = |seen: &Seen| seen.place != entry.path && !is_lanes_own(&seen.place);
     let inner = seen_below(&entry.path).into_iter().rfind(is_other);
-    let users = match inner {
+    match inner {
         Some(inner) => {
             let inner = Shown::new(OsStr::from_bytes(&inner.place)).to_string();
             format!(": {inner} is mounted in it: umount that first")
@@ -149,8 +160,7 @@ pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
             users if users.is_empty() => String::new(),
             users => format!(": used by {}", users.join(", ")),
         },
-    };
-    Failure::failed(format!("{path}: cannot unmount it: {why}{users}"))
+    }
 }
 
 /// Why the mount of a lane stays that is at the path of `other` as well.

@@ -17,9 +17,9 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::places;
-use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
+use crate::mounts;
 use crate::skeleton::KERNELS;
 
 /// An empty directory that a lane may be mounted on.
@@ -44,10 +44,12 @@ impl Point {
         }
         let failed = |error: Errno| Failure::path(path, "use it as mount path", error);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = open_at(path, flags).map_err(|error| match error {
+        // Who had a mount open that is there would keep it from being unmounted.
+        let dir = open_at(path, flags, ResolveFlags::NO_XDEV).map_err(|error| match error {
             Errno::LOOP => {
                 Failure::failed(format!("{shown}: a directory on the way to it became a link"))
             }
+            Errno::XDEV => is_mounted(&shown, kind_at(path)),
             error => failed(error),
         })?;
         let stat = rustix::fs::fstat(&dir).map_err(failed)?;
@@ -59,9 +61,7 @@ impl Point {
             _ => return refuse("not a directory: a lane is mounted on an empty one"),
         }
         if let Some(kind) = mount_at(&dir, path) {
-            return refuse(&format!(
-                "a mount point already ({kind}): unmount that, or choose another"
-            ));
+            return Err(is_mounted(&shown, Some(kind)));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let list = rustix::fs::openat(&dir, ".", flags, Mode::empty()).map_err(failed)?;
@@ -97,6 +97,18 @@ impl AsFd for Point {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.dir.as_fd()
     }
+}
+
+fn is_mounted(shown: &Shown, kind: Option<String>) -> Failure {
+    let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
+    Failure::failed(format!(
+        "{shown}: a mount point already{kind}: unmount that, or choose another"
+    ))
+}
+
+/// The kind of the uppermost mount at a path.
+fn kind_at(path: &Path) -> Option<String> {
+    places::topmost(path.as_os_str().as_bytes()).map(|seen| seen.kind)
 }
 
 /// The kind of the mount whose root the directory at `path` is; `None`: it is none's. Where the
@@ -136,7 +148,7 @@ fn root_of(seen: &Seen) -> rustix::io::Result<Root> {
         return Err(Errno::INVAL);
     };
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let parent = open_at(above, flags | OFlags::DIRECTORY)?;
+    let parent = open_at(above, flags | OFlags::DIRECTORY, ResolveFlags::empty())?;
     let root = rustix::fs::openat(&parent, name, flags, Mode::empty())?;
     match mount_id(&root) == Some(seen.id) {
         true => Ok(Root { root, parent, name: name.as_bytes().to_vec() }),
@@ -152,42 +164,55 @@ pub(crate) fn open_root(seen: &Seen) -> rustix::io::Result<OwnedFd> {
     root_of(seen).map(|root| root.root)
 }
 
-/// Takes exactly this mount away.
+/// The same, where no file system is asked for the directories above it.
+///
+/// # Errors
+/// `EAGAIN`: one would be.
+pub(crate) fn root_at_once(seen: &Seen) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = NO_LINKS | ResolveFlags::CACHED;
+    let path = Path::new(OsStr::from_bytes(&seen.place));
+    let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
+    // Kernels before 5.12 do not know it.
+    let root = root.map_err(|error| if error == Errno::INVAL { Errno::AGAIN } else { error })?;
+    match mount_id(&root) == Some(seen.id) {
+        true => Ok(root),
+        false => Err(Errno::BUSY),
+    }
+}
+
+/// Takes exactly this mount away, unless it is in use. Its file system, and with that its device's
+/// number, lasts until what is returned is closed.
 ///
 /// # Errors
 /// `EBUSY` when something covers or uses it; that it is not there any more.
-pub(crate) fn unmount(seen: &Seen, flags: UnmountFlags) -> rustix::io::Result<()> {
+pub(crate) fn unmount(seen: &Seen) -> rustix::io::Result<Option<OwnedFd>> {
     let Root { root, parent, name } = root_of(seen)?;
-    // It would keep the mount busy.
+    // A mount of its own, which keeps this one from nothing, as the root would.
+    let kept = mounts::copy_of_one(&root).ok();
     drop(root);
     let place = self_fd(&parent).join(OsStr::from_bytes(&name));
-    rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW)
+    rustix::mount::unmount(place, UnmountFlags::NOFOLLOW).map(|()| kept)
 }
 
-/// Takes the mount of this entry away, in use or not. Other mounts at its path stay.
-pub(crate) fn detach(entry: &Entry) {
-    while places::mount_of(entry).is_some_and(|seen| unmount(&seen, UnmountFlags::DETACH).is_ok()) {
-    }
+/// Takes the mount with this root away, in use or not; no file system is asked for that.
+pub(crate) fn detach(root: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::mount::unmount(self_fd(root), UnmountFlags::DETACH)
 }
 
-/// Takes all mounts of lanes of this device away, the later ones first.
-pub(crate) fn detach_device(device: u64) {
-    let is_it = |seen: &&Seen| seen.device == device && seen.kind == mountinfo::LANE_KIND;
-    for seen in mountinfo::seen().iter().rev().filter(is_it) {
-        let _ = unmount(seen, UnmountFlags::DETACH);
-    }
-}
+/// No link is followed.
+const NO_LINKS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
-/// Opens an absolute path with no link on it.
-fn open_at(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+/// Opens an absolute path with no link on the way to it; its last name by `last`.
+fn open_at(path: &Path, flags: OFlags, last: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = NO_LINKS;
     // A path with a link at its end is told apart by its kind.
     let parent = path.parent().map(|above| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat2(CWD, above, flags, Mode::empty(), resolve)
     });
     match (parent.transpose()?, path.file_name()) {
-        (Some(parent), Some(name)) => rustix::fs::openat(parent, name, flags, Mode::empty()),
+        (Some(parent), Some(name)) => rustix::fs::openat2(parent, name, flags, Mode::empty(), last),
         _ => rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve),
     }
 }
@@ -246,7 +271,8 @@ mod tests {
     fn a_mount_that_is_covered_or_gone_is_not_found() {
         let root = mountinfo::seen().into_iter().next().expect("a mount");
         let other = Seen { id: u64::MAX, place: b"/tmp".to_vec(), ..root };
-        assert_eq!(unmount(&other, UnmountFlags::DETACH), Err(Errno::BUSY));
+        assert_eq!(unmount(&other).expect_err("another"), Errno::BUSY);
         assert_eq!(open_root(&other).expect_err("another"), Errno::BUSY);
+        assert_eq!(root_at_once(&other).expect_err("another"), Errno::BUSY);
     }
 }

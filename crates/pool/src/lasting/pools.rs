@@ -11,6 +11,7 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use polylane_base::shown::Shown;
 use polylane_volume as volume;
@@ -34,11 +35,40 @@ const PIDS_MIN: u64 = 32;
 /// Most pools that one member of the daemon's group has made.
 const MEMBER_POOLS_MAX: usize = 64;
 
+/// CPUs that a pool is to have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PoolCpus {
+    /// All: the limit is lifted.
+    All,
+    /// These.
+    These(CpuList),
+}
+
+impl FromStr for PoolCpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "all" => Ok(PoolCpus::All),
+            list => list.parse().map(PoolCpus::These),
+        }
+    }
+}
+
+impl PoolCpus {
+    fn list(&self) -> Option<&CpuList> {
+        match self {
+            PoolCpus::All => None,
+            PoolCpus::These(list) => Some(list),
+        }
+    }
+}
+
 /// What is to be changed of a pool; 0 lifts a limit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PoolChange {
     /// Its CPUs.
-    pub cpus: Option<CpuList>,
+    pub cpus: Option<PoolCpus>,
     /// Bytes of memory.
     pub memory: Option<u64>,
     /// Processes and threads.
@@ -69,14 +99,14 @@ impl PoolChange {
         if below(self.dirty_limit, DIRTY_BYTES_MIN) {
             return usage("--dirty-limit: at least 1M");
         }
-        run::pool_cpus(self.cpus.as_ref()).map(drop)
+        run::pool_cpus(self.cpus.as_ref().and_then(PoolCpus::list)).map(drop)
     }
 
     /// The pool with these changes.
     fn apply(&self, record: PoolRecord) -> Result<PoolRecord> {
         let or = |new: Option<u64>, old: Option<u64>| new.or(old).filter(|&value| value > 0);
         let changed = PoolRecord {
-            cpus: self.cpus.clone().or(record.cpus),
+            cpus: self.cpus.as_ref().map_or(record.cpus, |cpus| cpus.list().cloned()),
             memory: or(self.memory, record.memory),
             pids: or(self.pids, record.pids),
             weight: self.weight.or(record.weight),
@@ -121,8 +151,7 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
         ));
     }
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
-    let tables = Tables::lock(&dir)?;
-    tables.clear_dead()?;
+    let (tables, _) = Tables::lock_cleared(&dir)?;
     let there = PoolRecord::load(&state, name)?;
     refuse_member(&state, name, there.as_ref(), member)?;
     if let Some(there) = there {
@@ -130,14 +159,16 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
             // The daemon's user counts on it from now on.
             PoolRecord { member: None, ..there }.save(&state)?;
         }
-        drop(tables);
-        return match once {
-            true if *limits == PoolChange::default() => Ok(()),
-            true => change(name, limits, Wanted::default()),
-            false => Err(Failure::failed(format!(
+        if !once {
+            return Err(Failure::failed(format!(
                 "pool '{name}': exists: change it with 'polylane pool set {name}', or remove it \
                  with 'polylane pool rm {name}'"
-            ))),
+            )));
+        }
+        let device = Wanted { weight: limits.weight, ..Wanted::default() };
+        return match *limits == PoolChange::default() {
+            true => Ok(()),
+            false => store_change(tables, limits, device, (&state, name)),
         };
     }
     // A run that has a pool of this name for itself.
@@ -198,25 +229,33 @@ fn make_groups(record: &PoolRecord) {
 pub fn change(name: &str, change: &PoolChange, device: Wanted) -> Result<()> {
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let device = Wanted { weight: change.weight, ..device };
-    let Some(record) =
-        names::is_name(name).then(|| PoolRecord::load(&state, name)).transpose()?.flatten()
-    else {
+    let record = || names::is_name(name).then(|| PoolRecord::load(&state, name)).transpose();
+    if record()?.flatten().is_none() {
         let of_pool = PoolChange { weight: None, ..change.clone() } != PoolChange::default();
         return match of_pool {
             true => PoolRecord::expect(&state, name).map(drop),
             false => set::set(name, device),
         };
-    };
+    }
     if *change == PoolChange::default() && device == Wanted::default() {
         return Err(Failure::usage(format!("pool '{name}': say what to change, as --weight N")));
     }
     change.check()?;
-    let tables = Tables::lock(&dir)?;
-    let record = change.apply(record)?;
-    record.save(&state)?;
+    store_change(Tables::lock(&dir)?, change, device, (&state, name))
+}
+
+/// Changes the pool as it is now: no other command changes it as long as the tables are locked.
+fn store_change(
+    tables: Tables,
+    change: &PoolChange,
+    device: Wanted,
+    (state, name): (&Path, &str),
+) -> Result<()> {
+    let record = change.apply(PoolRecord::expect(state, name)?)?;
+    record.save(state)?;
     make_groups(&record);
     drop(tables);
-    set_lanes(name, &lanes(&dir, name), device)
+    set_lanes(name, &lanes(&names::runtime_dir(), name), device)
 }
 
 /// Changes what the lanes of a pool are to have of their devices.
@@ -276,8 +315,7 @@ pub fn namespaces(name: &str) -> Result<Vec<NsKind>> {
 /// the daemon's group may not.
 pub fn remove(name: &str, member: Option<u32>) -> Result<()> {
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
-    let tables = Tables::lock(&dir)?;
-    tables.clear_dead()?;
+    let (tables, _) = Tables::lock_cleared(&dir)?;
     let record = PoolRecord::expect(&state, name)?;
     refuse_member(&state, name, Some(&record), member)?;
     let groups = record.groups();
@@ -295,8 +333,8 @@ pub fn remove(name: &str, member: Option<u32>) -> Result<()> {
 fn refuse_used(tables: &Tables, (dir, name): (&Path, &str), groups: &cgroup::Plan) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;
     let used = |why: String| Err(Failure::failed(format!("pool '{name}': {why}")));
-    if let Some(mount) = tables.all()?.iter().find(|mount| mount.pool == name) {
-        let path = Shown::new(std::ffi::OsStr::from_bytes(&mount.entry.path)).to_string();
+    if let Some(entry) = tables.of_pool(name)?.first() {
+        let path = Shown::new(std::ffi::OsStr::from_bytes(&entry.path)).to_string();
         return used(format!("{path} is mounted in it: umount that first"));
     }
     if let Some(lane) = lanes(dir, name).first() {

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use polylane_base::shown::Shown;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree};
+use rustix::mount::{OpenTreeFlags, open_tree};
 
+use super::lock::Lock;
 use super::point::{self, Point};
 use super::source::{Base, LaneSource};
 use super::table::Entry;
-use super::tables::{Mount, Tables};
+use super::tables::{After, Mount, Tables, detach_those};
 use super::{join, places};
 use crate::failure::{Failure, Result};
 use crate::mounts;
@@ -51,8 +52,7 @@ pub(crate) struct Shared {
 /// A table cannot be read; what is there cannot be shared.
 pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<Option<Shared>> {
     let bases = wanted.source.bases();
-    let all: Vec<Mount> = tables.all()?.into_iter().filter(|mount| mount.pool == pool).collect();
-    let instances: Vec<Entry> = all.iter().map(|mount| mount.entry.clone()).collect();
+    let instances = tables.of_pool(pool)?;
     let part_of = |entry: &Entry| {
         let is_first = entry.instance == 0 || join::is_own_lane(entry, &instances);
         let is_it = |base: &Base| base.source == entry.source && is_first && !entry.is_ground;
@@ -63,8 +63,7 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
     let found = match near {
         Some(found) => Some(found),
         None => {
-            let own =
-                all.into_iter().filter_map(|mount| Some((part_of(&mount.entry)?, mount.entry)));
+            let own = instances.iter().filter_map(|entry| Some((part_of(entry)?, entry.clone())));
             own.min_by_key(|(distance, _)| *distance)
         }
     };
@@ -129,17 +128,24 @@ impl Shared {
 }
 
 /// Mounts one more instance of the service of `base`, from a directory of it on, at the path of
-/// `wanted`.
+/// `wanted`; `false`: another command is at one of both paths.
 ///
 /// # Errors
 /// One line; nothing is left behind.
 pub(crate) fn attach(
-    tables: &Tables,
+    tables: Tables,
     pool: &str,
     (base, root): (&Entry, &OwnedFd),
     wanted: &Wanted<'_>,
     point: &Point,
-) -> Result<()> {
+) -> Result<bool> {
+    let path = wanted.path.as_os_str().as_bytes().to_vec();
+    // Without the other mounts its lane ends.
+    let own = match tables.is_changing(&base.path) {
+        false => tables.lock_path(&path)?,
+        true => None,
+    };
+    let Some(_own) = own else { return Ok(false) };
     let failed = |error| Failure::path(wanted.path, "share the lane there", error);
     let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::OPEN_TREE_CLONE
@@ -150,31 +156,49 @@ pub(crate) fn attach(
     }
     let instances = tables.of_service(pool, base.service)?;
     let last = instances.iter().map(|entry| entry.instance).max().unwrap_or(0);
-    let path = wanted.path.as_os_str().as_bytes().to_vec();
     let (instance, read_only) = (last + 1, wanted.read_only);
     let number = point::mount_id(&mount).and_then(|id| id.try_into().ok()).unwrap_or(0);
     let source = wanted.source.text();
     let entry =
         Entry { path, source, instance, read_only, count: 1, mount: number, ..base.clone() };
-    tables.put(pool, &entry)?;
-    point.mount(&mount).inspect_err(|_| drop(tables.remove(pool, &entry.path)))
+    tables.show(pool, &entry, (&mount, point)).map(|()| true)
+}
+
+/// Takes an instance other than a service's first away, in use or not.
+///
+/// # Errors
+/// One line: it is in a lane that does not answer.
+pub(crate) fn detach(dir: &Path, mount: &Mount) -> Result<()> {
+    let those = |tables: &Tables| {
+        let mut own = tables.of_service(&mount.pool, mount.entry.service)?;
+        own.retain(|entry| entry.path == mount.entry.path);
+        Ok(own)
+    };
+    match detach_those(dir, &mount.pool, those, After::Goes)? {
+        true => Ok(()),
+        false => Err(places::not_unmounted(&mount.entry, &polylane_base::Errno(libc::ETIMEDOUT))),
+    }
 }
 
 /// Takes an instance other than a service's first away, through which everything was made durable.
 ///
 /// # Errors
 /// One line: it is in use, or something covers it.
-pub(crate) fn detach(tables: &Tables, mount: &Mount, lazy: bool) -> Result<()> {
+pub(crate) fn unmount(dir: &Path, mount: &Mount) -> Result<()> {
+    let (pool, entry) = (&mount.pool, &mount.entry);
     let failed = |error: Errno| {
         let why = polylane_base::Errno(error.raw_os_error());
-        places::not_unmounted(&mount.entry, &why)
+        places::not_unmounted(entry, &why)
     };
-    match lazy {
-        true => point::detach(&mount.entry),
-        false => {
-            let seen = places::mount_of(&mount.entry).ok_or_else(|| failed(Errno::NOENT))?;
-            point::unmount(&seen, UnmountFlags::empty()).map_err(failed)?;
-        }
+    let _own = Lock::of_path(dir, &entry.path)?;
+    let now = Tables::lock(dir)?.of_service(pool, entry.service)?;
+    match now.into_iter().find(|now| now.path == entry.path) {
+        // Another command was faster.
+        None => return Ok(()),
+        Some(now) if now.count > 1 => return Err(failed(Errno::BUSY)),
+        Some(_) => {}
     }
-    tables.remove(&mount.pool, &mount.entry.path)
+    let seen = places::mount_of(entry).ok_or_else(|| failed(Errno::NOENT))?;
+    let _kept = point::unmount(&seen).map_err(failed)?;
+    Tables::lock(dir)?.remove(pool, &entry.path)
 }

@@ -3,36 +3,46 @@
 //! A mount path is unique over all pools, so they are looked at together. The lock is an flock(2)
 //! of a file in the run-time directory, held for the length of a few file operations. Others cannot
 //! open the file, and so not lock it; the directory may have been open to them once.
+//!
+//! # Locking
+//!
+//! Path → tables. The lock of a path is held by a command that mounts or unmounts there, which may
+//! wait for the file system that the path is in, and for the lane's. Under the lock of the tables
+//! nothing is asked of a file system that a tenant serves: a mount is taken away by its root. Its
+//! root is found by what the kernel has in memory, else before the lock, for a limited time
+//! ([`with_roots`]). What may wait for a lane at its close is closed after the lock.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use polylane_base::sync::thread;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use polylane_base::shown::Shown;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::lock::{Lock, PATH_LOCKS, path_lock};
 use super::places::{self, Sight, Views};
+use super::point::{self, Point};
 use super::table::{Entry, Table};
-use super::{point, unserved};
+use super::unserved;
 use crate::failure::{Failure, Result};
-use crate::names::{self, PoolName, ensure_private_dir, is_still};
+use crate::mountinfo::{self, Seen};
+use crate::names::{self, PoolName};
 use crate::timely;
 
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
 
-/// How long other commands may hold the lock, one after the other: a hundred that start at a time
-/// on a busy host are done sooner. One that was stopped (Ctrl-Z) holds it for longer.
-const LOCK_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long file systems above a mount may take to find it.
+const FIND_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// How long the mount of a dead lane may take to be taken away.
-const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// The same where that of another lane took too long.
-const LATER_TIME_MAX: Duration = Duration::from_millis(100);
+/// The same once one of them took too long.
+const LATER_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// A mount and the pool that it belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,73 +79,27 @@ impl LaneOwner {
     }
 }
 
-/// Takes a dead lane's mount away; whether that is done. The directories above it may be of a file
-/// system that does not answer, and who waits for it holds the tables.
-fn detached(entry: &Entry, is_served: impl FnOnce() -> bool, limit: Duration) -> bool {
-    if places::mount_of(entry).is_none() {
-        return true;
-    }
-    let (entry, is_served) = (entry.clone(), is_served());
-    let done = timely::within(limit, move || {
-        unserved::detach(&entry, is_served);
-        Ok(())
-    });
-    done != Err(polylane_base::Errno::ETIMEDOUT)
-}
-
-/// The lock of a file in the run-time directory. Dropped, it is free.
-#[derive(Debug)]
-pub(super) struct Lock {
-    path: PathBuf,
-    _file: OwnedFd,
-}
-
-impl Lock {
-    /// Locks the file of that name in the run-time directory `dir`, which is made.
-    ///
-    /// # Errors
-    /// One line when the directory cannot be used, or another command holds the lock for long.
-    pub(super) fn take(dir: &Path, name: String) -> Result<Lock> {
-        let (start, path) = (Instant::now(), dir.join(name));
-        let failed = |error: Errno| Failure::path(&path, "lock it", error);
-        while start.elapsed() < LOCK_TIME_MAX {
-            ensure_private_dir(dir)?;
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(file) => file,
-                // The last holder of a name removed it.
-                Err(Errno::NOENT) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            // No thread waits for it in flock(2): who holds it forks.
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_still(&path, &file) => return Ok(Lock { path, _file: file }),
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => thread::sleep(Duration::from_millis(1)),
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Err(Failure::failed(format!(
-            "{}: other polylane commands hold it for {} s: end a stopped one",
-            path.display(),
-            LOCK_TIME_MAX.as_secs()
-        )))
-    }
-}
-
-impl Drop for Lock {
-    /// The file goes before it is unlocked, and the directory with its last file, as for names.
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        let _ = self.path.parent().map(fs::remove_dir);
-    }
-}
-
 /// All tables, locked. Dropped, they are unlocked.
 #[derive(Debug)]
 pub(crate) struct Tables {
     dir: PathBuf,
-    _lock: Lock,
+    /// `None` at its end.
+    lock: Option<Lock>,
+    /// Roots of mounts that could not be found under the lock, by the mount's number.
+    known: Vec<(u64, OwnedFd)>,
+    /// Mounts that could not be taken away, since a file system has to be asked for their roots.
+    unknown: RefCell<Vec<Seen>>,
+    /// Roots of mounts that were taken away.
+    gone: RefCell<Vec<OwnedFd>>,
+}
+
+impl Drop for Tables {
+    /// Who closes a mount may wait for its service, so the tables are unlocked before.
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        let known = std::mem::take(&mut self.known).into_iter().map(|(_, root)| root);
+        timely::close(self.gone.take().into_iter().chain(known).collect());
+    }
 }
 
 impl Tables {
@@ -144,8 +108,87 @@ impl Tables {
     /// # Errors
     /// As [`Lock::take`].
     pub(crate) fn lock(dir: &Path) -> Result<Tables> {
-        let lock = Lock::take(dir, LOCK_FILE.to_string())?;
-        Ok(Tables { dir: dir.to_path_buf(), _lock: lock })
+        let lock = Some(Lock::take(dir, LOCK_FILE.to_string())?);
+        let (unknown, gone) = (RefCell::default(), RefCell::default());
+        Ok(Tables { dir: dir.to_path_buf(), lock, known: Vec::new(), unknown, gone })
+    }
+
+    /// Locks the tables, and removes what dead supervisors left: mounts, entries, files. The mounts
+    /// that are gone so; the services of their lanes may still be writing back (`orphans`).
+    ///
+    /// # Errors
+    /// As [`lock`](Tables::lock); a table cannot be read.
+    pub(crate) fn lock_cleared(dir: &Path) -> Result<(Tables, Vec<Mount>)> {
+        let mut dead = Vec::new();
+        let tables = with_roots(dir, |tables| {
+            dead.extend(tables.clear_dead()?);
+            Ok(())
+        })?;
+        Ok((tables, dead))
+    }
+
+    /// Locks what is to be mounted at a path, under the lock of the tables; `None`: another command
+    /// holds it.
+    ///
+    /// # Errors
+    /// One line when the directory cannot be used.
+    pub(crate) fn lock_path(&self, path: &[u8]) -> Result<Option<Lock>> {
+        let file = self.dir.join(path_lock(path));
+        match Lock::try_take(&file, OFlags::CREATE) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(Errno::WOULDBLOCK | Errno::NOENT) => Ok(None),
+            Err(error) => Err(Failure::path(&file, "lock it", error)),
+        }
+    }
+
+    /// Whether a command mounts or unmounts at a path now.
+    pub(crate) fn is_changing(&self, path: &[u8]) -> bool {
+        // What a killed command left goes with its lock.
+        let lock = Lock::try_take(&self.dir.join(path_lock(path)), OFlags::empty());
+        lock.is_err_and(|error| error == Errno::WOULDBLOCK)
+    }
+
+    /// Takes the mount of an entry away, in use or not; whether none is left. Other mounts at its
+    /// path stay, and it stays below what covers it.
+    pub(crate) fn detach(&self, entry: &Entry) -> bool {
+        while let Some(seen) = places::mount_of(entry) {
+            if let Some(done) = self.detach_seen(&seen) {
+                return done;
+            }
+        }
+        true
+    }
+
+    /// `None`: it was taken away; else whether it cannot be, now or later.
+    fn detach_seen(&self, seen: &Seen) -> Option<bool> {
+        let known = self.known.iter().find(|(id, _)| *id == seen.id);
+        let root = match known {
+            Some((_, root)) => root.try_clone().map_err(|_| Errno::MFILE),
+            None => point::root_at_once(seen),
+        };
+        match root.and_then(|root| point::detach(&root).map(|()| root)) {
+            Ok(root) => self.gone.borrow_mut().push(root),
+            Err(Errno::AGAIN) => {
+                self.unknown.borrow_mut().push(seen.clone());
+                return Some(false);
+            }
+            Err(_) => return Some(true),
+        }
+        None
+    }
+
+    /// The same of a dead lane, whose connection to the kernel ends with it unless the lane still
+    /// has a service.
+    fn detach_dead(&self, entry: &Entry, is_served: impl FnOnce() -> bool) -> bool {
+        let Some(seen) = places::mount_of(entry) else { return true };
+        let is_served = !seen.is_lane() || is_served();
+        let before = self.gone.borrow().len();
+        let done = self.detach(entry);
+        // As long as a root is open the device's number is no other file system's.
+        if !is_served && self.gone.borrow().len() > before {
+            unserved::abort(entry.device);
+        }
+        done
     }
 
     /// The pools that have tables.
@@ -176,28 +219,26 @@ impl Tables {
         Ok(mounts)
     }
 
-    /// Removes what dead supervisors left: mounts, entries, files. The mounts that are gone so; the
-    /// services of their lanes may still be writing back (`orphans`).
-    ///
-    /// # Errors
-    /// As [`all`](Tables::all).
-    pub(crate) fn clear_dead(&self) -> Result<Vec<Mount>> {
-        let (mut dead, mut views, mut limit) = (Vec::new(), Views::default(), DETACH_TIME_MAX);
-        let mut served = HashMap::new();
+    /// Removes what dead supervisors left, but for mounts that only file systems can find.
+    fn clear_dead(&self) -> Result<Vec<Mount>> {
+        let (mut dead, mut views, mut served) = (Vec::new(), Views::default(), HashMap::new());
+        self.remove_path_locks();
         for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
-                if mount.entry.instance > 0 && views.now_at(&mount.entry) == Sight::Gone {
-                    self.remove(&mount.pool, &mount.entry.path)?;
+                let path = &mount.entry.path;
+                if mount.entry.instance > 0
+                    && views.now_at(&mount.entry) == Sight::Gone
+                    && !self.is_changing(path)
+                {
+                    self.remove(&mount.pool, path)?;
                 }
                 continue;
             };
             let has_service = |lane: &String| unserved::has_service(lane);
             let is_served = || *served.entry(mount.lane()).or_insert_with_key(has_service);
-            if !detached(&mount.entry, is_served, limit) {
-                // The next command tries again.
-                limit = LATER_TIME_MAX;
+            if !self.detach_dead(&mount.entry, is_served) {
                 continue;
             }
             self.remove(&mount.pool, &mount.entry.path)?;
@@ -230,12 +271,20 @@ impl Tables {
         Ok(None)
     }
 
+    /// The mounts of one pool, by service and instance.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub(crate) fn of_pool(&self, pool: &str) -> Result<Vec<Entry>> {
+        Ok(self.table(pool)?.map(|table| table.entries()).unwrap_or_default())
+    }
+
     /// The mounts of one service, by instance.
     ///
     /// # Errors
     /// The table cannot be read.
     pub(crate) fn of_service(&self, pool: &str, service: u32) -> Result<Vec<Entry>> {
-        let mut entries = self.table(pool)?.map(|table| table.entries()).unwrap_or_default();
+        let mut entries = self.of_pool(pool)?;
         entries.retain(|entry| entry.service == service);
         Ok(entries)
     }
@@ -251,19 +300,95 @@ impl Tables {
         Ok(entries)
     }
 
-    /// Removes what earlier lanes left under the name of one whose name the caller has just taken;
-    /// whether there was anything.
+    /// Takes the name of a new lane; whether earlier ones of that name have left anything, which is
+    /// removed. Where a mount of theirs cannot be taken away now they keep their name.
     ///
     /// # Errors
-    /// The table cannot be read or written.
-    pub(crate) fn clear_service(&self, pool: &str, service: u32) -> Result<bool> {
-        let left = self.of_service(pool, service)?;
+    /// All names are in use; the table cannot be read or written.
+    pub(crate) fn take_lane(&self, pool: &str) -> Result<(PoolName, bool)> {
+        let mut kept = Vec::new();
+        loop {
+            let name = PoolName::take_lane(&self.dir, pool)?;
+            let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
+            match self.clear_service(pool, service)? {
+                Some(had) => return Ok((name, had)),
+                None => kept.push(name),
+            }
+        }
+    }
+
+    /// Removes what earlier lanes left; `None`: not all of it can be now.
+    fn clear_service(&self, pool: &str, service: u32) -> Result<Option<bool>> {
+        let (left, mut all) = (self.of_service(pool, service)?, true);
         let is_served = !left.is_empty() && unserved::has_service(&names::lane_name(pool, service));
         for entry in left.iter().rev() {
-            unserved::detach(entry, is_served);
-            self.remove(pool, &entry.path)?;
+            match self.detach_dead(entry, || is_served) {
+                true => self.remove(pool, &entry.path)?,
+                false => all = false,
+            }
         }
-        Ok(!left.is_empty())
+        Ok(all.then_some(!left.is_empty()))
+    }
+
+    /// Puts a mount in, and at its path. The tables are not locked then: the directory may be in
+    /// another lane. The caller has the lock of the path, or its entry says that it starts.
+    ///
+    /// # Errors
+    /// One line; the mount is nowhere, and not in the table.
+    pub(crate) fn show(
+        self,
+        pool: &str,
+        entry: &Entry,
+        (mount, point): (&OwnedFd, &Point),
+    ) -> Result<()> {
+        self.put(pool, entry)?;
+        let dir = self.dir.clone();
+        drop(self);
+        let shown = point.mount(mount);
+        let listed = Tables::lock(&dir).and_then(|tables| {
+            let listed = tables.is_listed(pool, entry)?;
+            if shown.is_err() && listed {
+                tables.remove(pool, &entry.path)?;
+            }
+            Ok(listed)
+        });
+        match listed {
+            Ok(true) => shown,
+            listed => {
+                shown?;
+                // Its lane ended meanwhile, and who cleared up did not find it.
+                let _ = point::detach(mount);
+                listed.and(Err(is_killed(entry)))
+            }
+        }
+    }
+
+    /// Refuses to go on once the lane's entry is gone, or another lane's: its supervisor was
+    /// killed, so others may use the path.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn expect_own(&self, pool: &str, entry: &Entry) -> Result<()> {
+        match self.is_listed(pool, entry)? {
+            true => Ok(()),
+            false => Err(is_killed(entry)),
+        }
+    }
+
+    fn is_listed(&self, pool: &str, entry: &Entry) -> Result<bool> {
+        let entries = self.of_lane(&LaneOwner::of(pool, entry))?;
+        Ok(entries.iter().any(|own| own.path == entry.path && own.instance == entry.instance))
+    }
+
+    /// What commands that were killed left of the locks of paths.
+    fn remove_path_locks(&self) {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let is_lock = |entry: &fs::DirEntry| {
+            entry.file_name().as_encoded_bytes().starts_with(PATH_LOCKS.as_bytes())
+        };
+        for entry in entries.filter(is_lock) {
+            drop(Lock::try_take(&entry.path(), OFlags::empty()));
+        }
     }
 
     /// Puts a mount in, in place of one at the same path.
@@ -295,49 +420,124 @@ impl Tables {
     }
 }
 
-/// Takes all mounts of a lane away, the later instances first. The tables stay locked until their
-/// entries say so: the kernel gives a path and a device number to the next mount once they are
-/// free.
-pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
-    let Ok(tables) = Tables::lock(dir) else { return };
-    for entry in tables.of_lane(owner).unwrap_or_default().iter().rev() {
-        point::detach(entry);
-        let _ = tables.is_gone(&owner.pool, entry);
+/// The line for a lane that has no entry any more.
+fn is_killed(entry: &Entry) -> Failure {
+    let path = Shown::new(OsStr::from_bytes(&entry.path)).to_string();
+    Failure::failed(format!("{path}: its supervisor was killed: not mounted"))
+}
+
+/// Does `work` with the tables locked; they are still. Mounts whose roots were not to be found so
+/// are looked for then, without the lock and for a limited time, and `work` is done once more.
+fn with_roots(dir: &Path, mut work: impl FnMut(&Tables) -> Result<()>) -> Result<Tables> {
+    let tables = Tables::lock(dir)?;
+    work(&tables)?;
+    let unknown = tables.unknown.take();
+    if unknown.is_empty() {
+        return Ok(tables);
     }
+    drop(tables);
+    let (mut known, mut limit) = (Vec::new(), FIND_TIME_MAX);
+    for seen in unknown {
+        let id = seen.id;
+        match timely::opened_within(limit, move || point::open_root(&seen)) {
+            Ok(root) => known.push((id, root)),
+            Err(polylane_base::Errno::ETIMEDOUT) => limit = LATER_TIME_MAX,
+            Err(_) => {}
+        }
+    }
+    let mut tables = Tables::lock(dir)?;
+    tables.known = known;
+    work(&tables)?;
+    Ok(tables)
+}
+
+/// What becomes of the entry of a mount that was taken away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum After {
+    /// It stays until its lane has ended.
+    Stays,
+    /// It goes.
+    Goes,
+}
+
+/// Takes mounts of a pool away, in use or not, the later instances first; whether all are. The
+/// tables stay locked until their entries say so: the kernel gives a path and a device number to
+/// the next mount once they are free.
+///
+/// # Errors
+/// The table cannot be read or written.
+pub(crate) fn detach_those(
+    dir: &Path,
+    pool: &str,
+    those: impl Fn(&Tables) -> Result<Vec<Entry>>,
+    after: After,
+) -> Result<bool> {
+    let mut all = true;
+    with_roots(dir, |tables| {
+        all = true;
+        for entry in those(tables)?.iter().rev() {
+            match (tables.detach(entry), after) {
+                (false, _) => all = false,
+                (true, After::Stays) => tables.is_gone(pool, entry)?,
+                (true, After::Goes) => tables.remove(pool, &entry.path)?,
+            }
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Takes all mounts of a lane away.
+pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
+    let _ = detach_those(dir, &owner.pool, |tables| tables.of_lane(owner), After::Stays);
 }
 
 /// Takes all mounts of a further lane away that its service has lost, with their entries. One that
 /// cannot be taken away in time keeps its entry.
 pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
-    let Ok(tables) = Tables::lock(dir) else { return };
-    let mut entries = tables.of_lane(owner).unwrap_or_default();
-    entries.retain(|entry| entry.instance > 0 && entry.id == id);
-    // A process that waits for it has an error at once, also where its thread only comes up late.
-    for entry in entries.iter().rev().filter(|entry| detached(entry, || false, DETACH_TIME_MAX)) {
-        let _ = tables.remove(&owner.pool, &entry.path);
-    }
+    let _ = with_roots(dir, |tables| {
+        let mut entries = tables.of_lane(owner)?;
+        entries.retain(|entry| entry.instance > 0 && entry.id == id);
+        for entry in entries.iter().rev() {
+            // A process that waits for it has an error at once, also where its thread only comes
+            // up late.
+            if tables.detach_dead(entry, || false) {
+                tables.remove(&owner.pool, &entry.path)?;
+            }
+        }
+        Ok(())
+    });
 }
 
 /// Takes away what a dead lane still has in this mount namespace after a command in another one has
 /// taken its entries out: all mounts of its device, unless that is another lane's by now.
 pub(crate) fn detach_device(dir: &Path, device: u64) {
-    let Ok(tables) = Tables::lock(dir) else { return };
-    let is_free = |all: Vec<Mount>| all.iter().all(|mount| mount.entry.device != device);
-    if tables.all().is_ok_and(is_free) {
-        point::detach_device(device);
-    }
+    let _ = with_roots(dir, |tables| {
+        if tables.all()?.iter().any(|mount| mount.entry.device == device) {
+            return Ok(());
+        }
+        let is_it = |seen: &&Seen| seen.device == device && seen.is_lane();
+        for seen in mountinfo::seen().iter().rev().filter(is_it) {
+            tables.detach_seen(seen);
+        }
+        Ok(())
+    });
 }
 
-/// Takes all entries of a lane out of its pool's table.
+/// Takes all entries of a lane out of its pool's table, but those whose mounts are still there.
 pub(crate) fn forget(dir: &Path, owner: &LaneOwner) {
     let Ok(tables) = Tables::lock(dir) else { return };
     for entry in tables.of_lane(owner).unwrap_or_default() {
-        let _ = tables.remove(&owner.pool, &entry.path);
+        if places::mount_of(&entry).is_none() {
+            let _ = tables.remove(&owner.pool, &entry.path);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::FlockOperation;
+
     use super::*;
 
     fn entry(path: &str, service: u32) -> Entry {
@@ -427,8 +627,8 @@ mod tests {
         forget(&dir, &LaneOwner { pool: "db".into(), ..LaneOwner::of("web", &new) });
         assert_eq!(all().len(), 2, "another pool's");
         let tables = Tables::lock(&dir).expect("lock");
-        assert_eq!(tables.clear_service("web", 1), Ok(true));
-        assert_eq!(tables.clear_service("web", 1), Ok(false));
+        assert_eq!(tables.clear_service("web", 1), Ok(Some(true)));
+        assert_eq!(tables.clear_service("web", 1), Ok(Some(false)));
         drop(tables);
         assert_eq!(all(), [old[2].clone()]);
     }

@@ -28,6 +28,9 @@ const LAZY_START_TIME: Duration = Duration::from_secs(2);
 /// How long a supervisor may take to end once everything is durable.
 const END_TIME_MAX: Duration = Duration::from_secs(60);
 
+/// How long a lane may be busy that nobody is seen to use.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Takes one mount of PATH away; how often it is still mounted. With `lazy` also one that is in
 /// use, whose users get errors once the lane has ended.
 ///
@@ -36,45 +39,77 @@ const END_TIME_MAX: Duration = Duration::from_secs(60);
 pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
     let path = places::find(path)?;
     let dir = names::runtime_dir();
-    let (mut tables, mut mount) = match started(&dir, &path, lazy)? {
-        Found::Lane(tables, mount) => (tables, mount),
-        Found::None(dead) => return no_lane(&path, &dead),
+    let begin = Instant::now();
+    loop {
+        let failure = match take_away(&dir, &path, lazy) {
+            Err(failure) => failure,
+            done => return done,
+        };
+        let tables = Tables::lock(&dir)?;
+        // Another command has mounted it once more meanwhile, and so keeps it.
+        if let Some(count) = take_one(&tables, &path)? {
+            return Ok(count);
+        }
+        let mount = find(&tables, &path)?;
+        drop(tables);
+        // Or it did, and has unmounted it; or somebody looked at the path.
+        let is_free = mount.is_some_and(|mount| !places::is_used(&mount.entry));
+        if !is_free || begin.elapsed() > BUSY_TIME_MAX {
+            return Err(failure);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Takes one away of a lane that is mounted more than once; how often it still is.
+fn take_one(tables: &Tables, path: &Path) -> Result<Option<u32>> {
+    let Some(Mount { pool, entry }) = find(tables, path)?.filter(|mount| mount.entry.count > 1)
+    else {
+        return Ok(None);
+    };
+    let count = entry.count - 1;
+    tables.put(&pool, &Entry { count, ..entry })?;
+    Ok(Some(count))
+}
+
+fn take_away(dir: &Path, path: &Path, lazy: bool) -> Result<u32> {
+    let (mut tables, mut mount) = match started(dir, path, lazy)? {
+        Found::Lane(tables, mount) => (tables, *mount),
+        Found::None(dead) => return no_lane(path, &dead),
     };
     if mount.entry.instance > 0 && mount.entry.count == 1 {
         // Without the lock, which others must not wait for as long as for this service.
         drop(tables);
-        sync(&mount, &path, lazy)?;
-        tables = Tables::lock(&dir)?;
-        mount = match find(&tables, &path)? {
+        sync(&mount, path, lazy)?;
+        tables = Tables::lock(dir)?;
+        mount = match find(&tables, path)? {
             Some(mount) => mount,
             None => return Ok(0),
         };
     }
     let instances = tables.of_service(&mount.pool, mount.entry.service)?;
-    if mount.entry.count > 1 {
-        let count = mount.entry.count - 1;
-        tables.put(&mount.pool, &Entry { count, ..mount.entry })?;
+    if let Some(count) = take_one(&tables, path)? {
         return Ok(count);
     }
+    drop(tables);
     if join::is_own_lane(&mount.entry, &instances) {
         match lazy {
-            true => {
-                join::detach(&tables, &mount)?;
-                drop(tables);
-            }
-            false => join::unmount(tables, &dir, &mount)?,
+            true => join::detach(dir, &mount)?,
+            false => join::unmount(dir, &mount, &instances)?,
         }
         join::end(&mount)?;
         return Ok(0);
     }
     if mount.entry.instance > 0 {
-        share::detach(&tables, &mount, lazy)?;
+        match lazy {
+            true => share::detach(dir, &mount)?,
+            false => share::unmount(dir, &mount)?,
+        }
         return Ok(0);
     }
     if let Some(other) = instances.iter().find(|entry| entry.instance > 0 && !lazy) {
         return Err(places::is_shared(&mount.entry, other));
     }
-    drop(tables);
     end(&mount, lazy)?;
     Ok(0)
 }
@@ -82,7 +117,7 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
 /// What is at a path.
 enum Found {
     /// A lane; the tables are locked.
-    Lane(Tables, Mount),
+    Lane(Tables, Box<Mount>),
     /// None; these were of dead supervisors, and are cleared.
     None(Vec<Mount>),
 }
@@ -92,11 +127,13 @@ enum Found {
 fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
     let (begin, mut dead) = (Instant::now(), Vec::new());
     while begin.elapsed() < START_TIME_MAX {
-        let tables = Tables::lock(dir)?;
-        dead.extend(tables.clear_dead()?);
+        let (tables, cleared) = Tables::lock_cleared(dir)?;
+        dead.extend(cleared);
         match find(&tables, path)? {
             None => return Ok(Found::None(dead)),
-            Some(mount) if !mount.entry.starting => return Ok(Found::Lane(tables, mount)),
+            Some(mount) if !mount.entry.starting => {
+                return Ok(Found::Lane(tables, Box::new(mount)));
+            }
             Some(mount) if lazy && begin.elapsed() > LAZY_START_TIME => {
                 kill_supervisor(&mount);
                 // Whichever command clears it.
@@ -158,8 +195,7 @@ fn is_below_nothing(path: &Path) -> bool {
 /// Whether a lane is mounted at PATH.
 fn is_mounted(path: &Path) -> Result<bool> {
     let path = places::find(path)?;
-    let tables = Tables::lock(&names::runtime_dir())?;
-    tables.clear_dead()?;
+    let (tables, _) = Tables::lock_cleared(&names::runtime_dir())?;
     find(&tables, &path).map(|found| found.is_some())
 }
 

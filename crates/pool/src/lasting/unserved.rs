@@ -14,28 +14,12 @@ use rustix::fs::{Mode, OFlags, minor, openat};
 use rustix::io::Result;
 use rustix::mount::MountAttrFlags;
 
-use super::table::Entry;
-use super::{places, point};
-use crate::mountinfo::LANE_KIND;
 use crate::{mounts, orphans};
 
 /// How often a service that was killed is looked for, and how long it has each time to be gone: one
 /// that writes back is left alone.
 const LOOKS: usize = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
-
-/// Takes the mount of a dead lane's entry away, and ends its connection unless the lane still has a
-/// service: the caller has the lane's name, or has found it free.
-pub(super) fn detach(entry: &Entry, is_served: bool) {
-    // With it the device's number is no other file system's.
-    let own = places::mount_of(entry).filter(|seen| seen.kind == LANE_KIND && !is_served);
-    let root = own.and_then(|seen| point::open_root(&seen).ok());
-    point::detach(entry);
-    if root.is_some() {
-        // Only root of the host may, and where all descriptors are closed there is nothing to end.
-        let _ = abort(entry.device);
-    }
-}
 
 /// Whether a dead lane has a service that writes back what its supervisor's death has left, and not
 /// one that was killed with it.
@@ -48,8 +32,13 @@ pub(super) fn has_service(lane: &str) -> bool {
     })
 }
 
-/// Fails all requests of a connection that wait for an answer, and all later ones.
-fn abort(device: u64) -> Result<()> {
+/// Ends the connection of this device: all requests fail that wait for an answer, and all later
+/// ones. Only root of the host may, and where all descriptors are closed there is nothing to end.
+pub(super) fn abort(device: u64) {
+    let _ = try_abort(device);
+}
+
+fn try_abort(device: u64) -> Result<()> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
