@@ -32,8 +32,8 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic
-/// links, zero-message opens (a fast-lane open must be seen), splice. With asynchronous direct I/O or
-/// without, Linux does not move the position of io_uring's requests that name no offset.
+/// links, zero-message opens (a fast-lane open must be seen), splice. With asynchronous direct I/O
+/// or without, Linux does not move the position of io_uring's requests that name no offset.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::POSIX_LOCKS)
     .union(InitFlags::ATOMIC_O_TRUNC)
