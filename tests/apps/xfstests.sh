@@ -14,7 +14,7 @@ export RESULT_BASE=$work/results HOST_OPTIONS=/dev/null SCRATCH_MNT=$here/scratc
 if [ "$LANE" = /lane ]; then
     trap 'rm -rf "$work"' EXIT
     export FSTYP=fuse TEST_DEV=polylane TEST_DIR=$LANE SCRATCH_DEV=polylane-scratch
-    others='"^polylane (.* )?/(lane/.polylane)?$"'
+    others='"^polylane (.* )?/(|lane/.polylane|run/polylane/.*)$"'
     stays="for word; do case \$word in $TEST_DEV | $SCRATCH_DEV | $TEST_DIR | $SCRATCH_MNT) exit 0 ;; esac; done"
     wrap mount "$stays; exec \$real \"\$@\""
     wrap umount "$stays; exec \$real \"\$@\""

@@ -1,6 +1,8 @@
 //! fsx and pjdfstest on lanes on CephFS, by the library, by FUSE and by both at once, beside
 //! ceph-fuse on the same cluster.
 //!
+//! xfstests' quick generic tests are run where ceph-fuse passes them.
+//!
 //! `POLYLANE_CEPH_FSX` is how many operations each fsx does; without it few, for `make test-ceph`.
 
 use std::fs;
@@ -12,7 +14,7 @@ use polylane_testkit::effort::number;
 use polylane_tests::ceph::{CephFuse, Cluster};
 use polylane_tests::host::{Host, text};
 use polylane_tests::pool::Run;
-use polylane_tests::{Lane, Script, lacks, scripts, tools};
+use polylane_tests::{Lane, Script, lacks, scripts, skip, tools};
 
 /// Where lanes are, as for the same suites on other lanes.
 const AT: &str = "/srv";
@@ -193,4 +195,94 @@ fn suites_by_ceph_fuse() {
     let numbers = (passed.len(), failed.len(), skipped.len());
     println!("{test}: pjdfstest: {numbers:?} passed, failed, skipped: {failed:?}");
     drop(mounted);
+}
+
+/// Of xfstests, left out: tests of mount options, which need another mount.
+const OF_MOUNT_OPTIONS: [&str; 6] = ["003", "120", "128", "294", "306", "452"];
+
+/// Seconds of one test of xfstests.
+const XFSTESTS_LIMIT: &str = "150";
+
+/// Those that pass on ceph-fuse and not on a lane, and why.
+const XFSTESTS_KNOWN: [(&str, &str); 0] = [];
+
+/// The quick generic tests of an xfstests that is built.
+fn quick(xfstests: &Path) -> Vec<String> {
+    if let Ok(only) = std::env::var("POLYLANE_XFSTESTS_ONLY") {
+        return only.split_whitespace().map(str::to_string).collect();
+    }
+    let found = fs::read_dir(xfstests.join("tests/generic")).expect("tests");
+    let names = found.map(|entry| entry.expect("a file").file_name().into_string().expect("text"));
+    let is_quick = |name: &String| {
+        name.len() == 3
+            && !OF_MOUNT_OPTIONS.contains(&name.as_str())
+            && fs::read_to_string(xfstests.join("tests/generic").join(name)).is_ok_and(|text| {
+                let groups = text.lines().find(|line| line.starts_with("_begin_fstest"));
+                groups.is_some_and(|line| line.split(' ').any(|group| group == "quick"))
+            })
+    };
+    let mut names: Vec<_> = names.filter(is_quick).map(|name| format!("generic/{name}")).collect();
+    names.sort();
+    names
+}
+
+/// Names of tests with a result, by the lines of `xfstests.sh`.
+fn ended(said: &str, result: &str) -> Vec<String> {
+    let lines = said.lines().filter_map(|line| line.split_once(' '));
+    lines.filter(|(_, how)| *how == result).map(|(name, _)| name.to_string()).collect()
+}
+
+/// What passes on ceph-fuse passes on a lane, by the library and by FUSE.
+#[test]
+#[ignore = "hours: for a campaign"]
+fn xfstests_where_ceph_fuse_passes() {
+    let test = "xfstests_where_ceph_fuse_passes";
+    let Some(cluster) = Cluster::for_test(test) else { return };
+    if lacks(test, &["ceph-fuse"]) {
+        return;
+    }
+    let xfstests = tools().ancestors().nth(2).expect("the target directory").join("xfstests");
+    let build = scripts().join("../../scripts/build-xfstests.sh");
+    let built = Command::new(build).arg(&xfstests).output().expect("the script");
+    if !built.status.success() {
+        let why = String::from_utf8_lossy(&built.stderr).into_owned();
+        assert_eq!(built.status.code(), Some(77), "{why}");
+        return skip(test, why.trim());
+    }
+    let xfstests = xfstests.canonicalize().expect("what was built");
+    let script = fs::read_to_string(scripts().join("xfstests.sh")).expect("a script");
+    let (host, all) = (Host::new(), quick(&xfstests));
+    let at = host.dir("peer");
+    let env = |tests: &[String]| {
+        let (tests, built) = (tests.join(" "), text(&xfstests).to_string());
+        [("TESTS", tests), ("XFSTESTS", built), ("LIMIT", XFSTESTS_LIMIT.to_string())]
+    };
+    let root = cluster.directory("xfstests-peer");
+    let mounted = CephFuse::new(&cluster, &root, &at, &["--fuse_default_permissions=true"]);
+    let mut peer = Command::new("bash");
+    let peer = peer.args(["-c", &script]).envs(env(&all)).env("DEVICE", "ceph-fuse").env("AT", &at);
+    let said = String::from_utf8_lossy(&peer.output().expect("bash").stdout).into_owned();
+    drop(mounted);
+    let good = ended(&said, "pass");
+    println!("{test}: ceph-fuse: {} of {} pass", good.len(), all.len());
+    assert!(!good.is_empty(), "{said}");
+    let mut new = Vec::new();
+    for (door, way) in [("library", ""), ("FUSE", "--no-preload")] {
+        let root = cluster.directory("xfstests");
+        let options = cluster.options(&format!("admin@cephfs:{root}"));
+        let run = Run::new(&format!("{options} --at {AT} {way}"));
+        let run = run.longer(Duration::from_secs(160) * u32::try_from(good.len()).expect("few"));
+        let run = env(&good).into_iter().fold(run, |run, (name, value)| run.env(name, &value));
+        let run = run.env("DEVICE", "polylane").env("AT", AT);
+        let output = run.arg("--").arg("bash").arg("-c").arg(&script).output();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let passed = ended(&said, "pass");
+        let others: Vec<_> = good.iter().filter(|name| !passed.contains(name)).collect();
+        println!("{test}: {door}: {} of {} pass; not: {others:?}", passed.len(), good.len());
+        let known = |name: &str| XFSTESTS_KNOWN.iter().any(|(known, _)| *known == name);
+        let others = others.into_iter().filter(|name| !known(name));
+        new.extend(others.map(|name| format!("{name} by {door}")));
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(new.is_empty(), "{new:?}");
 }
