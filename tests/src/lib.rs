@@ -21,6 +21,7 @@ pub mod host;
 pub mod http;
 pub mod killed;
 pub mod nbd;
+pub mod oci;
 pub mod oracle;
 pub mod pool;
 pub mod silent;

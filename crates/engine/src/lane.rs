@@ -22,7 +22,7 @@ use crate::users::open_inside;
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// The file of the container's own volume.
-const UPPER: &str = "upper.img";
+pub(crate) const UPPER: &str = "upper.img";
 
 /// The file that is there once a container in a store has its names.
 const NAMED: &str = "named";

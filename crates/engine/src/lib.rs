@@ -20,6 +20,8 @@
 //! | `end.rs` | signals and stops |
 //! | `quiesce.rs` | a container whose files are read |
 //! | `oci.rs` | the runtime of other engines |
+//! | `holder.rs` | whether another engine still has a container |
+//! | `kept.rs` | volumes of another engine's containers |
 //! | `permitted.rs` | what annotations of their containers may name |
 //! | `show.rs` | what is shown of containers |
 //!
@@ -35,6 +37,8 @@ mod bundle;
 mod container;
 mod create;
 mod end;
+mod holder;
+mod kept;
 mod lane;
 mod listed;
 mod oci;
@@ -52,6 +56,7 @@ mod store;
 mod users;
 
 pub use container::{Container, State, Wanted};
+pub use kept::sweep;
 pub use listed::all;
 pub use oci::oci;
 pub use quiesce::{Files, Quiesced};

@@ -4,7 +4,7 @@
 //! All words go to a runtime of the host. Before one that makes a container, the lanes that the
 //! bundle's annotations name are mounted, and the runtime is given a bundle of ours: its
 //! configuration with the lane as root, and with the lanes among its mounts. After one that removes
-//! it they are unmounted. What has no such annotation is left to the runtime alone.
+//! it they are unmounted (`kept.rs`). What has no such annotation is left to the runtime alone.
 //!
 //! Annotations and files: docs/design/oci.md.
 //!
@@ -16,7 +16,7 @@
 //! container.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -26,12 +26,14 @@ use std::process::Command;
 use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{FAILED, Failure, Result, say};
-use polylane_pool::lasting::{self, LaneSource};
+use polylane_pool::lasting::LaneSource;
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::bundle;
+use crate::holder::Holder;
+use crate::kept;
 use crate::lane::{self, Upper};
 use crate::permitted::Permitted;
 use crate::place::{Lock, Place};
@@ -79,7 +81,7 @@ struct Wanted {
 /// The upper over a bundle's root.
 #[derive(Debug, PartialEq, Eq)]
 enum Root {
-    /// A volume that goes with the container.
+    /// A volume of the container's own, which is there as long as its engine has the container.
     Own,
     /// A lane's source, or `none`.
     Source(String),
@@ -99,7 +101,12 @@ pub fn oci(words: &[OsString]) -> Result<u8> {
     let asked = asked.map(|program| program.to_string_lossy().into_owned());
     let program = runtime::find(asked.as_deref())?;
     let Some(call) = Call::parse(words) else { return execute(&program, words) };
-    let done = match call.words[call.verb].to_str() {
+    let verb = call.words[call.verb].to_str();
+    if matches!(verb, Some("create" | "run" | "delete")) {
+        // What it cannot do keeps no container from being made or deleted.
+        let _ = kept::sweep();
+    }
+    let done = match verb {
         Some(verb @ ("create" | "run")) => call.make(&program, verb == "run"),
         Some("delete") => call.delete(&program),
         _ => execute(&program, words),
@@ -181,11 +188,15 @@ impl<'a> Call<'a> {
         let Some(id) = self.after().last().and_then(|id| id.to_str()).filter(is_id) else {
             return Ok(None);
         };
-        let root = value(self.before(), &["--root"]).unwrap_or(OsStr::new(STATE_DEFAULT));
-        let root = std::path::absolute(root).unwrap_or_else(|_| root.into());
+        let root = std::path::absolute(self.state()).unwrap_or_else(|_| self.state().into());
         let number = hash(root.as_os_str().as_bytes());
-        let all = polylane_volume::state_dir()?.join("oci").join(format!("{number:016x}"));
+        let all = kept::all_dir()?.join(format!("{number:016x}"));
         Ok(Some(Place::of(&all, id)))
+    }
+
+    /// Where the runtime keeps its state.
+    fn state(&self) -> &'a OsStr {
+        value(self.before(), &["--root"]).unwrap_or(OsStr::new(STATE_DEFAULT))
     }
 
     /// Makes a container, on lanes if its annotations say so.
@@ -203,16 +214,29 @@ impl<'a> Call<'a> {
         wanted.check()?;
         let bundle = std::path::absolute(&bundle)
             .map_err(|error| Failure::path(&bundle, "find it", error))?;
-        place.make_dir("root")?;
-        let lock = place.lock()?;
+        make_absolute(&mut config, &bundle);
+        let own = wanted.root == Some(Root::Own);
+        let holder = own.then(|| Holder::find(&config, &bundle, self.state())).flatten();
+        let lock = place.make_locked()?;
+        if place.file(kept::CONFIG).exists() && self.is_there(program) {
+            return Err(Failure::failed("oci: there is a container of this name: delete it first"));
+        }
         // Of a container that was not removed by this program.
-        unmount(&place)?;
-        let made = prepare((&place, &lock), &bundle, &wanted, &mut config)
+        kept::unmount(&place)?;
+        let made = kept::take_up(&place, &lock, holder.as_ref())
+            .and_then(|()| prepare((&place, &lock), &wanted, &mut config))
             .and_then(|()| self.run(program, &place));
         let stays = made.as_ref().is_ok_and(|status| *status == 0) && !self.ends(waits);
-        let cleared = if stays { Ok(()) } else { clear(&place, &lock) };
+        let cleared = if stays { Ok(()) } else { kept::end(&place, &lock) };
         // Why there is no container is said before what is left of it.
         made.and_then(|status| cleared.map(|()| status))
+    }
+
+    /// Whether the runtime has such a container.
+    fn is_there(&self, program: &Path) -> bool {
+        let mut state = Command::new(program);
+        state.args(self.before()).arg("state").args(self.after().last());
+        state.output().is_ok_and(|output| output.status.success())
     }
 
     /// Whether the container has ended with the command.
@@ -234,11 +258,11 @@ impl<'a> Call<'a> {
             return execute(program, self.words);
         };
         // A command that was killed may have left one that still mounts.
-        let lock = place.lock()?;
+        let Some(lock) = place.lock_dir()? else { return execute(program, self.words) };
         let status = complete(Command::new(program).args(self.words))?;
         let forced = self.after().iter().any(|word| word == "--force" || word == "-f");
         if status == 0 || forced {
-            clear(&place, &lock)?;
+            kept::end(&place, &lock)?;
         }
         Ok(status)
     }
@@ -371,13 +395,8 @@ fn check_source(source: &str) -> std::result::Result<(), String> {
 }
 
 /// Mounts the lanes and writes the configuration with them.
-fn prepare(
-    (place, lock): (&Place, &Lock),
-    bundle: &Path,
-    wanted: &Wanted,
-    config: &mut Value,
-) -> Result<()> {
-    make_absolute(config, bundle);
+fn prepare((place, lock): (&Place, &Lock), wanted: &Wanted, config: &mut Value) -> Result<()> {
+    place.make_dir("root")?;
     let mut covered: Vec<Vec<u8>> = Vec::new();
     for mount in config["mounts"].as_array().into_iter().flatten() {
         covered.extend(mount["destination"].as_str().and_then(parts).map(String::into_bytes));
@@ -410,7 +429,7 @@ fn prepare(
     for all in mounts {
         all.extend(wanted.mounts.iter().zip(&sources).map(|(mount, at)| bundle::bind(mount, at)));
     }
-    place.write("config.json", config)
+    place.write(kept::CONFIG, config)
 }
 
 /// Where the runtime mounts directories. None where the container's root is another user: what is
@@ -465,24 +484,6 @@ fn add_library(config: &mut Value, wanted: &Wanted) {
         let all: Vec<String> = all.filter_map(Value::as_str).map(str::to_string).collect();
         *env = json!(bundle::with_library(all));
     }
-}
-
-/// Unmounts a container's lanes.
-fn unmount(place: &Place) -> Result<()> {
-    let mut all = vec![place.root()];
-    let mounts = fs::read_dir(place.file("mounts")).into_iter().flatten().flatten();
-    all.extend(mounts.map(|entry| entry.path()));
-    for at in all.iter().filter(|at| at.exists()) {
-        // One that something is still in goes when that goes.
-        lasting::umount_all(at, false).or_else(|_| lasting::umount_all(at, true))?;
-    }
-    Ok(())
-}
-
-/// Unmounts a container's lanes and removes its files.
-fn clear(place: &Place, _held: &Lock) -> Result<()> {
-    unmount(place)?;
-    place.remove()
 }
 
 #[cfg(test)]

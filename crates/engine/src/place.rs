@@ -23,9 +23,10 @@
 //!   command that lists removes it, but what is in a store.
 //! - A record is written aside and renamed.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -126,6 +127,10 @@ impl Place {
         Place { dir: all.join(id) }
     }
 
+    pub(crate) fn at(dir: PathBuf) -> Place {
+        Place { dir }
+    }
+
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -174,6 +179,45 @@ impl Place {
     /// Takes the right to start, end or remove the container.
     pub(crate) fn lock(&self) -> Result<Lock> {
         lock(&self.file("lock"), "container", Some(WAIT_MAX))
+    }
+
+    /// Makes the directory, unless it is there, and takes its lock.
+    pub(crate) fn make_locked(&self) -> Result<Lock> {
+        loop {
+            self.make_dir("")?;
+            // Another command may have removed it meanwhile.
+            if let Some(lock) = self.lock_dir()? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// The lock of a directory that needs no record; `None`: there is no such directory.
+    pub(crate) fn lock_dir(&self) -> Result<Option<Lock>> {
+        loop {
+            match self.lock() {
+                Ok(lock) if self.has(&lock) => return Ok(Some(lock)),
+                _ if !self.dir.exists() => return Ok(None),
+                Err(failure) => return Err(failure),
+                // Whoever had the lock removed it.
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// The same, if nobody has it and it was taken before.
+    pub(crate) fn try_lock_dir(&self) -> Result<Option<Lock>> {
+        match self.file("lock").exists() {
+            true => Ok(self.try_lock()?.filter(|lock| self.has(lock))),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether a lock is that of the directory, not of one that was removed.
+    fn has(&self, lock: &Lock) -> bool {
+        let named = self.file("lock").metadata();
+        let held = lock.file.metadata();
+        named.ok().zip(held.ok()).is_some_and(|(named, held)| named.ino() == held.ino())
     }
 
     /// The same; `None`: the container was removed meanwhile.
@@ -269,8 +313,21 @@ impl Place {
     /// Removes all of it: the record last, since it tells what is to be removed. What is still
     /// mounted in it is not gone into: its mount point is not removed, which is an error.
     pub(crate) fn remove(&self) -> Result<()> {
+        self.remove_but(|_| false)?;
+        self.remove_file("record.json")?;
+        self.remove_file("lock")?;
+        match fs::remove_dir(&self.dir) {
+            // Another command has taken its lock anew: it goes on with the directory.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|error| Failure::path(&self.dir, "remove it", error)),
+        }
+    }
+
+    /// Removes what is in it, but its record and its lock, and what `is_kept` names.
+    pub(crate) fn remove_but(&self, is_kept: impl Fn(&OsStr) -> bool) -> Result<()> {
         let failed = |error| Failure::path(&self.dir, "remove it", error);
-        let is_kept = |name: &std::ffi::OsStr| name == "record.json" || name == "lock";
+        let is_kept = |name: &OsStr| name == "record.json" || name == "lock" || is_kept(name);
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(failed)?,
@@ -285,9 +342,7 @@ impl Place {
                 false => fs::remove_file(entry.path()).map_err(failed)?,
             }
         }
-        self.remove_file("record.json")?;
-        self.remove_file("lock")?;
-        fs::remove_dir(&self.dir).map_err(failed)
+        Ok(())
     }
 }
 

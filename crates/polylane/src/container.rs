@@ -355,6 +355,8 @@ fn each(words: &[String], act: impl Fn(&Container) -> Result<()>) -> Result<()> 
 }
 
 fn list(all: bool, json: bool) -> Result<()> {
+    // Other engines have told nobody that a container is gone.
+    polylane_engine::sweep()?;
     let shown: Vec<Value> =
         polylane_engine::all()?.iter().map(Container::summary).collect::<Result<_>>()?;
     let shown: Vec<Value> =

@@ -62,5 +62,6 @@ mod watchdog;
 mod whole;
 mod witness;
 
+pub use mountinfo::{MountedAt, mounted_at};
 pub use polylane_volume::failure;
 pub use polylane_volume::failure::{Failure, Result};

@@ -70,6 +70,39 @@ fn seen_line(line: &[u8]) -> Option<Seen> {
     Some(Seen { id, device, root, place, kind, options, propagates })
 }
 
+/// What is mounted at a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountedAt {
+    /// The upper directory of an overlay file system, where it was named by its whole path.
+    pub overlay_upper: Option<PathBuf>,
+}
+
+/// What this process sees mounted at `path` itself; `None`: nothing.
+pub fn mounted_at(path: &Path) -> Option<MountedAt> {
+    let path = fs::canonicalize(path).ok()?;
+    mounted_in(&fs::read("/proc/self/mountinfo").ok()?, path.as_os_str().as_bytes())
+}
+
+fn mounted_in(table: &[u8], place: &[u8]) -> Option<MountedAt> {
+    // The last one hides those before.
+    let mut lines = table.rsplit(|&byte| byte == b'\n');
+    let line = lines.find(|line| seen_line(line).is_some_and(|seen| seen.place == place))?;
+    let overlay_upper = overlay_options(line).and_then(|options| {
+        let mut options = options.split(|&byte| byte == b',');
+        let upper = options.find_map(|option| option.strip_prefix(b"upperdir="))?;
+        let upper = PathBuf::from(OsStr::from_bytes(&unescaped(upper)));
+        upper.is_absolute().then_some(upper)
+    });
+    Some(MountedAt { overlay_upper })
+}
+
+/// The options of the file system of a line, if that is an overlay.
+fn overlay_options(line: &[u8]) -> Option<&[u8]> {
+    let mut words = line.split(|&byte| byte == b' ').skip_while(|word| *word != b"-").skip(1);
+    words.next().filter(|kind| *kind == b"overlay")?;
+    words.nth(1)
+}
+
 /// A path of mountinfo, where some bytes stand as `\ooo`.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut path = Vec::new();
@@ -124,6 +157,21 @@ mod tests {
             assert_eq!(seen_line(wrong), None);
         }
         assert_eq!(unescaped(b"\\134\\012x\\9\\"), b"\\\nx\\9\\");
+    }
+
+    #[test]
+    fn the_upper_directory_of_an_overlay_is_told() {
+        let table = br"36 35 0:41 / /a\040b rw - overlay overlay rw,upperdir=/old/diff
+37 36 0:42 / /a\040b rw - overlay overlay rw,lowerdir=/l,upperdir=/u\054p/diff,workdir=/w
+38 35 0:43 / /relative rw - overlay overlay rw,lowerdir=l,upperdir=u/diff
+39 35 0:44 / /ext4 rw - ext4 /dev/vda rw,upperdir=/x
+";
+        let upper = |place: &[u8]| mounted_in(table, place).map(|found| found.overlay_upper);
+        assert_eq!(upper(b"/a b"), Some(Some("/u,p/diff".into())));
+        assert_eq!((upper(b"/relative"), upper(b"/ext4")), (Some(None), Some(None)));
+        assert_eq!(upper(b"/a"), None);
+        assert!(mounted_at(Path::new("/proc")).is_some());
+        assert_eq!(mounted_at(Path::new("/proc/self")), None);
     }
 
     #[test]

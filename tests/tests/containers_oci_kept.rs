@@ -1,0 +1,328 @@
+//! `polylane oci` with engines that stop a container and start it again: its own volume stays while
+//! the engine has the container, and never comes to another one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use polylane_tests::host::{text, until};
+use polylane_tests::oci::{Bundle, files, podman, said};
+use polylane_tests::{lacks, skip};
+use serde_json::{Value, json};
+
+/// What a container does: it adds a line to what it has, and says all.
+const ADD: &str = "echo x >>/kept; cat /kept";
+
+/// An engine that keeps its containers' bundles as podman does.
+struct Engine {
+    bundle: Bundle,
+}
+
+impl Engine {
+    fn new(name: &str) -> Option<Engine> {
+        let bundle = Bundle::new(name)?;
+        bundle.host.dir("engine");
+        bundle.write(ADD, json!({ "polylane.root": "own", "io.container.manager": "libpod" }));
+        Some(Engine { bundle })
+    }
+
+    /// The directory of a container's bundle; where there is none, it is made.
+    fn dir(&self, id: &str) -> PathBuf {
+        let dir = self.bundle.host.path("engine").join(id).join("userdata");
+        fs::create_dir_all(&dir).expect("mkdir");
+        let mut config = self.config();
+        config["root"]["path"] = json!(self.bundle.root);
+        fs::write(dir.join("config.json"), config.to_string()).expect("written");
+        dir
+    }
+
+    fn config(&self) -> Value {
+        let text = fs::read(self.bundle.dir().join("config.json")).expect("read");
+        serde_json::from_slice(&text).expect("JSON")
+    }
+
+    fn command(&self, id: &str, words: &[&str]) -> Command {
+        self.bundle.command_in(&self.dir(id), "runtime", words)
+    }
+
+    fn run(&self, id: &str) -> Output {
+        self.command(id, &["run", id]).output().expect("polylane")
+    }
+
+    /// The engine removes a container; another command is then told nothing of it.
+    fn remove(&self, id: &str) {
+        fs::remove_dir_all(self.bundle.host.path("engine").join(id)).expect("rm");
+    }
+
+    /// A command for another container, as each looks after those that are gone.
+    fn pass(&self) {
+        self.bundle.call(&["delete", "--force", "nobody"]);
+    }
+
+    /// The files of a container.
+    fn kept(&self, id: &str) -> Vec<String> {
+        let all = files(&self.bundle.host.path("state/polylane/oci"));
+        let of = |path: &PathBuf| path.parent().is_some_and(|dir| dir.ends_with(id));
+        let all = all.iter().filter(|path| of(path));
+        let mut names: Vec<String> =
+            all.filter_map(|path| Some(path.file_name()?.to_str()?.to_string())).collect();
+        names.sort();
+        names
+    }
+}
+
+const KEPT: [&str; 4] = ["holder.json", "lock", "upper.img", "upper.img.polylane"];
+
+#[test]
+fn a_volume_stays_while_the_engine_has_the_container() {
+    let name = "a_volume_stays_while_the_engine_has_the_container";
+    let Some(engine) = Engine::new(name) else { return };
+    assert_eq!(said(&engine.run("one")), "x\n");
+    assert_eq!(engine.kept("one"), KEPT);
+    assert_eq!(said(&engine.run("one")), "x\nx\n");
+    assert_eq!(said(&engine.run("other")), "x\n");
+    // By the commands of an engine, and `delete` again, as of one that was stopped.
+    engine.bundle.write(
+        "echo y >>/kept; while :; do sleep 0.1; done",
+        engine.config()["annotations"].clone(),
+    );
+    let mut create = engine.command("one", &["create", "one"]);
+    assert!(
+        create.stdout(Stdio::null()).stderr(Stdio::null()).status().expect("polylane").success()
+    );
+    engine.bundle.succeeds(&["start", "one"]);
+    let has = || engine.bundle.call(&["exec", "one", "cat", "/kept"]).stdout == b"x\nx\ny\n";
+    until("it has written", has);
+    engine.pass();
+    // One of this name is there: it goes on as it was.
+    let second = engine.run("one");
+    let words = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && words.contains("delete it first"), "{words}");
+    assert!(has());
+    for _ in 0..2 {
+        engine.bundle.succeeds(&["delete", "--force", "one"]);
+        assert_eq!(engine.kept("one"), KEPT);
+    }
+    // A container that cannot be made keeps what it had.
+    engine.bundle.write(ADD, engine.config()["annotations"].clone());
+    let dir = engine.dir("one");
+    let mut config = engine.config();
+    config["root"]["path"] = json!(engine.bundle.root);
+    config["process"]["args"] = json!(["/nope"]);
+    fs::write(dir.join("config.json"), config.to_string()).expect("written");
+    let mut nope = engine.bundle.command_in(&dir, "runtime", &["run", "one"]);
+    assert!(!nope.output().expect("polylane").status.success());
+    assert_eq!(said(&engine.run("one")), "x\nx\ny\nx\n");
+    engine.remove("one");
+    engine.pass();
+    assert_eq!((engine.kept("one"), engine.kept("other").len()), (Vec::new(), KEPT.len()));
+    assert_eq!(said(&engine.run("one")), "x\n");
+    // Another container of the same name, before any command saw that the first one is gone.
+    engine.remove("one");
+    assert_eq!(said(&engine.run("one")), "x\n");
+    engine.remove("one");
+    engine.remove("other");
+    let listed = engine.bundle.host.command(&["container", "ps"]).output().expect("polylane");
+    said(&listed);
+    assert_eq!((engine.kept("one"), engine.kept("other")), (Vec::new(), Vec::new()));
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// As on a disk that is not mounted: nothing is known of the containers that it has.
+#[test]
+fn a_volume_stays_while_the_engines_directory_is_away() {
+    let name = "a_volume_stays_while_the_engines_directory_is_away";
+    let Some(engine) = Engine::new(name) else { return };
+    let host = &engine.bundle.host;
+    assert_eq!(said(&engine.run("one")), "x\n");
+    let away = || fs::rename(host.path("engine"), host.path("away")).expect("moved");
+    away();
+    engine.pass();
+    assert_eq!(engine.kept("one"), KEPT);
+    // Another one is at its place.
+    let refused = engine.run("one");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!((refused.status.code(), words.lines().count()), (Some(1), 1), "{words}");
+    assert!(words.contains("remove it to begin without"), "{words}");
+    engine.pass();
+    assert_eq!(engine.kept("one"), KEPT);
+    fs::remove_dir_all(host.path("engine")).expect("rm");
+    fs::rename(host.path("away"), host.path("engine")).expect("moved");
+    assert_eq!(said(&engine.run("one")), "x\nx\n");
+    // What is wrong with the record keeps the volume as well.
+    let all = files(&host.path("state/polylane/oci"));
+    let holder = all.iter().find(|path| path.ends_with("holder.json")).expect("there");
+    let right = fs::read(holder).expect("read");
+    fs::write(holder, "{}").expect("written");
+    engine.pass();
+    assert!(!engine.run("one").status.success());
+    assert_eq!(engine.kept("one"), KEPT);
+    fs::write(holder, right).expect("written");
+    assert_eq!(said(&engine.run("one")), "x\nx\nx\n");
+    engine.remove("one");
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// Killed at any moment: what the container had is there at its next start, or nothing stays.
+#[test]
+fn a_deletion_that_was_killed_loses_nothing() {
+    let Some(engine) = Engine::new("a_deletion_that_was_killed_loses_nothing") else { return };
+    let script = "while :; do sleep 0.1; done";
+    let annotations = engine.config()["annotations"].clone();
+    assert_eq!(said(&engine.run("k")), "x\n");
+    for step in 0..8_u32 {
+        engine.bundle.write(script, annotations.clone());
+        let mut create = engine.command("k", &["create", "k"]);
+        let made = create.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        assert!(made.expect("polylane").success(), "step {step}");
+        let mut delete = engine.bundle.command(&["delete", "--force", "k"]);
+        let mut child = delete.stderr(Stdio::null()).spawn().expect("polylane");
+        std::thread::sleep(Duration::from_millis(30) * step);
+        let _ = child.kill();
+        let _ = child.wait();
+        engine.pass();
+        // The next one of an engine, or its start at once where the runtime has none any more.
+        if step % 2 == 0 {
+            engine.bundle.succeeds(&["delete", "--force", "k"]);
+        } else {
+            let ended = || engine.bundle.call(&["state", "k"]).status.code() != Some(0);
+            until("the runtime has none", || {
+                let _ = Command::new("runc")
+                    .arg("--root")
+                    .arg(engine.bundle.host.path("runtime"))
+                    .args(["delete", "--force", "k"])
+                    .output();
+                ended()
+            });
+        }
+        engine.bundle.write(ADD, annotations.clone());
+        assert_eq!(said(&engine.run("k")).lines().count(), step as usize + 2, "step {step}");
+    }
+    engine.remove("k");
+    engine.bundle.assert_nothing_is_left();
+}
+
+#[test]
+fn commands_for_one_container_at_once_take_turns() {
+    let Some(engine) = Engine::new("commands_for_one_container_at_once_take_turns") else { return };
+    let engine_keeps = engine.config()["annotations"].clone();
+    for (is_kept, annotations) in [(true, engine_keeps), (false, json!({ "polylane.root": "own" }))]
+    {
+        engine.bundle.write(ADD, annotations);
+        for round in 1..=5 {
+            let others = ["t", "t", "nobody", "t"];
+            let others = others.map(|id| {
+                let mut delete = engine.bundle.command(&["delete", "--force", id]);
+                delete.stderr(Stdio::null()).spawn().expect("polylane")
+            });
+            let output = engine.run("t");
+            for mut other in others {
+                assert!(other.wait().expect("ended").success(), "round {round}");
+            }
+            let lines = if is_kept { round } else { 1 };
+            assert_eq!(said(&output).lines().count(), lines, "round {round}, kept: {is_kept}");
+        }
+        engine.remove("t");
+        engine.pass();
+    }
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// containerd and docker: the bundle goes at each stop, the directory of what was changed does not.
+#[test]
+fn a_volume_stays_while_an_engines_layer_is_there() {
+    let name = "a_volume_stays_while_an_engines_layer_is_there";
+    let Some(engine) = Engine::new(name) else { return };
+    let host = &engine.bundle.host;
+    engine.bundle.write(ADD, json!({ "polylane.root": "own" }));
+    // The root and the runtime's state of a container; a bundle for this time alone.
+    let run = |root: &Path, runtime: &str| {
+        let dir = engine.dir("c");
+        let mut config = engine.config();
+        config["root"]["path"] = json!(root);
+        fs::write(dir.join("config.json"), config.to_string()).expect("written");
+        let mut run = engine.bundle.command_in(&dir, runtime, &["run", "c"]);
+        let output = said(&run.output().expect("polylane"));
+        engine.remove("c");
+        engine.pass();
+        output
+    };
+    let merged = host.dir("merged");
+    let layer = host.path("snapshots/1");
+    for dir in [&layer.join("fs"), &layer.join("work")] {
+        fs::create_dir_all(dir).expect("mkdir");
+    }
+    let overlay = format!(
+        "lowerdir={},upperdir={1}/fs,workdir={1}/work",
+        text(&engine.bundle.root),
+        text(&layer)
+    );
+    for expected in ["x\n", "x\nx\n"] {
+        let words = ["-t", "overlay", "overlay", "-o", &overlay, text(&merged)];
+        let mounted = Command::new("mount").args(words).status().expect("mount");
+        assert!(mounted.success(), "an overlay");
+        let found = run(&merged, "runtime");
+        assert!(Command::new("umount").arg(&merged).status().expect("umount").success());
+        assert_eq!(found, expected);
+        assert_eq!(engine.kept("c"), KEPT);
+    }
+    fs::remove_dir_all(&layer).expect("rm");
+    engine.pass();
+    assert_eq!(engine.kept("c"), Vec::<String>::new());
+    // A directory that engines make for a container and one that they do not.
+    fs::create_dir_all(host.path("docker/moby")).expect("mkdir");
+    let own = host.path("layers/c");
+    fs::create_dir_all(host.path("layers")).expect("mkdir");
+    fs::rename(&engine.bundle.root, &own).expect("moved");
+    assert_eq!(
+        (run(&own, "docker/moby"), run(&own, "docker/moby")),
+        ("x\n".into(), "x\nx\n".into())
+    );
+    assert_eq!((run(&own, "runtime"), run(&own, "runtime")), ("x\n".into(), "x\n".into()));
+    fs::rename(&own, &engine.bundle.root).expect("moved");
+    engine.bundle.assert_nothing_is_left();
+}
+
+#[test]
+fn podman_stops_containers_and_starts_them_again() {
+    let name = "podman_stops_containers_and_starts_them_again";
+    if lacks(name, &["podman"]) {
+        return;
+    }
+    let Some(engine) = Engine::new(name) else { return };
+    let bundle = &engine.bundle;
+    let root = text(&bundle.root).to_string();
+    let podman = |words: &[&str]| podman(bundle, words).output().expect("podman");
+    let run = |name: &str| {
+        let limits = ["--ulimit", "nofile=99:99", "--ulimit", "nproc=99:99"];
+        let first = ["run", "-d", "--name", name, "--network", "none"];
+        let own = ["--annotation", "polylane.root=own", "--rootfs", &root];
+        let program = ["sh", "-c", "while :; do sleep 0.1; done"];
+        podman(&[&first[..], &limits, &own, &program].concat())
+    };
+    let made = run("one");
+    if !made.status.success() {
+        return skip(name, &String::from_utf8_lossy(&made.stderr));
+    }
+    let add = |name: &str| said(&podman(&["exec", name, "sh", "-c", ADD]));
+    assert_eq!(add("one"), "x\n");
+    said(&podman(&["stop", "-t", "0", "one"]));
+    said(&podman(&["start", "one"]));
+    assert_eq!(add("one"), "x\nx\n");
+    said(&podman(&["restart", "-t", "0", "one"]));
+    assert_eq!(add("one"), "x\nx\nx\n");
+    said(&run("two"));
+    assert_eq!(add("two"), "x\n");
+    said(&podman(&["stop", "-t", "0", "two"]));
+    said(&podman(&["rm", "-f", "-t", "0", "one"]));
+    said(&podman(&["start", "two"]));
+    assert_eq!(add("two"), "x\nx\n");
+    let uppers = || {
+        let all = files(&bundle.host.path("state/polylane/oci"));
+        all.iter().filter(|path| path.ends_with("upper.img")).count()
+    };
+    assert_eq!(uppers(), 1);
+    said(&podman(&["rm", "-f", "-t", "0", "two"]));
+    bundle.assert_nothing_is_left();
+}
