@@ -2,6 +2,7 @@
 //! the engine has the container, and never comes to another one.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -281,6 +282,69 @@ fn a_volume_stays_while_an_engines_layer_is_there() {
     );
     assert_eq!((run(&own, "runtime"), run(&own, "runtime")), ("x\n".into(), "x\n".into()));
     fs::rename(&own, &engine.bundle.root).expect("moved");
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// A container whose root is another user of the host, by each runtime.
+#[test]
+fn a_container_with_users_of_its_own_runs_on_a_lane() {
+    let name = "a_container_with_users_of_its_own_runs_on_a_lane";
+    let Some(engine) = Engine::new(name) else { return };
+    let host = &engine.bundle.host;
+    let dir = engine.dir("u");
+    let mut config = engine.config();
+    config["root"]["path"] = json!(engine.bundle.root);
+    config["process"]["args"] = json!(["sh", "-c", "cat /etc/old"]);
+    let mapping = |id: u32| json!([{ "containerID": 0, "hostID": id, "size": 65536 }]);
+    config["linux"]["uidMappings"] = mapping(100_000);
+    config["linux"]["gidMappings"] = mapping(200_000);
+    config["linux"]["namespaces"].as_array_mut().expect("all").push(json!({ "type": "user" }));
+    let plain = |annotations: Value| {
+        config["annotations"] = annotations;
+        fs::write(dir.join("config.json"), config.to_string()).expect("written");
+    };
+    let mut plain = plain;
+    let run = |runtime: &str| {
+        let mut run = engine.bundle.command_in(&dir, "runtime", &["run", "u"]);
+        run.env("POLYLANE_OCI_RUNTIME", runtime).output().expect("polylane")
+    };
+    let pass = |mode| fs::set_permissions(host.path(""), PermissionsExt::from_mode(mode));
+    plain(json!({}));
+    pass(0o711).expect("chmod");
+    fs::set_permissions(host.path("bundle"), PermissionsExt::from_mode(0o711)).expect("chmod");
+    let runtimes: Vec<&str> =
+        ["runc", "crun"].into_iter().filter(|runtime| run(runtime).status.success()).collect();
+    if runtimes.is_empty() {
+        return skip(name, "no runtime makes users of a container's own here");
+    }
+    let data = host.dir("data");
+    fs::write(data.join("file"), "data\n").expect("written");
+    engine.bundle.list(&[&format!("dir:{}", text(&data))]);
+    let mount = format!("dir:{}:/tmp", text(&data));
+    plain(json!({
+        "polylane.root": "own", "polylane.mount.data": mount, "io.container.manager": "libpod"
+    }));
+    fs::set_permissions(host.path("state"), PermissionsExt::from_mode(0o700)).expect("chmod");
+    let refused = run(runtimes[0]);
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let line = format!("{}: the container's root is user 100000 here", text(&host.path("state")));
+    assert!(!refused.status.success() && words.contains(&line), "{words}");
+    fs::set_permissions(host.path("state"), PermissionsExt::from_mode(0o711)).expect("chmod");
+    for runtime in &runtimes {
+        assert_eq!(said(&run(runtime)), "old\n", "{runtime}");
+    }
+    let all = files(&host.path("state/polylane/oci"));
+    let upper = all.iter().find(|path| path.ends_with("upper.img")).expect("kept");
+    let mode = |path: &Path| {
+        let found = path.metadata().expect("there");
+        (found.mode() & 0o777, found.gid())
+    };
+    let own = upper.parent().expect("its directory");
+    assert_eq!((mode(upper).0, mode(own)), (0o600, (0o710, 200_000)));
+    for above in own.ancestors().skip(1).take(3) {
+        assert_eq!(mode(above), (0o711, 0), "{}", above.display());
+    }
+    engine.remove("u");
     engine.bundle.assert_nothing_is_left();
 }
 

@@ -22,6 +22,7 @@
 //! | `oci.rs` | the runtime of other engines |
 //! | `holder.rs` | whether another engine still has a container |
 //! | `kept.rs` | volumes of another engine's containers |
+//! | `reach.rs` | how a container's root of its own comes to its lanes |
 //! | `permitted.rs` | what annotations of their containers may name |
 //! | `show.rs` | what is shown of containers |
 //!
@@ -46,6 +47,7 @@ mod permitted;
 mod place;
 mod program;
 mod quiesce;
+mod reach;
 mod record;
 mod relay;
 mod runtime;

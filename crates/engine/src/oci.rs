@@ -37,6 +37,7 @@ use crate::kept;
 use crate::lane::{self, Upper};
 use crate::permitted::Permitted;
 use crate::place::{Lock, Place};
+use crate::reach;
 use crate::record::{Cluster, Mount};
 use crate::relay::Relays;
 use crate::runtime;
@@ -429,6 +430,7 @@ fn prepare((place, lock): (&Place, &Lock), wanted: &Wanted, config: &mut Value) 
     for all in mounts {
         all.extend(wanted.mounts.iter().zip(&sources).map(|(mount, at)| bundle::bind(mount, at)));
     }
+    reach::open(place, config)?;
     place.write(kept::CONFIG, config)
 }
 
