@@ -43,7 +43,10 @@ use crate::relay::Relays;
 use crate::runtime;
 use crate::start;
 
-/// Names the runtime, where the first words do not.
+/// Names the runtime, as the first word.
+const OPTION: &str = "--oci-runtime";
+
+/// The same, where the first words do not.
 const VARIABLE: &str = "POLYLANE_OCI_RUNTIME";
 
 /// Options before the verb that have a value in the next word.
@@ -89,16 +92,14 @@ enum Root {
 }
 
 /// Does what the words of a runtime's command line say. `words` may begin with `--oci-runtime
-/// PROGRAM`. The runtime's status.
+/// PROGRAM`, or with both as one word. The runtime's status.
 ///
 /// # Errors
 /// One line, which is also written to the file that `--log` names: no runtime, a bundle that cannot
 /// be read, a lane that cannot be mounted.
 pub fn oci(words: &[OsString]) -> Result<u8> {
-    let (asked, words) = match words {
-        [option, program, rest @ ..] if option == "--oci-runtime" => (Some(program.clone()), rest),
-        words => (std::env::var_os(VARIABLE), words),
-    };
+    let (asked, words) = asked(words);
+    let asked = asked.or_else(|| std::env::var_os(VARIABLE));
     let asked = asked.map(|program| program.to_string_lossy().into_owned());
     let program = runtime::find(asked.as_deref())?;
     let Some(call) = Call::parse(words) else { return execute(&program, words) };
@@ -113,6 +114,21 @@ pub fn oci(words: &[OsString]) -> Result<u8> {
         _ => execute(&program, words),
     };
     done.inspect_err(|failure| call.log(&failure.line))
+}
+
+/// The runtime that the first words name, and the words for it.
+fn asked(words: &[OsString]) -> (Option<OsString>, &[OsString]) {
+    match words {
+        [option, program, rest @ ..] if option == OPTION => (Some(program.clone()), rest),
+        [first, rest @ ..] => {
+            let named = first.as_bytes().strip_prefix(OPTION.as_bytes());
+            match named.and_then(|named| named.strip_prefix(b"=")) {
+                Some(program) => (Some(OsStr::from_bytes(program).into()), rest),
+                None => (None, words),
+            }
+        }
+        [] => (None, words),
+    }
 }
 
 /// Becomes the runtime.
@@ -519,6 +535,22 @@ mod tests {
             let all = words(text);
             let found = Call::parse(&all).map(|call| call.words[call.verb].clone());
             assert_eq!(found.as_deref(), verb.map(OsStr::new), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_runtime_is_named_by_one_word_or_two() {
+        for (text, program, rest) in [
+            ("--oci-runtime crun state x", Some("crun"), "state x"),
+            ("--oci-runtime=crun state x", Some("crun"), "state x"),
+            ("--oci-runtimes=crun state x", None, "--oci-runtimes=crun state x"),
+            ("state --oci-runtime=crun", None, "state --oci-runtime=crun"),
+            ("--oci-runtime", None, "--oci-runtime"),
+            ("", None, ""),
+        ] {
+            let all = words(text);
+            let expected = (program.map(OsString::from), &words(rest)[..]);
+            assert_eq!(asked(&all), expected, "{text}");
         }
     }
 
