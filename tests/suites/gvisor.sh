@@ -25,14 +25,14 @@ run)
         # Programs that tests start.
         case $name in *_workload | exec_check_creds) continue ;; esac
         [ -z "${ONLY-}" ] || continue
-        run "$name" '*' 120
+        run "$name" '*' 300
         "$program" --gtest_list_tests | sed 's/ *#.*//' |
             awk -v name="$name" '/^[^ ]/ { group = $1 } /^ / { print name "/" group $1 }' | grep -v '[./]DISABLED_' >"$here/names"
         sed 's/^[a-z]* //' "$here/outcomes" | grep -vxFf - "$here/names" >>"$here/left" || true
     done
     [ -z "${ONLY-}" ] || cp "$ONLY" "$here/left"
     while read -r test; do
-        run "${test%%/*}" "${test#*/}" 30
+        run "${test%%/*}" "${test#*/}" 90
         [ -s "$here/outcomes" ] || echo "fail $test" >>"$RESULTS"
     done <"$here/left"
     ;;
