@@ -191,6 +191,11 @@ impl<W: Write> Writer<W> {
         if header.size()? > 0o777_7777_7777 {
             record(&mut records, b"size", header.size()?.to_string().as_bytes());
         }
+        let seconds = header.mtime()?.cast_signed();
+        if seconds < 0 {
+            record(&mut records, b"mtime", seconds.to_string().as_bytes());
+            header.set_mtime(0);
+        }
         for (attribute, value) in xattrs {
             record(&mut records, &[b"SCHILY.xattr.", &attribute[..]].concat(), value);
         }
@@ -242,7 +247,8 @@ fn header(stat: &Stat, kind: EntryType) -> Header {
     header.set_mode(stat.st_mode & 0o7777);
     header.set_uid(stat.st_uid.into());
     header.set_gid(stat.st_gid.into());
-    header.set_mtime(stat.st_mtime.max(0).cast_unsigned());
+    // One before 1970 gets a record.
+    header.set_mtime(stat.st_mtime.cast_unsigned());
     header.set_size(if kind == EntryType::Regular { stat.st_size.cast_unsigned() } else { 0 });
     if matches!(kind, EntryType::Char | EntryType::Block) {
         // Of a ustar header, which has them.
@@ -344,6 +350,30 @@ mod tests {
             let text = String::from_utf8(records).expect("text");
             assert!(text.starts_with(&format!("{} k=", text.len())), "{text}");
         }
+    }
+
+    #[test]
+    fn times_before_1970_are_kept() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let times = [(-315_619_200, "a"), (-1, "b"), (0, "c"), (1 << 33, "d")];
+        for (seconds, name) in times {
+            let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: 0 };
+            let file = fs::File::create(dir.path().join(name)).expect("made");
+            let both = rustix::fs::Timestamps { last_access: time, last_modification: time };
+            rustix::fs::futimens(&file, &both).expect("set");
+        }
+        let mut writer = Writer::new(Vec::new());
+        writer.add_tree(dir.path()).expect("packed");
+        let bytes = writer.finish().expect("to memory");
+        // As readers without numbers of base 256 have it.
+        let record = b"20 mtime=-315619200\n";
+        assert!(bytes.windows(record.len()).any(|bytes| bytes == record));
+        let mut reader = Reader::new(&bytes[..]);
+        let mut found = Vec::new();
+        while let Some(member) = reader.next().expect("well-formed") {
+            found.extend((member.kind == Kind::File).then_some(member.mtime));
+        }
+        assert_eq!(found, times.map(|(seconds, _)| (seconds, 0)));
     }
 
     #[test]
