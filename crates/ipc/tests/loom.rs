@@ -35,7 +35,7 @@ use polylane_ipc::queue::lap_ring::LapRing;
 use polylane_ipc::queue::rcqb::Rcqb;
 use polylane_ipc::queue::{RequestQueue, Ticket};
 use polylane_ipc::stream::{ENTRIES, Entry, Posted, Stream};
-use polylane_ipc::view::{FRAME_BYTES, HAS_DATA, Views, tag};
+use polylane_ipc::view::{FRAME_BYTES, HAS_ATTR, HAS_DATA, NOTES_READS, UNTIL_WRITTEN, Views, tag};
 use polylane_sys::futex::Woken;
 
 const PREEMPTIONS: usize = 3;
@@ -738,10 +738,11 @@ const FIRST_ENTRY: usize = 512;
 
 /// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
 /// own, the gate with its times, the room to grow, the two ends, where to ask for more, the open
-/// file that may rest, the spare frame; the entry's, and two words for the bytes of the frame.
+/// file that may rest, the spare frame, what the gate said at first; the entry's, and two words for
+/// the bytes of the frame.
 fn views(strength: Strength) -> (Views<Shared>, Shared) {
     let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
-    let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, 184, FIRST_ENTRY + 8];
+    let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, 184, 208, FIRST_ENTRY + 8];
     let w64 = [&own[..], &attr].concat();
     let views = Views {
         memory: Shared::new(strength, &[0, 200, FIRST_ENTRY, FIRST_ENTRY + 4], &w64),
@@ -792,6 +793,40 @@ fn frames_are_read_whole() {
 #[ignore = "must fail; run by weakened_orderings_are_found_out"]
 fn weak_frame_is_read_torn() {
     check(|| frame_is_read_whole(Strength::NoAcquireRelease));
+}
+
+/// A client reads a file that is on loan, and writes to it, while the service takes in when it was
+/// read: the client is told the time of its read, and no state once it wrote; nor does the service
+/// find the loan unwritten then.
+#[test]
+fn the_state_of_a_file_on_loan_is_one_that_was() {
+    check(|| {
+        let ((ours, _), told) = (views(Strength::Full), Arc::new(AtomicU32::new(0)));
+        let on_loan = HAS_DATA | HAS_ATTR | NOTES_READS | UNTIL_WRITTEN;
+        ours.shut_gate(0);
+        ours.put(0, (1, HAS_DATA | HAS_ATTR), 1, &WireAttr::default());
+        ours.put_has(0, (1, on_loan));
+        let opened = ours.open_gate(0, 1, (0, 0));
+        let (theirs, says) = (ours.clone(), told.clone());
+        let client = thread::spawn(move || {
+            theirs.note_read(0, || 9);
+            let read = theirs.attr(0).map(|attr| attr.nsec[0]);
+            let inside = theirs.enter(0).expect("the gate is open");
+            assert!(theirs.leave(0, inside, Some(10), 1));
+            says.store(1, Ordering::Release);
+            assert_eq!(theirs.attr(0), None, "it was written to");
+            read
+        });
+        let after = told.load(Ordering::Acquire) == 1;
+        let unwritten = ours.is_as_opened(0, opened);
+        assert!(!(after && unwritten), "lost: what was written");
+        if unwritten && ours.has_noted(0) {
+            ours.put_has(0, (1, HAS_DATA | NOTES_READS));
+            assert_eq!(ours.take_read(0), Some(9));
+        }
+        let read = client.join().unwrap();
+        assert!(matches!(read, None | Some(9)), "a read that the client did is lost: {read:?}");
+    });
 }
 
 /// A page of ones on loan, and its bytes.
