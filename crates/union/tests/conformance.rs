@@ -107,9 +107,9 @@ fn files_of_a_lower_without_access_lists_have_none() {
     );
 }
 
-/// An upper that is a directory of the host keeps no access lists. The mode of a lower's file,
-/// which has the mask in the group's place, grants nobody more than its list did, also once it is
-/// copied up; and what is read there keeps its change time.
+/// An upper that is a directory of the host keeps no access lists. The mode of a lower's file has
+/// the mask in the group's place, and grants nobody more than its list did, also once it is copied
+/// up. What is read there keeps its change time.
 #[test]
 fn without_access_lists_a_lower_s_grant_no_more_by_the_mode() {
     let ctx = &OpCtx::service();

@@ -103,6 +103,20 @@ impl Descriptors {
         Ok(kept)
     }
 
+    /// A descriptor to read a regular file or a directory, by this service's rights alone; closed
+    /// after use. Its name is used where it is known, so no path descriptor is made.
+    pub(super) fn reader_now(&self, node: &Arc<Node>) -> Result<OwnedFd> {
+        match node.look() {
+            (_, Some(path)) => self.open_again(&path, OFlags::RDONLY),
+            (Some(place), None) => {
+                let dir = self.path(&place.dir)?;
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+                self.roomy(|| host::open(&dir, &place.name, flags, 0))
+            }
+            (None, None) => Err(Errno::ESTALE),
+        }
+    }
+
     /// A descriptor of a regular file that can be written; closed after use.
     pub(super) fn writer(&self, node: &Arc<Node>) -> Result<Arc<Held>> {
         match node.kind {

@@ -7,6 +7,7 @@
 //! | `table.rs` | our inode numbers |
 //! | `descriptors.rs` | path and real descriptors, bounded |
 //! | `create.rs` | new inodes with owner and mode |
+//! | `granted.rs` | modes of files that have access lists |
 //! | `saved.rs` | what the next service is to know |
 //! | `stream.rs` | directory streams |
 //! | `xattr.rs` | extended attributes |
@@ -30,6 +31,7 @@
 
 mod create;
 mod descriptors;
+mod granted;
 mod host;
 mod node;
 mod saved;
@@ -127,7 +129,17 @@ impl HostDir {
 
     fn stat(&self, node: &Arc<Node>) -> Result<Attr> {
         let found = node.host_stat(|dir| self.fds.path(dir))?;
-        Ok(Attr { ino: node.ino, ..found.attr })
+        Ok(self.shown(node, &found))
+    }
+
+    /// The state as it is shown. Where access lists are not, the mode grants nobody more than the
+    /// list does.
+    fn shown(&self, node: &Arc<Node>, found: &HostStat) -> Attr {
+        let attr = Attr { ino: node.ino, ..found.attr };
+        match self.shown {
+            Shown::OfLayers => attr,
+            Shown::OfUsers => Attr { perm: granted::perm(&self.fds, node, &attr), ..attr },
+        }
     }
 
     /// Looks at an entry; mount points below are not ours.
@@ -142,7 +154,7 @@ impl HostDir {
     /// Takes in what was found as `name` in `dir`.
     fn adopt(&self, found: &HostStat, place: Option<(&Arc<Node>, &[u8])>) -> (Arc<Node>, Attr) {
         let node = self.table.intern(found, place);
-        let attr = Attr { ino: node.ino, ..found.attr };
+        let attr = self.shown(&node, found);
         (node, attr)
     }
 

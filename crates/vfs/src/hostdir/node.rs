@@ -17,7 +17,7 @@ use super::host::{self, HostStat, Key};
 use super::saved::Saved;
 use crate::fs::Kind;
 use polylane_base::sync::Mutex;
-use polylane_base::{Errno, Ino, Result};
+use polylane_base::{Errno, Ino, Result, Time};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,6 +66,8 @@ pub(super) struct State {
     pub(super) path: Option<Arc<Held>>,
     /// Descriptor for reading, and for what a path descriptor does not do.
     pub(super) reader: Option<Arc<Held>>,
+    /// The change time at which it had these permission bits by its access list.
+    pub(super) granted: Option<(Time, u32)>,
     /// Used since the last sweep passed.
     pub(super) used: bool,
     /// In the queue of sweeps.

@@ -1,10 +1,12 @@
 //! `hostdir`: conformance, confinement, behaviour beside a host that changes things itself.
 
+use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, Ino, Uid};
+use polylane_testkit::acl::{self, NOBODY};
 use polylane_testkit::fs_suite::{self, Can, node};
 use polylane_testkit::probe;
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
+use polylane_vfs::fs::{Acl, AclKind, FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::hostdir::HostDir;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -428,4 +430,56 @@ fn without_privileges_it_does_what_the_kernel_allows() {
         );
     });
     assert!(!p.inside("g").exists());
+}
+
+/// Access lists of the host's files do not count, and grant nobody more by the mode, whoever sets
+/// them when: lists, modes and contents change at random, and each state that is shown is judged.
+#[test]
+fn access_lists_of_the_host_grant_no_more_by_the_mode() {
+    if !is_root() {
+        // A user's own files could have lists as well, whose group it cannot choose.
+        return;
+    }
+    let p = Place::new(64);
+    let ctx = &OpCtx::service();
+    std::fs::write(p.inside("f"), "").unwrap();
+    std::fs::create_dir(p.inside("d")).unwrap();
+    let names = ["f", "d"].map(|name| (p.inside(name), p.lookup(p.root(), name).unwrap()));
+    let mut random = Rng::new(31);
+    for round in 0..400 {
+        let (path, ino) = &names[random.below(2) as usize];
+        let bits = |random: &mut Rng| random.below(8) as u16;
+        match random.below(4) {
+            0 => {
+                let list = [
+                    (1, 7, NOBODY),
+                    (2, bits(&mut random), 1000),
+                    (4, bits(&mut random), NOBODY),
+                    (8, bits(&mut random), 2000),
+                    (16, bits(&mut random), NOBODY),
+                    (32, bits(&mut random), NOBODY),
+                ];
+                let flags = rustix::fs::XattrFlags::empty();
+                let value = acl::value(list);
+                rustix::fs::setxattr(path, AclKind::Access.name(), &value, flags).unwrap();
+            }
+            1 => {
+                let perm = 0o700 | random.below(64) as u32;
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(perm)).unwrap();
+            }
+            2 => {
+                let _ = rustix::fs::removexattr(path, AclKind::Access.name());
+            }
+            _ if random.below(4) == 0 => std::thread::sleep(Duration::from_millis(25)),
+            _ => {}
+        }
+        let shown = p.fs.getattr(ctx, *ino).unwrap().perm;
+        let mode = std::fs::metadata(path).unwrap().mode() & 0o7777;
+        let mut value = Vec::with_capacity(256);
+        let spare = rustix::buffer::spare_capacity(&mut value);
+        let list = rustix::fs::getxattr(path, AclKind::Access.name(), spare).ok();
+        let list = list.and_then(|_| Acl::parse(&value).unwrap());
+        let due = list.map_or(0o777, |list| list.mode_alone());
+        assert_eq!(shown, mode & due, "round {round}");
+    }
 }
