@@ -62,6 +62,9 @@ pub(crate) struct Pool {
     ceph_cache: Option<String>,
     ceph_read_ahead: Option<String>,
     ceph_threads: Option<u32>,
+    /// Kinds of namespaces that its containers have together.
+    #[serde(default)]
+    ns: Vec<String>,
 }
 
 /// A lane; its options as `polylane mount` takes them.
@@ -108,6 +111,7 @@ impl Pool {
             ("ceph-cache", self.ceph_cache.clone()),
             ("ceph-read-ahead", self.ceph_read_ahead.clone()),
             ("ceph-threads", self.ceph_threads.map(|count| count.to_string())),
+            ("ns", Some(self.ns.join(",")).filter(|kinds| !kinds.is_empty())),
         ];
         options.into_iter().filter_map(|(name, value)| option(name, value)).collect()
     }
@@ -290,6 +294,9 @@ mod tests {
         assert_eq!(pool, "pool create --once --memory=512M --pids=9 -- web");
         let pool = line(desired.pools[0].command(Some(7)));
         assert_eq!(pool, "pool create --once --member=7 --memory=512M --pids=9 -- web");
+        let shared = parse("[[pool]]\nname = 'web'\nns = ['ipc', 'net']\n").expect("understood");
+        let pool = line(shared.pools[0].command(None));
+        assert_eq!(pool, "pool create --once --ns=ipc,net -- web");
         let mount = line(desired.mounts[0].command());
         assert_eq!(mount, "mount --once --pool=web --ro -- /v.img /srv/a");
     }

@@ -270,7 +270,8 @@ fn components() -> Value {
         "schemas": {
             "pool": object(&[], json!({ "name": text, "cpus": text, "memory": text,
                 "pids": number, "weight": number, "dirty-limit": text, "ceph-cache": text,
-                "ceph-read-ahead": text, "ceph-threads": number })),
+                "ceph-read-ahead": text, "ceph-threads": number,
+                "ns": { "type": "array", "items": text } })),
             "mount": object(&["source"], json!({ "path": text, "source": text,
                 "lower": { "type": "array", "items": text },
                 "map-users": { "type": "array", "items": text }, "pool": text, "size": text,
