@@ -213,8 +213,33 @@ fn synced(path: &Path, words: &str) {
     file.sync_all().expect("sync");
 }
 
-fn threads(pid: u32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
+/// What a process calls its threads.
+fn threads(pid: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let names = entries.map(|entry| fs::read_to_string(entry.path().join("comm")));
+    names.flatten().map(|name| name.trim().to_string()).collect()
+}
+
+/// Threads of a lane that wait for the kernel, and are there once there is something to wait for.
+const ASIDE: usize = 6;
+
+/// How many processes look at clients.
+fn witnesses(supervisor: u32) -> usize {
+    let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let all = children(supervisor).expect("a supervisor").into_iter();
+    all.filter(|pid| name(*pid).trim() == "polylane-look").count()
+}
+
+/// A program with the library reads and writes in a lane.
+fn has_the_fast_way(at: &Path) {
+    let environment = succeeds(&["env", text(at)]);
+    let script =
+        format!("{environment}\ncd {}; cat low; echo fast >f; cat f big | wc -c", text(at));
+    let output = Command::new("sh").args(["-euc", &script]).output().expect("sh");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(said, "low\n300005\n");
+    assert_eq!(read(&at.join("f")), "fast\n", "the kernel's way");
 }
 
 #[test]
@@ -225,8 +250,7 @@ fn lanes_over_the_same_layers_are_instances_of_one_service() {
     };
     let one = tenant.mount("one");
     let service = tenant.service();
-    until("the service has started", || threads(service) > 20);
-    let alone = threads(service);
+    let alone = threads(service).len();
     let (two, three) = (tenant.mount("two"), tenant.mount("three"));
     assert_eq!(tenant.service(), service, "no further one was started");
     let instances = tenant.info()["services"][0]["instances"].clone();
@@ -250,7 +274,7 @@ fn lanes_over_the_same_layers_are_instances_of_one_service() {
     // One that ends takes its threads along, and is there again with what it had.
     tenant.umount("two");
     tenant.umount("three");
-    until("its threads have ended", || threads(service) <= alone);
+    until("its threads have ended", || threads(service).len() <= alone + ASIDE);
     assert_eq!(read(&one.join("low")), "low\none\n");
     let two = tenant.mount("two");
     assert_eq!(tenant.service(), service);
@@ -274,20 +298,56 @@ fn programs_have_the_fast_way_into_each_of_them() {
     }
     let lanes = ["one", "two"].map(|name| tenant.mount(name));
     for at in &lanes {
-        let environment = succeeds(&["env", text(at)]);
-        let script =
-            format!("{environment}\ncd {}; cat low; echo fast >f; cat f big | wc -c", text(at));
-        let output = Command::new("sh").args(["-euc", &script]).output().expect("sh");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(said, "low\n300005\n");
-        assert_eq!(read(&at.join("f")), "fast\n", "the kernel's way");
+        has_the_fast_way(at);
         fs::write(at.join("f"), text(at)).expect("write");
     }
     for at in &lanes {
         assert_eq!(read(&at.join("f")), text(at));
         tenant.umount(at.file_name().and_then(|name| name.to_str()).expect("a name"));
     }
+    tenant.assert_nothing_is_left();
+}
+
+#[test]
+fn what_serves_clients_is_there_from_the_first_client_on() {
+    let test = "what_serves_clients_is_there_from_the_first_client_on";
+    let Some(tenant) = Tenant::new(test) else { return };
+    if no_library(test) {
+        return;
+    }
+    let lanes = ["one", "two"].map(|name| tenant.mount(name));
+    for at in &lanes {
+        append(&at.join("low"), "more\n").expect("append");
+        fs::rename(at.join("low"), at.join("other")).expect("rename");
+        assert_eq!(read(&at.join("other")), "low\nmore\n");
+        fs::write(at.join("low"), "low\n").expect("write");
+    }
+    let (supervisor, service) = (tenant.supervisor(), tenant.service());
+    let serving = |service| {
+        let names = threads(service).into_iter();
+        names.filter(|name| name.starts_with("shm-") && name != "shm-accept").count()
+    };
+    let aside = |service| threads(service).iter().filter(|name| name.starts_with("fuse-")).count();
+    // The service's own lane, of the layers alone, has a witness as any run has.
+    assert_eq!((witnesses(supervisor), serving(service)), (1, 0), "{:?}", threads(service));
+    // One of each that tells the kernel of states: nothing of these had to wait for the kernel.
+    assert!(aside(service) <= lanes.len(), "{:?}", threads(service));
+    has_the_fast_way(&lanes[0]);
+    let one_has = serving(service);
+    assert!(one_has > 1, "{:?}", threads(service));
+    assert_eq!(witnesses(supervisor), 2);
+    has_the_fast_way(&lanes[0]);
+    assert_eq!((witnesses(supervisor), serving(service)), (2, one_has), "no more than once");
+    // A lane that had a client is ready for it when there is another service.
+    tenant.kill();
+    until("a witness for that lane", || witnesses(supervisor) == 2);
+    for at in lanes.iter().rev() {
+        has_the_fast_way(at);
+    }
+    assert_eq!((witnesses(supervisor), serving(tenant.service())), (3, 2 * one_has));
+    tenant.umount("one");
+    until("its witness has ended", || witnesses(supervisor) == 2);
+    tenant.umount("two");
     tenant.assert_nothing_is_left();
 }
 

@@ -11,6 +11,22 @@ pub(crate) fn wait_for(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     wait_either(fd, fd, limit).0
 }
 
+/// In which groups a descriptor is readable now: by one call, however many there are.
+pub(crate) fn any_ready<'a, I: Iterator<Item = BorrowedFd<'a>>>(
+    groups: impl Iterator<Item = I>,
+) -> Vec<bool> {
+    let (mut fds, mut ends) = (Vec::new(), Vec::new());
+    for group in groups {
+        fds.extend(group.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        ends.push(fds.len());
+    }
+    // What cannot be asked has nothing to say yet.
+    let _ = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+    let starts = std::iter::once(&0).chain(&ends);
+    let groups = starts.zip(&ends).map(|(start, end)| &fds[*start..*end]);
+    groups.map(|group| group.iter().any(|fd| !fd.revents().is_empty())).collect()
+}
+
 /// Waits at most `limit` for one of two descriptors; which of them are readable.
 pub(crate) fn wait_either(
     one: BorrowedFd<'_>,

@@ -17,6 +17,7 @@ mod asker;
 mod attend;
 mod closer;
 mod crew;
+mod late;
 mod other_mounts;
 mod owners;
 mod status;
@@ -41,6 +42,7 @@ pub(crate) use self::asker::Asker;
 use self::attend::attend;
 use self::closer::Said;
 use self::crew::{Crew, Hired};
+pub(crate) use self::late::Late;
 use self::other_mounts::{Awaited, Found, FoundWords, OtherMounts};
 use self::status::{Status, THREADS_MAX};
 use crate::link::Link;
@@ -334,26 +336,44 @@ pub(crate) fn start(
     spec: &PoolSpec,
     at_home: Option<&OwnedFd>,
 ) -> std::io::Result<(Process, Ends)> {
-    let (own, line) = Link::pair()?;
-    asker::limit(&line)?;
-    let changes = event::eventfd()?;
-    let mut tenant = Tenant::new(init, spec, changes.try_clone()?);
-    tenant.at_home = at_home.map(OwnedFd::try_clone).transpose()?;
-    match ns::fork(Namespaces::default())? {
-        Fork::Child => {
-            let _ = rustix::thread::set_name(c"polylane-look");
-            // Out of reach of the terminal's and the user's signals.
-            let _ = rustix::process::setpgid(None, None);
-            let kept = [own.as_fd(), tenant.changes.as_fd()].into_iter();
-            let kept: Vec<_> = kept.chain(tenant.at_home.iter().map(AsFd::as_fd)).collect();
-            let _ = ns::keep_only(&kept);
-            raise_files();
-            let place = tenant.place.clone();
-            attend(tenant, own, Crew::new(move || hire(&place)));
-            ns::exit_now(0)
-        }
-        Fork::Parent(child) => {
-            Ok((Process::ends_within(child, ENDED_TIME_MAX), Ends { line, changes }))
+    let (mut waiting, ends) = Waiting::of(init, spec)?;
+    waiting.tenant.at_home = at_home.map(OwnedFd::try_clone).transpose()?;
+    Ok((waiting.start()?, ends))
+}
+
+/// A witness that has no process yet: it needs none before it is asked something.
+pub(crate) struct Waiting {
+    line: Link,
+    tenant: Tenant,
+}
+
+impl Waiting {
+    /// For a lane of a pool whose first process is `init`.
+    pub(crate) fn of(init: u32, spec: &PoolSpec) -> std::io::Result<(Waiting, Ends)> {
+        let (own, line) = Link::pair()?;
+        asker::limit(&line)?;
+        let changes = event::eventfd()?;
+        let tenant = Tenant::new(init, spec, changes.try_clone()?);
+        Ok((Waiting { line: own, tenant }, Ends { line, changes }))
+    }
+
+    /// Starts its process.
+    fn start(self) -> std::io::Result<Process> {
+        let Waiting { line: own, tenant } = self;
+        match ns::fork(Namespaces::default())? {
+            Fork::Child => {
+                let _ = rustix::thread::set_name(c"polylane-look");
+                // Out of reach of the terminal's and the user's signals.
+                let _ = rustix::process::setpgid(None, None);
+                let kept = [own.as_fd(), tenant.changes.as_fd()].into_iter();
+                let kept: Vec<_> = kept.chain(tenant.at_home.iter().map(AsFd::as_fd)).collect();
+                let _ = ns::keep_only(&kept);
+                raise_files();
+                let place = tenant.place.clone();
+                attend(tenant, own, Crew::new(move || hire(&place)));
+                ns::exit_now(0)
+            }
+            Fork::Parent(child) => Ok(Process::ends_within(child, ENDED_TIME_MAX)),
         }
     }
 }

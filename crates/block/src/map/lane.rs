@@ -10,7 +10,7 @@ use polylane_base::sync::{Condvar, Mutex, RwLock};
 use polylane_sys::event;
 
 use super::{Job, Map, State, Unit, Work, Worked};
-use crate::device::{Error, Sector};
+use crate::device::{Allocation, Error, Sector};
 use crate::medium::{Medium, Run, Space};
 
 /// A volume as the translation threads see it.
@@ -111,6 +111,18 @@ impl Lane {
         Some(after)
     }
 
+    /// The first chunk from `chunk` on that may have data. A hole is found out about when somebody
+    /// comes there: a new volume is little else.
+    fn with_data_from(&self, chunk: u64) -> Option<u64> {
+        let start = self.map.sectors(chunk).start;
+        let left = self.sectors_end().checked_sub(start).filter(|left| *left > 0)?;
+        match self.medium.allocation(Sector(start), left) {
+            (Allocation::Hole, count) if count >= left => None,
+            (Allocation::Hole, count) => Some((start + count) >> self.map.shift),
+            (Allocation::Data | Allocation::Base, _) => Some(chunk),
+        }
+    }
+
     /// Gives a chunk the space that it lacks, and writes zeros to what is only reserved, if nobody
     /// is in it and the host has room left for others.
     fn allocate(&self, chunk: u64) {
@@ -188,7 +200,7 @@ impl Worked for Lane {
             }
             Work::Survey => {
                 let next = self.translate(chunk)?;
-                (self.map.sectors(next).start < self.sectors_end()).then_some(next)
+                self.with_data_from(next)
             }
             Work::Allocate => {
                 self.allocate(chunk);
@@ -254,5 +266,33 @@ impl Gate {
         let closed = |_: &mut ()| self.opened() == seen;
         let limit = limit.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
         drop(self.wake.wait_timeout_while(sleepers, limit, closed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::device::BlockDevice;
+    use crate::file::{FileDevice, Way};
+    use crate::image;
+
+    /// A survey of a new volume costs what is in it, not what it may hold.
+    #[test]
+    fn a_survey_passes_over_holes() {
+        let path = tempfile::NamedTempFile::new().expect("file").into_temp_path();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("open");
+        file.set_len(64 << 30).expect("size");
+        file.write_all_at(&[7; 4096], 40 << 30).expect("write");
+        let medium =
+            FileDevice::open(image::open(&path).expect("open"), Way::Calls).expect("device");
+        // Chunks of 1 MiB, 64 in a look.
+        let lane = Lane::new(Map::new(medium.sector_count(), 11), medium, 64, 0);
+        let surveyed: Vec<u64> =
+            std::iter::successors(Some(0), |chunk| lane.run(Work::Survey, *chunk)).collect();
+        assert_eq!(surveyed, [0, 40 << 10]);
+        assert_eq!(lane.map.state(40 << 10), State::Partial);
+        assert_eq!(lane.map.state(1 << 10), State::Unknown, "nobody has come there");
     }
 }

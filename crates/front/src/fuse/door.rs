@@ -7,6 +7,9 @@
 //! | filler    | fills of slots' pages that must wait     | the notifier of own nodes        |
 //! | notifiers | have the kernel drop pages, names, states | through the kernel: see below   |
 //!
+//! The readers are there from the first. The thread that waits for the end starts the others
+//! (`Aside`) with the first work for any of them: a mount that the kernel alone changes has none.
+//!
 //! Waiting never makes a ring. Readers wait for none of the others. The kernel makes the notifier
 //! of own nodes wait for pages that readers fill or write; the notifier of slots for those and for
 //! pages that the filler fills; and the filler waits for the notifier of own nodes alone.
@@ -31,6 +34,7 @@ use polylane_vfs::handover::{Answered, InFlight, RequestId, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use super::bell::{Bell, Helper, Told};
 use super::call::{Call, Exit, Outcome};
 use super::deferred::{Deferred, Job, Reply};
 use super::init::{MESSAGE_BYTES_MAX, Params};
@@ -42,12 +46,12 @@ use super::stats::Stats;
 use super::{ops, restore, unanswered};
 use crate::lane::Lane;
 use crate::lane::nodes::{Target, VirtualDir};
-use crate::lane::notifier::{Action, Kernel, Level};
+use crate::lane::notifier::{Action, Level};
 use crate::lane::progress::{Mark, Marks};
 
 /// The name of threads that wait for the kernel, and with it perhaps for this session itself.
 pub const NOTIFIER_NAME: &str = "fuse-notify";
-const NOTIFIER_NAME_C: &std::ffi::CStr = c"fuse-notify";
+const DEFERRED_NAME: &str = "fuse-deferred";
 
 /// How long the other readers sleep while one looks out: one request of those that are awaited may
 /// wait for as long beside one that is slow.
@@ -116,6 +120,8 @@ struct Serving {
     stats: Arc<Stats>,
     deferred: Deferred,
     fills: Deferred,
+    /// Rung for either before there is work for it.
+    bell: Arc<Bell>,
     quit: AtomicBool,
     /// Held by the reader that looks out for opens by tickets.
     lookout: Mutex<()>,
@@ -140,6 +146,7 @@ impl Door {
             stats: Arc::default(),
             deferred: Deferred::default(),
             fills: Deferred::default(),
+            bell: Arc::new(Bell::new()?),
             quit: AtomicBool::new(false),
             lookout: Mutex::default(),
             in_flight,
@@ -181,19 +188,12 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
     let marks = Marks::new(options.threads.max(1));
     session.lane.progress.begin(session.device.descriptor(), marks.clone());
     let result = thread::scope(|scope| {
-        session.lane.notifier.start(Arc::new(session.device.clone()));
+        let told = Told::new(session.device.clone(), serving.bell.clone());
+        session.lane.notifier.start(Arc::new(told));
         if options.incarnation > 0 {
             // Before anything is served: it only queues.
             session.lane.drop_former();
         }
-        let notifiers = [
-            scope.spawn(|| serving.drop_pages(Level::Slots)),
-            scope.spawn(|| serving.drop_pages(Level::Own)),
-            scope.spawn(|| serving.drop_names()),
-        ];
-        let states = scope.spawn(|| serving.drop_states());
-        let deferred = [&serving.deferred, &serving.fills]
-            .map(|queue| scope.spawn(|| serving.run_deferred(queue)));
         if options.incarnation > 0 {
             scope.spawn(|| session.lane.drop_stale());
         }
@@ -204,21 +204,24 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         let (wake, ended) = (&wake, &ended);
         let read = |mark| scope.spawn(|| serving.read_until(mark, wake, ended));
         let readers: Vec<_> = marks.each().map(read).collect();
-        let result = wait_for_end(stop, ended);
+        let mut aside = Aside { scope, serving, threads: Default::default() };
+        let result =
+            wait_for_end((stop, ended), &serving.bell, || aside.begin_wanted(&Helper::ALL));
         // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
         // for the notifiers. From here on nobody waits for a notification any more but for those of
         // states, which the deferred thread's last replies come after.
         session.lane.notifier.stop();
-        notifiers.into_iter().for_each(|notifier| {
-            let _end = notifier.join();
-        });
+        aside.join([Helper::Slots, Helper::Own, Helper::Names]);
         serving.fills.stop();
         serving.deferred.stop();
-        deferred.into_iter().for_each(|thread| {
-            let _end = thread.join();
-        });
+        // What was handed over just now is done still.
+        let late = aside.begin_wanted(&[Helper::Deferred, Helper::Fills]);
+        aside.join([Helper::Deferred, Helper::Fills]);
         session.lane.notifier.finish_states();
-        let _end = states.join();
+        aside.join([Helper::States]);
+        // Those that a reader owes since.
+        serving.drop_states();
+        let result = result.and_then(|end| late.map(|()| end));
         serving.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {
@@ -239,14 +242,71 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
     result
 }
 
-fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
+/// Threads beside the readers, by [`Helper`].
+struct Aside<'scope, 'env> {
+    scope: &'scope thread::Scope<'scope, 'env>,
+    serving: &'scope Serving,
+    threads: [Option<thread::ScopedJoinHandle<'scope, ()>>; Helper::ALL.len()],
+}
+
+impl Aside<'_, '_> {
+    /// Starts those that are wanted and not there.
+    fn begin_wanted(&mut self, among: &[Helper]) -> io::Result<()> {
+        let bell = &self.serving.bell;
+        bell.heard();
+        let mut wanted = among.iter().filter(|helper| bell.wants(**helper));
+        wanted.try_for_each(|helper| self.begin(*helper))
+    }
+
+    fn begin(&mut self, helper: Helper) -> io::Result<()> {
+        if self.threads[helper as usize].is_some() {
+            return Ok(());
+        }
+        let serving = self.serving;
+        let (name, run): (_, Box<dyn FnOnce() + Send + '_>) = match helper {
+            Helper::Slots => (NOTIFIER_NAME, Box::new(|| serving.drop_pages(Level::Slots))),
+            Helper::Own => (NOTIFIER_NAME, Box::new(|| serving.drop_pages(Level::Own))),
+            Helper::Names => (NOTIFIER_NAME, Box::new(|| serving.drop_names())),
+            Helper::States => (NOTIFIER_NAME, Box::new(|| serving.drop_states())),
+            Helper::Deferred => {
+                (DEFERRED_NAME, Box::new(|| serving.run_deferred(&serving.deferred)))
+            }
+            Helper::Fills => (DEFERRED_NAME, Box::new(|| serving.run_deferred(&serving.fills))),
+        };
+        let thread = thread::Builder::new().name(name.to_string());
+        self.threads[helper as usize] = Some(thread.spawn_scoped(self.scope, run)?);
+        match helper {
+            // At the end nobody would start it for what these wait for.
+            Helper::Deferred | Helper::Fills => self.begin(Helper::States),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for threads of which a panic was printed where it happened.
+    fn join<const COUNT: usize>(&mut self, helpers: [Helper; COUNT]) {
+        for helper in helpers {
+            if let Some(thread) = self.threads[helper as usize].take() {
+                let _end = thread.join();
+            }
+        }
+    }
+}
+
+/// Waits for the end, and begins what the bell asks for whenever it rings.
+fn wait_for_end(
+    (stop, ended): (&Stop, &Stop),
+    bell: &Bell,
+    mut begin: impl FnMut() -> io::Result<()>,
+) -> io::Result<Ended> {
     loop {
-        let mut fds = [&stop.0, &ended.0].map(|fd| PollFd::new(fd, PollFlags::IN));
+        let events = [&*stop.0, &*ended.0, bell.event()];
+        let mut fds = events.map(|event| PollFd::new(event, PollFlags::IN));
         match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(_) if !fds[1].revents().is_empty() => return Ok(Ended::Unmounted),
-            Ok(_) => return Ok(Ended::Stopped),
+            Ok(_) if !fds[0].revents().is_empty() => return Ok(Ended::Stopped),
+            Ok(_) => begin()?,
         }
     }
 }
@@ -255,11 +315,6 @@ fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
 fn reply_later(header: Header, body: &Body, turn: Option<Turn>) -> Reply {
     let _until_sent = turn.map(|turn| turn.done(&body.0));
     Reply { unique: header.unique, body: body.0.clone(), _until_sent }
-}
-
-/// Names the calling thread; one without a name is harder to tell from others.
-fn be_notifier() {
-    let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
 }
 
 impl Serving {
@@ -381,25 +436,25 @@ impl Serving {
             Ok(Outcome::ReplyBefore(node, range, except)) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.session.device.reply(header.unique, &body.0);
-                self.defer(&self.deferred, Job::Drop { node, range, except });
+                self.defer(Helper::Deferred, Job::Drop { node, range, except });
             }
             Ok(Outcome::ReplyThenTell(node, size)) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.session.device.reply(header.unique, &body.0);
-                self.defer(&self.deferred, Job::TellSize(node, size));
+                self.defer(Helper::Deferred, Job::TellSize(node, size));
             }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
                 turn.into_iter().for_each(Turn::postpone);
                 self.stats.deferred();
                 let fill = matches!(exit, Exit::DeferFill);
-                let queue = if fill { &self.fills } else { &self.deferred };
-                self.defer(queue, Job::Request(message.to_vec()));
+                let helper = if fill { Helper::Fills } else { Helper::Deferred };
+                self.defer(helper, Job::Request(message.to_vec()));
             }
             // Room that was just given up may come back with what the kernel has sent already.
             Err(Exit::Failed(Errno::ENOSPC)) if !deferred => {
                 turn.into_iter().for_each(Turn::postpone);
                 self.stats.deferred();
-                self.defer(&self.deferred, Job::Again(message.to_vec()));
+                self.defer(Helper::Deferred, Job::Again(message.to_vec()));
             }
             Err(Exit::Late(errno)) => self.fail(header, errno),
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => self.fail(header, errno),
@@ -436,7 +491,9 @@ impl Serving {
 
     /// Hands a job to the thread that may wait. Once that thread has ended nobody waits for
     /// notifications any more, and the job is done here.
-    fn defer(&self, queue: &Deferred, job: Job) {
+    fn defer(&self, helper: Helper, job: Job) {
+        self.bell.ring(helper);
+        let queue = if helper == Helper::Fills { &self.fills } else { &self.deferred };
         if let Some(job) = queue.push(job) {
             self.run_job(job);
         }
@@ -444,7 +501,7 @@ impl Serving {
 
     /// Does what may wait for the kernel: here, where this is the thread that may.
     fn run_or_defer(&self, job: Job, is_deferred: bool) {
-        if is_deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
+        if is_deferred { self.run_job(job) } else { self.defer(Helper::Deferred, job) }
     }
 
     fn run_deferred(&self, queue: &Deferred) {
@@ -486,7 +543,6 @@ impl Serving {
     }
 
     fn drop_pages(&self, level: Level) {
-        be_notifier();
         while let Some(job) = self.session.lane.notifier.next_pages(level) {
             self.stats.page_notice();
             match job.action {
@@ -497,7 +553,6 @@ impl Serving {
     }
 
     fn drop_states(&self) {
-        be_notifier();
         while let Some(job) = self.session.lane.notifier.next_state() {
             self.stats.state_notice();
             self.session.device.forget_state(job.node_id);
@@ -514,7 +569,6 @@ impl Serving {
     }
 
     fn drop_names(&self) {
-        be_notifier();
         let mut waited: Option<Instant> = None;
         while let Some(gone) = self.session.lane.notifier.next_name() {
             // Opens that go on and on hold up names of slots for half of the time at most, and no

@@ -22,6 +22,7 @@
 //! |               | `dirs`, `locks`, `ioctl`                                         |
 
 mod attrs;
+mod bell;
 mod call;
 mod deferred;
 mod dirs;

@@ -16,7 +16,7 @@ use super::records::{
     AttrOut, AttrRecord, CountOut, Dirent, EntryOut, InvalEntry, InvalInode, LongOut, OpenOut,
     OutHeader, StatfsOut, Statx, StatxOut, Store, SxTime,
 };
-use crate::lane::notifier::{Kernel, Range};
+use crate::lane::notifier::Range;
 
 /// A growing reply body.
 #[derive(Default, Debug)]
@@ -264,25 +264,10 @@ impl Device {
         let _unknown_to_kernel = self.send(notify::INVAL_ENTRY, 0, &[&body.0]);
     }
 
-    /// Asks for the requests that a former service had read and not answered.
-    pub(crate) fn resend(&self) {
-        let _none = self.send(notify::RESEND, 0, &[]);
-    }
-
-    fn send(&self, error: i32, unique: u64, parts: &[&[u8]]) -> rustix::io::Result<()> {
-        let length = OUT_HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
-        let header =
-            OutHeader { len: (length as u32).into(), error: error.into(), unique: unique.into() };
-        let body = parts.first().copied().unwrap_or_default();
-        rustix::io::writev(self, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]).map(drop)
-    }
-}
-
-impl Kernel for Device {
-    /// There is no other way than to store the last byte. The kernel takes the size over before it
-    /// reads the byte, and is given none: a program may have stored another one through a mapping
-    /// by then.
-    fn grow(&self, node_id: u64, size: u64) {
+    /// Makes the kernel know that a file has grown. There is no other way than to store the last
+    /// byte. The kernel takes the size over before it reads the byte, and is given none: a program
+    /// may have stored another one through a mapping by then.
+    pub(crate) fn grow(&self, node_id: u64, size: u64) {
         let Some(offset) = size.checked_sub(1) else { return };
         let mut message = Body::default();
         let length = OUT_HEADER_BYTES + size_of::<Store>() + 1;
@@ -294,6 +279,19 @@ impl Kernel for Device {
         let (nodeid, padding) = (node_id.into(), 0.into());
         message.record(&Store { nodeid, offset: offset.into(), size: 1.into(), padding });
         let _fault_or_unknown_to_kernel = fault::write_and_fault(self, &message.0);
+    }
+
+    /// Asks for the requests that a former service had read and not answered.
+    pub(crate) fn resend(&self) {
+        let _none = self.send(notify::RESEND, 0, &[]);
+    }
+
+    fn send(&self, error: i32, unique: u64, parts: &[&[u8]]) -> rustix::io::Result<()> {
+        let length = OUT_HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
+        let header =
+            OutHeader { len: (length as u32).into(), error: error.into(), unique: unique.into() };
+        let body = parts.first().copied().unwrap_or_default();
+        rustix::io::writev(self, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]).map(drop)
     }
 }
 

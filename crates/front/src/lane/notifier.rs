@@ -51,6 +51,17 @@ use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 pub(crate) trait Kernel: Send + Sync {
     /// Tells the kernel that a file has grown to `size`.
     fn grow(&self, node_id: u64, size: u64);
+
+    /// Something is queued for a thread, which may have to be started first.
+    fn comes(&self, work: Work);
+}
+
+/// What there is a thread for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    Pages(Level),
+    Names,
+    States,
 }
 
 /// A byte range of a file; `len` 0 means to the end.
@@ -187,11 +198,11 @@ impl<T> Default for Queue<T> {
 impl<T> Queue<T> {
     /// Adds work, unless nobody would do it or `max` others wait: false then. `max` is asked for
     /// where more than `NAMES_MAX` wait.
-    fn push(&self, work: impl Iterator<Item = T>, max: impl Fn() -> usize) -> bool {
+    fn push(&self, work: T, max: impl Fn() -> usize) -> bool {
         let mut queue = self.0.lock();
         let taken = queue.1 && (queue.0.len() < NAMES_MAX || queue.0.len() < max());
         if taken {
-            queue.0.extend(work);
+            queue.0.push_back(work);
             drop(queue);
             self.1.notify_one();
         }
@@ -279,6 +290,15 @@ impl Notifier {
         })
     }
 
+    /// Queues work for a thread; false: none takes it.
+    fn push<T>(&self, (queue, kind): (&Queue<T>, Work), work: T, max: impl Fn() -> usize) -> bool {
+        let taken = queue.push(work, max);
+        if taken && let Some(kernel) = &*self.kernel.lock() {
+            kernel.comes(kind);
+        }
+        taken
+    }
+
     fn wait_for(&self, nodes: &[(Level, u64)], action: Action) {
         if nodes.is_empty() {
             return;
@@ -287,7 +307,8 @@ impl Notifier {
         for (level, node_id) in nodes {
             // A job that is not taken opens the latch when it is dropped.
             let job = Job { node_id: *node_id, action, done: latch.clone() };
-            self.pages[*level as usize].push(std::iter::once(job), || usize::MAX);
+            let queue = (&self.pages[*level as usize], Work::Pages(*level));
+            self.push(queue, job, || usize::MAX);
         }
         let mut left = latch.left.lock();
         while *left > 0 {
@@ -300,7 +321,7 @@ impl Notifier {
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8], known: impl Fn() -> usize) {
         self.names_given.fetch_add(1, Ordering::Relaxed);
         let name = Name { dir_id, name: name.to_vec(), expires: false, _owed: None };
-        if !self.names.push(std::iter::once(name), known) {
+        if !self.push((&self.names, Work::Names), name, known) {
             self.name_dropped();
         }
     }
@@ -310,7 +331,7 @@ impl Notifier {
     pub(crate) fn expire_name(&self, dir_id: u64, name: &[u8], known: impl Fn() -> usize) {
         self.names_given.fetch_add(1, Ordering::Relaxed);
         let name = Name { dir_id, name: name.to_vec(), expires: true, _owed: None };
-        if !self.names.push(std::iter::once(name), known) {
+        if !self.push((&self.names, Work::Names), name, known) {
             self.name_dropped();
         }
     }
@@ -321,7 +342,7 @@ impl Notifier {
         self.names_given.fetch_add(1, Ordering::Relaxed);
         let _owed = Some(self.names_debt.owe());
         let name = Name { dir_id, name: name.to_vec(), expires, _owed };
-        if !self.names.push(std::iter::once(name), || usize::MAX) {
+        if !self.push((&self.names, Work::Names), name, || usize::MAX) {
             self.name_dropped();
         }
     }
@@ -330,7 +351,7 @@ impl Notifier {
     /// lock but leaves.
     pub(crate) fn owe_state(&self, node_id: u64) {
         let job = Stated { node_id, _owed: self.states_debt.owe() };
-        self.states.push(std::iter::once(job), || usize::MAX);
+        self.push((&self.states, Work::States), job, || usize::MAX);
     }
 
     /// Whether the kernel has not heard of everything yet that it is to hear before an answer.
@@ -435,6 +456,8 @@ mod tests {
 
     impl Kernel for Blocked {
         fn grow(&self, _node_id: u64, _size: u64) {}
+
+        fn comes(&self, _work: Work) {}
     }
 
     /// A service that is replaced answers what waits for a state to be told: not before, and not

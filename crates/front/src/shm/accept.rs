@@ -35,6 +35,7 @@ use polylane_vfs::Cred;
 
 use self::view::{Told, View};
 use super::connection::Connection;
+use super::crew::Crew;
 use super::helpers::Helpers;
 use super::process::{self, Holders, Process, is_readable};
 use super::rights::FramesLeft;
@@ -78,6 +79,7 @@ pub(super) struct Around {
     pub(super) config: Config,
     pub(super) inboxes: Vec<Arc<Inbox>>,
     pub(super) helpers: Arc<Helpers>,
+    pub(super) crew: Crew,
     pub(super) stats: Arc<Stats>,
     pub(super) stop: OwnedFd,
     pub(super) stopping: AtomicBool,
@@ -91,6 +93,11 @@ pub(super) struct Around {
 }
 
 impl Around {
+    /// Has the threads run that serve clients.
+    fn begin_crew(&self) -> Result<()> {
+        self.crew.begin(&self.config, (&self.helpers, &self.inboxes))
+    }
+
     /// What the witness says so by that a session's mounts are others.
     fn mount_changes(&self) -> Option<BorrowedFd<'_>> {
         self.lane.slots.witness.get().and_then(|one| one.changes())
@@ -155,6 +162,8 @@ impl Acceptor {
         let lane = self.around.lane.clone();
         let Some(handover) = &lane.handover else { return Ok(()) };
         for FormerProcess { number, pid, pidfd, record } in handover.take_processes() {
+            // A helper drops its locks when it ends.
+            self.around.begin_crew()?;
             lane.kept.restore_process(number, Record::of(&handover.store, record));
             self.watch_process(number, pid, pidfd, None)?.locks.store(true, Ordering::SeqCst);
         }
@@ -215,7 +224,8 @@ impl Acceptor {
             all += 1;
             own += usize::from(uid == user);
         }
-        if all >= self.around.config.sessions_max || own >= SILENT_PER_USER_MAX {
+        let is_full = all >= self.around.config.sessions_max || own >= SILENT_PER_USER_MAX;
+        if is_full || self.around.begin_crew().is_err() {
             refuse(&socket, Errno::EAGAIN);
             return self.close(user, socket);
         }

@@ -22,7 +22,7 @@
 //! One acceptor, one worker per core group, a few helpers. A worker waits for quick small syncs
 //! alone: the thread that waits for a device gives the worker's role to a follower, of which each
 //! group has a few. The acceptor waits for clients only; helpers wait for devices and for the
-//! kernel.
+//! kernel. The first client has all but the acceptor started (`crew`).
 //!
 //! # Locking
 //!
@@ -31,6 +31,7 @@
 mod accept;
 mod attr;
 mod connection;
+mod crew;
 mod dispatch;
 mod files;
 mod helpers;
@@ -62,21 +63,18 @@ use polylane_ipc::message::MARK_PLACES;
 use polylane_ipc::view::FRAME_BYTES;
 use polylane_ipc::{CopyPlan, Geometry};
 use polylane_sys::board::Board;
-use polylane_sys::cpu;
 use polylane_sys::event::{self, eventfd};
 use polylane_sys::pulse::Pulse;
 use polylane_vfs::handover::Heart;
 
 use self::accept::{Acceptor, Around};
+use self::crew::Crew;
 use self::helpers::Helpers;
-use self::post::Post;
 use self::rights::FramesLeft;
 use self::rights::lookup::Marks;
-use self::role::Role;
 use self::stats::Stats;
 use self::views::Views;
-use self::worker::{Inbox, Worker};
-use crate::beat::{self, Beat};
+use self::worker::Inbox;
 use crate::lane::Lane;
 
 pub use self::stats::Totals;
@@ -138,14 +136,7 @@ impl Default for Config {
 /// stops.
 pub struct Server {
     around: Arc<Around>,
-    worker_stats: Vec<Arc<Stats>>,
-    threads: Mutex<Threads>,
-}
-
-#[derive(Default)]
-struct Threads {
-    acceptor: Option<thread::JoinHandle<()>>,
-    workers: Vec<thread::JoinHandle<()>>,
+    acceptor: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 impl Server {
@@ -156,12 +147,12 @@ impl Server {
     /// `EINVAL` for a config out of bounds, else what the kernel says to new threads and
     /// descriptors.
     pub fn start(lane: Arc<Lane>, listener: OwnedFd, config: Config) -> Result<Server> {
-        let workers = config.workers.clone();
-        let fits = (1..=GROUPS_MAX as usize).contains(&workers.len()) && config.helpers > 0;
+        let workers = config.workers.len();
+        let fits = (1..=GROUPS_MAX as usize).contains(&workers) && config.helpers > 0;
         if !fits || config.geometry.layout().is_err() {
             return Err(Errno::EINVAL);
         }
-        let inboxes = (0..workers.len()).map(Inbox::new).collect::<Result<Vec<_>>>()?;
+        let inboxes = (0..workers).map(Inbox::new).collect::<Result<Vec<_>>>()?;
         let frames = config.view_bytes_max / FRAME_BYTES as u64;
         let frames = usize::try_from(frames).unwrap_or(usize::MAX);
         let frames_left = Arc::new(FramesLeft::new(frames));
@@ -172,6 +163,7 @@ impl Server {
             config,
             inboxes,
             helpers: Arc::new(Helpers::new()),
+            crew: Crew::of(workers),
             stats: Arc::default(),
             stop: eventfd()?,
             stopping: AtomicBool::new(false),
@@ -181,49 +173,18 @@ impl Server {
             pulse: Arc::new(Pulse::new()?),
             marks,
         });
-        let worker_stats = workers.iter().map(|_| Arc::default()).collect();
         // From here on a failure drops the server, which stops what was started.
-        let server = Server { around, worker_stats, threads: Mutex::default() };
-        server.around.helpers.spawn(server.around.config.helpers)?;
-        server.start_threads(listener, &workers)?;
+        let server = Server { around, acceptor: Mutex::default() };
+        let acceptor = Acceptor::new(server.around.clone(), listener)?;
+        *server.acceptor.lock() = Some(spawn("shm-accept".into(), move || acceptor.run())?);
         Ok(server)
-    }
-
-    fn start_threads(&self, listener: OwnedFd, workers: &[Option<u32>]) -> Result<()> {
-        let acceptor = Acceptor::new(self.around.clone(), listener)?;
-        let mut threads = self.threads.lock();
-        for (group, cpu) in workers.iter().enumerate() {
-            let inbox = self.around.inboxes[group].clone();
-            let (helpers, stats) = (&self.around.helpers, &self.worker_stats[group]);
-            // Several workers share the CPUs out among them; a lone one may use them all.
-            let others = if workers.len() == 1 { cpu::allowed()? } else { Vec::new() };
-            let post = Post::new(*cpu, others);
-            let beat = match self.around.config.heart.clone() {
-                Some(heart) => Beat::watched(heart, beat::WORKERS + group),
-                None => Beat::unwatched(),
-            };
-            let count = 1 + self.around.config.followers;
-            let role = Role::new(&inbox, count)?;
-            let around = (helpers.clone(), stats.clone());
-            let mut first = Some(Box::new(Worker::new(post, inbox, around, beat)));
-            for number in 0..count {
-                let (role, first) = (role.clone(), first.take());
-                let run = move || role.run(number, first);
-                threads.workers.push(spawn(format!("shm-worker-{group}"), run)?);
-            }
-        }
-        threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);
-        Ok(())
     }
 
     /// Lets nobody in any more, serves what was posted, ends every session and waits for all
     /// threads. Later calls do nothing.
     pub fn stop(&self) {
-        let Threads { acceptor, workers } = std::mem::take(&mut *self.threads.lock());
-        for inbox in &self.around.inboxes {
-            inbox.stop();
-        }
-        join(workers);
+        let acceptor = self.acceptor.lock().take();
+        self.around.crew.stop(&self.around.inboxes);
         self.around.lane.kept.leave();
         self.around.stopping.store(true, Ordering::Release);
         event::notify(&self.around.stop);
@@ -243,7 +204,7 @@ impl Server {
 
     /// What has been done since the start.
     pub fn totals(&self) -> Totals {
-        let workers = self.worker_stats.iter().map(|stats| &**stats);
+        let workers = self.around.crew.stats();
         Stats::totals(workers.chain(std::iter::once(&*self.around.stats)))
     }
 }

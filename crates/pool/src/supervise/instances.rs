@@ -24,7 +24,7 @@ use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
 use crate::solidify::Solidifying;
 use crate::spec::{self, PoolSpec};
-use crate::wait::wait_for;
+use crate::wait::{self, wait_for};
 use crate::watchdog::Watchdog;
 use crate::witness;
 
@@ -60,7 +60,7 @@ pub(crate) struct Instance {
     since: Instant,
     link: Link,
     /// Looks at processes for the service.
-    witness: Process,
+    witness: witness::Late,
     /// The command that waits until it serves.
     starter: Option<OwnedFd>,
     /// Commands that wait for its end.
@@ -105,10 +105,7 @@ impl Instances {
 
     /// What has something to say: to be followed by [`Supervisor::hear_instances`].
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.all.iter().flat_map(|one| {
-            let share = one.member.as_ref().and_then(Member::link);
-            [Some(one.link.as_fd()), share, one.copies.as_fd()].into_iter().flatten()
-        })
+        self.all.iter().flat_map(Instance::fds)
     }
 
     /// How long until a lane is to take its place among those of its device again.
@@ -235,7 +232,12 @@ impl Instance {
 
     /// Sends the service all that it needs, with a new line to it.
     fn begin_again(&mut self, service: &Link, first: u32) -> Result<()> {
+        let had_clients = self.witness.has_begun();
         (self.link, self.witness) = begin(service, first, &self.spec, &self.parts())?;
+        if had_clients {
+            // They come back at once, and this process may be busy with other lanes then.
+            self.witness.begin();
+        }
         self.watchdog.restart();
         self.enter(if self.stage == Stage::Serving { Stage::Starting } else { self.stage });
         Ok(())
@@ -274,6 +276,13 @@ impl Instance {
             }
         }
         None
+    }
+
+    /// What has something to say.
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let share = self.member.as_ref().and_then(Member::link);
+        let all = [Some(self.link.as_fd()), share, self.copies.as_fd(), self.witness.as_fd()];
+        all.into_iter().flatten()
     }
 
     fn parts(&self) -> Parts<'_> {
@@ -322,6 +331,9 @@ impl Instance {
         }
         if is_ready(self.member.as_ref().and_then(Member::link)) {
             self.hear_share();
+        }
+        if is_ready(self.witness.as_fd()) {
+            self.witness.hear();
         }
         self.late()
     }
@@ -443,10 +455,10 @@ fn begin(
     first: u32,
     spec: &PoolSpec,
     parts: &Parts<'_>,
-) -> Result<(Link, Process)> {
+) -> Result<(Link, witness::Late)> {
     let failed = |error: std::io::Error| Failure::because("lane", "hand it to its service", error);
     let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
-    let (witness, ends) = witness::start(first, spec, None).map_err(failed)?;
+    let (waiting, ends) = witness::Waiting::of(first, spec).map_err(failed)?;
     let spec = spec.to_fd()?;
     let Parts { doors, handover, handed } = parts;
     let mut fds = vec![other.as_fd(), spec.as_fd(), doors.fuse.as_fd(), doors.socket.as_fd()];
@@ -454,7 +466,7 @@ fn begin(
     fds.extend(handed.descriptors());
     // A service that is gone shows at its process; the next one is told again.
     let _ = service.send(&ToService::Instance, &fds);
-    Ok((link, witness))
+    Ok((link, witness::Late::Waits(Box::new(waiting))))
 }
 
 fn answer(client: &OwnedFd, answer: &impl serde::Serialize) {
@@ -554,10 +566,12 @@ impl Supervisor {
     /// Hears what the service says of further lanes, and ends with the last of them.
     pub(super) fn hear_instances(&mut self, service: &Service) {
         let mut gone = Vec::new();
+        let said = wait::any_ready(self.instances.all.iter().map(Instance::fds));
         let all = std::mem::take(&mut self.instances.all);
-        for mut one in all {
+        for (mut one, said) in all.into_iter().zip(said) {
             one.keep_share();
-            match one.hear(&service.process) {
+            let outcome = if said { one.hear(&service.process) } else { one.late() };
+            match outcome {
                 Some(outcome) => gone.push((one, outcome)),
                 None => self.instances.all.push(one),
             }

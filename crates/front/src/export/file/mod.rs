@@ -40,7 +40,6 @@ use super::{Bell, RingAtEnd, Serving};
 use crate::fuse::Params;
 use crate::fuse::reply::Device;
 use crate::fuse::unanswered;
-use crate::lane::notifier::Kernel;
 pub use init::negotiate;
 
 /// The node of the root directory.

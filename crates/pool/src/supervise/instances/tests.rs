@@ -37,7 +37,7 @@ fn starting(starter: Option<OwnedFd>) -> (Instance, Link) {
         stage: Stage::Starting,
         since: Instant::now(),
         link,
-        witness: process(),
+        witness: witness::Late::Ended,
         starter,
         enders: Vec::new(),
         run_dir: RunDir(PathBuf::from("/nowhere/no@1.1.lane")),
