@@ -106,7 +106,7 @@ fn limits_that_two_commands_set_at_a_time_both_hold() {
         let found = info(pool);
         assert_eq!(
             (&found["memory"], &found["pids"]),
-            (&(turn * 64 << 20).into(), &(turn * 100).into())
+            (&((turn * 64) << 20).into(), &(turn * 100).into())
         );
     }
     succeeds(&["pool", "rm", &pool]);

@@ -69,9 +69,7 @@ pub(crate) struct Place {
 }
 
 /// The directory of all containers.
-pub(crate) fn all_dir() -> Result<PathBuf> {
-    Ok(polylane_volume::state_dir()?.join("containers"))
-}
+pub(crate) use polylane_volume::containers_dir as all_dir;
 
 /// Where the runtime keeps its own state.
 pub(crate) fn runtime_state() -> PathBuf {

@@ -8,10 +8,12 @@
 //! left of one that was not the last is cleared up by the next copy
 //! (`chain::tidy`).
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use polylane_base::shown::Shown;
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -108,6 +110,21 @@ fn refuse_device(path: &Path) -> Result<()> {
     }
 }
 
+/// Refuses a snapshot on another file system than its volume: the two exchange their names.
+fn refuse_elsewhere(from: &Path, base: &Path, draft: &File) -> Result<()> {
+    let own = fs::metadata(from).map_err(|error| failure(from, error))?;
+    let there = draft.metadata().map_err(|error| failure(base, error))?;
+    match own.dev() == there.dev() {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: on another file system than {}: snapshots lie beside their volume: use \
+             'polylane volume clone'",
+            Shown::new(base),
+            Shown::new(from)
+        ))),
+    }
+}
+
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
 /// The id of the base.
 fn freeze(
@@ -124,6 +141,7 @@ fn freeze(
     let id = Sidecar::fresh_id()?;
     let reference = refer(base, from, id.clone())?;
     let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
+    refuse_elsewhere(from, base, draft.file())?;
     make_top(draft.file(), shape.size, &reference.nonce)
         .map_err(|error| Failure::path(base, "lay it out", error))?;
     belong_alike(from, draft.file())?;

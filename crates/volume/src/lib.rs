@@ -104,7 +104,7 @@ pub use layers::{Fragmentation, Layer, map};
 pub use make::{make, size_of_new};
 pub use open::{make_blank, open_lower, open_or_create};
 pub use options::{Asked, CreateOptions, Kept, MediumKind, SetOptions};
-pub use places::{default_path, resolve, state_dir};
+pub use places::{containers_dir, default_path, resolve, state_dir};
 pub use remove::remove;
 pub use sidecar::{Sidecar, distrust, refuse_snapshot};
 pub use space::is_blank;

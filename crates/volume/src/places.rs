@@ -43,6 +43,14 @@ fn named_state_dir() -> Result<PathBuf> {
     Ok(home.join(".local/state/polylane"))
 }
 
+/// Where containers are kept, a directory for each.
+///
+/// # Errors
+/// As [`state_dir`].
+pub fn containers_dir() -> Result<PathBuf> {
+    Ok(state_dir()?.join("containers"))
+}
+
 /// Where the volumes of pools lie that were given none.
 pub fn volumes_dir() -> Result<PathBuf> {
     Ok(state_dir()?.join("volumes"))

@@ -7,13 +7,14 @@ use polylane_volume as volume;
 use serde_json::{Value, json};
 
 use super::files::{OpenFiles, open_files};
+use super::mount::POOL_DEFAULT;
 use super::pools::{lanes, named_by_lanes};
 use super::table::Entry;
 use super::tables::Tables;
 use crate::failure::{Result, say};
 use crate::mountinfo;
 use crate::names;
-use crate::pool_record::PoolRecord;
+use crate::pool_record::{self, PoolRecord};
 use crate::stats;
 
 /// What is to be known of a pool: its limits, groups, processes, services.
@@ -22,12 +23,21 @@ use crate::stats;
 /// One line: no such pool, a mount table cannot be read.
 pub fn info(name: &str) -> Result<Value> {
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
-    let record = PoolRecord::expect(&state, name)?;
+    pool_record::check_name(name)?;
+    let found = PoolRecord::load(&state, name)?;
     let mut entries = Vec::new();
     if dir.exists() {
         let (tables, _) = Tables::lock_cleared(&dir)?;
         entries = tables.of_pool(name)?;
     }
+    let record = match found {
+        // Nobody has to make the pool of the lanes that name none.
+        None if name == POOL_DEFAULT && !entries.is_empty() => {
+            PoolRecord { name: name.to_string(), ..PoolRecord::default() }
+        }
+        Some(record) => record,
+        None => PoolRecord::expect(&state, name)?,
+    };
     let devices: Vec<u64> = entries.iter().map(|entry| entry.device).collect();
     let (files, are_all) = open_files(&devices);
     let services = lanes(&dir, name).into_iter().map(|lane| service(&lane, &entries, &files));

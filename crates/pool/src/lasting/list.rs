@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use polylane_base::shown::Shown;
+use polylane_volume as volume;
 use serde_json::{Value, json};
 
 use super::places::{Sight, Views};
@@ -38,10 +39,11 @@ pub fn list() -> Result<Vec<Value>> {
 /// `volume::end_lanes_by`. A refusal is made under the lock of the tables as well, so this reads
 /// without it: slots have sums.
 pub fn end_of(lane: &str) -> Option<String> {
-    end_in(&names::runtime_dir(), lane)
+    let containers = volume::containers_dir().unwrap_or_default();
+    end_in(&names::runtime_dir(), &containers, lane)
 }
 
-fn end_in(dir: &Path, lane: &str) -> Option<String> {
+fn end_in(dir: &Path, containers: &Path, lane: &str) -> Option<String> {
     let (pool, service) = names::lane_number(lane).unwrap_or((lane, 0));
     let table = Table::open(&Table::path(dir, pool)).ok()?;
     let entries = table.map(|table| table.entries()).unwrap_or_default();
@@ -51,8 +53,11 @@ fn end_in(dir: &Path, lane: &str) -> Option<String> {
             format!("'polylane mount' lists the lanes of pool '{pool}', one of which has it")
         }
         Some(entry) => {
-            let path = OsStr::from_bytes(&entry.path);
-            format!("polylane umount {} ends it", Shown::new(path))
+            let path = Path::new(OsStr::from_bytes(&entry.path));
+            match path.strip_prefix(containers).ok().and_then(|below| below.iter().next()) {
+                Some(id) => format!("polylane container rm {} ends it", Shown::new(id)),
+                None => format!("polylane umount {} ends it", Shown::new(path)),
+            }
         }
         None => format!("end the 'polylane run' of pool '{pool}' first"),
     })
@@ -86,13 +91,15 @@ mod tests {
     fn a_lane_is_ended_where_it_is_mounted_and_that_of_a_run_with_the_run() {
         let dir = tempfile::tempdir().expect("tempdir");
         let tables = Tables::lock(dir.path()).expect("lock");
-        for (instance, path) in [(1, "/m/second"), (0, "/m/fir\nst")] {
-            let entry = Entry { path: path.into(), service: 2, instance, ..Entry::default() };
+        let paths = [(2, 1, "/m/second"), (2, 0, "/m/fir\nst"), (3, 0, "/c/a1b2/mounts/0")];
+        for (service, instance, path) in paths {
+            let entry = Entry { path: path.into(), service, instance, ..Entry::default() };
             tables.put("web", &entry).expect("put");
         }
         // Read under the lock, as by a mount that meets a volume in use.
-        let end = |lane| end_in(dir.path(), lane).expect("words");
+        let end = |lane| end_in(dir.path(), Path::new("/c"), lane).expect("words");
         assert_eq!(end("web@2"), "polylane umount $'/m/fir\\nst' ends it");
+        assert_eq!(end("web@3"), "polylane container rm a1b2 ends it");
         for (lane, pool) in [("web@1", "web"), ("web", "web"), ("db@1", "db")] {
             assert_eq!(end(lane), format!("end the 'polylane run' of pool '{pool}' first"));
         }
