@@ -303,6 +303,7 @@ fn what_ends_in_a_lane_that_hangs_holds_up_no_other() {
     for path in inner.iter().chain([&outer]) {
         let _ = polylane(&["umount", "-l", text(path)]);
     }
-    assert!(longest < Duration::from_secs(3), "{longest:?}");
+    // Behind the lock they waited for 18 s.
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
     host.assert_nothing_is_left();
 }

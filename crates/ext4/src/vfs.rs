@@ -82,6 +82,7 @@ impl FileSystem for Ext4 {
         Character {
             cache_data: true,
             volatile: false,
+            host_atimes: false,
             read_only: self.volume.journal.is_none(),
             max_file_size: match self.volume.traits.extents {
                 true => self.volume.geometry.file_bytes_max,

@@ -261,6 +261,7 @@ impl FileSystem for Model {
         Character {
             cache_data: true,
             volatile: false,
+            host_atimes: false,
             read_only: false,
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,

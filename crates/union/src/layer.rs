@@ -16,15 +16,12 @@ use std::fmt;
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Acl, AclKind, Attr, FileSystem, Kind, Revived};
+use polylane_vfs::fs::{AclKind, Attr, FileSystem, Kind, OF_OTHERS, Revived, granted};
 use rustc_hash::FxHashMap;
 
 use crate::Union;
 use crate::absent::{Absent, OfLayer};
 use crate::marks::{Mark, Space};
-
-/// Permission bits of the owning group and of others.
-const OF_OTHERS: u32 = 0o077;
 
 /// A libservice as a layer of unions. Thread-safe; several unions may share one lower.
 pub struct Layer {
@@ -222,14 +219,8 @@ impl Held {
         if acls || attr.kind == Kind::Symlink || attr.perm & OF_OTHERS == 0 {
             return Ok(attr);
         }
-        let granted = match self.fs().getxattr(ctx, self.ino, AclKind::Access.name()) {
-            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => return Ok(attr),
-            value => match Acl::parse(&value?) {
-                Ok(list) => list.map_or(OF_OTHERS, |list| list.mode_alone()),
-                // One that is not well-formed grants nothing.
-                Err(_) => 0,
-            },
-        };
+        let list = self.fs().getxattr(ctx, self.ino, AclKind::Access.name());
+        let granted = granted(list);
         Ok(Attr { perm: attr.perm & (granted | !OF_OTHERS), ..attr })
     }
 

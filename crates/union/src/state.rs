@@ -43,7 +43,9 @@ impl Act<'_> {
     /// `FileSystem::setattr`.
     pub(crate) fn set(&self, node: &Arc<Node>, set: &SetAttr) -> Result<Attr> {
         // As overlayfs: to have been read is no reason to copy something up.
-        if set.is_kept_atime() && node.upper().is_none() {
+        let is_kept_atime = set.ctime.is_some()
+            && *set == SetAttr { atime: set.atime, ctime: set.ctime, ..SetAttr::default() };
+        if is_kept_atime && node.upper().is_none() {
             return self.attr(node);
         }
         match set.size {

@@ -127,14 +127,6 @@ pub struct SetAttr {
     pub project: Option<u32>,
 }
 
-impl SetAttr {
-    /// Whether it is an access time that the VFS kept, and nothing else: something was read.
-    pub fn is_kept_atime(&self) -> bool {
-        let kept = SetAttr { atime: self.atime, ctime: self.ctime, ..SetAttr::default() };
-        self.ctime.is_some() && *self == kept
-    }
-}
-
 /// Totals, as in statvfs(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StatFs {

@@ -227,7 +227,7 @@ impl Core {
     /// read, so there is none. Call without the lock of the inode's entries or data.
     pub(crate) fn touch(&self, ctx: &OpCtx<'_>, node: &Inode) {
         node.lower(ATIME_DUE);
-        // The host of a volatile file system keeps access times itself.
+        // What a volatile file system lies on keeps access times itself.
         if self.character.read_only || self.character.volatile {
             return;
         }

@@ -9,6 +9,9 @@ pub struct Character {
     /// Names and attributes can change behind our back (hostdir): cached ones are checked against
     /// `lookup` and `getattr` before they are used.
     pub volatile: bool,
+    /// What lies below moves access times itself, as it is read: the VFS moves none. To set one
+    /// would move the change time there.
+    pub host_atimes: bool,
     /// Changes are refused with `EROFS` before they reach the libservice.
     pub read_only: bool,
     /// Largest file in bytes; writes past it fail with `EFBIG`.
@@ -40,6 +43,7 @@ impl Character {
     pub const VOLATILE: Character = Character {
         cache_data: false,
         volatile: true,
+        host_atimes: false,
         read_only: false,
         max_file_size: i64::MAX as u64,
         max_links: u32::MAX,

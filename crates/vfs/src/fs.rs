@@ -30,7 +30,7 @@ use polylane_base::{Errno, Gid, Ino, Result, Uid};
 
 use crate::ctx::OpCtx;
 
-pub use crate::acl::{Acl, AclKind, Acls};
+pub use crate::acl::{Acl, AclKind, Acls, OF_OTHERS, granted};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
 pub use crate::bytes::{
     Fallocate, Fill, Late, OnSynced, Piece, Sink, Source, SyncLead, SyncLeft, Syncing,

@@ -8,15 +8,15 @@
 //! left of one that was not the last is cleared up by the next copy
 //! (`chain::tidy`).
 
-use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use polylane_base::shown::Shown;
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, RenameFlags, fstat, renameat_with};
 
 use crate::chain::{adopt, announce, bases_of, erase, toward};
 use crate::failure::{Failure, Result};
@@ -111,10 +111,10 @@ fn refuse_device(path: &Path) -> Result<()> {
 }
 
 /// Refuses a snapshot on another file system than its volume: the two exchange their names.
-fn refuse_elsewhere(from: &Path, base: &Path, draft: &File) -> Result<()> {
-    let own = fs::metadata(from).map_err(|error| failure(from, error))?;
-    let there = draft.metadata().map_err(|error| failure(base, error))?;
-    match own.dev() == there.dev() {
+fn refuse_elsewhere(from: &Path, base: &Path, draft: impl AsFd) -> Result<()> {
+    let own = fs::metadata(from).map_err(|error| Failure::path(from, "look at it", error))?;
+    let there = fstat(draft).map_err(|error| Failure::path(base, "look at it", error))?;
+    match own.dev() == there.st_dev {
         true => Ok(()),
         false => Err(Failure::failed(format!(
             "{}: on another file system than {}: snapshots lie beside their volume: use \
@@ -123,6 +123,16 @@ fn refuse_elsewhere(from: &Path, base: &Path, draft: &File) -> Result<()> {
             Shown::new(from)
         ))),
     }
+}
+
+/// A new top of that size for the volume `from`, to become `base`.
+fn draft_beside(from: &Path, base: &Path, size: u64, nonce: &str) -> Result<Draft> {
+    let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
+    refuse_elsewhere(from, base, draft.file())?;
+    make_top(draft.file(), size, nonce)
+        .map_err(|error| Failure::path(base, "lay it out", error))?;
+    belong_alike(from, draft.file())?;
+    Ok(draft)
 }
 
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
@@ -140,11 +150,7 @@ fn freeze(
     let mut own = shape.sidecar.clone();
     let id = Sidecar::fresh_id()?;
     let reference = refer(base, from, id.clone())?;
-    let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
-    refuse_elsewhere(from, base, draft.file())?;
-    make_top(draft.file(), shape.size, &reference.nonce)
-        .map_err(|error| Failure::path(base, "lay it out", error))?;
-    belong_alike(from, draft.file())?;
+    let draft = draft_beside(from, base, shape.size, &reference.nonce)?;
     let below = bases_of(from, &own)?;
     let mut overlays = own.overlays.clone();
     for overlay in &mut overlays {

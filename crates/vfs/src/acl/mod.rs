@@ -44,6 +44,19 @@ const NO_ID: u32 = u32::MAX;
 /// All rights of an entry.
 const RIGHTS: u32 = 7;
 
+/// Permission bits of the owning group and of others.
+pub const OF_OTHERS: u32 = 0o077;
+
+/// Which of [`OF_OTHERS`] an access list leaves where bits alone decide, by its attribute's value.
+/// Nothing where it is not well-formed, or cannot be read.
+pub fn granted(list: Result<Vec<u8>>) -> u32 {
+    match list.and_then(|value| Acl::parse(&value)) {
+        Ok(list) => list.map_or(OF_OTHERS, |list| list.mode_alone() & OF_OTHERS),
+        Err(Errno::ENODATA | Errno::EOPNOTSUPP) => OF_OTHERS,
+        Err(_) => 0,
+    }
+}
+
 /// Which of an inode's two lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AclKind {

@@ -104,14 +104,16 @@ impl Descriptors {
     }
 
     /// A descriptor to read a regular file or a directory, by this service's rights alone; closed
-    /// after use. Its name is used where it is known, so no path descriptor is made.
+    /// after use, and so is a path descriptor that is made for it.
     pub(super) fn reader_now(&self, node: &Arc<Node>) -> Result<OwnedFd> {
         match node.look() {
-            (_, Some(path)) => self.open_again(&path, OFlags::RDONLY),
+            (_, Some(path)) => self.open_again(&*path, OFlags::RDONLY),
             (Some(place), None) => {
                 let dir = self.path(&place.dir)?;
-                let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-                self.roomy(|| host::open(&dir, &place.name, flags, 0))
+                let path = self.roomy(|| host::open(&dir, &place.name, OFlags::PATH, 0))?;
+                // Opened to be read it may be a pipe by now, or a device.
+                node.check(&host::stat(&path)?)?;
+                self.open_again(&path, OFlags::RDONLY)
             }
             (None, None) => Err(Errno::ESTALE),
         }
@@ -192,7 +194,7 @@ impl Descriptors {
         Ok(Held::new(opened?, &self.open))
     }
 
-    fn open_again(&self, path: &Held, flags: OFlags) -> Result<OwnedFd> {
+    fn open_again(&self, path: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let name = magic_name(path);
         self.roomy(|| {

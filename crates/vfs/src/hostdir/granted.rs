@@ -10,16 +10,17 @@
 use super::descriptors::Descriptors;
 use super::host::{self, errno};
 use super::node::Node;
-use crate::fs::{Acl, AclKind, Attr, Kind};
+use crate::acl::{OF_OTHERS, granted};
+use crate::fs::{AclKind, Attr, Kind};
 use polylane_base::{Clock, Errno, Result, SystemClock, Time};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Permission bits of the owning group and of others.
-const OF_OTHERS: u32 = 0o077;
-
-/// Bytes of a list of five hundred entries.
+/// Bytes of a list of five hundred entries. A longer one grants nothing.
 const LIST_BYTES_MAX: usize = 4096;
+
+/// How often a file is asked whose state changes meanwhile.
+const TRIES: u32 = 4;
 
 /// The permission bits of an inode in this state (12 bits).
 pub(super) fn perm(fds: &Descriptors, node: &Arc<Node>, attr: &Attr) -> u32 {
@@ -29,19 +30,22 @@ pub(super) fn perm(fds: &Descriptors, node: &Arc<Node>, attr: &Attr) -> u32 {
     let known = node.state.lock().granted.filter(|(ctime, _)| *ctime == attr.ctime);
     let granted = match known {
         Some((_, granted)) => granted,
-        // What this service cannot read it shows nobody.
-        None => ask(fds, node, attr.ctime).unwrap_or(OF_OTHERS),
+        None => ask(fds, node, attr).unwrap_or_else(|errno| match errno {
+            // What this service may not read it shows nobody.
+            Errno::EACCES => OF_OTHERS,
+            _ => 0,
+        }),
     };
     attr.perm & (granted | !OF_OTHERS)
 }
 
 /// What a node's list grants, kept if the next change of it will be told by the change time.
-fn ask(fds: &Descriptors, node: &Arc<Node>, ctime: Time) -> Result<u32> {
+fn ask(fds: &Descriptors, node: &Arc<Node>, attr: &Attr) -> Result<u32> {
     let was_asked = node.state.lock().granted.is_some();
-    let granted = match was_asked {
-        false => of_unread(fds, node)?,
-        // It changes: each further question is one call.
-        true => of_list(&*fds.reader(node)?),
+    let (granted, ctime) = match was_asked {
+        false => of_open(&fds.reader_now(node)?, attr)?,
+        // It changes: to ask again makes no descriptor.
+        true => of_open(&*fds.reader(node)?, attr)?,
     };
     let mut state = node.state.lock();
     if is_past(ctime) || state.granted.is_none() {
@@ -51,29 +55,32 @@ fn ask(fds: &Descriptors, node: &Arc<Node>, ctime: Time) -> Result<u32> {
     Ok(granted)
 }
 
-fn of_unread(fds: &Descriptors, node: &Arc<Node>) -> Result<u32> {
-    let fd = fds.reader_now(node)?;
-    node.check(&host::stat(&fd)?)?;
-    Ok(of_list(&fd))
+/// What the list of an open inode grants, and at which change time. Where that moves meanwhile, no
+/// more than each state and list that was seen.
+fn of_open(fd: impl AsFd, attr: &Attr) -> Result<(u32, Time)> {
+    let (mut all, mut ctime) = (OF_OTHERS, attr.ctime);
+    for _ in 0..TRIES {
+        all &= granted(list(fd.as_fd()));
+        let now = host::stat(&fd)?.attr;
+        if now.ctime == ctime {
+            break;
+        }
+        all &= now.perm;
+        ctime = now.ctime;
+    }
+    Ok((all, ctime))
 }
 
-/// What the list of an open inode grants. One that is not well-formed, or too long, grants nothing.
-fn of_list(fd: impl AsFd) -> u32 {
+fn list(fd: impl AsFd) -> Result<Vec<u8>> {
     let mut value = Vec::with_capacity(LIST_BYTES_MAX);
     let spare = rustix::buffer::spare_capacity(&mut value);
-    match rustix::fs::fgetxattr(fd, AclKind::Access.name(), spare).map_err(errno) {
-        Ok(_) => Acl::parse(&value)
-            .map_or(0, |list| list.map_or(OF_OTHERS, |list| list.mode_alone() & OF_OTHERS)),
-        Err(Errno::ENODATA | Errno::EOPNOTSUPP) => OF_OTHERS,
-        Err(_) => 0,
-    }
+    rustix::fs::fgetxattr(fd, AclKind::Access.name(), spare).map_err(errno)?;
+    Ok(value)
 }
 
 /// Whether whatever changes from now on has a later change time. Those of the host move by ticks of
-/// up to 10 ms; where they have no fraction, perhaps by seconds.
+/// up to 10 ms, some by whole seconds.
 fn is_past(ctime: Time) -> bool {
-    let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    let age = nanoseconds(SystemClock.now()) - nanoseconds(ctime);
-    let tick = if ctime.nsec == 0 { 2_000_000_000 } else { 20_000_000 };
-    age > tick
+    let now = SystemClock.now();
+    now.sec.saturating_sub(ctime.sec) > 2
 }

@@ -151,13 +151,6 @@ impl HostDir {
         }
     }
 
-    /// Takes in what was found as `name` in `dir`.
-    fn adopt(&self, found: &HostStat, place: Option<(&Arc<Node>, &[u8])>) -> (Arc<Node>, Attr) {
-        let node = self.table.intern(found, place);
-        let attr = self.shown(&node, found);
-        (node, attr)
-    }
-
     /// Before a name goes: if the VFS holds its inode, a descriptor keeps it reachable without one.
     fn hold(&self, found: &HostStat) -> Result<Option<Arc<Node>>> {
         let Some(node) = self.table.known(&found.key) else { return Ok(None) };
@@ -207,7 +200,7 @@ impl HostDir {
 impl FileSystem for HostDir {
     fn character(&self) -> Character {
         // The host changes its files beside us, and its page cache holds them already.
-        Character::VOLATILE
+        Character { host_atimes: true, ..Character::VOLATILE }
     }
 
     fn root(&self) -> Result<Attr> {
@@ -218,7 +211,8 @@ impl FileSystem for HostDir {
         let name = component(name)?;
         let (dir, path) = self.dir(dir)?;
         let found = self.find(&path, name)?;
-        Ok(self.adopt(&found, Some((&dir, name))).1)
+        let node = self.table.intern(&found, Some((&dir, name)));
+        Ok(self.shown(&node, &found))
     }
 
     fn getattr(&self, _: &OpCtx<'_>, ino: Ino) -> Result<Attr> {
@@ -227,10 +221,6 @@ impl FileSystem for HostDir {
 
     fn setattr(&self, _: &OpCtx<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let node = self.table.get(ino)?;
-        // The host moves access times itself, and a change time that is given back would move.
-        if set.is_kept_atime() {
-            return self.stat(&node);
-        }
         let path = self.fds.path(&node)?;
         if let Some(size) = set.size {
             let fd = self.fds.writer(&node)?;
@@ -252,17 +242,17 @@ impl FileSystem for HostDir {
         let name = component(name)?;
         let (dir, path) = self.dir(dir)?;
         let (fd, found) = create::named(&self.fds, &path, name, new)?;
-        let (node, attr) = self.adopt(&found, Some((&dir, name)));
+        let node = self.table.intern(&found, Some((&dir, name)));
         self.fds.keep_path(&node, fd);
-        Ok(Changed { dir: self.stat(&dir)?, node: attr })
+        Ok(Changed { dir: self.stat(&dir)?, node: self.shown(&node, &found) })
     }
 
     fn create_unlinked(&self, _: &OpCtx<'_>, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
         let (_, path) = self.dir(dir)?;
         let (fd, found) = create::unnamed(&self.fds, &path, new)?;
-        let (node, attr) = self.adopt(&found, None);
+        let node = self.table.intern(&found, None);
         self.fds.keep_path(&node, fd);
-        Ok(attr)
+        Ok(self.shown(&node, &found))
     }
 
     fn link(&self, _: &OpCtx<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
@@ -302,11 +292,11 @@ impl FileSystem for HostDir {
         };
         let flags = rename_flags(mode);
         rustix::fs::renameat_with(&from_path, from, &to_path, to, flags).map_err(errno)?;
-        let (node, _) = self.adopt(&found, Some((&to_node, to)));
+        let node = self.table.intern(&found, Some((&to_node, to)));
         let other = match (other, mode) {
             (None, _) => None,
             (Some((_, other)), RenameMode::Exchange) => {
-                let (node, _) = self.adopt(&other, Some((&from_node, from)));
+                let node = self.table.intern(&other, Some((&from_node, from)));
                 Some(self.stat(&node)?)
             }
             (Some((held, other)), _) => Some(self.after_removal(held, other, (&to_node, to))?),

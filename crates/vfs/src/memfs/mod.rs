@@ -173,6 +173,7 @@ impl FileSystem for MemFs {
         Character {
             cache_data: false,
             volatile: false,
+            host_atimes: false,
             read_only: false,
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,

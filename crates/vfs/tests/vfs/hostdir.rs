@@ -444,6 +444,11 @@ fn access_lists_of_the_host_grant_no_more_by_the_mode() {
     let ctx = &OpCtx::service();
     std::fs::write(p.inside("f"), "").unwrap();
     std::fs::create_dir(p.inside("d")).unwrap();
+    let value = acl::value([(1, 7, NOBODY), (4, 5, NOBODY), (32, 5, NOBODY)]);
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(p.inside("f"), AclKind::Access.name(), &value, flags).is_err() {
+        return eprintln!("skipped: the file system of temporary files has no access lists");
+    }
     let names = ["f", "d"].map(|name| (p.inside(name), p.lookup(p.root(), name).unwrap()));
     let mut random = Rng::new(31);
     for round in 0..400 {
