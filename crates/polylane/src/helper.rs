@@ -84,8 +84,9 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
     while let Some(word) = words.next() {
         match word.to_str() {
             Some("-o") => {
-                let list = words.next().map(|word| word.to_string_lossy());
-                options.extend(list.iter().flat_map(|list| split(list)));
+                let list = words.next().map(|word| word.to_string_lossy()).unwrap_or_default();
+                let of_list = split(&list);
+                options.extend(of_list.ok_or_else(|| format!("-o {list}: a quote is not closed"))?);
             }
             Some("-t" | "-N") => drop(words.next()),
             Some(flags) if is_flags(flags) => {
@@ -121,8 +122,9 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
 const REMOUNT: &str = "-o remount: a lane is not mounted anew where it is: umount it and mount it \
     with other options, or change this mount alone with 'mount -o remount,bind,ro PATH'";
 
-/// The options of a list: commas part them but for those within double quotes, which go.
-fn split(list: &str) -> Vec<String> {
+/// The options of a list: commas part them but for those within double quotes, which go. `None`: a
+/// quote is not closed, which would hide the options after it.
+fn split(list: &str) -> Option<Vec<String>> {
     let (mut options, mut quoted) = (vec![String::new()], false);
     for letter in list.chars() {
         match letter {
@@ -132,7 +134,7 @@ fn split(list: &str) -> Vec<String> {
         }
     }
     options.retain(|option| !option.is_empty());
-    options
+    (!quoted).then_some(options)
 }
 
 /// An option of mount(8) as arguments of `polylane mount`.
@@ -218,6 +220,18 @@ mod tests {
                     let word = option.split(',').next().unwrap_or_default();
                     assert!(translated.is_err_and(|line| line.contains(word)), "{option}");
                 }
+            }
+        }
+    }
+
+    /// It would be writable: the comment goes, and what it swallows with it.
+    #[test]
+    fn a_quote_that_is_not_closed_is_refused() {
+        for list in ["comment=\"a,ro", "x-y=\"a,ro", "lower=\"a\",\"ro"] {
+            for sloppy in ["", " -s"] {
+                let line = format!("mount.polylane a b{sloppy} -o {list}");
+                let translated = translate_line(&line).expect("a helper");
+                assert!(translated.is_err_and(|line| line.contains("quote")), "{line}");
             }
         }
     }
