@@ -15,9 +15,9 @@
 //! file has no name by then.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -182,13 +182,17 @@ fn measure(files: Files) -> Option<Measured> {
     calibrate::measure(&device, EACH).ok()
 }
 
-/// Stores costs whole or not at all.
+/// Stores costs whole or not at all. No other user reads them: others may pass the state directory.
 fn store(path: &Path, cost: &CostModel) -> io::Result<()> {
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        // Former versions made it for everyone.
+        fs::set_permissions(dir, PermissionsExt::from_mode(0o700))?;
     }
     let fresh = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&fresh, cost_file::text(cost))?;
+    let mut file = OpenOptions::new();
+    let mut file = file.create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    file.write_all(cost_file::text(cost).as_bytes())?;
     fs::rename(&fresh, path)
 }
 
@@ -207,10 +211,15 @@ mod tests {
         let measured = measure(files).expect("measured");
         assert!(measured.requests > 0);
         let result = dir.path().join("devices/8-0.measured.json");
+        let devices = dir.path().join("devices");
+        fs::create_dir(&devices).expect("mkdir");
+        fs::set_permissions(&devices, PermissionsExt::from_mode(0o755)).expect("chmod");
         store(&result, &measured.cost).expect("stored");
         let text = fs::read_to_string(&result).expect("read");
         assert_eq!(cost_file::parse(&text).expect("JSON").cost, measured.cost);
-        assert_eq!(fs::read_dir(dir.path().join("devices")).expect("list").count(), 1);
+        assert_eq!(fs::read_dir(&devices).expect("list").count(), 1);
+        let mode = |path: &Path| path.metadata().expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(&devices), mode(&result)), (0o700, 0o600));
     }
 
     #[test]
