@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use polylane_tests::host::{text, until};
+use polylane_tests::host::{Host, child, text, until};
 use polylane_tests::oci::{Bundle, files, podman, said};
+use polylane_tests::pool::signal_to;
 use polylane_tests::{lacks, skip};
 use serde_json::{Value, json};
 
@@ -51,6 +52,21 @@ impl Engine {
         self.command(id, &["run", id]).output().expect("polylane")
     }
 
+    /// Makes a container that runs until it is deleted, and starts it.
+    fn start(&self, id: &str) {
+        let mut create = self.command(id, &["create", id]);
+        let made = create.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        assert!(made.expect("polylane").success());
+        self.bundle.succeeds(&["start", id]);
+    }
+
+    /// The directory of a container's files.
+    fn place(&self, id: &str) -> PathBuf {
+        let all = files(&self.bundle.host.path("state/polylane/oci"));
+        let own = all.iter().find_map(|path| path.parent().filter(|dir| dir.ends_with(id)));
+        own.expect("its files").to_path_buf()
+    }
+
     /// The engine removes a container; another command is then told nothing of it.
     fn remove(&self, id: &str) {
         fs::remove_dir_all(self.bundle.host.path("engine").join(id)).expect("rm");
@@ -73,6 +89,9 @@ impl Engine {
     }
 }
 
+/// A script that ends with its container.
+const FOREVER: &str = "while :; do sleep 0.1; done";
+
 const KEPT: [&str; 4] = ["holder.json", "lock", "upper.img", "upper.img.polylane"];
 
 #[test]
@@ -88,11 +107,7 @@ fn a_volume_stays_while_the_engine_has_the_container() {
         "echo y >>/kept; while :; do sleep 0.1; done",
         engine.config()["annotations"].clone(),
     );
-    let mut create = engine.command("one", &["create", "one"]);
-    assert!(
-        create.stdout(Stdio::null()).stderr(Stdio::null()).status().expect("polylane").success()
-    );
-    engine.bundle.succeeds(&["start", "one"]);
+    engine.start("one");
     let has = || engine.bundle.call(&["exec", "one", "cat", "/kept"]).stdout == b"x\nx\ny\n";
     until("it has written", has);
     engine.pass();
@@ -165,15 +180,125 @@ fn a_volume_stays_while_the_engines_directory_is_away() {
     engine.bundle.assert_nothing_is_left();
 }
 
+/// As a runtime that takes two containers for one, or a directory that is not the right one now.
+#[test]
+fn a_volume_stays_whose_container_another_one_is_taken_for() {
+    let name = "a_volume_stays_whose_container_another_one_is_taken_for";
+    let Some(engine) = Engine::new(name) else { return };
+    assert_eq!(said(&engine.run("one")), "x\n");
+    let refused = engine.bundle.command_in(&engine.dir("two"), "runtime", &["run", "one"]).output();
+    let refused = refused.expect("polylane");
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!((refused.status.code(), words.lines().count()), (Some(1), 1), "{words}");
+    assert!(words.contains("which its engine still has"), "{words}");
+    assert_eq!(said(&engine.run("one")), "x\nx\n");
+    engine.remove("one");
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// The host went down under a container, and the engine removed it without the runtime.
+#[test]
+fn a_container_that_ran_when_the_host_went_down_leaves_nothing() {
+    let name = "a_container_that_ran_when_the_host_went_down_leaves_nothing";
+    let Some(engine) = Engine::new(name) else { return };
+    assert_eq!(said(&engine.run("one")), "x\n");
+    fs::write(engine.place("one").join("config.json"), "{}").expect("written");
+    engine.pass();
+    assert_eq!(engine.kept("one").len(), KEPT.len() + 1);
+    engine.remove("one");
+    engine.pass();
+    assert_eq!(engine.kept("one"), Vec::<String>::new());
+    // One that runs still, whatever became of the engine's directory.
+    engine.bundle.write(FOREVER, engine.config()["annotations"].clone());
+    engine.start("two");
+    engine.remove("two");
+    engine.pass();
+    let found = engine.bundle.call(&["exec", "two", "cat", "/etc/old"]);
+    assert_eq!(said(&found), "old\n");
+    assert_eq!(engine.kept("two").len(), KEPT.len() + 1);
+    engine.bundle.succeeds(&["delete", "--force", "two"]);
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// A lane goes while something is in it; for any other reason that it cannot be unmounted it stays.
+#[test]
+fn a_lane_that_cannot_be_unmounted_is_said() {
+    let Some(engine) = Engine::new("a_lane_that_cannot_be_unmounted_is_said") else { return };
+    let host = &engine.bundle.host;
+    let data = host.dir("data");
+    let source = format!("dir:{}", text(&data));
+    engine.bundle.list(&[&source]);
+    let annotations = json!({
+        "polylane.root": "own", "polylane.mount.data": format!("{source}:/tmp"),
+        "io.container.manager": "libpod"
+    });
+    engine.bundle.write(FOREVER, annotations);
+    engine.start("s");
+    let other = host.dir("other");
+    said(&host.command(&["mount", "--share", &source, text(&other)]).output().expect("polylane"));
+    let delete = || {
+        let output = engine.bundle.call(&["delete", "--force", "s"]);
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (done, words) = delete();
+    assert!(!done && words.contains(&format!("shared at {}", text(&other))), "{words}");
+    fs::write(other.join("file"), "shared\n").expect("the lane is there");
+    said(&host.command(&["umount", text(&other)]).output().expect("polylane"));
+    // What runs no more is not there for the runtime either.
+    let (done, words) = delete();
+    assert!(done, "{words}");
+    assert_eq!(engine.kept("s"), KEPT);
+    engine.start("s");
+    let used = fs::File::open(engine.place("s").join("root/etc/old")).expect("open");
+    let (done, words) = delete();
+    assert!(done && words.contains("root: cannot unmount it: Device or resource busy"), "{words}");
+    drop(used);
+    engine.remove("s");
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// An engine's directory that does not answer holds up no command of other containers.
+#[test]
+fn a_directory_that_hangs_holds_up_nobody() {
+    let Some(engine) = Engine::new("a_directory_that_hangs_holds_up_nobody") else { return };
+    assert_eq!(said(&engine.run("h")), "x\n");
+    let lane = Host::new();
+    let at = lane.dir("lane");
+    said(&lane.command(&["mount", "mem:16M", text(&at)]).output().expect("polylane"));
+    let holder = engine.place("h").join("holder.json");
+    let right = fs::read(&holder).expect("read");
+    let mut record: Value = serde_json::from_slice(&right).expect("JSON");
+    // A name that the kernel has to ask for.
+    record["own"]["path"] = json!(at.join("h/userdata"));
+    fs::write(&holder, record.to_string()).expect("written");
+    let service = child(lane.supervisor(), "polylane-svc");
+    signal_to(service, "STOP");
+    let begin = Instant::now();
+    let mut pass = engine.bundle.command(&["delete", "--force", "nobody"]);
+    let mut pass = pass.stderr(Stdio::null()).spawn().expect("polylane");
+    while begin.elapsed() < Duration::from_secs(15) && pass.try_wait().expect("wait").is_none() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = pass.try_wait().expect("wait").is_some();
+    signal_to(service, "CONT");
+    pass.wait().expect("wait");
+    assert!(ended, "it waited for the lane");
+    assert_eq!(engine.kept("h"), KEPT);
+    said(&lane.command(&["umount", text(&at)]).output().expect("polylane"));
+    fs::write(&holder, right).expect("written");
+    assert_eq!(said(&engine.run("h")), "x\nx\n");
+    engine.remove("h");
+    engine.bundle.assert_nothing_is_left();
+}
+
 /// Killed at any moment: what the container had is there at its next start, or nothing stays.
 #[test]
 fn a_deletion_that_was_killed_loses_nothing() {
     let Some(engine) = Engine::new("a_deletion_that_was_killed_loses_nothing") else { return };
-    let script = "while :; do sleep 0.1; done";
     let annotations = engine.config()["annotations"].clone();
     assert_eq!(said(&engine.run("k")), "x\n");
     for step in 0..8_u32 {
-        engine.bundle.write(script, annotations.clone());
+        engine.bundle.write(FOREVER, annotations.clone());
         let mut create = engine.command("k", &["create", "k"]);
         let made = create.stdout(Stdio::null()).stderr(Stdio::null()).status();
         assert!(made.expect("polylane").success(), "step {step}");

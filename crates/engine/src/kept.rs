@@ -2,22 +2,28 @@
 //!
 //! An engine has the runtime delete a container at each stop, and make it again at each start. So a
 //! volume that goes with the container outlives `delete` ([`end`]); the next `create` takes it up
-//! ([`take_up`]), and commands remove those whose containers are gone ([`sweep`]).
+//! ([`take_up`]), and commands remove those whose containers are gone ([`sweep`]). Where that is in
+//! doubt nothing is removed.
 //!
 //! # Invariants
 //!
 //! - `upper.img` is of the container that `holder.json` tells. It is removed before another one is
 //!   told. Without `holder.json` it is nobody's.
 //! - `config.json` is there from before the runtime makes a container until it has deleted it. A
-//!   directory without it that no command holds is of a container that does not run.
+//!   directory without it that no command holds is of a container that does not run. So is one with
+//!   it, where the engine has the container no more and none of its lanes is mounted: the host went
+//!   down.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use polylane_base::Errno;
 use polylane_base::shown::Shown;
-use polylane_pool::failure::{Failure, Result};
-use polylane_pool::lasting;
+use polylane_pool::failure::{Failure, Result, say};
+use polylane_pool::{lasting, mounted_at, within};
+use rustix::fs::FlockOperation;
 
 use crate::holder::{Holder, Known};
 use crate::lane::UPPER;
@@ -32,6 +38,10 @@ pub(crate) const CONFIG: &str = "config.json";
 /// At how many containers a command looks for what is to be removed.
 const SWEPT_MAX: usize = 256;
 
+/// How long a command waits for what is removed: engines' directories, and lanes of containers that
+/// are gone, may be slow or not answer.
+const SWEEP_TIME_MAX: Duration = Duration::from_secs(2);
+
 /// The directory of all containers of other engines.
 pub(crate) fn all_dir() -> Result<PathBuf> {
     Ok(polylane_volume::state_dir()?.join("oci"))
@@ -40,7 +50,7 @@ pub(crate) fn all_dir() -> Result<PathBuf> {
 /// Before lanes are mounted: leaves no volume but that of the container that `holder` tells.
 ///
 /// # Errors
-/// One line: of the container that the volume is of nothing is known.
+/// One line: the volume is another container's, which the engine has, or of which nothing is known.
 pub(crate) fn take_up(place: &Place, _held: &Lock, holder: Option<&Holder>) -> Result<()> {
     let former = place.read::<Holder>(HOLDER)?;
     if former.as_ref() == holder && holder.is_some() {
@@ -48,12 +58,17 @@ pub(crate) fn take_up(place: &Place, _held: &Lock, holder: Option<&Holder>) -> R
     }
     let is_same = former.as_ref().zip(holder).is_some_and(|(former, now)| former.is_same(now));
     if !is_same {
-        let is_unknown = former.is_some_and(|former| former.known() == Known::Nothing);
+        let why = match former.map_or(Known::Gone, |former| former.known()) {
+            Known::Gone => None,
+            Known::Here => Some("which its engine still has"),
+            Known::Nothing => {
+                Some("whose engine kept it in directories that are elsewhere now, or do not answer")
+            }
+        };
         let upper = place.file(UPPER);
-        if is_unknown && upper.exists() {
+        if let Some(why) = why.filter(|_| may_exist(&upper)) {
             return Err(Failure::failed(format!(
-                "{}: what a container of this name changed, whose engine kept it in directories \
-                 that are elsewhere now: remove it to begin without",
+                "{}: what a container of this name changed, {why}: remove it to begin without",
                 Shown::new(&upper)
             )));
         }
@@ -82,16 +97,45 @@ fn is_upper(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(UPPER.as_bytes())
 }
 
-/// Unmounts a container's lanes.
-pub(crate) fn unmount(place: &Place) -> Result<()> {
+/// Whether a file is there, or that cannot be told.
+fn may_exist(path: &Path) -> bool {
+    !matches!(path.try_exists(), Ok(false))
+}
+
+/// Where a container's lanes are mounted.
+fn lanes(place: &Place) -> Vec<PathBuf> {
     let mut all = vec![place.root()];
     let mounts = fs::read_dir(place.file("mounts")).into_iter().flatten().flatten();
     all.extend(mounts.map(|entry| entry.path()));
-    for at in all.iter().filter(|at| at.exists()) {
-        // One that something is still in goes when that goes.
-        lasting::umount_all(at, false).or_else(|_| lasting::umount_all(at, true))?;
+    all
+}
+
+/// Unmounts a container's lanes.
+///
+/// # Errors
+/// One line: not everything of one could be written back, which stays mounted then.
+pub(crate) fn unmount(place: &Place) -> Result<()> {
+    let all = lanes(place);
+    let unmounted: Vec<_> = all.iter().filter(|at| at.exists()).map(|at| unmount_one(at)).collect();
+    unmounted.into_iter().collect()
+}
+
+fn unmount_one(at: &Path) -> Result<()> {
+    match lasting::umount_all(at, false) {
+        // What something is still in goes when that goes; what was written is durable.
+        Err(failure) if loses_nothing(&failure) => {
+            say(&failure);
+            lasting::umount_all(at, true)
+        }
+        done => done,
     }
-    Ok(())
+}
+
+/// Whether a lane that could not be unmounted is in use, or never came up: there is nothing of it
+/// that could not be written back.
+fn loses_nothing(failure: &Failure) -> bool {
+    let busy = format!("cannot unmount it: {}", Errno::EBUSY);
+    failure.line.contains(&busy) || failure.line.contains(": its lane has been starting for ")
 }
 
 /// After the runtime's container has ended: unmounts its lanes and removes its files. The volume
@@ -113,10 +157,17 @@ fn is_kept(place: &Place) -> bool {
         // Of a later version, or a medium that fails.
         Err(_) => true,
     };
-    may_be && place.file(UPPER).exists()
+    may_be && may_exist(&place.file(UPPER))
 }
 
-/// Removes volumes of containers that their engines have no more, and what killed commands left.
+/// Whether the engine has the container no more.
+fn is_gone(place: &Place) -> bool {
+    let holder = place.read::<Holder>(HOLDER).ok().flatten();
+    holder.is_some_and(|holder| holder.known() == Known::Gone)
+}
+
+/// Removes volumes of containers that their engines have no more, and what killed commands left: in
+/// a process of its own, for a limited time.
 ///
 /// # Errors
 /// One line: the directory of containers cannot be told. What cannot be removed stays for the next
@@ -125,7 +176,19 @@ pub fn sweep() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    let engines = fs::read_dir(all_dir()?).into_iter().flatten().flatten();
+    let all = all_dir()?;
+    if all.exists() {
+        let _ = within(SWEEP_TIME_MAX, move || clear_all(&all));
+    }
+    Ok(())
+}
+
+/// Looks at containers of all engines. One process does at a time: where one cannot be ended there
+/// are no more of them.
+fn clear_all(all: &Path) -> rustix::io::Result<()> {
+    let only = File::open(all).map_err(|_| rustix::io::Errno::IO)?;
+    rustix::fs::flock(&only, FlockOperation::NonBlockingLockExclusive)?;
+    let engines = fs::read_dir(all).into_iter().flatten().flatten();
     let ids =
         engines.flat_map(|engine| fs::read_dir(engine.path()).into_iter().flatten().flatten());
     let mut all: Vec<PathBuf> = ids.map(|entry| entry.path()).collect();
@@ -142,7 +205,10 @@ pub fn sweep() -> Result<()> {
 
 /// Removes a container's files, if there is no such container.
 fn clear_gone(place: &Place) -> Result<()> {
-    let is_left = || !place.file(CONFIG).exists() && !is_kept(place);
+    let is_left = || match may_exist(&place.file(CONFIG)) {
+        false => !is_kept(place),
+        true => is_gone(place) && lanes(place).iter().all(|at| matches!(mounted_at(at), Ok(None))),
+    };
     if !is_left() {
         return Ok(());
     }

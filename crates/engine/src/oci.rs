@@ -104,16 +104,19 @@ pub fn oci(words: &[OsString]) -> Result<u8> {
     let program = runtime::find(asked.as_deref())?;
     let Some(call) = Call::parse(words) else { return execute(&program, words) };
     let verb = call.words[call.verb].to_str();
-    if matches!(verb, Some("create" | "run" | "delete")) {
-        // What it cannot do keeps no container from being made or deleted.
-        let _ = kept::sweep();
-    }
     let done = match verb {
         Some(verb @ ("create" | "run")) => call.make(&program, verb == "run"),
         Some("delete") => call.delete(&program),
-        _ => execute(&program, words),
+        _ => return execute(&program, words),
     };
-    done.inspect_err(|failure| call.log(&failure.line))
+    let done = done.inspect_err(|failure| call.log(&failure.line));
+    sweep();
+    done
+}
+
+/// What it cannot do keeps no container from being made or deleted.
+fn sweep() {
+    let _ = kept::sweep();
 }
 
 /// The runtime that the first words name, and the words for it.
@@ -129,6 +132,12 @@ fn asked(words: &[OsString]) -> (Option<OsString>, &[OsString]) {
         }
         [] => (None, words),
     }
+}
+
+/// Becomes the runtime, for a container that is made or deleted without us.
+fn pass_on(program: &Path, words: &[OsString]) -> Result<u8> {
+    sweep();
+    execute(program, words)
 }
 
 /// Becomes the runtime.
@@ -220,10 +229,10 @@ impl<'a> Call<'a> {
     fn make(&self, program: &Path, waits: bool) -> Result<u8> {
         let bundle = value(self.after(), &["--bundle", "-b"]).map_or(".".into(), PathBuf::from);
         // What is wrong with a bundle the runtime says better.
-        let Ok(mut config) = read_config(&bundle) else { return execute(program, self.words) };
+        let Ok(mut config) = read_config(&bundle) else { return pass_on(program, self.words) };
         let wanted = Wanted::read(&config)?;
         let (Some(wanted), Some(place)) = (wanted, self.place()?) else {
-            return execute(program, self.words);
+            return pass_on(program, self.words);
         };
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::failed("oci: only root can mount a container's lanes"));
@@ -232,8 +241,10 @@ impl<'a> Call<'a> {
         let bundle = std::path::absolute(&bundle)
             .map_err(|error| Failure::path(&bundle, "find it", error))?;
         make_absolute(&mut config, &bundle);
-        let own = wanted.root == Some(Root::Own);
-        let holder = own.then(|| Holder::find(&config, &bundle, self.state())).flatten();
+        let holder = match wanted.root {
+            Some(Root::Own) => Holder::find(&config, &bundle, self.state())?,
+            _ => None,
+        };
         let lock = place.make_locked()?;
         if place.file(kept::CONFIG).exists() && self.is_there(program) {
             return Err(Failure::failed("oci: there is a container of this name: delete it first"));
@@ -272,10 +283,10 @@ impl<'a> Call<'a> {
     /// Removes a container, then its lanes.
     fn delete(&self, program: &Path) -> Result<u8> {
         let Some(place) = self.place()?.filter(|place| place.dir().exists()) else {
-            return execute(program, self.words);
+            return pass_on(program, self.words);
         };
         // A command that was killed may have left one that still mounts.
-        let Some(lock) = place.lock_dir()? else { return execute(program, self.words) };
+        let Some(lock) = place.lock_dir()? else { return pass_on(program, self.words) };
         let status = complete(Command::new(program).args(self.words))?;
         let forced = self.after().iter().any(|word| word == "--force" || word == "-f");
         if status == 0 || forced {

@@ -1,8 +1,11 @@
 //! How the root of a container with users of its own comes to the container's lanes.
 //!
 //! That root is an ordinary user of the host, who prepares the container's mounts. It has to pass
-//! the directories in which the lanes are mounted. Those of one container let its group pass, which
-//! is the container's alone; those above let everyone pass, and are listed by root alone.
+//! the directories in which the lanes are mounted. Those of one container let its group pass: the
+//! host's group that the container's group 0 is. Members of that group on the host pass as well,
+//! and come to lanes that are mounted with set-id bits. Engines map groups that have no members; an
+//! existing one (`--gidmap 0:1000:1`) lets its members in. The directories above let everyone pass,
+//! and are listed by root alone.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;

@@ -65,3 +65,4 @@ mod witness;
 pub use mountinfo::{MountedAt, mounted_at};
 pub use polylane_volume::failure;
 pub use polylane_volume::failure::{Failure, Result};
+pub use timely::within;

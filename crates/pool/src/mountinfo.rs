@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -77,10 +78,17 @@ pub struct MountedAt {
     pub overlay_upper: Option<PathBuf>,
 }
 
-/// What this process sees mounted at `path` itself; `None`: nothing.
-pub fn mounted_at(path: &Path) -> Option<MountedAt> {
-    let path = fs::canonicalize(path).ok()?;
-    mounted_in(&fs::read("/proc/self/mountinfo").ok()?, path.as_os_str().as_bytes())
+/// What this process sees mounted at `path` itself; `None`: nothing, or there is no such path.
+///
+/// # Errors
+/// Why that cannot be told. Before Linux 5.8 a mount may be missed while others are unmounted.
+pub fn mounted_at(path: &Path) -> io::Result<Option<MountedAt>> {
+    let path = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        path => path?,
+    };
+    let table = fs::read("/proc/self/mountinfo")?;
+    Ok(mounted_in(&table, path.as_os_str().as_bytes()))
 }
 
 fn mounted_in(table: &[u8], place: &[u8]) -> Option<MountedAt> {
@@ -170,8 +178,9 @@ mod tests {
         assert_eq!(upper(b"/a b"), Some(Some("/u,p/diff".into())));
         assert_eq!((upper(b"/relative"), upper(b"/ext4")), (Some(None), Some(None)));
         assert_eq!(upper(b"/a"), None);
-        assert!(mounted_at(Path::new("/proc")).is_some());
-        assert_eq!(mounted_at(Path::new("/proc/self")), None);
+        let at = |path: &str| mounted_at(Path::new(path)).map(|found| found.is_some());
+        assert!(matches!((at("/proc"), at("/proc/self")), (Ok(true), Ok(false))));
+        assert!(matches!((at("/proc/nope"), at(&"x".repeat(300))), (Ok(false), Err(_))));
     }
 
     #[test]

@@ -32,7 +32,7 @@ const CLOSE_TIME_MAX: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// What `work` says; `ETIMEDOUT`: it takes longer than `limit`.
-pub(crate) fn within(
+pub fn within(
     limit: Duration,
     work: impl FnOnce() -> rustix::io::Result<()> + Send + 'static,
 ) -> Result<(), Errno> {
