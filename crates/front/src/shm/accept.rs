@@ -37,7 +37,7 @@ use self::view::{Told, View};
 use super::connection::Connection;
 use super::crew::Crew;
 use super::helpers::Helpers;
-use super::process::{self, Holders, Process, is_readable};
+use super::process::{Full, Holders, Known, Process, is_readable};
 use super::rights::FramesLeft;
 use super::rights::lookup::Marks;
 use super::session::Session;
@@ -117,7 +117,7 @@ pub(super) struct Acceptor {
     listener: OwnedFd,
     epoll: Epoll,
     watched: HashMap<u64, Watched>,
-    processes: HashMap<u32, Arc<Process>>,
+    processes: Known,
     holders: Arc<Holders>,
     users: Users,
     /// Users of whom a newcomer was looked at since the last wait.
@@ -427,10 +427,11 @@ impl Acceptor {
             Some(_) => self.bury_pid(pid),
             None => {}
         }
-        if process::are_full(&self.processes, user, &self.around.config) {
-            self.forget_idle();
+        let full = |own: &Self| Full::for_one_of(&own.processes, user, &own.around.config);
+        if let Some(full) = full(self) {
+            self.forget_idle(full);
         }
-        if process::are_full(&self.processes, user, &self.around.config) {
+        if full(self).is_some() {
             return Err(Errno::EAGAIN);
         }
         let number = match &self.around.lane.handover {
@@ -440,15 +441,14 @@ impl Acceptor {
         self.watch_process(number, pid, pidfd, Some(user))
     }
 
-    /// Forgets some processes that have no session and never asked for a lock: what they have done
-    /// counts for nothing.
-    fn forget_idle(&mut self) {
+    /// Forgets some of these processes that have no session and never asked for a lock.
+    fn forget_idle(&mut self, full: Full) {
         let with_session = |watched: &Watched| match watched {
             Watched::Client { session, .. } => Some(session.connection.process.pid),
             _ => None,
         };
         let busy = self.watched.values().filter_map(with_session).collect();
-        for pid in process::idle(&self.processes, &busy) {
+        for pid in full.idle(&self.processes, &busy) {
             self.bury_pid(pid);
         }
     }

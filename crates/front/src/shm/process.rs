@@ -64,21 +64,40 @@ impl Process {
 /// Processes that are forgotten at a time once there are too many.
 const FORGOTTEN_AT_ONCE: usize = 64;
 
-/// Whether one more process, of this user, is too many.
-pub(super) fn are_full(known: &HashMap<u32, Arc<Process>>, user: u32, config: &Config) -> bool {
-    let of_user_max = config.processes_per_uid_max;
-    let is_own = |process: &&Arc<Process>| process.user == Some(user);
-    known.len() >= config.processes_max
-        || known.len() >= of_user_max && known.values().filter(is_own).count() >= of_user_max
+/// Processes that are known, by their numbers.
+pub(super) type Known = HashMap<u32, Arc<Process>>;
+
+/// Whose processes are too many for one more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Full {
+    /// Those of this user.
+    Of(u32),
+    /// Those of all users together.
+    All,
 }
 
-/// Some that are not `busy`, with a session, and never asked for a lock.
-pub(super) fn idle(known: &HashMap<u32, Arc<Process>>, busy: &HashSet<u32>) -> Vec<u32> {
-    let is_idle = |process: &&Arc<Process>| {
-        !busy.contains(&process.pid) && !process.locks.load(Ordering::SeqCst)
-    };
-    let idle = known.values().filter(is_idle).map(|process| process.pid);
-    idle.take(FORGOTTEN_AT_ONCE).collect()
+impl Full {
+    /// Whether one more process, of this user, is too many.
+    pub(super) fn for_one_of(known: &Known, user: u32, config: &Config) -> Option<Full> {
+        let of_user_max = config.processes_per_uid_max;
+        let is_own = |process: &&Arc<Process>| process.user == Some(user);
+        // First: who has too many makes room among his own.
+        if known.len() >= of_user_max && known.values().filter(is_own).count() >= of_user_max {
+            return Some(Full::Of(user));
+        }
+        (known.len() >= config.processes_max).then_some(Full::All)
+    }
+
+    /// Some of them that are not `busy`, with a session, and never asked for a lock.
+    pub(super) fn idle(self, known: &Known, busy: &HashSet<u32>) -> Vec<u32> {
+        let is_idle = |process: &&Arc<Process>| {
+            (self == Full::All || process.user.map(Full::Of) == Some(self))
+                && !busy.contains(&process.pid)
+                && !process.locks.load(Ordering::SeqCst)
+        };
+        let idle = known.values().filter(is_idle).map(|process| process.pid);
+        idle.take(FORGOTTEN_AT_ONCE).collect()
+    }
 }
 
 /// Processes by lock owner. Thread-safe.
@@ -109,4 +128,65 @@ impl Holders {
 pub(super) fn is_readable(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}
+
+#[cfg(test)]
+mod tests {
+    use polylane_base::rng::Rng;
+
+    use super::*;
+    use crate::lane::locks::process_owner;
+
+    const LIMITS: (usize, usize) = (1000, 10);
+
+    fn process(pid: u32, user: u32, holders: &Arc<Holders>) -> Arc<Process> {
+        let number = u64::from(pid);
+        Arc::new(Process {
+            pid,
+            user: Some(user),
+            pidfd: std::fs::File::open("/dev/null").expect("open").into(),
+            number,
+            owner: process_owner(number),
+            gone: AtomicBool::new(false),
+            locks: AtomicBool::new(false),
+            holders: holders.clone(),
+        })
+    }
+
+    /// However few of his are idle, and however many of others.
+    #[test]
+    fn a_user_with_too_many_processes_makes_room_among_his_own() {
+        let (processes_max, processes_per_uid_max) = LIMITS;
+        let config = Config { processes_max, processes_per_uid_max, ..Config::default() };
+        let (holders, mut rng) = (Arc::default(), Rng::new(1));
+        let mut known = Known::new();
+        let mut add = |known: &mut Known, user| {
+            let pid = rng.next_u64() as u32;
+            known.insert(pid, process(pid, user, &holders));
+            pid
+        };
+        let own: Vec<u32> = (0..processes_per_uid_max).map(|_| add(&mut known, 1)).collect();
+        (0..processes_max / 2).for_each(|n| _ = add(&mut known, 2 + n as u32));
+        assert_eq!(Full::for_one_of(&known, 2, &config), None);
+        let (idle, others) = own.split_at(2);
+        known[&others[0]].locks.store(true, Ordering::SeqCst);
+        let busy: HashSet<u32> = others[1..].iter().copied().collect();
+        let made = |known: &Known, user| {
+            let full = Full::for_one_of(known, user, &config)?;
+            Some((full, full.idle(known, &busy)))
+        };
+        for is_full in [false, true] {
+            let (full, mut found) = made(&known, 1).expect("full");
+            found.sort_unstable();
+            let mut expected = idle.to_vec();
+            expected.sort_unstable();
+            assert_eq!((full, found), (Full::Of(1), expected), "all are full: {is_full}");
+            while known.len() < processes_max {
+                let user = 2 + known.len() as u32;
+                add(&mut known, user);
+            }
+        }
+        let (full, found) = made(&known, 2).expect("full");
+        assert_eq!((full, found.len()), (Full::All, FORGOTTEN_AT_ONCE));
+    }
 }
