@@ -38,7 +38,7 @@ mod settings;
 mod turn;
 
 pub use device::RbdDevice;
-pub use settings::{Failure, Settings};
+pub use settings::{Failure, RESIZE_TURN_TIME, Settings};
 use turn::Turn;
 
 /// A client that has read all its files.
@@ -169,16 +169,19 @@ impl Prepared {
     /// take the new size over.
     ///
     /// # Errors
-    /// See [`Failure`]; [`Failure::Smaller`], also where the image grew meanwhile.
+    /// See [`Failure`]; [`Failure::Smaller`], also where the image grew meanwhile;
+    /// [`Failure::Resizing`].
     pub fn grow(self, size: u64) -> Result<(), Failure> {
         let (cluster, settings) = self.connect()?;
         let pool = || cluster.pool(&settings.pool).map_err(Failure::Pool);
-        let _turn = Turn::take(pool()?, &unlocked(pool()?, &settings)?, settings.timeout)?;
-        // Opened in its turn: it knows what the former ones have made of the image.
-        let image = unlocked(pool()?, &settings)?;
-        image.grow(size).map_err(|errno| match (errno, image.size()) {
-            (Errno::EINVAL, Ok(has)) if has > size => Failure::Smaller(has),
-            (errno, _) => Failure::Call("resize the image", errno),
+        let turn = Turn::take(pool()?, &unlocked(pool()?, &settings)?, &settings)?;
+        turn.hold(|| {
+            // Opened in its turn: it knows what the former ones have made of the image.
+            let image = unlocked(pool()?, &settings)?;
+            image.grow(size).map_err(|errno| match (errno, image.size()) {
+                (Errno::EINVAL, Ok(has)) if has > size => Failure::Smaller(has),
+                (errno, _) => Failure::Call("resize the image", errno),
+            })
         })
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use polylane_base::size::ByteSize;
 use polylane_ceph::conf::{Sections, keyrings};
+use polylane_ceph::rbd::RESIZE_TURN_TIME;
 use polylane_ceph::{Caching, Prepared, Settings};
 use polylane_volume::{self as volume, Links};
 use rustix::fs::OFlags;
@@ -32,6 +33,9 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// How long the cluster may take to answer at the start.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+// The turn of a resize that was killed is over by then.
+const _: () = assert!(RESIZE_TURN_TIME.as_secs() < TIMEOUT_DEFAULT.as_secs());
 
 /// A directory of a Ceph file system: `[USER@]FSNAME[:PATH]`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -15,6 +15,9 @@ use super::library::{Missing, library};
 /// The library by the name that its packages give it.
 const LIBRARY: &str = "librados.so.2";
 
+/// `LIBRADOS_LOCK_FLAG_MAY_RENEW`.
+const MAY_RENEW: u8 = 1;
+
 /// Opaque objects of the library.
 #[repr(C)]
 pub(super) struct RawCluster([u8; 0]);
@@ -164,15 +167,16 @@ impl Pool {
         self.raw.as_ptr()
     }
 
-    /// Locks an object under a name, against those who ask for the same, for so long at most.
-    /// `EBUSY`. An object that is not there is made.
+    /// Locks an object under a name, against those who ask for the same, for so long from now on at
+    /// most, also where this client has it locked. `EBUSY`. An object that is not there is made.
     pub(crate) fn lock(&self, object: &CStr, name: &CStr, lasts: Duration) -> Result<()> {
         let seconds = lasts.as_secs().try_into().map_err(|_| Errno::EINVAL)?;
         let mut lasts = timeval { tv_sec: seconds, tv_usec: 0 };
         let (object, name, none) = (object.as_ptr(), name.as_ptr(), c"".as_ptr());
         let lock = self.cluster.calls.rados_lock_exclusive;
+        let lasts = &raw mut lasts;
         // SAFETY: a live pool, four C strings, a time that the call reads.
-        said(unsafe { lock(self.raw(), object, name, none, none, &raw mut lasts, 0) }).map(drop)
+        said(unsafe { lock(self.raw(), object, name, none, none, lasts, MAY_RENEW) }).map(drop)
     }
 
     /// Gives such a lock up.

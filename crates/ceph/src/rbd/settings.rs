@@ -10,6 +10,10 @@ use polylane_base::size::ByteSize;
 use crate::failure::Failure as Loading;
 use crate::ffi::Missing;
 
+/// How long the turn to resize an image lasts that is not renewed: so long is one waited for whose
+/// process was killed.
+pub const RESIZE_TURN_TIME: Duration = Duration::from_secs(20);
+
 /// Which image, and as whom.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
@@ -56,6 +60,8 @@ pub enum Failure {
     HasOthers(&'static str),
     /// The image has so many bytes, and would shrink.
     Smaller(u64),
+    /// Another resize of the image is under way.
+    Resizing,
     /// The image has no exclusive lock.
     NoLock,
     /// Another client has it; who that is.
@@ -107,6 +113,11 @@ impl fmt::Display for Failure {
                 f,
                 "has {}, and an image only grows: make a smaller one and copy the files",
                 ByteSize(*has)
+            ),
+            Failure::Resizing => write!(
+                f,
+                "another resize of it is under way, or was killed less than {} s ago: try again",
+                RESIZE_TURN_TIME.as_secs()
             ),
             Failure::NoLock => write!(
                 f,

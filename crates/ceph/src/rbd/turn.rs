@@ -2,22 +2,26 @@
 //!
 //! librbd refuses to make an image smaller by the size that it knew when it was asked: of several
 //! that ask at once, also one client for others, a later one undoes what it has not heard of. So
-//! each takes its turn on all hosts: a lock of the image's header that others of ours ask for.
+//! each takes its turn on all hosts: a lock of the image's header that others of ours ask for. It
+//! is renewed while the resize lasts, and ends by itself soon after its process was killed.
 
 use std::ffi::{CStr, CString};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::thread;
 
-use super::settings::Failure;
+use super::settings::{Failure, RESIZE_TURN_TIME, Settings};
 use crate::ffi::{Image, Pool};
 
 /// Of the lock.
 const NAME: &CStr = c"polylane.resize";
 
-/// How long a turn lasts at most: so long is one waited for whose process was killed.
-const TURN_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between two renewals: some may fail.
+const RENEW_PERIOD: Duration = Duration::from_secs(5);
+
+const _: () = assert!(RENEW_PERIOD.as_secs() * 3 < RESIZE_TURN_TIME.as_secs());
 
 /// Between two tries.
 const TRY_PERIOD: Duration = Duration::from_millis(50);
@@ -30,25 +34,52 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits for the turn to resize an image of the pool.
-    pub(super) fn take(pool: Pool, image: &Image, timeout: Duration) -> Result<Turn, Failure> {
+    pub(super) fn take(pool: Pool, image: &Image, settings: &Settings) -> Result<Turn, Failure> {
         let failed = |errno| Failure::Call("wait for another resize of the image", errno);
-        let id = image.id().map_err(failed)?;
-        let name = [b"rbd_header.", id.as_bytes()].concat();
+        let name = match image.id() {
+            Ok(id) => [b"rbd_header.", id.as_bytes()].concat(),
+            // Of format 1, without an id.
+            Err(Errno::EINVAL) => [settings.image.as_bytes(), b".rbd"].concat(),
+            Err(errno) => return Err(failed(errno)),
+        };
         let header = CString::new(name).map_err(|_| failed(Errno::EINVAL))?;
-        let began = Instant::now();
+        let (turn, began) = (Turn { pool, header }, Instant::now());
         loop {
-            match pool.lock(&header, NAME, TURN_TIME_MAX) {
-                Ok(()) => return Ok(Turn { pool, header }),
-                Err(Errno::EBUSY) if began.elapsed() < timeout => thread::sleep(TRY_PERIOD),
+            match turn.lock() {
+                Ok(()) => return Ok(turn),
+                Err(Errno::EBUSY) if began.elapsed() < settings.timeout => {
+                    thread::sleep(TRY_PERIOD);
+                }
+                Err(Errno::EBUSY) => return Err(Failure::Resizing),
                 Err(errno) => return Err(failed(errno)),
             }
         }
+    }
+
+    /// Does what the turn is for, however long that takes.
+    pub(super) fn hold<T>(&self, work: impl FnOnce() -> T) -> T {
+        thread::scope(|scope| {
+            let (end, ended) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while ended.recv_timeout(RENEW_PERIOD) == Err(RecvTimeoutError::Timeout) {
+                    // One that fails is tried again; work that is under way cannot be ended.
+                    let _ = self.lock();
+                }
+            });
+            let done = work();
+            drop(end);
+            done
+        })
+    }
+
+    fn lock(&self) -> Result<(), Errno> {
+        self.pool.lock(&self.header, NAME, RESIZE_TURN_TIME)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // One that stays ends by itself.
+        // Another's stays as it is, and one of its own that stays ends by itself.
         let _ = self.pool.unlock(&self.header, NAME);
     }
 }
