@@ -45,6 +45,7 @@ mod root;
 pub mod run;
 mod runtime_groups;
 pub mod service;
+mod service_line;
 pub mod set;
 pub mod share;
 mod signals;

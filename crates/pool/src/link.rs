@@ -152,6 +152,12 @@ impl Link {
     }
 }
 
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> OwnedFd {
+        link.0
+    }
+}
+
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

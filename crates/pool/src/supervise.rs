@@ -23,6 +23,7 @@ use crate::keeper::{Keeper, Leftovers};
 use crate::link::{CARRIES, FromInit, FromService, Link, ToInit, ToService};
 use crate::process::{self, Ended, Process};
 use crate::relay::Relay;
+use crate::service_line::ServiceLine;
 use crate::share::member::Member;
 use crate::signals::pass_signals;
 use crate::solidify::Solidifying;
@@ -106,7 +107,7 @@ pub(crate) struct Supervisor {
 /// A running service and the line to it.
 #[derive(Debug)]
 struct Service {
-    link: Link,
+    link: ServiceLine,
     process: Process,
     /// Looks at processes for it.
     _witness: Process,
@@ -288,7 +289,7 @@ impl Supervisor {
             let _ = service.link.send(&ToService::Stats, &[]);
         }
         for (client, target) in heard.solidifiers {
-            let own = (&self.handed, !self.handed.lowers.is_empty(), &service.link);
+            let own = (&self.handed, !self.handed.lowers.is_empty(), &*service.link);
             match self.instances.on(target) {
                 Some(instance) => instance.solidify(client, target),
                 None => self.solidifying.begin(client, target, own),
@@ -440,6 +441,7 @@ impl Supervisor {
         self.watchdog.restart();
         let failed = |error: std::io::Error| Failure::because("service", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+        let link = ServiceLine::new(link);
         let (init, at_home) = (self.init.pid(), self.at_home.as_ref());
         let (_witness, ends) = witness::start(init, &self.spec, at_home).map_err(failed)?;
         self.spec.instances = self.instances.count();

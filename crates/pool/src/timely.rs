@@ -101,30 +101,38 @@ pub(crate) fn close(mounts: Vec<OwnedFd>) {
     if mounts.is_empty() {
         return;
     }
+    if let Err(mounts) = close_apart(mounts) {
+        thread::spawn(move || drop(mounts));
+    }
+}
+
+/// Has a process close files, whose last close may never return.
+///
+/// # Errors
+/// The files, where no process can be made.
+pub(crate) fn close_apart(files: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     let forked = Link::pair().map(|pair| (pair, ns::fork(Namespaces::default())));
     let ((own, other), child) = match forked {
         Ok((pair, Ok(child))) => (pair, child),
-        _ => {
-            thread::spawn(move || drop(mounts));
-            return;
-        }
+        _ => return Err(files),
     };
     match child {
         Fork::Child => {
             drop(own);
-            let kept = mounts.iter().map(AsFd::as_fd).chain([other.as_fd()]).collect::<Vec<_>>();
+            let kept = files.iter().map(AsFd::as_fd).chain([other.as_fd()]).collect::<Vec<_>>();
             let _ = alone(&kept);
             // The caller has closed them then.
             let _ = other.receive::<()>();
             ns::exit_now(0)
         }
         Fork::Parent(child) => {
-            drop((mounts, other, own));
+            drop((files, other, own));
             let mut process = Process::new(child);
             match wait_for(process.as_fd(), CLOSE_TIME_MAX) {
                 true => drop(process.wait()),
                 false => process.release(),
             }
+            Ok(())
         }
     }
 }

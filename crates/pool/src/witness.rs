@@ -48,6 +48,7 @@ use self::status::{Status, THREADS_MAX};
 use crate::link::Link;
 use crate::mount_table::is_plain;
 use crate::process::{self, Process};
+use crate::service_line::ServiceLine;
 use crate::spec::PoolSpec;
 use crate::wait::wait_for;
 
@@ -343,7 +344,7 @@ pub(crate) fn start(
 
 /// A witness that has no process yet: it needs none before it is asked something.
 pub(crate) struct Waiting {
-    line: Link,
+    line: ServiceLine,
     tenant: Tenant,
 }
 
@@ -354,14 +355,15 @@ impl Waiting {
         asker::limit(&line)?;
         let changes = event::eventfd()?;
         let tenant = Tenant::new(init, spec, changes.try_clone()?);
-        Ok((Waiting { line: own, tenant }, Ends { line, changes }))
+        Ok((Waiting { line: ServiceLine::new(own), tenant }, Ends { line, changes }))
     }
 
     /// Starts its process.
     fn start(self) -> std::io::Result<Process> {
-        let Waiting { line: own, tenant } = self;
+        let Waiting { line, tenant } = self;
         match ns::fork(Namespaces::default())? {
             Fork::Child => {
+                let Some(own) = line.into_link() else { ns::exit_now(1) };
                 let _ = rustix::thread::set_name(c"polylane-look");
                 // Out of reach of the terminal's and the user's signals.
                 let _ = rustix::process::setpgid(None, None);
@@ -373,7 +375,10 @@ impl Waiting {
                 attend(tenant, own, Crew::new(move || hire(&place)));
                 ns::exit_now(0)
             }
-            Fork::Parent(child) => Ok(Process::ends_within(child, ENDED_TIME_MAX)),
+            Fork::Parent(child) => {
+                drop(line.into_link());
+                Ok(Process::ends_within(child, ENDED_TIME_MAX))
+            }
         }
     }
 }

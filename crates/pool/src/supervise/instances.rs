@@ -19,6 +19,7 @@ use crate::link::{FromService, Link, ToInit, ToService};
 use crate::lower::Lower;
 use crate::names;
 use crate::process::Process;
+use crate::service_line::ServiceLine;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
@@ -58,7 +59,7 @@ pub(crate) struct Instance {
     stage: Stage,
     /// Since when it is that far.
     since: Instant,
-    link: Link,
+    link: ServiceLine,
     /// Looks at processes for the service.
     witness: witness::Late,
     /// The command that waits until it serves.
@@ -430,7 +431,7 @@ impl Instance {
 
     /// Has its upper made whole for a command.
     pub(super) fn solidify(&mut self, client: Link, target: Target) {
-        self.solidifying.begin(client, target, (&self.handed, true, &self.link));
+        self.solidifying.begin(client, target, (&self.handed, true, &*self.link));
     }
 }
 
@@ -455,7 +456,7 @@ fn begin(
     first: u32,
     spec: &PoolSpec,
     parts: &Parts<'_>,
-) -> Result<(Link, witness::Late)> {
+) -> Result<(ServiceLine, witness::Late)> {
     let failed = |error: std::io::Error| Failure::because("lane", "hand it to its service", error);
     let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
     let (waiting, ends) = witness::Waiting::of(first, spec).map_err(failed)?;
@@ -466,7 +467,7 @@ fn begin(
     fds.extend(handed.descriptors());
     // A service that is gone shows at its process; the next one is told again.
     let _ = service.send(&ToService::Instance, &fds);
-    Ok((link, witness::Late::Waits(Box::new(waiting))))
+    Ok((ServiceLine::new(link), witness::Late::Waits(Box::new(waiting))))
 }
 
 fn answer(client: &OwnedFd, answer: &impl serde::Serialize) {

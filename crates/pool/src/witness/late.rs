@@ -45,11 +45,11 @@ impl Late {
     }
 
     /// Hears the service, which asks or has ended. A question stays for the process: nothing that
-    /// comes with one is received here.
+    /// comes with one is received here, nor closed ([`ServiceLine`](crate::service_line)).
     pub(crate) fn hear(&mut self) {
         let Late::Waits(waiting) = self else { return };
-        match scm::peek(&waiting.line, &mut [0; 1]) {
-            Ok(asked) if asked.count > 0 => self.begin(),
+        match scm::peek(&*waiting.line, &mut [0; 1]) {
+            Ok(asked) if asked.count > 0 || asked.carries => self.begin(),
             _ => *self = Late::Ended,
         }
     }
@@ -62,5 +62,26 @@ impl fmt::Debug for Late {
             Late::Looks { .. } => "Looks",
             Late::Ended => "Ended",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service_line::tests::{at_once, slow_to_close};
+    use crate::spec::PoolSpec;
+
+    /// A test's process has threads: it cannot fork, and has no witness.
+    #[test]
+    fn a_question_that_no_process_takes_keeps_the_supervisor_from_nothing() {
+        for bytes in [&b""[..], b"question"] {
+            let waiting = Waiting::of(std::process::id(), &PoolSpec::sample()).expect("a line");
+            let (mut late, ends) = (Late::Waits(Box::new(waiting.0)), waiting.1);
+            let (file, _peer) = slow_to_close();
+            scm::send(&ends.line, bytes, &[file.as_fd()]).expect("send");
+            drop(file);
+            at_once(|| late.hear());
+            assert!(late.as_fd().is_none(), "it is heard once");
+        }
     }
 }

@@ -36,7 +36,7 @@ fn starting(starter: Option<OwnedFd>) -> (Instance, Link) {
         solidifying: Solidifying::default(),
         stage: Stage::Starting,
         since: Instant::now(),
-        link,
+        link: ServiceLine::new(link),
         witness: witness::Late::Ended,
         starter,
         enders: Vec::new(),
