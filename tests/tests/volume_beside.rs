@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::UNIX_EPOCH;
 
 use polylane_tests::pool::Run;
 use polylane_tests::volume::HostFs;
@@ -280,6 +281,48 @@ fn volumes_that_were_moved_keep_their_bases() {
     place.reads("disk/c", "one");
     place.rename("disk", "away");
     place.done("rm --force g/w");
+}
+
+/// A bind mount of the same file system is away after its command: records of what is on it stay
+/// when there are too many, and one of a volume that has left a directory goes.
+#[test]
+fn records_of_volumes_on_a_mount_that_is_away_stay() {
+    let name = "records_of_volumes_on_a_mount_that_is_away_stay";
+    if unavailable(name) {
+        return;
+    }
+    let Some(place) = Place::new(name) else { return };
+    for dir in ["disk", "at", "here"] {
+        fs::create_dir(place.at(dir)).expect("mkdir");
+    }
+    let mut script = "mount --make-rprivate / && mount --bind disk at && exec ".to_string();
+    script.push_str(&format!("'{}' volume create at/v --size 32M", binary().display()));
+    let mut mounts = Command::new("unshare");
+    mounts.args(["--mount", "sh", "-c", &script]).current_dir(place.dir.path());
+    let made = mounts.env("XDG_STATE_HOME", place.at("state")).status().expect("unshare");
+    assert!(made.success() && place.at("disk/v").exists());
+    let known = place.at("state/polylane/known");
+    let records = || -> Vec<PathBuf> {
+        let entries = fs::read_dir(&known).into_iter().flatten();
+        entries.map(|entry| entry.expect("an entry").path()).collect()
+    };
+    let first = records();
+    let [away] = &first[..] else {
+        return skip(name, "this file system keeps no birth times");
+    };
+    place.done("create here/v --size 32M");
+    let left = records().into_iter().find(|path| path != away).expect("a record");
+    fs::remove_dir_all(place.at("here")).expect("remove");
+    for path in [away, &left] {
+        let file = fs::File::options().write(true).open(path).expect("open");
+        file.set_modified(UNIX_EPOCH).expect("age");
+    }
+    for number in 0..1024 {
+        fs::write(known.join(format!("{number}.json")), "").expect("write");
+    }
+    place.done("create other --size 32M");
+    assert!(!left.exists(), "its volume is gone");
+    assert!(away.exists(), "its volume is there, where the mount is");
 }
 
 /// A copy of an overlay and its sidecar that another program puts beside it is on the same base,

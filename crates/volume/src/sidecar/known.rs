@@ -12,19 +12,28 @@
 //! # Bound
 //!
 //! A record beyond [`RECORDS_MAX`] has the oldest ones looked at, by when each was last written or
-//! needed. A record goes if its volume has left its path on a file system that is mounted there,
-//! unless a record is on that volume, or its volume is on one that is there.
+//! needed. A record goes if its volume has left its path on the mount that it was on, unless a
+//! record is on that volume, or its volume is on one that is there. A path whose file systems may
+//! wait for another host or a process is not looked at, and its record stays.
+//!
+//! # Locking
+//!
+//! The directory's flock, around a rename that writes a record, and from its last look at one to
+//! its unlink: under it nothing is waited for but that directory.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, renameat_with, statx,
-    utimensat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, StatxFlags, Timespec, Timestamps,
+    UTIME_NOW, openat2, statx, utimensat,
 };
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::trailer::reference;
@@ -41,6 +50,22 @@ const BYTES_MAX: u64 = 128 << 10;
 const RECORDS_MAX: usize = 1024;
 /// Records that one more than that has looked at.
 const LOOKED_AT: usize = 64;
+/// File systems that wait neither for another host nor for a process.
+const LOCAL: [&[u8]; 13] = [
+    b"bcachefs",
+    b"btrfs",
+    b"ext2",
+    b"ext3",
+    b"ext4",
+    b"f2fs",
+    b"jfs",
+    b"overlay",
+    b"ramfs",
+    b"rootfs",
+    b"tmpfs",
+    b"xfs",
+    b"zfs",
+];
 
 /// What is known of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -53,8 +78,8 @@ pub(crate) struct Record {
     pub(crate) sidecar: Sidecar,
     /// Identity of the file that it is on.
     pub(crate) base: Option<String>,
-    /// Identity of the uppermost directory of its path that is on its file system. `None`: not
-    /// known, as in records of earlier versions, which are not pruned.
+    /// The mount that it was on ([`disk_of`]). `None`: not known, as in records of earlier
+    /// versions, which are not pruned.
     disk: Option<String>,
     /// Its own.
     #[serde(skip)]
@@ -74,14 +99,51 @@ fn identity_at(path: &Path) -> Option<String> {
     trust::open_beside(path).ok()?.and_then(|(file, _)| identity(file))
 }
 
-/// What a file system is told from all others by that are mounted at the same place: the identity
-/// of the uppermost directory on it above a path, as far as that path is there.
+/// What the mount that a path is on, as far as the path is there, is told by from another at the
+/// same place, and from what is below it: the identity of its root, and the number of names that
+/// lead there. `None` before Linux 5.8, too, which tells no mounts apart.
 fn disk_of(path: &Path) -> Option<String> {
-    let device = |dir: &Path| Some(fs::metadata(dir).ok()?.dev());
+    let mount = |dir: &Path| {
+        let stat = statx(CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+        let has = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+        has.then_some(stat.stx_mnt_id)
+    };
     let there = path.ancestors().skip(1).find(|dir| dir.is_dir())?;
-    let own = device(there);
-    let top = there.ancestors().take_while(|dir| device(dir) == own).last()?;
-    identity(fs::File::open(top).ok()?)
+    let own = mount(there)?;
+    let top = there.ancestors().take_while(|dir| mount(dir) == Some(own)).last()?;
+    let names = top.components().count();
+    Some(format!("{}@{names}", identity(fs::File::open(top).ok()?)?))
+}
+
+/// Where something is mounted, as the kernel writes it, and which file system.
+struct Mounts(Vec<(PathBuf, Vec<u8>)>);
+
+impl Mounts {
+    fn now() -> Mounts {
+        Mounts::of(&fs::read("/proc/self/mountinfo").unwrap_or_default())
+    }
+
+    /// "ID PARENT MAJOR:MINOR ROOT PLACE OPTIONS [TAGS…] - KIND SOURCE OPTIONS"
+    fn of(table: &[u8]) -> Mounts {
+        let mount = |line: &[u8]| {
+            let mut words = line.split(|&byte| byte == b' ');
+            let place = OsString::from_vec(words.nth(4)?.to_vec());
+            let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+            Some((PathBuf::from(place), kind.to_vec()))
+        };
+        Mounts(table.split(|&byte| byte == b'\n').filter_map(mount).collect())
+    }
+
+    /// Whether all that is mounted on the way to a path without links is local.
+    fn are_local(&self, path: &Path) -> bool {
+        let written = path.as_os_str().as_bytes().iter().flat_map(|&byte| match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+            _ => vec![byte],
+        });
+        let written = PathBuf::from(OsString::from_vec(written.collect()));
+        let mut on_way = self.0.iter().filter(|(place, _)| written.starts_with(place)).peekable();
+        on_way.peek().is_some() && on_way.all(|(_, kind)| LOCAL.contains(&kind.as_slice()))
+    }
 }
 
 #[cfg(not(test))]
@@ -164,6 +226,7 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
     let mut options = fs::File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&draft).ok()?;
     let stored = file.write_all(&serde_json::to_vec(&record).ok()?);
+    let _alone = lock(path.parent()?);
     if stored.and_then(|()| fs::rename(&draft, &path)).is_err() {
         let _ = fs::remove_file(&draft);
     }
@@ -174,6 +237,7 @@ fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
 fn prune(dir: &Path) {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut records: Vec<_> = entries
+        .filter(|entry| is_record(&entry.path()))
         .filter_map(|entry| {
             let stat = entry.metadata().ok()?;
             Some(((stat.mtime(), stat.mtime_nsec()), entry.path()))
@@ -183,28 +247,37 @@ fn prune(dir: &Path) {
         return;
     }
     records.sort_unstable();
-    let known: Vec<Record> = all().collect();
-    let is_there = |id: &String| known.iter().any(|it| it.sidecar.id == *id && !it.is_gone());
+    let (known, mounts) = (all().collect::<Vec<_>>(), Mounts::now());
+    let is_gone = |it: &Record| it.is_gone(&mounts);
+    let is_there = |id: &String| known.iter().any(|it| it.sidecar.id == *id && !is_gone(it));
     let is_base = |id: &String| known.iter().any(|it| it.bases().any(|base| base == id));
     let is_needed = |it: &Record| it.bases().any(is_there) || is_base(&it.sidecar.id);
     for (_, path) in records.iter().take(LOOKED_AT) {
-        match read(path).filter(|it| it.is_gone() && !is_needed(it)) {
+        match read(path).filter(|it| is_gone(it) && !is_needed(it)) {
             Some(judged) => drop(remove(path, &judged)),
             None => renew(path),
         }
     }
 }
 
+/// Until it is dropped, no other command writes or removes a record.
+fn lock(dir: &Path) -> Option<fs::File> {
+    let file = fs::File::open(dir).ok()?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive).ok()?;
+    Some(file)
+}
+
 /// Removes a record, unless another command has written it since it was judged.
 fn remove(path: &Path, judged: &Record) -> Option<()> {
-    let aside = path.with_extension(Sidecar::fresh_id().ok()?);
-    fs::rename(path, &aside).ok()?;
-    if read(&aside).as_ref() != Some(judged)
-        && renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE).is_ok()
-    {
-        return None;
+    let _alone = lock(path.parent()?)?;
+    match read(path).as_ref() == Some(judged) {
+        true => fs::remove_file(path).ok(),
+        false => None,
     }
-    fs::remove_file(&aside).ok()
+}
+
+fn is_record(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
 }
 
 impl Record {
@@ -213,13 +286,26 @@ impl Record {
         self.sidecar.overlays.iter().map(|overlay| &overlay.base_id)
     }
 
-    /// Whether its path has another file or none, on the file system that it was on.
-    fn is_gone(&self) -> bool {
+    /// Whether its path has another file or none, on the mount that it was on. A path is looked at
+    /// only where that waits for nobody.
+    fn is_gone(&self, mounts: &Mounts) -> bool {
+        if self.disk.is_none() || !mounts.are_local(&self.volume) || !self.has_way_without_links() {
+            return false;
+        }
         let now = trust::open_beside(&self.volume);
         let is_another = now.is_ok_and(|file| {
             file.and_then(|(file, _)| identity(file)).as_ref() != Some(&self.identity)
         });
-        is_another && self.disk.is_some() && self.disk == disk_of(&self.volume)
+        is_another && self.disk == disk_of(&self.volume)
+    }
+
+    /// Whether no link is on the way to it, as there was none when the record was written: it could
+    /// lead to a mount elsewhere.
+    fn has_way_without_links(&self) -> bool {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = self.volume.parent().unwrap_or(&self.volume);
+        let way = openat2(CWD, dir, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        matches!(way, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR))
     }
 }
 
@@ -247,8 +333,7 @@ pub(crate) fn is_base(volume: &Path, base: impl AsFd) -> bool {
 pub(super) fn all() -> impl Iterator<Item = Record> {
     let entries = dir().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
     let records = entries.map(|entry| entry.path()).filter(|path| {
-        path.extension().is_some_and(|extension| extension == "json")
-            && fs::symlink_metadata(path).is_ok_and(|stat| stat.size() <= BYTES_MAX)
+        is_record(path) && fs::symlink_metadata(path).is_ok_and(|stat| stat.size() <= BYTES_MAX)
     });
     records.filter_map(|path| read(&path))
 }
@@ -386,6 +471,55 @@ mod tests {
         remove(&path, &judged);
         assert_eq!(all().count(), 0);
         assert_eq!(fs::read_dir(dir.path().join("known")).expect("list").count(), 0);
+        DIR.set(None);
+    }
+
+    #[test]
+    fn a_record_that_stays_is_there_while_it_is_judged() {
+        let dir = tempfile::tempdir().expect("dir");
+        DIR.set(Some(dir.path().join("known")));
+        let path = noted(&dir.path().join("volume"), &Sidecar::new().expect("id"));
+        let former = Record { base: Some("1-2.3".into()), ..read(&path).expect("record") };
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| (0..2000).all(|_| read(&path).is_some()));
+            while !reader.is_finished() {
+                assert_eq!(remove(&path, &former), None);
+            }
+            assert!(reader.join().expect("ended"), "no reader misses it");
+        });
+        DIR.set(None);
+    }
+
+    #[test]
+    fn no_path_is_looked_at_that_may_wait_for_others() {
+        let mounts = Mounts::of(
+            b"21 1 8:1 / / rw shared:1 master:2 - ext4 /dev/sda1 rw\n\
+              22 21 0:40 / /net rw - nfs4 host:/x rw\n\
+              23 22 8:2 / /net/disk rw - xfs /dev/sdb1 rw\n\
+              24 21 0:41 / /a\\040b rw - fuse.sshfs host: rw\n",
+        );
+        for (path, is_local) in [
+            ("/v", true),
+            ("/network/v", true),
+            ("/net/v", false),
+            ("/net/disk/v", false),
+            ("/a b/v", false),
+            ("/a/b", true),
+        ] {
+            assert_eq!(mounts.are_local(Path::new(path)), is_local, "{path}");
+        }
+        assert!(!Mounts::of(b"").are_local(Path::new("/v")), "not known");
+        let dir = tempfile::tempdir().expect("dir");
+        let top = dir.path().canonicalize().expect("there");
+        DIR.set(Some(top.join("known")));
+        let record = read(&noted(&top.join("dir/v"), &Sidecar::new().expect("id")));
+        let record = record.expect("record");
+        let local = Mounts::of(b"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n");
+        assert!(!record.is_gone(&local), "it is there");
+        fs::remove_dir_all(top.join("dir")).expect("remove");
+        assert!(record.is_gone(&local) && !record.is_gone(&Mounts::of(b"")));
+        std::os::unix::fs::symlink("/", top.join("dir")).expect("link");
+        assert!(!record.is_gone(&local), "its path leads elsewhere");
         DIR.set(None);
     }
 
