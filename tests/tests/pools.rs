@@ -81,7 +81,16 @@ fn a_pool_lasts_with_its_limits_until_it_is_removed() {
     // Once more is no failure, and sets what is said.
     succeeds(&["pool", "create", "--once", &pool]);
     succeeds(&["pool", "create", "--once", &pool, "--weight", "200"]);
+    let other = ["pool", "create", "--once", &pool, "--ns", "net", "--weight", "100"];
+    let (status, line) = refused(&other);
+    assert!(status == 1 && line.contains("has no namespaces, not net"), "{line}");
     assert_eq!(idle(&pool).expect("listed")["weight"], 200);
+    succeeds(&["pool", "rm", &pool]);
+    succeeds(&["pool", "create", "--once", &pool, "--ns", "uts,ipc"]);
+    // Without a word about them, and with the same.
+    succeeds(&["pool", "create", "--once", &pool]);
+    succeeds(&["pool", "create", "--once", &pool, "--ns", "ipc,uts,ipc"]);
+    assert!(refused(&other).1.contains("has ipc,uts, not net"));
     succeeds(&["pool", "rm", &pool]);
     assert_eq!(idle(&pool), None);
     assert_eq!(groups(&pool), Vec::<PathBuf>::new());

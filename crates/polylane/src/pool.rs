@@ -24,7 +24,7 @@ pub(crate) enum PoolCommand {
         /// Namespaces that its containers have together: ipc, uts, net
         #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = namespace)]
         ns: Vec<NsKind>,
-        /// Where there is a pool of this name, set its limits
+        /// Where there is a pool of this name, set its limits; its namespaces stay as they are
         #[arg(long)]
         once: bool,
         /// The member of the daemon's group who asks

@@ -150,11 +150,16 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
             "--ns: namespaces of a pool are its containers', and those are root's: leave it out",
         ));
     }
+    namespaces.sort();
+    namespaces.dedup();
     let (state, dir) = (volume::state_dir()?, names::runtime_dir());
     let (tables, _) = Tables::lock_cleared(&dir)?;
     let there = PoolRecord::load(&state, name)?;
     refuse_member(&state, name, there.as_ref(), member)?;
     if let Some(there) = there {
+        if once {
+            refuse_other_namespaces(&there, &namespaces)?;
+        }
         if once && member.is_none() && there.member.is_some() {
             // The daemon's user counts on it from now on.
             PoolRecord { member: None, ..there }.save(&state)?;
@@ -174,8 +179,6 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
     // A run that has a pool of this name for itself.
     PoolName::take_over(&dir, name)?;
     let name = name.to_string();
-    namespaces.sort();
-    namespaces.dedup();
     let new = PoolRecord { name, namespaces, member, ..PoolRecord::default() };
     let mut record = limits.apply(new)?;
     if crate::user_namespace::rootless().is_none() {
@@ -184,6 +187,25 @@ pub fn create(name: &str, limits: &PoolChange, making: Making) -> Result<()> {
     record.save(&state)?;
     make_groups(&record);
     Ok(())
+}
+
+/// Refuses to leave a pool with namespaces that are not those which were asked for, where any were:
+/// they cannot be changed.
+fn refuse_other_namespaces(there: &PoolRecord, wanted: &[NsKind]) -> Result<()> {
+    if wanted.is_empty() || there.namespaces == wanted {
+        return Ok(());
+    }
+    let names = |kinds: &[NsKind]| match kinds {
+        [] => "no namespaces".to_string(),
+        kinds => kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(","),
+    };
+    Err(Failure::failed(format!(
+        "pool '{name}': has {has}, not {asked}: remove it first with 'polylane pool rm {name}', or \
+         ask for no others",
+        name = there.name,
+        has = names(&there.namespaces),
+        asked = names(wanted),
+    )))
 }
 
 /// Refuses a member of the daemon's group what is the daemon's user's: pools that no member had
