@@ -220,14 +220,15 @@ fn threads(pid: u32) -> Vec<String> {
     names.flatten().map(|name| name.trim().to_string()).collect()
 }
 
-/// Threads of a lane that wait for the kernel, and are there once there is something to wait for.
+/// Threads of a lane that wait for the kernel: at most, and those that are there from the first.
 const ASIDE: usize = 6;
+const ASIDE_FIRST: usize = 3;
 
-/// How many processes look at clients.
-fn witnesses(supervisor: u32) -> usize {
+/// The processes that look at clients.
+fn witnesses(supervisor: u32) -> Vec<u32> {
     let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let all = children(supervisor).expect("a supervisor").into_iter();
-    all.filter(|pid| name(*pid).trim() == "polylane-look").count()
+    all.filter(|pid| name(*pid).trim() == "polylane-look").collect()
 }
 
 /// A program with the library reads and writes in a lane.
@@ -323,30 +324,38 @@ fn what_serves_clients_is_there_from_the_first_client_on() {
         fs::write(at.join("low"), "low\n").expect("write");
     }
     let (supervisor, service) = (tenant.supervisor(), tenant.service());
-    let serving = |service| {
-        let names = threads(service).into_iter();
-        names.filter(|name| name.starts_with("shm-") && name != "shm-accept").count()
+    let named = |service, start: &str| {
+        threads(service).iter().filter(|name| name.starts_with(start)).count()
     };
-    let aside = |service| threads(service).iter().filter(|name| name.starts_with("fuse-")).count();
+    // Threads of a lane's fast way in: they have their acceptor's name until they run.
+    let serving = |service| named(service, "shm-").saturating_sub(1 + lanes.len());
+    until("the acceptors", || named(service, "shm-accept") == 1 + lanes.len());
     // The service's own lane, of the layers alone, has a witness as any run has.
-    assert_eq!((witnesses(supervisor), serving(service)), (1, 0), "{:?}", threads(service));
-    // One of each that tells the kernel of states: nothing of these had to wait for the kernel.
-    assert!(aside(service) <= lanes.len(), "{:?}", threads(service));
+    assert_eq!((witnesses(supervisor).len(), serving(service)), (1, 0), "{:?}", threads(service));
+    until("those that the kernel's requests may wait for", || {
+        named(service, "fuse-") == ASIDE_FIRST * (1 + lanes.len())
+    });
     has_the_fast_way(&lanes[0]);
     let one_has = serving(service);
     assert!(one_has > 1, "{:?}", threads(service));
-    assert_eq!(witnesses(supervisor), 2);
+    let former = witnesses(supervisor);
+    assert_eq!(former.len(), 2);
     has_the_fast_way(&lanes[0]);
-    assert_eq!((witnesses(supervisor), serving(service)), (2, one_has), "no more than once");
+    assert_eq!((witnesses(supervisor), serving(service)), (former.clone(), one_has), "once");
     // A lane that had a client is ready for it when there is another service.
     tenant.kill();
-    until("a witness for that lane", || witnesses(supervisor) == 2);
+    until("a witness for that lane", || {
+        let now = witnesses(supervisor);
+        now.len() == 2 && now.iter().all(|pid| !former.contains(pid))
+    });
     for at in lanes.iter().rev() {
         has_the_fast_way(at);
     }
-    assert_eq!((witnesses(supervisor), serving(tenant.service())), (3, 2 * one_has));
+    let service = tenant.service();
+    until("the acceptor of the layers", || serving(service) >= 2 * one_has);
+    assert_eq!((witnesses(supervisor).len(), serving(service)), (3, 2 * one_has));
     tenant.umount("one");
-    until("its witness has ended", || witnesses(supervisor) == 2);
+    until("its witness has ended", || witnesses(supervisor).len() == 2);
     tenant.umount("two");
     tenant.assert_nothing_is_left();
 }

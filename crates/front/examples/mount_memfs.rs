@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };
     let door = Door::open(device, lane, serving)?;
     let stats = door.stats();
-    println!("{path}: {:?}", door.serve(&Stop::new()?)?);
+    println!("{path}: {:?}", door.serve(&Stop::new()?, |error| eprintln!("{error}"))?);
     println!("{path}: {:?}", stats.totals());
     Ok(())
 }

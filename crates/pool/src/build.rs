@@ -412,7 +412,8 @@ fn serve_fuse(
     thread::Builder::new()
         .name("fuse".to_string())
         .spawn(move || {
-            if let Err(error) = door.serve(&for_thread) {
+            let late = |error| say(Failure::because("lane", "start a thread yet", error));
+            if let Err(error) = door.serve(&for_thread, late) {
                 say(Failure::because("lane", "go on serving its FUSE mount", error));
                 // The other lanes of the service go on.
                 if instance.is_none() {

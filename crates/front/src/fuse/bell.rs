@@ -1,37 +1,46 @@
-//! How the threads beside a session's readers are asked for, each once there is work for it.
+//! How the threads beside a session's readers are asked for, and started.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicU8, Ordering};
+use polylane_base::sync::{Arc, thread};
 use polylane_sys::event::{self, eventfd};
 
 use super::reply::Device;
 use crate::lane::notifier::{Kernel, Level, Work};
 
+/// When a thread that could not be started is tried again.
+pub(super) const AGAIN: Duration = Duration::from_millis(100);
+
 /// A thread beside the readers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Helper {
-    /// Has the kernel drop pages of slots.
-    Slots,
-    /// Has it drop pages of files' own nodes.
-    Own,
-    Names,
     States,
+    /// Has the kernel drop pages of files' own nodes.
+    Own,
     Deferred,
+    /// Has it drop pages of slots.
+    Slots,
+    Names,
     Fills,
 }
 
 impl Helper {
+    /// In the order in which they are started: none is there without those that it waits for at a
+    /// session's end.
     pub(super) const ALL: [Helper; 6] = [
-        Helper::Slots,
-        Helper::Own,
-        Helper::Names,
         Helper::States,
+        Helper::Own,
         Helper::Deferred,
+        Helper::Slots,
+        Helper::Names,
         Helper::Fills,
     ];
+
+    /// Those that the kernel's requests alone may wait for.
+    pub(super) const FIRST: [Helper; 3] = [Helper::States, Helper::Own, Helper::Deferred];
 
     fn bit(self) -> u8 {
         1 << self as u8
@@ -70,6 +79,60 @@ impl Bell {
     /// It was heard.
     pub(super) fn heard(&self) {
         event::drain(&self.event);
+    }
+}
+
+/// A thread of a session.
+pub(super) type Thread<'scope> = thread::ScopedJoinHandle<'scope, ()>;
+
+/// Threads beside the readers, by [`Helper`].
+pub(super) struct Aside<'scope, 'a, B> {
+    bell: &'a Bell,
+    /// Starts one.
+    begin: B,
+    /// Told the first time that one cannot be started.
+    tell: &'a dyn Fn(io::Error),
+    told: bool,
+    threads: [Option<Thread<'scope>>; Helper::ALL.len()],
+}
+
+impl<'scope, 'a, B> Aside<'scope, 'a, B>
+where
+    B: FnMut(Helper) -> io::Result<Thread<'scope>>,
+{
+    pub(super) fn new(bell: &'a Bell, begin: B, tell: &'a dyn Fn(io::Error)) -> Self {
+        Aside { bell, begin, tell, told: false, threads: Default::default() }
+    }
+
+    /// Starts those that are wanted and not there, in that order. False: one cannot be started now,
+    /// and those that follow were not tried.
+    pub(super) fn begin_wanted(&mut self, among: &[Helper]) -> bool {
+        self.bell.heard();
+        for helper in among.iter().filter(|helper| self.bell.wants(**helper)) {
+            let thread = &mut self.threads[*helper as usize];
+            if thread.is_some() {
+                continue;
+            }
+            match (self.begin)(*helper) {
+                Ok(begun) => *thread = Some(begun),
+                Err(error) => {
+                    if !std::mem::replace(&mut self.told, true) {
+                        (self.tell)(error);
+                    }
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Waits for threads of which a panic was printed where it happened.
+    pub(super) fn join<const COUNT: usize>(&mut self, helpers: [Helper; COUNT]) {
+        for helper in helpers {
+            if let Some(thread) = self.threads[helper as usize].take() {
+                let _end = thread.join();
+            }
+        }
     }
 }
 

@@ -7,8 +7,9 @@
 //! | filler    | fills of slots' pages that must wait     | the notifier of own nodes        |
 //! | notifiers | have the kernel drop pages, names, states | through the kernel: see below   |
 //!
-//! The readers are there from the first. The thread that waits for the end starts the others
-//! (`Aside`) with the first work for any of them: a mount that the kernel alone changes has none.
+//! The thread that waits for the end starts those beside the readers (`Aside`): what the kernel's
+//! requests may wait for at once, the others with their first work. One that cannot be started is
+//! tried again, and its work waits.
 //!
 //! Waiting never makes a ring. Readers wait for none of the others. The kernel makes the notifier
 //! of own nodes wait for pages that readers fill or write; the notifier of slots for those and for
@@ -34,7 +35,7 @@ use polylane_vfs::handover::{Answered, InFlight, RequestId, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::bell::{Bell, Helper, Told};
+use super::bell::{AGAIN, Aside, Bell, Helper, Thread, Told};
 use super::call::{Call, Exit, Outcome};
 use super::deferred::{Deferred, Job, Reply};
 use super::init::{MESSAGE_BYTES_MAX, Params};
@@ -159,12 +160,13 @@ impl Door {
         self.serving.stats.clone()
     }
 
-    /// Serves the mount until it is unmounted or `stop` is asked for.
+    /// Serves the mount until it is unmounted or `stop` is asked for. `tell` hears the first time
+    /// that a thread cannot be started, which is tried again and again.
     ///
     /// # Errors
     /// What the device says; or that a thread panicked.
-    pub fn serve(self, stop: &Stop) -> io::Result<Ended> {
-        run(&self.serving, &self.options, stop)
+    pub fn serve(self, stop: &Stop, tell: impl Fn(io::Error)) -> io::Result<Ended> {
+        run(&self.serving, &self.options, stop, &tell)
     }
 }
 
@@ -178,10 +180,15 @@ pub fn serve(
     options: ServeOptions,
     stop: &Stop,
 ) -> io::Result<Ended> {
-    Door::open(fd, lane, options)?.serve(stop)
+    Door::open(fd, lane, options)?.serve(stop, |_| ())
 }
 
-fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<Ended> {
+fn run(
+    serving: &Serving,
+    options: &ServeOptions,
+    stop: &Stop,
+    tell: &dyn Fn(io::Error),
+) -> io::Result<Ended> {
     let session = &serving.session;
     let (wake, ended) = (Stop::new()?, Stop::new()?);
     let old = serving.take_over(options);
@@ -204,7 +211,8 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         let (wake, ended) = (&wake, &ended);
         let read = |mark| scope.spawn(|| serving.read_until(mark, wake, ended));
         let readers: Vec<_> = marks.each().map(read).collect();
-        let mut aside = Aside { scope, serving, threads: Default::default() };
+        let mut aside = Aside::new(&serving.bell, |helper| serving.begin(scope, helper), tell);
+        Helper::FIRST.into_iter().for_each(|helper| serving.bell.ring(helper));
         let result =
             wait_for_end((stop, ended), &serving.bell, || aside.begin_wanted(&Helper::ALL));
         // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
@@ -214,14 +222,17 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
         aside.join([Helper::Slots, Helper::Own, Helper::Names]);
         serving.fills.stop();
         serving.deferred.stop();
-        // What was handed over just now is done still.
-        let late = aside.begin_wanted(&[Helper::Deferred, Helper::Fills]);
+        while !aside.begin_wanted(&[Helper::States]) {
+            thread::sleep(AGAIN);
+        }
         aside.join([Helper::Deferred, Helper::Fills]);
+        // What was handed over to threads that were not there, or not yet.
+        serving.run_deferred(&serving.deferred);
+        serving.run_deferred(&serving.fills);
         session.lane.notifier.finish_states();
         aside.join([Helper::States]);
         // Those that a reader owes since.
         serving.drop_states();
-        let result = result.and_then(|end| late.map(|()| end));
         serving.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {
@@ -242,71 +253,24 @@ fn run(serving: &Serving, options: &ServeOptions, stop: &Stop) -> io::Result<End
     result
 }
 
-/// Threads beside the readers, by [`Helper`].
-struct Aside<'scope, 'env> {
-    scope: &'scope thread::Scope<'scope, 'env>,
-    serving: &'scope Serving,
-    threads: [Option<thread::ScopedJoinHandle<'scope, ()>>; Helper::ALL.len()],
-}
-
-impl Aside<'_, '_> {
-    /// Starts those that are wanted and not there.
-    fn begin_wanted(&mut self, among: &[Helper]) -> io::Result<()> {
-        let bell = &self.serving.bell;
-        bell.heard();
-        let mut wanted = among.iter().filter(|helper| bell.wants(**helper));
-        wanted.try_for_each(|helper| self.begin(*helper))
-    }
-
-    fn begin(&mut self, helper: Helper) -> io::Result<()> {
-        if self.threads[helper as usize].is_some() {
-            return Ok(());
-        }
-        let serving = self.serving;
-        let (name, run): (_, Box<dyn FnOnce() + Send + '_>) = match helper {
-            Helper::Slots => (NOTIFIER_NAME, Box::new(|| serving.drop_pages(Level::Slots))),
-            Helper::Own => (NOTIFIER_NAME, Box::new(|| serving.drop_pages(Level::Own))),
-            Helper::Names => (NOTIFIER_NAME, Box::new(|| serving.drop_names())),
-            Helper::States => (NOTIFIER_NAME, Box::new(|| serving.drop_states())),
-            Helper::Deferred => {
-                (DEFERRED_NAME, Box::new(|| serving.run_deferred(&serving.deferred)))
-            }
-            Helper::Fills => (DEFERRED_NAME, Box::new(|| serving.run_deferred(&serving.fills))),
-        };
-        let thread = thread::Builder::new().name(name.to_string());
-        self.threads[helper as usize] = Some(thread.spawn_scoped(self.scope, run)?);
-        match helper {
-            // At the end nobody would start it for what these wait for.
-            Helper::Deferred | Helper::Fills => self.begin(Helper::States),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits for threads of which a panic was printed where it happened.
-    fn join<const COUNT: usize>(&mut self, helpers: [Helper; COUNT]) {
-        for helper in helpers {
-            if let Some(thread) = self.threads[helper as usize].take() {
-                let _end = thread.join();
-            }
-        }
-    }
-}
-
-/// Waits for the end, and begins what the bell asks for whenever it rings.
+/// Waits for the end, and begins what the bell asks for whenever it rings, or again until all of it
+/// is there.
 fn wait_for_end(
     (stop, ended): (&Stop, &Stop),
     bell: &Bell,
-    mut begin: impl FnMut() -> io::Result<()>,
+    mut begin: impl FnMut() -> bool,
 ) -> io::Result<Ended> {
+    let again = Timespec { tv_sec: 0, tv_nsec: AGAIN.subsec_nanos().into() };
+    let mut all = begin();
     loop {
         let events = [&*stop.0, &*ended.0, bell.event()];
         let mut fds = events.map(|event| PollFd::new(event, PollFlags::IN));
-        match poll(&mut fds, None) {
+        match poll(&mut fds, (!all).then_some(&again)) {
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(_) if !fds[1].revents().is_empty() => return Ok(Ended::Unmounted),
             Ok(_) if !fds[0].revents().is_empty() => return Ok(Ended::Stopped),
-            Ok(_) => begin()?,
+            Ok(_) => all = begin(),
         }
     }
 }
@@ -327,6 +291,23 @@ impl Serving {
             self.session.device.resend();
         }
         self.in_flight.as_ref().and_then(|left| unanswered::end_recent(&self.session.device, left))
+    }
+
+    /// Starts a thread beside the readers.
+    fn begin<'scope>(
+        &'scope self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        helper: Helper,
+    ) -> io::Result<Thread<'scope>> {
+        let (name, run): (_, Box<dyn FnOnce() + Send + 'scope>) = match helper {
+            Helper::Slots => (NOTIFIER_NAME, Box::new(|| self.drop_pages(Level::Slots))),
+            Helper::Own => (NOTIFIER_NAME, Box::new(|| self.drop_pages(Level::Own))),
+            Helper::Names => (NOTIFIER_NAME, Box::new(|| self.drop_names())),
+            Helper::States => (NOTIFIER_NAME, Box::new(|| self.drop_states())),
+            Helper::Deferred => (DEFERRED_NAME, Box::new(|| self.run_deferred(&self.deferred))),
+            Helper::Fills => (DEFERRED_NAME, Box::new(|| self.run_deferred(&self.fills))),
+        };
+        thread::Builder::new().name(name.to_string()).spawn_scoped(scope, run)
     }
 
     /// A reader: until the mount is gone or everybody is to quit.
@@ -595,3 +576,6 @@ fn wait(doorbell: &OwnedFd) -> io::Result<()> {
         Err(error) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests;

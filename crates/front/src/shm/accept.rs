@@ -14,7 +14,7 @@
 //!   the thread.
 //! - What one user may hold here is bounded, and so is the total.
 //! - No descriptor that a client sent is received here, nor a connection closed in which one may
-//!   be: its close can wait for a file system of the client's own. The witness does both.
+//!   be: its close can wait for a file system of the client's own. The witness does, or a helper.
 //! - The connection of a session receives nothing: its end keeps this process from nothing.
 
 mod view;
@@ -138,20 +138,17 @@ impl Acceptor {
         if let Some(changes) = around.mount_changes() {
             epoll.add(changes, MOUNTS, Interest::Level)?;
         }
-        let (watched, processes) = (HashMap::new(), HashMap::new());
-        let (holders, users, greeted) = (Arc::default(), Users::default(), HashSet::new());
-        let (next, beats) = (MOUNTS, false);
         let mut acceptor = Acceptor {
             around,
             listener,
             epoll,
-            watched,
-            processes,
-            holders,
-            users,
-            greeted,
-            next,
-            beats,
+            watched: HashMap::new(),
+            processes: HashMap::new(),
+            holders: Arc::default(),
+            users: Users::default(),
+            greeted: HashSet::new(),
+            next: MOUNTS,
+            beats: false,
         };
         acceptor.go_on_for_former()?;
         Ok(acceptor)
@@ -247,7 +244,10 @@ impl Acceptor {
             Some(witness) => witness.close(connection).err(),
             None => Some(connection),
         };
-        if let Some(connection) = left {
+        // Where no helper can be started either, it is closed here.
+        if let Some(connection) = left
+            && (self.around.begin_crew().is_ok() || self.around.helpers.any())
+        {
             self.around.helpers.post(Uid(user), NO_SESSION, Box::new(move || drop(connection)));
         }
     }

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 use polylane_base::{Result, Uid};
 
-use super::guarded;
 use super::slices::Slices;
+use super::{Spawn, guarded};
 
 /// Something to do that may take a while.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -106,14 +106,20 @@ impl Helpers {
         Helpers { shared, threads: Mutex::default() }
     }
 
-    /// Starts `count` threads.
-    pub(super) fn spawn(&self, count: usize) -> Result<()> {
-        for index in 0..count {
+    /// Starts threads until there are `count`. One that fails leaves those before it.
+    pub(super) fn fill(&self, count: usize, spawn: Spawn) -> Result<()> {
+        let mut threads = self.threads.lock();
+        for index in threads.len()..count {
             let shared = Arc::clone(&self.shared);
-            let thread = super::spawn(format!("shm-helper-{index}"), move || shared.run())?;
-            self.threads.lock().push(thread);
+            let run = Box::new(move || shared.run());
+            threads.push(spawn(format!("shm-helper-{index}"), run)?);
         }
         Ok(())
+    }
+
+    /// Whether any thread takes jobs.
+    pub(super) fn any(&self) -> bool {
+        !self.threads.lock().is_empty()
     }
 
     /// Queues a job of a user's session. After `stop` the job is dropped.
@@ -210,7 +216,7 @@ mod tests {
     fn stop_finishes_what_is_queued_and_survives_a_panic() {
         let (sender, receiver) = mpsc::channel();
         let helpers = Helpers::new();
-        helpers.spawn(2).unwrap();
+        helpers.fill(2, crate::shm::spawn).unwrap();
         helpers.post(Uid(0), 1, Box::new(|| panic!("a job that panics")));
         for number in 0..100 {
             let sender = sender.clone();

@@ -163,7 +163,7 @@ impl Server {
             config,
             inboxes,
             helpers: Arc::new(Helpers::new()),
-            crew: Crew::of(workers),
+            crew: Crew::of(workers, spawn),
             stats: Arc::default(),
             stop: eventfd()?,
             stopping: AtomicBool::new(false),
@@ -176,7 +176,7 @@ impl Server {
         // From here on a failure drops the server, which stops what was started.
         let server = Server { around, acceptor: Mutex::default() };
         let acceptor = Acceptor::new(server.around.clone(), listener)?;
-        *server.acceptor.lock() = Some(spawn("shm-accept".into(), move || acceptor.run())?);
+        *server.acceptor.lock() = Some(spawn("shm-accept".into(), Box::new(|| acceptor.run()))?);
         Ok(server)
     }
 
@@ -215,7 +215,10 @@ impl Drop for Server {
     }
 }
 
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>> {
+/// Starts a thread.
+type Spawn = fn(String, Box<dyn FnOnce() + Send>) -> Result<thread::JoinHandle<()>>;
+
+fn spawn(name: String, run: Box<dyn FnOnce() + Send>) -> Result<thread::JoinHandle<()>> {
     Ok(thread::Builder::new().name(name).spawn(run)?)
 }
 

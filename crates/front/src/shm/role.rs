@@ -14,7 +14,8 @@
 //! # Invariants
 //!
 //! - The role is in the hands of one thread, or lies here; then its set of doorbells is watched for
-//!   the followers, and at least one thread is a follower.
+//!   the followers, and at least one thread is a follower. It lies here, too, until its first
+//!   thread runs.
 //! - The watch is for one report: who takes the role back ends it, so that a leader's own sleep
 //!   wakes nobody else.
 //!
@@ -47,12 +48,16 @@ pub(super) struct Role {
 }
 
 impl Role {
-    /// A role for so many threads, at least one, which nobody has.
-    pub(super) fn new(inbox: &Arc<Inbox>, threads: usize) -> Result<Arc<Role>> {
+    /// A role for so many threads, at least one, which nobody has yet.
+    pub(super) fn new(
+        inbox: &Arc<Inbox>,
+        threads: usize,
+        worker: Box<Worker>,
+    ) -> Result<Arc<Role>> {
         let watch = Epoll::new()?;
         watch.add(inbox.doorbells(), DOORBELLS, Interest::Nothing)?;
         watch.add(inbox.over(), OVER, Interest::Level)?;
-        let (idle, away) = (Mutex::default(), AtomicUsize::new(0));
+        let (idle, away) = (Mutex::new(Some(worker)), AtomicUsize::new(0));
         Ok(Arc::new(Role { idle, inbox: inbox.clone(), threads, away, watch }))
     }
 
@@ -61,10 +66,10 @@ impl Role {
         self.away.load(Ordering::Relaxed) + 1 < self.threads
     }
 
-    /// The life of thread `number`: it leads or follows until the role ends. `first`: what it
-    /// begins with.
-    pub(super) fn run(&self, number: usize, first: Option<Box<Worker>>) {
-        let mut in_hand = first;
+    /// The life of thread `number`: it leads or follows until the role ends. The first one leads
+    /// from the first.
+    pub(super) fn run(&self, number: usize) {
+        let mut in_hand = if number == 0 { self.take_back() } else { None };
         while let Some(mut worker) = in_hand.take().or_else(|| self.follow()) {
             worker.takes_over(number);
             let Some(waiting) = worker.lead(|| self.has_followers()) else { return };

@@ -13,7 +13,7 @@ use crate::kernel::{Fields, Kernel, ROOT};
 use crate::shm_kit::{
     Client, House, cached_lane,
     file::{File, PAGE, beside, now, read_beside, write_beside},
-    requests_of, roomy_lane,
+    requests_of, roomy_lane, unhurried_lane,
 };
 
 /// Access, modification and change time, nanoseconds since 1970; size.
@@ -128,7 +128,7 @@ impl Model {
 /// writes two pages and syncs. It asks for the questions by path and the sync alone.
 #[test]
 fn a_loan_on_which_nothing_was_written_outlives_questions() {
-    let house = House::over(cached_lane(), Config::default());
+    let house = House::over(unhurried_lane(), Config::default());
     let (client, other) = (house.client(), house.client());
     let mut file = File::open(&client, "f");
     file.write(0, &[0; 2 * FRAME_BYTES]);

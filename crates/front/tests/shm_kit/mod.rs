@@ -69,10 +69,19 @@ pub fn lane() -> Arc<Lane> {
 
 /// The same behind the page cache, as file systems on volumes are.
 pub fn cached_lane() -> Arc<Lane> {
+    lane_of(cached())
+}
+
+/// The same, where nothing is written back by itself while a test runs.
+pub fn unhurried_lane() -> Arc<Lane> {
+    lane_flushed(cached(), Duration::from_secs(3600))
+}
+
+fn cached() -> Arc<Faulty> {
     let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
     let mut character = fs.character();
     character.cache_data = true;
-    lane_of(Faulty::with_character(fs, character))
+    Faulty::with_character(fs, character)
 }
 
 /// The same on a file system that sets room aside for data, as those on volumes do.
@@ -90,11 +99,15 @@ pub fn lane_on(fs: MemFs) -> Arc<Lane> {
 
 /// The same on any file system.
 pub fn lane_of(fs: Arc<dyn FileSystem>) -> Arc<Lane> {
+    lane_flushed(fs, Duration::from_secs(5))
+}
+
+fn lane_flushed(fs: Arc<dyn FileSystem>, flush_interval: Duration) -> Arc<Lane> {
     let options = Options {
         clock: Arc::new(SystemClock),
         cache_bytes_limit: 64 << 20,
         dirty_bytes_limit: 16 << 20,
-        flush_interval: Duration::from_secs(5),
+        flush_interval,
         mount_path: b"/lane".to_vec(),
         covered: vec![b".polylane".to_vec()],
     };
