@@ -283,6 +283,75 @@ fn a_stopped_service_holds_up_no_other_lane() {
     host.assert_nothing_is_left();
 }
 
+/// Pages of a mapping that have no room: nobody is told of them but by the next sync of the lane,
+/// once.
+const MAPS: &str = r#"
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 64 << 20)
+mapping = mmap.mmap(fd, 64 << 20)
+for at in range(0, 64 << 20, 4096):
+    mapping[at] = 1
+mapping.close()
+try:
+    os.close(fd)
+except OSError:
+    pass
+"#;
+
+/// `umount` tries again where others used the lane for a moment. What could not be written it says.
+#[test]
+fn umount_says_what_could_not_be_written() {
+    let name = "umount_says_what_could_not_be_written";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at, shared) = (host.pool("unwritten"), host.dir("m"), host.dir("s"));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:16M", text(&at)]);
+    succeeds(&["mount", "--pool", &pool, "--share", "mem:16M", text(&shared)]);
+    for path in [&shared, &at] {
+        let mut program = Command::new("python3");
+        let done = program.args(["-c", MAPS]).arg(path.join("mapped")).status().expect("python3");
+        assert!(done.success());
+        let (_, line) = refused(&["umount", "--all", text(path)]);
+        assert!(line.contains("No space left"), "{line}");
+        assert!(path.join("mapped").exists(), "it is still there");
+        succeeds(&["umount", text(path)]);
+    }
+    host.assert_nothing_is_left();
+}
+
+/// A command shares a lane while another one unmounts it, and waits for its service.
+#[test]
+fn a_lane_that_is_shared_while_it_is_synced_stays() {
+    if unavailable("a_lane_that_is_shared_while_it_is_synced_stays") {
+        return;
+    }
+    let host = Host::new();
+    let (pool, at, shared) = (host.pool("synced"), host.dir("m"), host.dir("s"));
+    succeeds(&["pool", "create", &pool]);
+    succeeds(&["mount", "--pool", &pool, "mem:64M", text(&at)]);
+    let supervisor = host.supervisor();
+    let (service, holder) = (child(supervisor, "polylane-svc"), child(supervisor, "polylane-hold"));
+    signal_to(service, "STOP");
+    let mut command = Command::new(binary());
+    let command = command.args(["umount", text(&at)]).stdin(Stdio::null()).stderr(Stdio::piped());
+    let umount = command.spawn().expect("polylane");
+    until("the lane is synced", || children(holder).is_some_and(|all| !all.is_empty()));
+    let mount = polylane(&["mount", "--pool", &pool, "--share", "mem:64M", text(&shared)]);
+    signal_to(service, "CONT");
+    let umount = umount.wait_with_output().expect("polylane");
+    assert!(mount.status.success(), "{mount:?}");
+    let said = String::from_utf8_lossy(&umount.stderr);
+    assert!(!umount.status.success() && said.contains("shared at"), "{said}");
+    fs::write(shared.join("file"), "kept").expect("it is served");
+    assert_eq!(fs::read_to_string(at.join("file")).expect("read"), "kept");
+    succeeds(&["umount", text(&shared), text(&at)]);
+    host.assert_nothing_is_left();
+}
+
 /// A directory has no lock: the next lane on it, or on a part of it, begins when the service of a
 /// killed one has ended, although another command has cleared that lane.
 #[test]

@@ -38,6 +38,25 @@ pub(crate) const LEAVE: &[u8] = b"leave ";
 struct Answer {
     done: bool,
     line: String,
+    /// See [`Stays`]. A supervisor of a former version does not say it.
+    #[serde(default)]
+    by_others: bool,
+}
+
+/// Why a lane was not unmounted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Stays {
+    /// The line for people.
+    pub(crate) failure: Failure,
+    /// The cause is what others do there now: another try may succeed. After any other failure it
+    /// may succeed as well, and hide it: the kernel tells once what could not be written back.
+    pub(crate) by_others: bool,
+}
+
+impl From<Failure> for Stays {
+    fn from(failure: Failure) -> Stays {
+        Stays { failure, by_others: false }
+    }
 }
 
 /// The supervisor's side.
@@ -108,8 +127,18 @@ impl Wish {
     /// Tells who asked what came of it.
     pub(crate) fn answer(client: &OwnedFd, outcome: &std::result::Result<String, String>) {
         let (Ok(line) | Err(line)) = outcome;
-        let answer = Answer { done: outcome.is_ok(), line: line.clone() };
-        if let Ok(bytes) = serde_json::to_vec(&answer) {
+        Answer { done: outcome.is_ok(), line: line.clone(), by_others: false }.send(client);
+    }
+
+    /// Tells who unmounts the lane that it stays by what others do there.
+    pub(crate) fn stays_by_others(client: &OwnedFd, line: String) {
+        Answer { done: false, line, by_others: true }.send(client);
+    }
+}
+
+impl Answer {
+    fn send(&self, client: &OwnedFd) {
+        if let Ok(bytes) = serde_json::to_vec(self) {
             // Whoever has gone away does not want to know.
             let _ = scm::send(client, &bytes, &[]);
         }
@@ -126,8 +155,8 @@ pub fn upgrade(pool: &str) -> Result<String> {
     let socket =
         connect(pool).map_err(|_| Failure::failed(format!("pool '{pool}': not running")))?;
     match ask(pool, &socket, UPGRADE, &[program.as_fd()])? {
-        Some(Answer { done: true, line }) => Ok(line),
-        Some(Answer { done: false, line }) => Err(Failure::failed(line)),
+        Some(Answer { done: true, line, .. }) => Ok(line),
+        Some(Answer { done: false, line, .. }) => Err(Failure::failed(line)),
         None => Err(Failure::failed(format!("pool '{pool}': it does not answer"))),
     }
 }
@@ -137,12 +166,16 @@ pub fn upgrade(pool: &str) -> Result<String> {
 ///
 /// # Errors
 /// One line: it is in use, or not everything could be written back.
-pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> Result<()> {
+pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> std::result::Result<(), Stays> {
     match connect_to(lane, supervisor) {
         Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
-            match ask(lane, &socket, order, &[])? {
-                Some(Answer { done: false, line }) => Err(Failure::failed(line)),
+            // Who does not answer has ended meanwhile.
+            let by_others = |failure| Stays { failure, by_others: true };
+            match ask(lane, &socket, order, &[]).map_err(by_others)? {
+                Some(Answer { done: false, line, by_others }) => {
+                    Err(Stays { failure: Failure::failed(line), by_others })
+                }
                 // Without an answer it has ended for another reason.
                 Some(Answer { done: true, .. }) | None => Ok(()),
             }
@@ -189,6 +222,15 @@ fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A supervisor may be older or younger than the command.
+    #[test]
+    fn an_answer_of_another_version_is_understood() {
+        let answer: Answer = serde_json::from_str(r#"{"done":false,"line":"x"}"#).expect("older");
+        assert!(!answer.by_others);
+        let more = r#"{"done":true,"line":"x","by_others":true,"later":1}"#;
+        assert!(serde_json::from_str::<Answer>(more).expect("younger").by_others);
+    }
 
     /// A lane may end, and the next one have its name, between the look into the mount table and
     /// the connection.

@@ -313,20 +313,22 @@ impl Held {
         mountinfo::seen().into_iter().find(is_own)
     }
 
-    /// Unmounts the lane itself, unless another command counts on it: none does as long as its path
-    /// is locked. Nothing is asked of a service as long as the tables are.
+    /// Unmounts the lane itself, unless another command counts on it, or has shared it while it was
+    /// synced: none does as long as its path is locked. Nothing is asked of a service as long as the
+    /// tables are.
     fn unmount_lane(&self) -> std::result::Result<(), Errno> {
-        let _path = Lock::of_path(&self.dir, &self.entry.path).ok();
-        let find = |tables: &Tables| tables.find(&self.entry.path).ok()?;
-        let now = Tables::lock(&self.dir).ok().as_ref().and_then(find);
-        if now.as_ref().is_some_and(|now| now.entry.count > 1) {
+        let _path = Lock::of_path(&self.dir, &self.entry.path).map_err(|_| Errno::EBUSY)?;
+        let owner = LaneOwner::of(&self.pool, &self.entry);
+        let all = Tables::lock(&self.dir).and_then(|tables| tables.of_lane(&owner));
+        let all = all.map_err(|_| Errno::EBUSY)?;
+        if all.iter().any(|entry| entry.count > 1 || entry.instance > 0) {
             return Err(Errno::EBUSY);
         }
         let own = self.own().ok_or(Errno::EBUSY)?;
         let _kept = point::unmount(&own).map_err(|error| Errno(error.raw_os_error()))?;
-        let ours = now.filter(|now| now.entry.supervisor == self.entry.supervisor);
-        if let (Ok(tables), Some(now)) = (Tables::lock(&self.dir), ours) {
-            let _ = tables.is_gone(&now.pool, &now.entry);
+        let listed = all.iter().find(|entry| entry.path == self.entry.path);
+        if let (Ok(tables), Some(entry)) = (Tables::lock(&self.dir), listed) {
+            let _ = tables.is_gone(&self.pool, entry);
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ use crate::pool_record::PoolRecord;
 use crate::run::{self, RunOptions, Source};
 use crate::skeleton::MountPoint;
 use crate::spec::PoolSpec;
+use crate::upgrade::Stays;
 use crate::wait::wait_for;
 use crate::{cgroup, fuse_device, names};
 
@@ -281,23 +282,26 @@ pub(super) fn detach(dir: &Path, mount: &Mount) -> Result<()> {
 ///
 /// # Errors
 /// One line: it is in use.
-pub(super) fn unmount(dir: &Path, mount: &Mount, instances: &[Entry]) -> Result<()> {
+pub(super) fn unmount(
+    dir: &Path,
+    mount: &Mount,
+    instances: &[Entry],
+) -> std::result::Result<(), Stays> {
     let entry = &mount.entry;
     if let Some(other) = shared(entry, instances).next() {
-        return Err(places::is_shared(entry, other));
+        return Err(places::is_shared(entry, other).into());
     }
     // Two that put the run directory back would be in each other's way.
     let _own = Lock::of_path(dir, &entry.path)?;
     let Some(seen) = places::mount_of(entry) else {
         // Another command was faster.
         return match is_listed(&Tables::lock(dir)?, mount)? {
-            true => Err(places::not_unmounted(entry, &Errno::ENOENT)),
+            true => Err(places::stays(entry, Errno::ENOENT)),
             false => Ok(()),
         };
     };
     let within = Path::new(std::ffi::OsStr::from_bytes(&seen.place)).join(RESERVED_DIR);
-    holder::take_away(&within, || unmount_lane(dir, mount))
-        .map_err(|why| places::not_unmounted(entry, &why))
+    holder::take_away(&within, || unmount_lane(dir, mount)).map_err(|why| places::stays(entry, why))
 }
 
 /// Whether a mount is still in its table.

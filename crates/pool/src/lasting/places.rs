@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use polylane_base::Errno;
 use polylane_base::shown::Shown;
 use polylane_ipc::message::RESERVED_DIR;
 
@@ -19,6 +20,7 @@ use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{Seen, seen, try_seen_by};
 use crate::process;
+use crate::upgrade::Stays;
 
 /// The mount in a descriptor's `fdinfo`.
 pub(crate) fn mount_in(text: &str) -> Option<u64> {
@@ -136,6 +138,12 @@ pub(crate) fn find(word: &Path) -> Result<PathBuf> {
 pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
     let path = Shown::new(OsStr::from_bytes(&entry.path));
     Failure::failed(format!("{path}: cannot unmount it: {why}{}", uses(entry)))
+}
+
+/// The same by an error of the kernel's, once everything was written back.
+pub(crate) fn stays(entry: &Entry, why: Errno) -> Stays {
+    let by_others = matches!(why, Errno::EBUSY | Errno::ENOENT);
+    Stays { failure: not_unmounted(entry, &why), by_others }
 }
 
 /// Whether anything uses a mount that stays as long as it does. Who looks at its path uses it for a

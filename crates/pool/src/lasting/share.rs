@@ -22,6 +22,7 @@ use super::tables::{After, Mount, Tables, detach_those};
 use super::{join, places};
 use crate::failure::{Failure, Result};
 use crate::mounts;
+use crate::upgrade::Stays;
 
 /// One more path for a source.
 #[derive(Debug)]
@@ -184,12 +185,9 @@ pub(crate) fn detach(dir: &Path, mount: &Mount) -> Result<()> {
 ///
 /// # Errors
 /// One line: it is in use, or something covers it.
-pub(crate) fn unmount(dir: &Path, mount: &Mount) -> Result<()> {
+pub(crate) fn unmount(dir: &Path, mount: &Mount) -> std::result::Result<(), Stays> {
     let (pool, entry) = (&mount.pool, &mount.entry);
-    let failed = |error: Errno| {
-        let why = polylane_base::Errno(error.raw_os_error());
-        places::not_unmounted(entry, &why)
-    };
+    let failed = |error: Errno| places::stays(entry, polylane_base::Errno(error.raw_os_error()));
     let _own = Lock::of_path(dir, &entry.path)?;
     let now = Tables::lock(dir)?.of_service(pool, entry.service)?;
     match now.into_iter().find(|now| now.path == entry.path) {
@@ -200,5 +198,5 @@ pub(crate) fn unmount(dir: &Path, mount: &Mount) -> Result<()> {
     }
     let seen = places::mount_of(entry).ok_or_else(|| failed(Errno::NOENT))?;
     let _kept = point::unmount(&seen).map_err(failed)?;
-    Tables::lock(dir)?.remove(pool, &entry.path)
+    Ok(Tables::lock(dir)?.remove(pool, &entry.path)?)
 }

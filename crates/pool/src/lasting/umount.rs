@@ -10,14 +10,15 @@ use polylane_base::sync::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::table::Entry;
-use super::tables::{Mount, Tables};
+use super::tables::{LaneOwner, Mount, Tables};
 use super::{join, places, share};
 use crate::failure::{Failure, Result};
 use crate::mountinfo;
 use crate::orphans::{self, wait_for_service};
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
+use crate::upgrade::{self, Stays};
 use crate::wait::wait_for;
-use crate::{cgroup, names, process, upgrade};
+use crate::{cgroup, names, process};
 
 /// How long a lane may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
@@ -37,12 +38,16 @@ const BUSY_TIME_MAX: Duration = Duration::from_secs(1);
 /// # Errors
 /// One line: no lane is mounted there, it is in use, or not everything could be written back.
 pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
+    try_umount(path, lazy).map_err(|stays| stays.failure)
+}
+
+fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
     let path = places::find(path)?;
     let dir = names::runtime_dir();
     let begin = Instant::now();
     loop {
-        let failure = match take_away(&dir, &path, lazy) {
-            Err(failure) => failure,
+        let stays = match take_away(&dir, &path, lazy) {
+            Err(stays) if stays.by_others => stays,
             done => return done,
         };
         let tables = Tables::lock(&dir)?;
@@ -55,7 +60,7 @@ pub fn umount(path: &Path, lazy: bool) -> Result<u32> {
         // Or it did, and has unmounted it; or somebody looked at the path.
         let is_free = mount.is_some_and(|mount| !places::is_used(&mount.entry));
         if !is_free || begin.elapsed() > BUSY_TIME_MAX {
-            return Err(failure);
+            return Err(stays);
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -72,7 +77,7 @@ fn take_one(tables: &Tables, path: &Path) -> Result<Option<u32>> {
     Ok(Some(count))
 }
 
-fn take_away(dir: &Path, path: &Path, lazy: bool) -> Result<u32> {
+fn take_away(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
     let (mut tables, mut mount) = match started(dir, path, lazy)? {
         Found::Lane(tables, mount) => (tables, *mount),
         Found::None(dead) => return no_lane(path, &dead),
@@ -108,9 +113,9 @@ fn take_away(dir: &Path, path: &Path, lazy: bool) -> Result<u32> {
         return Ok(0);
     }
     if let Some(other) = instances.iter().find(|entry| entry.instance > 0 && !lazy) {
-        return Err(places::is_shared(&mount.entry, other));
+        return Err(places::is_shared(&mount.entry, other).into());
     }
-    end(&mount, lazy)?;
+    end(dir, &mount, lazy)?;
     Ok(0)
 }
 
@@ -174,13 +179,11 @@ pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
         return Ok(());
     }
     while is_mounted(path)? {
-        match umount(path, lazy) {
+        match try_umount(path, lazy) {
             Ok(_) => {}
-            // Another command was faster.
-            Err(failure) => match is_mounted(path)? {
-                true => return Err(failure),
-                false => return Ok(()),
-            },
+            // Another command was faster; or it is gone, lazily, and not all was written back.
+            Err(stays) if (stays.by_others || lazy) && !is_mounted(path)? => return Ok(()),
+            Err(stays) => return Err(stays.failure),
         }
     }
     Ok(())
@@ -217,37 +220,57 @@ fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
 }
 
 /// Makes durable what was changed through a mount; with `lazy` it goes away all the same.
-fn sync(mount: &Mount, path: &Path, lazy: bool) -> Result<()> {
+fn sync(mount: &Mount, path: &Path, lazy: bool) -> std::result::Result<(), Stays> {
     let limit = if lazy { LAZY_SYNC_TIME_MAX } else { SYNC_TIME_MAX };
     match timely::sync(path, limit) {
-        Err(errno) if !lazy => Err(places::not_unmounted(&mount.entry, &errno)),
+        Err(errno) if !lazy => Err(Stays {
+            failure: places::not_unmounted(&mount.entry, &errno),
+            // Its supervisor was killed: the next look finds none.
+            by_others: errno.0 == libc::ENOTCONN,
+        }),
         _ => Ok(()),
     }
 }
 
 /// The answer for a path that no living lane has: that of a lane whose supervisor was killed is
 /// free now. Other dead lanes, which were cleared as well, say nothing of this path.
-fn no_lane(path: &Path, dead: &[Mount]) -> Result<u32> {
+fn no_lane(path: &Path, dead: &[Mount]) -> std::result::Result<u32, Stays> {
     match dead.iter().find(|mount| mount.entry.path == path.as_os_str().as_bytes()) {
         Some(mount) => {
             wait_for_service(&mount.lane());
             Ok(0)
         }
-        None => Err(Failure::failed(format!("{}: no lane is mounted there", Shown::new(path)))),
+        None => {
+            let line = format!("{}: no lane is mounted there", Shown::new(path));
+            Err(Stays { failure: Failure::failed(line), by_others: true })
+        }
     }
 }
 
 /// Ends a lane; everything is durable then, and nothing of it left.
-pub(crate) fn end(mount: &Mount, lazy: bool) -> Result<()> {
+fn end(dir: &Path, mount: &Mount, lazy: bool) -> std::result::Result<(), Stays> {
     let lane = mount.lane();
     let supervisor = join::process_of(&mount.entry);
-    upgrade::unmount(&lane, mount.entry.supervisor, lazy)
-        .map_err(|failure| places::not_unmounted(&mount.entry, &failure))?;
+    upgrade::unmount(&lane, mount.entry.supervisor, lazy).map_err(|stays| Stays {
+        failure: places::not_unmounted(&mount.entry, &stays.failure),
+        ..stays
+    })?;
     if let Some(supervisor) = supervisor
         && !wait_for(supervisor.as_fd(), END_TIME_MAX)
     {
-        return Err(places::not_unmounted(&mount.entry, &"its supervisor does not end"));
+        return Err(places::not_unmounted(&mount.entry, &"its supervisor does not end").into());
     }
     cgroup::remove_session_groups();
-    Ok(())
+    // Where no supervisor was there to be asked: a lane of its name keeps the next command from
+    // clearing up after it.
+    let owner = LaneOwner::of(&mount.pool, &mount.entry);
+    let left = Tables::lock(dir).and_then(|tables| tables.of_lane(&owner)).unwrap_or_default();
+    let mut own = left.iter().filter(|entry| entry.path == mount.entry.path);
+    match own.any(|entry| places::mount_of(entry).is_some()) {
+        true => Err(Stays {
+            failure: places::not_unmounted(&mount.entry, &"its supervisor is dead"),
+            by_others: true,
+        }),
+        false => Ok(()),
+    }
 }

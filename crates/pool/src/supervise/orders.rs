@@ -1,5 +1,7 @@
 //! What commands order a supervisor to do, and what its first process tells it.
 
+use polylane_base::Errno;
+
 use super::late::{Deadline, Late};
 use super::{Doors, FLUSH_TIME_MAX, KILLED_TIME_MAX, Service, Supervisor};
 use crate::failure::Result;
@@ -25,7 +27,7 @@ impl Supervisor {
                 Wish::answer(&client, &self.upgrade(doors, service, program)?);
             }
             Order::Unmount { .. } if self.unmounting.is_some() => {
-                Wish::answer(&client, &Err("another command unmounts it".to_string()));
+                Wish::stays_by_others(&client, "another command unmounts it".to_string());
             }
             Order::Unmount { lazy } => {
                 let _ = self.link.send(&ToInit::Unmount { lazy }, &[]);
@@ -50,7 +52,14 @@ impl Supervisor {
             Ok(Some((FromInit::Ended, _))) => Late::Killed.after(KILLED_TIME_MAX),
             Ok(Some((FromInit::Alone, _))) => Late::Synced.after(FLUSH_TIME_MAX),
             Ok(Some((FromInit::Stays(errno), _))) => {
-                self.answer_unmount(Err(polylane_base::Errno(errno).to_string()));
+                let (why, client) = (Errno(errno), self.unmounting.take());
+                match (client, why) {
+                    (Some(client), Errno::EBUSY) => {
+                        Wish::stays_by_others(&client, why.to_string());
+                    }
+                    (Some(client), _) => Wish::answer(&client, &Err(why.to_string())),
+                    (None, _) => {}
+                }
                 None
             }
             _ => deadline,
