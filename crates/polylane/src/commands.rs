@@ -11,7 +11,7 @@ use polylane_pool::rbd::ImagePlace;
 use polylane_pool::run::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
-use polylane_pool::{limits, run, service, stats};
+use polylane_pool::{lasting, limits, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::lane_args::{LaneArg, SourceArg};
@@ -21,7 +21,7 @@ use crate::{attach, bench, container, daemon, image, lane_env, mount, pool, top,
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
-        Command::Run(arguments) => run::run(run_options(*arguments)?),
+        Command::Run(arguments) => lasting::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
         Command::Mount(arguments) => mount::mount(arguments),
         Command::Umount(arguments) => mount::umount(&arguments),

@@ -10,8 +10,9 @@ use polylane_engine::{Container, Files};
 use polylane_image::{Compression, Error, Image, Limits, Overlay, Store, check_name};
 use polylane_pool::ceph::ClusterOptions;
 use polylane_pool::failure::{Failure, Result, say};
+use polylane_pool::lasting;
 use polylane_pool::lower::LowerSource;
-use polylane_pool::run::{self, LaneBeside, RunOptions, Source};
+use polylane_pool::run::{LaneBeside, RunOptions, Source};
 use polylane_volume::{self as volume, Links};
 use serde_json::json;
 
@@ -225,7 +226,7 @@ fn diff_in(
     };
     let mut command = ["/proc/self/exe", "image", "diff-trees"].map(OsString::from).to_vec();
     command.extend([base.into(), merged.into(), to.into(), compress.into()]);
-    run::run(RunOptions { at: MERGED.into(), preload: false, command, ..lane })
+    lasting::run(RunOptions { at: MERGED.into(), preload: false, command, ..lane })
 }
 
 /// The same for the `upperdir` of an overlayfs.

@@ -8,10 +8,11 @@ use polylane_base::shown::{Shown, escape_control};
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
+use polylane_pool::lasting;
 use polylane_pool::live::PoolsAndAttachments;
 use polylane_pool::lower::LowerSource;
 use polylane_pool::rbd::ImagePlace;
-use polylane_pool::run::{self, RunOptions, Source};
+use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::share::WEIGHTS;
 use polylane_volume::path_text;
 use polylane_volume::translation::Translation;
@@ -158,7 +159,7 @@ fn solidify(upper: &Path, lowers: &[OsString]) -> Result<u8> {
         false => Source::Volume(Some(upper.to_path_buf())),
     };
     let lowers = lowers.iter().map(|text| LowerSource::parse(text)).collect::<Result<_>>()?;
-    run::run(RunOptions { lowers, preload: false, ..RunOptions::new(source, command) })
+    lasting::run(RunOptions { lowers, preload: false, ..RunOptions::new(source, command) })
 }
 
 fn check(volume: &Path, repair: bool, look: bool) -> Result<()> {

@@ -89,6 +89,10 @@ pub fn is_name(text: &str) -> bool {
         && text.bytes().all(good)
 }
 
+/// Takes the name of a run's lane in the run-time directory, of a pool: one that no dead lane is
+/// listed with in the mount tables, where it would pass for one that lives.
+pub(crate) type TakeLane = fn(&Path, &str) -> Result<PoolName>;
+
 /// The name of a lane of a pool that lasts.
 pub(crate) fn lane_name(pool: &str, number: u32) -> String {
     format!("{pool}@{number}")

@@ -31,7 +31,7 @@ use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::limits::{self, CallerLimits};
 use crate::link::Link;
 use crate::lower::{self, LowerSource};
-use crate::names::{self, PoolName};
+use crate::names::{self, PoolName, TakeLane};
 use crate::orphans::wait_for_orphans;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
@@ -197,7 +197,7 @@ impl RunOptions {
 /// # Errors
 /// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
 /// behind.
-pub fn run(options: RunOptions) -> Result<u8> {
+pub(crate) fn run(options: RunOptions, take: TakeLane) -> Result<u8> {
     // Services of lanes whose supervisors were killed are none of this one's (`orphans`).
     let _ = rustix::process::set_child_subreaper(None);
     let mut lanes = beside::parted(&options)?;
@@ -210,15 +210,15 @@ pub fn run(options: RunOptions) -> Result<u8> {
     }
     let limits = CallerLimits::lift_for_lane()?;
     let options = lanes.remove(0);
-    let beside = beside::start(&lanes, record.as_ref())?;
-    let status = run_first(options, record, &beside, limits)?;
+    let beside = beside::start(&lanes, record.as_ref(), take)?;
+    let status = run_first(options, (record, take), &beside, limits)?;
     Ok(beside.status(status))
 }
 
 /// Runs COMMAND with the first lane of its run.
 fn run_first(
     options: RunOptions,
-    record: Option<PoolRecord>,
+    (record, take): (Option<PoolRecord>, TakeLane),
     beside: &Beside,
     limits: CallerLimits,
 ) -> Result<u8> {
@@ -229,7 +229,7 @@ fn run_first(
     let cpus = pool_cpus(options.cpus.as_ref())?;
     match (options.kernel_fs, record) {
         (Some(lane), _) => run_on_kernel_fs(options, lane, place, (&cpus, limits)),
-        (None, Some(record)) => run_in_pool(record.name, |owner| {
+        (None, Some(record)) => run_in_pool(record.name, take, |owner| {
             run_with_service(options, owner, (place, beside), (cpus, limits))
         }),
         (None, None) => {

@@ -89,7 +89,7 @@ fn in_a_thread(
     work: impl FnOnce() -> rustix::io::Result<Option<OwnedFd>> + Send + 'static,
 ) -> Result<Option<OwnedFd>, Errno> {
     let (done, end) = mpsc::channel();
-    thread::spawn(move || done.send(work()));
+    thread::Builder::new().spawn(move || done.send(work()))?;
     match end.recv_timeout(limit) {
         Ok(done) => done.map_err(|error| Errno(error.raw_os_error())),
         Err(_) => Err(Errno(libc::ETIMEDOUT)),
@@ -102,7 +102,8 @@ pub(crate) fn close(mounts: Vec<OwnedFd>) {
         return;
     }
     if let Err(mounts) = close_apart(mounts) {
-        thread::spawn(move || drop(mounts));
+        // Where no thread can be made either they are closed here.
+        let _ = thread::Builder::new().spawn(move || drop(mounts));
     }
 }
 

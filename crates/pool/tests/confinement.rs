@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
-use polylane_pool::run::{self, RunOptions, Source};
+use polylane_pool::lasting;
+use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
 use polylane_sys::subverted;
@@ -136,7 +137,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         preload: false,
         ..RunOptions::new(source, vec!["true".into()])
     };
-    match run::run(options) {
+    match lasting::run(options) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
             eprintln!("{failure}");

@@ -1,4 +1,4 @@
-//! `polylane exec`: a command in a pool that lasts.
+//! `polylane exec`: a command in a pool that lasts. `polylane run`, as the tables see it.
 //!
 //! This process itself enters the pool's groups and executes COMMAND, so there is nothing that a
 //! kill could leave behind.
@@ -20,11 +20,24 @@ use super::tables::Tables;
 use crate::cgroup::{Leaf, Plan};
 use crate::failure::{Failure, Result};
 use crate::init;
-use crate::names;
+use crate::names::{self, PoolName};
 use crate::pool_namespaces::{self, NsKind};
 use crate::pool_record::PoolRecord;
-use crate::run;
+use crate::run::{self, RunOptions};
 use crate::runtime_groups;
+
+/// Runs COMMAND in a pool; its exit status, or 128 + n when signal n ended it.
+///
+/// # Errors
+/// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
+/// behind.
+pub fn run(options: RunOptions) -> Result<u8> {
+    run::run(options, take_lane)
+}
+
+fn take_lane(dir: &Path, pool: &str) -> Result<PoolName> {
+    Tables::lock(dir)?.take_unlisted(pool)
+}
 
 /// Executes COMMAND in the pool; returns only when that cannot be, with the exit status.
 ///
@@ -136,4 +149,24 @@ fn lanes(tables: &Tables, pool: &str) -> Result<Vec<PathBuf>> {
     let within = |path: &PathBuf| here.starts_with(path).then(|| path.components().count());
     paths.sort_by_key(|path| std::cmp::Reverse(within(path)));
     Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lasting::table::Entry;
+
+    /// Else the dead lane's entry would pass for a living one's as long as the run lives.
+    #[test]
+    fn a_run_takes_no_number_that_a_dead_lane_is_listed_with() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let dead = Entry { path: b"/m".into(), service: 1, count: 1, ..Entry::default() };
+        Tables::lock(&dir).and_then(|tables| tables.put("web", &dead)).expect("put");
+        let name = take_lane(&dir, "web").expect("a lane");
+        assert_eq!(name.as_str(), "web@2");
+        let left = Tables::lock(&dir).and_then(|tables| tables.all()).expect("read");
+        assert_eq!(left.len(), 1, "its mount may be in another mount namespace");
+        name.remove_files();
+    }
 }

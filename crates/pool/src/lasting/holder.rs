@@ -314,8 +314,8 @@ impl Held {
     }
 
     /// Unmounts the lane itself, unless another command counts on it, or has shared it while it was
-    /// synced: none does as long as its path is locked. Nothing is asked of a service as long as the
-    /// tables are.
+    /// synced: none does as long as its path is locked. Nothing is asked of a service as long as
+    /// the tables are.
     fn unmount_lane(&self) -> std::result::Result<(), Errno> {
         let _path = Lock::of_path(&self.dir, &self.entry.path).map_err(|_| Errno::EBUSY)?;
         let owner = LaneOwner::of(&self.pool, &self.entry);

@@ -49,7 +49,7 @@ mod unserved;
 mod users;
 
 pub use env::{LaneEnv, env};
-pub use exec::{Membership, end_groups, exec, membership, runtime_groups};
+pub use exec::{Membership, end_groups, exec, membership, run, runtime_groups};
 pub use info::{idle_pools, info};
 pub use list::{end_of, list};
 pub use mount::{POOL_DEFAULT, mount};

@@ -167,7 +167,7 @@ pub(crate) fn open_root(seen: &Seen) -> rustix::io::Result<OwnedFd> {
 /// The same, where no file system is asked for the directories above it.
 ///
 /// # Errors
-/// `EAGAIN`: one would be.
+/// `EAGAIN`: one would be; `EBUSY` when something covers it.
 pub(crate) fn root_at_once(seen: &Seen) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = NO_LINKS | ResolveFlags::CACHED;
@@ -175,9 +175,11 @@ pub(crate) fn root_at_once(seen: &Seen) -> rustix::io::Result<OwnedFd> {
     let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
     // Kernels before 5.12 do not know it.
     let root = root.map_err(|error| if error == Errno::INVAL { Errno::AGAIN } else { error })?;
-    match mount_id(&root) == Some(seen.id) {
-        true => Ok(root),
-        false => Err(Errno::BUSY),
+    match mount_id(&root) {
+        Some(id) if id == seen.id => Ok(root),
+        Some(_) => Err(Errno::BUSY),
+        // The kernel does not say which mount it is of: it may for another process.
+        None => Err(Errno::AGAIN),
     }
 }
 

@@ -159,7 +159,7 @@ impl Tables {
         true
     }
 
-    /// `None`: it was taken away; else whether it cannot be, now or later.
+    /// `None`: it was taken away; else whether it never can be, or only not now.
     fn detach_seen(&self, seen: &Seen) -> Option<bool> {
         let known = self.known.iter().find(|(id, _)| *id == seen.id);
         let root = match known {
@@ -172,7 +172,10 @@ impl Tables {
                 self.unknown.borrow_mut().push(seen.clone());
                 return Some(false);
             }
-            Err(_) => return Some(true),
+            // It is not there any more, or below another one.
+            Err(Errno::NOENT | Errno::INVAL | Errno::BUSY) => return Some(true),
+            // No descriptor is to be had, for example.
+            Err(_) => return Some(false),
         }
         None
     }
@@ -313,6 +316,23 @@ impl Tables {
             match self.clear_service(pool, service)? {
                 Some(had) => return Ok((name, had)),
                 None => kept.push(name),
+            }
+        }
+    }
+
+    /// Takes the name of a run's lane, which has no entry: one that no dead lane's entry has. Those
+    /// stay, since the run may be in a mount namespace of its own.
+    ///
+    /// # Errors
+    /// All names are in use; the table cannot be read.
+    pub(crate) fn take_unlisted(&self, pool: &str) -> Result<PoolName> {
+        let mut kept = Vec::new();
+        loop {
+            let name = PoolName::take_lane(&self.dir, pool)?;
+            let (_, service) = names::lane_number(name.as_str()).unwrap_or_default();
+            match self.of_service(pool, service)?.is_empty() {
+                true => return Ok(name),
+                false => kept.push(name),
             }
         }
     }
@@ -631,6 +651,25 @@ mod tests {
         assert_eq!(tables.clear_service("web", 1), Ok(Some(false)));
         drop(tables);
         assert_eq!(all(), [old[2].clone()]);
+    }
+
+    #[test]
+    fn only_a_mount_that_is_gone_or_covered_is_taken_for_none() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tables = Tables::lock(&dir.path().join("run")).expect("lock");
+        let root = mountinfo::seen().into_iter().next().expect("a mount");
+        let detached = |place: &str| {
+            let seen = Seen { id: u64::MAX, place: place.into(), ..root.clone() };
+            tables.detach_seen(&seen)
+        };
+        let base = dir.path().canonicalize().expect("canonical");
+        let base = base.to_str().expect("UTF-8");
+        // In the kernel's memory from here on.
+        fs::create_dir(format!("{base}/covered")).expect("mkdir");
+        assert!(fs::exists(format!("{base}/covered")).expect("looked at"));
+        assert_eq!(detached(&format!("{base}/covered")), Some(true), "another mount is there");
+        let long = format!("{base}/{}", "x".repeat(300));
+        assert_eq!(detached(&long), Some(false), "nothing is known of it");
     }
 
     #[test]

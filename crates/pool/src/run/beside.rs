@@ -28,7 +28,7 @@ use crate::failure::{FAILED, Failure, Result};
 use crate::init::{self, Place};
 use crate::link::{FromInit, Link, ToInit};
 use crate::lower::LowerSource;
-use crate::names::{self, PoolName};
+use crate::names::{self, PoolName, TakeLane};
 use crate::pool_record::PoolRecord;
 use crate::preload::LanePlace;
 use crate::process::Process;
@@ -186,7 +186,11 @@ impl RunOptions {
 ///
 /// # Errors
 /// One line when one cannot be started; then none is.
-pub(super) fn start(lanes: &[RunOptions], record: Option<&PoolRecord>) -> Result<Beside> {
+pub(super) fn start(
+    lanes: &[RunOptions],
+    record: Option<&PoolRecord>,
+    take: TakeLane,
+) -> Result<Beside> {
     let mut beside = Beside::default();
     let Some(one) = lanes.first() else { return Ok(beside) };
     let pool = name_of(one);
@@ -197,7 +201,7 @@ pub(super) fn start(lanes: &[RunOptions], record: Option<&PoolRecord>) -> Result
     ns::unshare_mounts().map_err(failed)?;
     mounts::cut_off().map_err(failed)?;
     for options in lanes {
-        let started = start_one(options, (&pool, record), &beside)?;
+        let started = start_one(options, (&pool, record, take), &beside)?;
         beside.lanes.borrow_mut().push(started);
     }
     Ok(beside)
@@ -205,7 +209,7 @@ pub(super) fn start(lanes: &[RunOptions], record: Option<&PoolRecord>) -> Result
 
 fn start_one(
     options: &RunOptions,
-    (pool, record): (&str, Option<&PoolRecord>),
+    (pool, record, take): (&str, Option<&PoolRecord>, TakeLane),
     earlier: &Beside,
 ) -> Result<Running> {
     let failed = |error: std::io::Error| Failure::because("lane", "start its supervisor", error);
@@ -217,7 +221,7 @@ fn start_one(
             for lane in earlier.lanes.borrow_mut().drain(..) {
                 lane.supervisor.release();
             }
-            supervise(options.clone(), pool, record, other)
+            supervise(options.clone(), (pool, record, take), other)
         }
         Fork::Parent(child) => Process::new(child),
     };
@@ -238,12 +242,16 @@ fn start_one(
 }
 
 /// The life of a lane's supervisor.
-fn supervise(options: RunOptions, pool: &str, record: Option<&PoolRecord>, caller: Link) -> ! {
+fn supervise(
+    options: RunOptions,
+    (pool, record, take): (&str, Option<&PoolRecord>, TakeLane),
+    caller: Link,
+) -> ! {
     // The terminal's signals are for COMMAND.
     let _ = rustix::process::setsid();
     let dir = names::runtime_dir();
     let refusal = caller.as_fd().try_clone_to_owned().map(Link::from_fd);
-    let served = PoolName::take_lane(&dir, pool).and_then(|lane| {
+    let served = take(&dir, pool).and_then(|lane| {
         let name = lane.as_str().to_string();
         log::name("polylane", &name);
         let status = serve_one(options, (pool, record), lane, caller);

@@ -7,7 +7,7 @@ use polylane_volume::{self as volume, log};
 use super::{RunOptions, Source};
 use crate::cgroup;
 use crate::failure::{Failure, Result};
-use crate::names::{self, PoolName};
+use crate::names::{self, PoolName, TakeLane};
 use crate::own_log::OwnLog;
 use crate::pool_record::PoolRecord;
 
@@ -133,9 +133,13 @@ pub(super) fn joined(options: &RunOptions) -> Result<Option<PoolRecord>> {
 }
 
 /// Runs COMMAND, as `run` does, in a lane of a pool that lasts.
-pub(super) fn run_in_pool(pool: String, run: impl FnOnce(Owner) -> Result<u8>) -> Result<u8> {
+pub(super) fn run_in_pool(
+    pool: String,
+    take: TakeLane,
+    run: impl FnOnce(Owner) -> Result<u8>,
+) -> Result<u8> {
     let dir = names::runtime_dir();
-    let lane = PoolName::take_lane(&dir, &pool)?;
+    let lane = take(&dir, &pool)?;
     let name = lane.as_str().to_string();
     log::name("polylane", &name);
     // 'pool rm' looks for names of lanes before and after it removes the record.
