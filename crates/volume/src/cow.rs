@@ -225,7 +225,7 @@ pub(crate) fn belong_alike(volume: &Path, file: &OwnedFd) -> Result<()> {
 }
 
 /// Whether the path names this file.
-fn names(path: &Path, file: &Files) -> bool {
+pub(crate) fn names(path: &Path, file: &Files) -> bool {
     let numbers = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
     let (named, held) = (rustix::fs::stat(path), rustix::fs::fstat(&file.plain));
     matches!((named, held), (Ok(named), Ok(held)) if numbers(named) == numbers(held))

@@ -1,5 +1,6 @@
 //! Copies of volumes: snapshots and clones that share blocks where the host can.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::chain;
 use crate::copy::materialize;
-use crate::cow;
+use crate::cow::{self, Exchange};
 use crate::failure::{Failure, Result};
 use crate::holders::{Freeze, Holders, Still};
 use crate::host::failure;
@@ -21,11 +22,19 @@ use crate::places::resolve;
 use crate::sidecar::Sidecar;
 use crate::stack::{Shape, Stack};
 
-/// How long a process that no longer serves a volume may have it open.
+/// How long a process that no longer serves a volume may have it open, if nothing but that says
+/// that it served it: it may as well be a stranger, who keeps it.
 const LET_GO_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Between two looks at that.
+/// How long one may that has ended over the copy.
+const END_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Between the first two looks at that; each pause is twice the one before. A look asks every pool
+/// and attachment.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// The longest of these pauses.
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// Processes that may end, one after the other, while the volume that they serve is copied.
 const ENDS_MAX: usize = 8;
@@ -47,13 +56,17 @@ pub enum Copy {
 /// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy, holders: &dyn Holders) -> Result<()> {
     let from = &resolve(from)?;
+    let mut limit = LET_GO_TIME_MAX;
     for _ in 0..ENDS_MAX {
-        match open_free(from, holders)? {
+        match open_free(from, holders, limit)? {
             Opened::Free(own) => return duplicate_free(own, from, to, kind),
-            Opened::Still(still) => match duplicate_still(&*still, from, to, kind) {
-                Err(_) if still.has_ended() => {}
-                done => return done,
-            },
+            Opened::Still(still) => {
+                let frozen = Frozen { still: &*still, is_exchanged: Cell::new(false) };
+                match duplicate_still(&frozen, from, to, kind) {
+                    Err(_) if frozen.has_ended_before() => limit = END_TIME_MAX,
+                    done => return done,
+                }
+            }
         }
     }
     Err(Failure::failed(format!("{}: each process that has it ends: try again", from.display())))
@@ -67,11 +80,35 @@ enum Opened {
     Still(Box<dyn Still>),
 }
 
+/// A volume that stands still, with what has become of its name.
+struct Frozen<'a> {
+    still: &'a dyn Still,
+    /// Its overlay has its name, whatever was said of the exchange.
+    is_exchanged: Cell<bool>,
+}
+
+impl Frozen<'_> {
+    /// Whether its server has ended, and left it as it was.
+    fn has_ended_before(&self) -> bool {
+        self.still.has_ended() && !self.is_exchanged.get()
+    }
+}
+
+impl Exchange for Frozen<'_> {
+    fn exchange(&self, from: &Path, base: &Path, top: &Files) -> Result<()> {
+        let said = self.still.exchange(from, base, top);
+        self.is_exchanged.set(cow::names(from, top));
+        said
+    }
+}
+
 /// Opens a volume, or has whoever serves it make it stand still. One whose server ends is free in a
-/// moment.
-fn open_free(from: &Path, holders: &dyn Holders) -> Result<Opened> {
-    let mut since = Instant::now();
+/// moment, for which it is waited up to `limit`.
+fn open_free(from: &Path, holders: &dyn Holders, mut limit: Duration) -> Result<Opened> {
+    let (mut since, mut pause) = (Instant::now(), LOOK_AGAIN);
     loop {
+        // Before the volume is opened: to ask who has it may take longer than that one does.
+        let is_last = since.elapsed() > limit;
         let sidecar = Sidecar::load(from)?;
         let own = match sidecar.snapshot {
             // It does not change, and other volumes may be on it.
@@ -91,13 +128,14 @@ fn open_free(from: &Path, holders: &dyn Holders) -> Result<Opened> {
         };
         match holders.freeze(from)? {
             Freeze::Still(still) => return Ok(Opened::Still(still)),
-            Freeze::Ended => since = Instant::now(),
-            Freeze::Nobody if since.elapsed() > LET_GO_TIME_MAX => {
-                return Err(failure(from, error));
+            Freeze::Ended => {
+                (since, limit, pause) = (Instant::now(), END_TIME_MAX, LOOK_AGAIN);
             }
+            Freeze::Nobody if is_last => return Err(failure(from, error)),
             Freeze::Nobody => {}
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(pause);
+        pause = LOOK_AGAIN_MAX.min(pause * 2);
     }
 }
 
@@ -136,7 +174,7 @@ fn duplicate_free(own: Files, from: &Path, to: &Path, kind: Copy) -> Result<()> 
 ///
 /// # Errors
 /// The copy exists, the host is full, it took too long.
-fn duplicate_still(still: &dyn Still, from: &Path, to: &Path, kind: Copy) -> Result<()> {
+fn duplicate_still(frozen: &Frozen<'_>, from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let file = info::open_to_look(from)?;
     let mut shape = Shape::of(from, &file)?;
     identify(from, &mut shape.sidecar)?;
@@ -145,13 +183,13 @@ fn duplicate_still(still: &dyn Still, from: &Path, to: &Path, kind: Copy) -> Res
         let draft = Draft::new(to, shape.size).map_err(|error| failure(to, error))?;
         if share_blocks(&file, &draft, to)? {
             // Not before it is certain that nothing was written meanwhile.
-            still.thaw(from)?;
+            frozen.still.thaw(from)?;
             return finish_copy(draft, to, &shape.sidecar, kind);
         }
     }
     match kind {
-        Copy::Snapshot => cow::snapshot(from, &shape, to, still),
-        Copy::Clone => cow::clone(from, shape, to, still),
+        Copy::Snapshot => cow::snapshot(from, &shape, to, frozen),
+        Copy::Clone => cow::clone(from, shape, to, frozen),
     }
 }
 
@@ -184,3 +222,6 @@ fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> Result<()> 
     };
     introduce(draft, to, &copy).map(drop)
 }
+
+#[cfg(test)]
+mod tests;
