@@ -9,6 +9,7 @@ use polylane_tests::step::{STEP_TIME_MAX, ended, good, output, sh};
 
 const MIB: u32 = 1 << 20;
 const ENOSPC: u32 = 28;
+const NO_HOLE: u16 = 2;
 
 /// The error of a request.
 fn ask(client: &mut Client, kind: u16, flags: u16, offset: u64, length: u32) -> u32 {
@@ -81,5 +82,34 @@ fn a_durable_request_without_room_on_the_host_fails_alone() {
             let answers = on_a_full_host(options);
             assert_eq!(answers, [ENOSPC, 0, 0, 0, 0, 0, 0, 0], "{options:?}");
         }
+    }
+}
+
+/// Zeros with `NO_HOLE` take the space that later writes there need, or say that there is none; of
+/// a volume of one file and of one on a base.
+#[test]
+fn zeros_that_may_not_be_a_hole_have_space() {
+    for (store, is_copy) in [("host", false), ("host", true), ("own", false)] {
+        let small = Small::new("24M");
+        let path = |name: &str| small.0.path().join(name).display().to_string();
+        let (volume, socket) = (path("v.img"), path("s"));
+        small.polylane(&["volume", "create", &volume, "--size", "64M", "--fs", "none"]);
+        if is_copy {
+            small.polylane(&["volume", "snapshot", &volume, &path("s.img")]);
+        }
+        let attach = ["attach", &volume, "--via", "nbd", "--socket", &socket];
+        let cache = ["--cache", "writeback", "--cache-store", store];
+        small.polylane(&[&attach[..], if store == "own" { &cache } else { &[] }].concat());
+        let mut client = Client::connect(&socket).expect("connect");
+        let place = 40 << 20;
+        assert_eq!(ask(&mut client, WRITE_ZEROES, NO_HOLE, place, MIB), 0);
+        let mut write = |offset| ask(&mut client, WRITE, FUA, offset, MIB);
+        assert!((0..30).map(|at| write(at << 20)).any(|error| error == ENOSPC));
+        assert_eq!(write(place), 0, "{store} {is_copy}");
+        let refused = ask(&mut client, WRITE_ZEROES, NO_HOLE, 50 << 20, 4 * MIB);
+        assert_eq!(refused, ENOSPC, "{store} {is_copy}");
+        assert_eq!(ask(&mut client, WRITE_ZEROES, 0, 50 << 20, 4 * MIB), 0);
+        drop(client);
+        small.polylane(&["detach", &volume]);
     }
 }

@@ -230,6 +230,10 @@ impl Shared {
             let part = sector.0.max(first)..end.min(last);
             match gives_back && part == (first..last) {
                 true => whole.push(index as u32),
+                // A chunk is taken with zeros in it.
+                false if !gives_back && self.chunks.look(index as u32).is_none() => {
+                    self.fill_hole(index as u32)?;
+                }
                 false => self.zero_part(index as u32, part.start - first..part.end - first)?,
             }
         }
@@ -283,9 +287,14 @@ impl Shared {
     pub(super) fn fill(&self, index: u32) -> Result<(), Error> {
         self.check_stopped()?;
         let _office = self.office.lock();
-        if self.chunks.look(index).is_some() {
-            return Ok(());
+        match self.chunks.look(index) {
+            Some(_) => Ok(()),
+            None => self.fill_hole(index),
         }
+    }
+
+    /// With the office held.
+    fn fill_hole(&self, index: u32) -> Result<(), Error> {
         match self.change(|directory, bytes| directory.take(bytes, &self.volume, index)) {
             Ok(chunk) => {
                 self.chunks.open_as(index, Some(chunk));

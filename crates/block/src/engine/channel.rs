@@ -244,7 +244,8 @@ fn resolve(engine: &Engine, slot: &mut Slot, streams: &mut Streams, request: &Re
     let (keeps, known) = match request.op {
         Op::Read => (true, true),
         Op::Write { .. } => (true, false),
-        Op::WriteZeroes { fua, .. } => (false, !fua),
+        // Zeros that may not be a hole want space, which an empty chunk has not.
+        Op::WriteZeroes { unmap, fua } => (false, unmap && !fua),
         Op::Discard | Op::Flush => (false, true),
     };
     if known && map.is_empty(chunks.clone()) {

@@ -136,7 +136,7 @@ impl Task {
             Ok(moved) => self.advance(device, moved as u64),
             Err(Errno::EAGAIN | Errno::EINTR) => Next::Go,
             Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::ZeroRange => {
-                self.go(Stage::Punch)
+                self.go(Stage::WriteZeros)
             }
             Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::Punch => {
                 match self.request.op {

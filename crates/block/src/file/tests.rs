@@ -14,7 +14,11 @@ struct Disk {
 
 impl Disk {
     fn new(bytes: u64) -> Disk {
-        let file = tempfile::NamedTempFile::new().expect("file");
+        Disk::new_in(&std::env::temp_dir(), bytes)
+    }
+
+    fn new_in(dir: &std::path::Path, bytes: u64) -> Disk {
+        let file = tempfile::NamedTempFile::new_in(dir).expect("file");
         file.as_file().set_len(bytes).expect("size");
         Disk { path: file.into_temp_path() }
     }
@@ -77,6 +81,24 @@ fn zeroed_and_discarded_ranges_read_as_zeros_and_their_space_comes_back() {
             assert!(bytes.iter().all(|b| *b == expected), "{way:?} {direct} sector {sector}");
         }
         assert!(used() < 2 * MIB, "{way:?} {direct}: {} bytes in use", used());
+    }
+}
+
+/// On a host that has a call for it (ext4, XFS, Btrfs), and on one that has none (tmpfs).
+#[test]
+fn zeros_that_may_not_be_a_hole_have_space() {
+    use std::os::unix::fs::MetadataExt;
+    let temporary = std::env::temp_dir();
+    let dirs = [temporary.as_path(), std::path::Path::new("/dev/shm")];
+    for (dir, (way, direct)) in dirs.into_iter().flat_map(|dir| ways().map(move |way| (dir, way))) {
+        let disk = Disk::new_in(dir, 4 * MIB);
+        let waiter = Waiter::new(disk.open(way, direct));
+        let used = || std::fs::metadata(&*disk.path).expect("stat").blocks() * 512;
+        waiter.write(Sector(0), Buffer::copy_of(&vec![7; 1 << 20]), true).expect("write");
+        waiter.write_zeroes(Sector(0), 4096, false).expect("zero");
+        assert!(used() >= 2 * MIB, "{}: {} bytes in use", disk.path.display(), used());
+        let read = waiter.read(Sector(0), 2 << 20).expect("read");
+        assert!(read.iter().all(|byte| *byte == 0), "{}", disk.path.display());
     }
 }
 

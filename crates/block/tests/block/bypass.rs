@@ -157,6 +157,11 @@ fn discarded_chunks_serve_other_volumes_which_see_zeros() {
     assert!(read[..512].iter().all(|b| *b == 0) && read[512..].iter().all(|b| *b == 5));
     one.allocate(16..24).expect("a hole gets its chunk");
     assert_eq!(one.allocation(Sector(8), 100), (Allocation::Data, 8));
+    assert_eq!(one.allocation(Sector(24), 100).0, Allocation::Hole);
+    first.write_zeroes(Sector(25), 8, false).expect("zeros that have space");
+    assert_eq!(one.allocation(Sector(24), 100).0, Allocation::Data);
+    assert_eq!(one.allocation(Sector(32), 100).0, Allocation::Data);
+    assert!(first.read(Sector(24), 8192).expect("read").iter().all(|byte| *byte == 0));
     let mut directory = Directory::load_to_change(&road(), SMALL, POOL).expect("load");
     let volume = directory.find(&id(1)).expect("there");
     directory.remove(&road(), &volume).expect("remove");

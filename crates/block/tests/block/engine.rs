@@ -112,8 +112,11 @@ fn holes_are_read_without_the_medium_and_no_longer_once_they_are_written() {
     let before = disk.requests();
     assert!(read(0, SECTORS).iter().all(|byte| *byte == 0));
     waiter.discard(Sector(3), 1000).expect("discard");
-    waiter.write_zeroes(Sector(0), SECTORS, false).expect("zeroes");
+    waiter.write_zeroes(Sector(0), SECTORS, true).expect("zeroes");
     assert_eq!(disk.requests(), before, "the medium was not asked");
+    waiter.write_zeroes(Sector(0), CHUNK_SECTORS, false).expect("zeros that have space");
+    assert_eq!(disk.requests(), before + 1);
+    let before = before + 1;
     waiter.write(Sector(40), filled(1, 7), false).expect("write");
     assert_eq!(read(40, 1)[0], 7);
     assert_eq!(disk.requests(), before + 2);
