@@ -331,11 +331,6 @@ impl BlockIo {
         Ok(())
     }
 
-    /// Makes writes in place durable, where any that has ended may not be.
-    pub fn flush_written(&self) -> Result<()> {
-        if self.is_flushed() { Ok(()) } else { self.flush() }
-    }
-
     /// Has the medium give room to blocks that take none; what takes none reads as zeros, and does
     /// so afterwards. How many blocks from `block` on are known to take room then, at least one and
     /// `most` at most: of `wanted` it is seen to, as far as one request goes. Nobody else may write

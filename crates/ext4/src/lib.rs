@@ -15,6 +15,7 @@
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
 //! | `synced`, `reason`, `data_mode` | where the bytes of a write go: in place or to the log |
+//! | `trace` | the last syncs, one by one |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
@@ -46,7 +47,7 @@
 //!           orphans
 //!             superblock │ group of the allocator, one at a time
 //!               block            a metadata block's bytes, one at a time
-//!                 changes of a slot │ cache shard │ progress
+//!                 changes of a slot │ cache shard │ progress │ trace
 //! ```
 //!
 //! A thread that holds a handle never waits for a cell, the log or another handle: so a transaction
@@ -92,6 +93,7 @@ mod setattr;
 pub mod space;
 mod synced;
 mod totals;
+pub mod trace;
 mod values;
 mod vfs;
 pub mod volume;

@@ -27,6 +27,7 @@ use crate::quota::Quotas;
 use crate::reason::{Reason, Reasons};
 use crate::recovery::{JournalMap, Recovered, forget, fresh_sequence, recover};
 use crate::space;
+use crate::trace::Step;
 use crate::volume::{Traits, Volume};
 use polylane_vfs::OpCtx;
 
@@ -254,6 +255,11 @@ impl Ext4 {
     /// How many writes went where, by the name of the reason.
     pub fn writes(&self) -> [(&'static str, u64); Reason::ALL.len()] {
         Reason::ALL.map(|reason| (reason.name(), self.volume.reasons.get(reason)))
+    }
+
+    /// The last syncs, in the order in which their parts ended.
+    pub fn syncs(&self) -> Vec<Step> {
+        self.volume.journal.as_ref().map(|journal| journal.trace.steps()).unwrap_or_default()
     }
 
     /// Why the file system was stopped, when it was.

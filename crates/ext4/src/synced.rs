@@ -7,13 +7,15 @@
 //! | logged | with the transaction that shows them | one write, which commits |
 //! | deferred | to their blocks, with the body of the log | that, a flush, and the commit block |
 //!
-//! Which it is, and why, is counted ([`Reason`]).
+//! Which it is, and why, is counted ([`Reason`]), and told of each of the last syncs (`trace`).
 //!
 //! Few bytes that a sync follows are logged; where they go over a file's written blocks and nothing
 //! else is to be saved, they are written in place, durable. Many that a sync follows are deferred,
 //! where the medium has room for them; what nobody syncs is written in place. Which form the commit
 //! then takes is `Journal::form`'s to say, and counted. Whatever is chosen, a block whose newest
 //! version is in the log is logged again (`journal/logged.rs`).
+
+use std::time::Instant;
 
 use polylane_base::sync::Arc;
 use polylane_vfs::OpCtx;
@@ -27,6 +29,7 @@ use crate::format::FileBlock;
 use crate::inode::{Cell, Core};
 use crate::journal::{Journal, Teller};
 use crate::reason::Reason;
+use crate::trace::Part;
 use crate::volume::Volume;
 
 /// Most bytes of a sync that are logged: more take longer to write twice than to wait twice.
@@ -49,7 +52,11 @@ pub fn write(
     regular(&core)?;
     let reason = reason(volume, &cell, &core, (offset, source.len()), syncing)?;
     volume.reasons.count(reason);
+    let began = syncing.map(|_| Instant::now());
     let written = data::write(ctx, volume, &cell, &mut core, offset, source, way(reason));
+    if let (Ok(bytes), Some(began), Some(journal)) = (&written, began, &volume.journal) {
+        journal.trace.note((Part::Write, reason.name()), *bytes as u64, began);
+    }
     written.inspect(|_| volume.note_room())
 }
 
@@ -65,9 +72,9 @@ pub fn sync(volume: &Volume, ino: u32, data_only: bool, teller: Teller) -> Resul
             // which fdatasync does not count as a change.
             let covered = !data_only || journal.current() == tid;
             journal.commit_up_to(tid, volume, teller)?;
-            if covered { Ok(()) } else { Ok(volume.io.flush_written()?) }
+            if covered { Ok(()) } else { flush(volume) }
         }
-        _ => Ok(volume.io.flush_written()?),
+        _ => flush(volume),
     }
 }
 
@@ -78,7 +85,20 @@ pub fn sync(volume: &Volume, ino: u32, data_only: bool, teller: Teller) -> Resul
 pub fn sync_all(volume: &Volume) -> Result<()> {
     let Some(journal) = &volume.journal else { return Ok(()) };
     journal.commit(volume)?;
-    Ok(volume.io.flush_written()?)
+    flush(volume)
+}
+
+/// Makes what was written in place durable, where it may not be.
+fn flush(volume: &Volume) -> Result<()> {
+    if volume.io.is_flushed() {
+        return Ok(());
+    }
+    let began = Instant::now();
+    volume.io.flush()?;
+    if let Some(journal) = &volume.journal {
+        journal.trace.note((Part::Flush, "in_place"), 0, began);
+    }
+    Ok(())
 }
 
 /// Leaves a file's sync to the thread that commits the file's last change, if one does, and all

@@ -12,7 +12,7 @@
 //!
 //! | request | file |
 //! |---|---|
-//! | read, write | read, write; FUA is `RWF_DSYNC` |
+//! | read, write | read, write; FUA is `RWF_DSYNC`, where that is refused fdatasync behind it |
 //! | flush | fdatasync |
 //! | discard | fallocate: punch a hole |
 //! | write-zeroes | fallocate: zero the range, or punch a hole with `unmap`; else write zeros |
@@ -120,6 +120,8 @@ pub struct FileDevice {
     rings: AtomicBool,
     /// The host's file system does not say what lies in its page cache.
     hides_cache: AtomicBool,
+    /// The host has refused a write that is durable by itself.
+    refuses_durable: AtomicBool,
     stopped: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
 }
@@ -187,6 +189,7 @@ impl FileDevice {
             way,
             rings: AtomicBool::new(false),
             hides_cache: AtomicBool::new(false),
+            refuses_durable: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             counters: Mutex::default(),
         }

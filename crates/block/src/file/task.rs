@@ -3,6 +3,8 @@
 //! A request may take several operations: short transfers are continued, a zeroing that the host
 //! lacks is done another way, a durable zeroing is followed by a sync.
 
+use std::sync::atomic::Ordering;
+
 use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
 use polylane_sys::uring::{Action, Finished, Operation};
@@ -108,7 +110,8 @@ impl Task {
                 operation.file = device.file_for(offset, granule);
                 // A durable write takes the report of a lost page with it, so the next flush must
                 // have another open file to learn of that from.
-                let apart = operation.file != PLAIN;
+                let refused = device.refuses_durable.load(Ordering::Relaxed);
+                let apart = operation.file != PLAIN && !refused;
                 self.needs_sync |= self.is_durable() && !apart;
                 operation.action = match self.request.op {
                     Op::Read => Action::Read,
@@ -129,10 +132,16 @@ impl Task {
 
     /// Takes the end of an operation in.
     pub(super) fn step(&mut self, device: &FileDevice, finished: Finished) -> Next {
+        let asked_durable = finished.operation.action == Action::Write { durable: true };
         if self.stage == Stage::Move {
             self.request.data = finished.operation.buffers;
         }
         match finished.result {
+            // As the kernel does for a disk without FUA: written plainly, and a flush behind it.
+            Err(Errno::EOPNOTSUPP | Errno::EINVAL) if asked_durable => {
+                device.refuses_durable.store(true, Ordering::Relaxed);
+                Next::Go
+            }
             Ok(moved) => self.advance(device, moved as u64),
             Err(Errno::EAGAIN | Errno::EINTR) => Next::Go,
             Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::ZeroRange => {

@@ -1,9 +1,13 @@
 //! The device on files of this host, every way that requests can go.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use super::*;
 use crate::device::{Error, Op, Request, Sector};
 use crate::wait::Waiter;
 use polylane_sys::buffer::Buffer;
+use polylane_sys::uring::{Action, Finished};
 use rustix::fs::Mode;
 
 const MIB: u64 = 1 << 20;
@@ -188,6 +192,100 @@ fn durable_writes_of_any_alignment_arrive() {
         }
         assert!(!device.is_stopped());
     }
+}
+
+/// What a request asks of the host, each answered as `answers` says, and what it comes to.
+fn asked(device: &FileDevice, answers: &[Result<usize>]) -> (Vec<Action>, Option<Answered>) {
+    let op = Op::Write { fua: true };
+    let request = Request::with_data(op, Sector(8), vec![Buffer::zeroed(4096)], 0);
+    let mut task = match task::Task::new(device, request) {
+        Ok(task) => task,
+        Err(completion) => return (Vec::new(), Some(completion.result)),
+    };
+    let mut actions = Vec::new();
+    for result in answers {
+        let operation = task.operation(device, 0);
+        actions.push(operation.action);
+        if let task::Next::Over(over) = task.step(device, Finished { operation, result: *result }) {
+            return (actions, Some(task.complete(over).result));
+        }
+    }
+    drop(task.complete(Ok(())));
+    (actions, None)
+}
+
+/// What a request is answered.
+type Answered = std::result::Result<(), Error>;
+
+/// As the kernel does for a disk without FUA: a write, and a flush behind it.
+#[test]
+fn where_the_host_refuses_durable_writes_a_flush_follows() {
+    let [durable, plain] = [true, false].map(|durable| Action::Write { durable });
+    for errno in [Errno::EOPNOTSUPP, Errno::EINVAL] {
+        let disk = Disk::new(MIB);
+        let device = disk.open(Way::Calls, true);
+        let first = asked(&device, &[Err(errno), Ok(4096), Ok(0)]);
+        assert_eq!(first, (vec![durable, plain, Action::Sync], Some(Ok(()))));
+        let next = asked(&device, &[Ok(1024), Ok(3072), Ok(0)]);
+        assert_eq!(next, (vec![plain, plain, Action::Sync], Some(Ok(()))), "not asked again");
+        // The write itself was at fault: as any other that is not durable.
+        let failed = asked(&device, &[Err(errno)]);
+        assert_eq!(failed, (vec![plain], Some(Err(Error::Medium(errno)))));
+        assert!(!device.is_stopped());
+        let unflushed = asked(&device, &[Ok(4096), Err(Errno::EIO)]);
+        assert_eq!(unflushed, (vec![plain, Action::Sync], Some(Err(Error::Medium(Errno::EIO)))));
+        assert!(device.is_stopped(), "a failed flush");
+    }
+    let disk = Disk::new(MIB);
+    let device = disk.open(Way::Calls, true);
+    let failed = asked(&device, &[Err(Errno::EIO)]);
+    assert_eq!(failed, (vec![durable], Some(Err(Error::Medium(Errno::EIO)))));
+    assert!(device.is_stopped(), "a durable write that failed, not one that was refused");
+    assert_eq!(asked(&device, &[]), (vec![], Some(Err(Error::Stopped))));
+}
+
+/// A loop device has a cache and no FUA: the kernel flushes behind each durable write.
+#[test]
+fn a_disk_without_fua_is_flushed_by_the_kernel() {
+    let below = Disk::new(4 * MIB);
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&*below.path).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        return eprintln!("skipped: needs root and loop devices");
+    };
+    let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
+    let name = path.file_name().expect("a device").to_owned();
+    let told = |what: &str| {
+        let dir = Path::new("/sys/block").join(&name);
+        std::fs::read_to_string(dir.join(what)).expect("readable")
+    };
+    // Documentation/block/stat.rst: the 16th number is of flush requests.
+    let flushes = || told("stat").split_whitespace().nth(15).map(|count| count.parse::<u64>());
+    let flushes = || flushes().expect("Linux 5.5").expect("a number");
+    let outcome = std::panic::catch_unwind(|| {
+        assert_eq!(
+            (told("queue/fua").trim(), told("queue/write_cache").trim()),
+            ("0", "write back")
+        );
+        for way in [Way::Ring, Way::Calls] {
+            let open = |flags| {
+                rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())
+            };
+            let [plain, lock] = [(); 2].map(|()| open(OFlags::empty()).expect("open"));
+            let io = open(OFlags::DIRECT).expect("open");
+            let device = FileDevice::open(Files { io, plain, lock }, way).expect("device");
+            let waiter = Waiter::new(device.clone());
+            let before = flushes();
+            waiter.write(Sector(8), Buffer::copy_of(&[way as u8 + 1; 4096]), false).expect("write");
+            assert_eq!(flushes(), before, "{way:?}: none behind what is not durable");
+            waiter.write(Sector(64), Buffer::copy_of(&[way as u8 + 3; 4096]), true).expect("write");
+            assert!(flushes() > before, "{way:?}: one behind what is");
+            assert_eq!(waiter.read(Sector(64), 512).expect("read")[0], way as u8 + 3);
+            assert!(!device.refuses_durable.load(Ordering::Relaxed), "the kernel sees to it");
+        }
+    });
+    let gone = Command::new("losetup").arg("--detach").arg(&path).status();
+    assert!(gone.is_ok_and(|gone| gone.success()));
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]

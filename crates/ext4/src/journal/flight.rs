@@ -15,6 +15,7 @@
 //! anew, in their order.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use polylane_base::sync::MutexGuard;
 use polylane_sys::buffer::Buffer;
@@ -26,6 +27,7 @@ use super::{Client, Freed, Journal, Tid};
 use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
 use crate::format::journal::TransactionSum;
+use crate::trace::Part;
 
 impl Journal {
     /// Brings a closed transaction into the log and has it committed, or keeps it for another try.
@@ -48,9 +50,10 @@ impl Journal {
         }
         let form = self.form(&log, &closed);
         self.forms.count(form);
+        let began = Instant::now();
         match form {
-            Form::OneWrite => self.write_at_once(log, client, closed),
-            _ => self.write_in_order(log, client, closed, again),
+            Form::OneWrite => self.write_at_once(log, client, (closed, form, began)),
+            _ => self.write_in_order(log, client, (closed, form, began), again),
         }
     }
 
@@ -59,14 +62,14 @@ impl Journal {
         &'a self,
         mut log: MutexGuard<'a, Log>,
         client: &dyn Client,
-        mut closed: Closed,
+        (mut closed, form, began): (Closed, Form, Instant),
     ) -> Result<MutexGuard<'a, Log>> {
         let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
         let mut body = self.lay_out(&log, &mut closed);
         let commit = self.commit_block(&mut log, client, tid, body.sum);
         body.blocks.push(commit);
         let runs = self.place(&mut log, std::mem::take(&mut body.blocks));
-        log.flying.push_back(Flying { closed, start, alone: true });
+        log.flying.push_back(Flying { closed, start, alone: true, why: form.name(), began });
         let writer = self.board();
         drop(log);
         let (blocks, written) = match self.is_stopped() {
@@ -87,7 +90,7 @@ impl Journal {
         &'a self,
         mut log: MutexGuard<'a, Log>,
         client: &dyn Client,
-        mut closed: Closed,
+        (mut closed, form, began): (Closed, Form, Instant),
         again: bool,
     ) -> Result<MutexGuard<'a, Log>> {
         let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
@@ -105,7 +108,7 @@ impl Journal {
         let place = self.map.device_block(log.head);
         log.advance(1);
         let before = log.last_flying();
-        log.flying.push_back(Flying { closed, start, alone: false });
+        log.flying.push_back(Flying { closed, start, alone: false, why: form.name(), began });
         let writer = self.board();
         drop(log);
         let written = self.write_commit(before, writer, place, block);
@@ -179,8 +182,9 @@ impl Journal {
 
     /// The first of those on their way has committed.
     fn land(&self, log: &mut Log, client: &dyn Client) {
-        let Some(Flying { closed, .. }) = log.flying.pop_front() else { return };
-        let tid = closed.tid;
+        let Some(Flying { closed, why, began, .. }) = log.flying.pop_front() else { return };
+        let (tid, bytes) = (closed.tid, closed.blocks.len() * self.io.block_bytes());
+        self.trace.note((Part::Commit, why), bytes as u64, began);
         match log.is_homing(&closed.freed) {
             true => log.held.extend(&closed.freed),
             false => self.release_freed(client, &closed.freed),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use polylane_base::Time;
 use polylane_base::sync::Arc;
@@ -37,6 +38,10 @@ pub(super) struct Flying {
     pub(super) start: u32,
     /// Nothing may be written behind it before it is durable.
     pub(super) alone: bool,
+    /// The name of its form.
+    pub(super) why: &'static str,
+    /// When its commit began.
+    pub(super) began: Instant,
 }
 
 /// A committed version that its home does not have yet.

@@ -63,6 +63,7 @@ use crate::format::journal::JournalSuperblock;
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::io::BlockIo;
 use crate::recovery::JournalMap;
+use crate::trace::Trace;
 pub use form::Form;
 use form::Forms;
 use gate::{Gate, Slot};
@@ -265,6 +266,8 @@ pub struct Journal {
     credits_ahead: usize,
     /// Commits by their form.
     forms: Forms,
+    /// The last ones, and what came to them.
+    pub trace: Trace,
     /// Blocks of files that are in the log.
     pub logged: Logged,
     /// See [`Tuning`].
@@ -353,6 +356,7 @@ impl Journal {
             blocks_max,
             credits_ahead,
             forms: Forms::default(),
+            trace: Trace::default(),
             logged: Logged::default(),
             tuning,
         }

@@ -207,6 +207,9 @@ fn a_commit_is_told_after_the_one_before_it() {
     gate.let_go(commit);
     assert_eq!(told(&second), Ok(()));
     assert!(bench.names_after_a_cut().contains(&"second".into()));
+    let steps = bench.fs.syncs();
+    assert_eq!(steps.iter().map(|step| step.why).collect::<Vec<_>>(), ["large", "behind"]);
+    assert!(steps[1].at_us <= steps[0].at_us + steps[0].took_us, "it began meanwhile: {steps:?}");
 }
 
 #[test]

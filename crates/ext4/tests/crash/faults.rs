@@ -155,7 +155,8 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
         let data = DataMode::Ordered;
         let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false, data };
         let run = record(base, &workload).expect("works on a good medium");
-        for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
+        let kinds = [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)];
+        for (on, stride) in kinds.into_iter().chain([(FaultOn::Durable, 1)]) {
             for nth in (0..).step_by(stride) {
                 let lasting = tried % 2 == 1;
                 match check(&run, ops, Fault { lasting, ..Fault::eio(on, nth) }, warm) {

@@ -11,12 +11,12 @@ use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
 
 use crate::common;
 
-struct Bench {
-    disk: Arc<SimDisk>,
-    fs: Ext4,
+pub struct Bench {
+    pub disk: Arc<SimDisk>,
+    pub fs: Ext4,
 }
 
-fn open(image: Image, data: DataMode) -> Bench {
+pub fn open(image: Image, data: DataMode) -> Bench {
     open_on(image, data, SimOptions::default())
 }
 
@@ -28,7 +28,7 @@ fn open_on(image: Image, data: DataMode, options: SimOptions) -> Bench {
     Bench { disk, fs }
 }
 
-fn bench(data: DataMode) -> Option<Bench> {
+pub fn bench(data: DataMode) -> Option<Bench> {
     if !common::have_tools() {
         return None;
     }
@@ -37,14 +37,14 @@ fn bench(data: DataMode) -> Option<Bench> {
 }
 
 impl Bench {
-    fn create(&self, name: &str) -> Ino {
+    pub fn create(&self, name: &str) -> Ino {
         let new = NewNode::new(Kind::File, 0o600);
         let root = self.fs.root().expect("root").ino;
         self.fs.create(&OpCtx::service(), root, name.as_bytes(), &new).expect("room").node.ino
     }
 
     /// As the page cache writes before a sync, and that sync.
-    fn synced(&self, ino: Ino, offset: u64, bytes: &[u8], data_only: bool) {
+    pub fn synced(&self, ino: Ino, offset: u64, bytes: &[u8], data_only: bool) {
         let syncing = Syncing { bytes: bytes.len() as u64, data_only };
         let written =
             self.fs.write_synced(&OpCtx::service(), ino, offset, &mut &bytes[..], syncing);
@@ -53,12 +53,12 @@ impl Bench {
     }
 
     /// Writes in place and makes it durable.
-    fn placed(&self, ino: Ino, offset: u64, bytes: &[u8]) {
+    pub fn placed(&self, ino: Ino, offset: u64, bytes: &[u8]) {
         assert_eq!(self.fs.write(&OpCtx::service(), ino, offset, &mut &bytes[..]), Ok(bytes.len()));
         self.fs.fsync(&OpCtx::service(), ino, true).expect("durable");
     }
 
-    fn read(&self, name: &str) -> Vec<u8> {
+    pub fn read(&self, name: &str) -> Vec<u8> {
         let root = self.fs.root().expect("root").ino;
         let attr = self.fs.lookup(&OpCtx::service(), root, name.as_bytes()).expect("is there");
         let mut bytes = vec![0; attr.size as usize];
@@ -68,7 +68,7 @@ impl Bench {
         bytes
     }
 
-    fn remove(&self, name: &str) {
+    pub fn remove(&self, name: &str) {
         let root = self.fs.root().expect("root").ino;
         let gone = self.fs.unlink(&OpCtx::service(), root, name.as_bytes()).expect("is there").node;
         self.fs.forget(gone.ino);
@@ -88,7 +88,7 @@ impl Bench {
     }
 
     /// The same disk after a power cut that loses nothing of what it was sent.
-    fn cut(self) -> Bench {
+    pub fn cut(self) -> Bench {
         let image = self.disk.image();
         drop(self);
         open(image.rebased(), DataMode::Ordered)

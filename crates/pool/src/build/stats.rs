@@ -1,5 +1,6 @@
 //! A running lane's counters.
 
+use polylane_ext4::trace::Step;
 use polylane_vfs::OpCtx;
 use polylane_volume::disk::Disk;
 
@@ -12,6 +13,20 @@ type Named = serde_json::Map<String, serde_json::Value>;
 
 fn named(counts: impl IntoIterator<Item = (&'static str, u64)>) -> Named {
     counts.into_iter().map(|(name, count)| (name.to_string(), count.into())).collect()
+}
+
+/// The last syncs of an ext4.
+fn syncs(steps: &[Step]) -> Vec<serde_json::Value> {
+    let described = |step: &Step| {
+        serde_json::json!({
+            "part": step.part.name(),
+            "why": step.why,
+            "bytes": step.bytes,
+            "at_us": step.at_us,
+            "took_us": step.took_us,
+        })
+    };
+    steps.iter().map(described).collect()
 }
 
 impl Running {
@@ -78,6 +93,7 @@ impl Running {
             "volume": self.disk.as_ref().map(Disk::stats),
             "commits": self.disk.as_ref().map(|disk| named(disk.fs.commits())),
             "writes": self.disk.as_ref().map(|disk| named(disk.fs.writes())),
+            "syncs": self.disk.as_ref().map(|disk| syncs(&disk.fs.syncs())),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
             "files": self.files(),
         })

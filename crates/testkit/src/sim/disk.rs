@@ -64,6 +64,8 @@ pub enum FaultOn {
     Read,
     /// Writes.
     Write,
+    /// Writes with FUA alone.
+    Durable,
     /// Flushes.
     Flush,
     /// Discards and writes of zeros.
@@ -246,6 +248,9 @@ impl State {
             FaultOn::Any => true,
             FaultOn::Read => op == Op::Read,
             FaultOn::Write => matches!(op, Op::Write { .. }),
+            FaultOn::Durable => {
+                matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. })
+            }
             FaultOn::Flush => op == Op::Flush,
             FaultOn::Zero => matches!(op, Op::Discard | Op::WriteZeroes { .. }),
         };
