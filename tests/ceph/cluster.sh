@@ -87,6 +87,10 @@ osd data = $dir/osd\$id
 bluestore block size = $size
 bluestore block wal create = false
 bluestore block db create = false
+# Ceph's own has up to 1 GiB of log, which is most of a small OSD.
+bluestore rocksdb options = compression=kNoCompression,max_write_buffer_number=4,\
+min_write_buffer_number_to_merge=1,recycle_log_file_num=4,write_buffer_size=16777216,\
+max_total_wal_size=134217728
 osd memory target = 939524096
 osd heartbeat grace = 10
 osd fast fail on connection refused = true

@@ -59,7 +59,7 @@ fn ceph() -> Part {
     let env = [
         ("POLYLANE_CEPH_ALL", "1"),
         ("POLYLANE_CEPH_FSX", "100000"),
-        ("POLYLANE_CEPH_CUT", "60"),
+        ("POLYLANE_CEPH_CUT", "400"),
         ("POLYLANE_KILLS", "50"),
     ];
     let env = env.map(|(name, value)| (name, value.to_string())).to_vec();
