@@ -13,7 +13,8 @@
 //! then, as each of them is closed, and not by the next sync. So a handle that wrote stays open
 //! until it was synced, which the VFS does with every file that changed, and each such sync changes
 //! it for a new one to hear what the former has to say. Without a sync it stays open for
-//! [`UNSYNCED_TIME_MAX`]; what it says then is told by the next sync.
+//! [`UNSYNCED_TIME_MAX`], and is synced before it is closed, however long a cluster that is away
+//! keeps that waiting; what it says then is told by the next sync.
 //!
 //! # Locking
 //!
@@ -124,13 +125,17 @@ impl Calls {
         synced
     }
 
+    /// Whether a sync began after all writes.
+    fn are_synced(&self) -> bool {
+        self.synced.load(Ordering::SeqCst) == self.written.load(Ordering::SeqCst)
+    }
+
     /// Whether the handle may be closed that was not used for so long.
     fn is_idle(&self, unused: Duration) -> bool {
         if self.under_way.load(Ordering::SeqCst) > 0 {
             return false;
         }
-        let is_synced = self.synced.load(Ordering::SeqCst) == self.written.load(Ordering::SeqCst);
-        unused > if is_synced { IDLE_TIME_MAX } else { UNSYNCED_TIME_MAX }
+        unused > if self.are_synced() { IDLE_TIME_MAX } else { UNSYNCED_TIME_MAX }
     }
 }
 
@@ -288,10 +293,12 @@ impl Node {
             return true;
         }
         let Some(mut failed) = self.failed.try_lock() else { return true };
-        let closed = place.take();
+        let is_synced = self.calls.are_synced();
+        let Some(handle) = place.take() else { return false };
         drop(place);
-        // Closing may wait for the MDS.
-        if let Some(Err(errno)) = closed.map(|handle| close(handle.file)) {
+        // Both may wait for the cluster. Without the sync, what it wrote might fail after it.
+        let synced = if is_synced { Ok(()) } else { handle.file.sync(true) };
+        if let Err(errno) = close(handle.file).and(synced) {
             *failed = Some(errno);
         }
         false
