@@ -73,3 +73,18 @@ impl Drop for Attached {
         let _ = ended(&mut detach, STEP_TIME_MAX);
     }
 }
+
+/// Commands of qemu-io that commit as jbd2 does, from `at` on: a descriptor with blocks, flush, a
+/// commit record, flush. `at` is where the last one ends.
+pub fn commits(at: &mut u64, count: u64) -> Vec<String> {
+    let mut commands = Vec::new();
+    for number in 0..count {
+        let bytes = (2 + number % 3) * 4096;
+        commands.push(format!("write -P 1 {at} {bytes}"));
+        commands.push("flush".into());
+        commands.push(format!("write -P 2 {} 4096", *at + bytes));
+        commands.push("flush".into());
+        *at += bytes + 4096;
+    }
+    commands
+}

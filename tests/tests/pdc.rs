@@ -8,7 +8,7 @@ use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use polylane_tests::attached::Attached;
+use polylane_tests::attached::{Attached, commits};
 use polylane_tests::volume::engine_of;
 use polylane_tests::{binary, lacks};
 
@@ -74,20 +74,6 @@ fn good(what: &str, output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {printed}{said}");
     printed
-}
-
-/// Commits from `at` on; where the last one ends.
-fn commits(at: &mut u64, count: u64) -> Vec<String> {
-    let mut commands = Vec::new();
-    for number in 0..count {
-        let bytes = (2 + number % 3) * 4096;
-        commands.push(format!("write -P 1 {at} {bytes}"));
-        commands.push("flush".into());
-        commands.push(format!("write -P 2 {} 4096", *at + bytes));
-        commands.push("flush".into());
-        *at += bytes + 4096;
-    }
-    commands
 }
 
 #[test]

@@ -9,10 +9,12 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use polylane_tests::attached::commits;
 use polylane_tests::ceph::{Cluster, OtherHost};
 use polylane_tests::host::{self, Host, until};
 use polylane_tests::pool::{Run, signal_to};
-use polylane_tests::{binary, skip};
+use polylane_tests::{binary, lacks, skip};
+use serde_json::Value;
 
 static IMAGES: AtomicU32 = AtomicU32::new(0);
 
@@ -260,6 +262,59 @@ fn an_image_is_attached_and_grows() {
     assert!(listed.contains(&image.name), "{listed}");
     host::succeeds(&["detach", &image.name.replace("lane@", "client.lane@")]);
     assert_eq!(text(&image.run("", "cat /lane/k")), "by the kernel\n", "free at once");
+}
+
+/// What keeper and engine say of an attached image.
+fn said_of(image: &Image) -> Value {
+    let listed: Value =
+        serde_json::from_str(&host::succeeds(&["attach", "--list", "--json"])).expect("JSON");
+    let all = listed.as_array().expect("a list");
+    all.iter().find(|one| one["volume"] == image.name).expect("it is attached").clone()
+}
+
+/// The guest writes as jbd2 does. Killed, its engine goes on with what it knew of the journal.
+#[test]
+fn a_journal_is_kept_out_of_the_cache_of_an_image() {
+    let test = "a_journal_is_kept_out_of_the_cache_of_an_image";
+    let Some(image) = Image::new(test) else { return };
+    if lacks(test, &["qemu-io", "timeout"]) {
+        return;
+    }
+    let host = Host::new();
+    let dir = host.dir("sockets");
+    let socket = host::text(&dir).to_string() + "/nbd";
+    let guest = |commands: &[String]| {
+        let mut command = Command::new("timeout");
+        command.args(["60", "qemu-io", "-f", "raw"]);
+        command.args(commands.iter().flat_map(|one| ["-c", one]));
+        let output = command.arg(format!("nbd+unix:///?socket={socket}")).output();
+        let output = output.expect("timeout runs");
+        let said = text(&output);
+        assert!(output.status.success() && !said.contains("failed"), "{said}");
+    };
+    let cache = |key: &str| said_of(&image)["stats"]["engine"]["cache"][key].clone();
+    image.succeeds("volume create {} --size 64M --fs none");
+    image.succeeds(&format!("attach {{}} --via nbd --socket {socket} --cache pdc"));
+    let (journal, mut at) = (16 << 20, 16 << 20);
+    guest(&commits(&mut at, 30));
+    let bypassed = cache("bypassed_bytes").as_u64().expect("a number");
+    assert!(bypassed > 20 * 8192, "{bypassed} bytes went past the cache");
+    let bound = |index: usize| cache("journal_regions")[0][index].as_u64().expect("a region");
+    assert!((journal..journal + (1 << 18)).contains(&bound(0)) && bound(1) == at, "{at}");
+    // Another engine goes on in the middle of it.
+    until("the keeper knows", || said_of(&image)["stats"]["known_journals"][0][1] == at);
+    let keeper = said_of(&image)["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+    let engine = host::children(keeper.expect("a keeper")).expect("children")[0];
+    signal_to(engine, "KILL");
+    until("another engine", || {
+        let said = &said_of(&image)["stats"];
+        said["engine_restarts"] == 1 && said["engine"]["cache"].is_object()
+    });
+    let middle = (journal + at) / 2 / 4096 * 4096;
+    guest(&[format!("write -P 3 {middle} 8192"), "flush".into()]);
+    assert_eq!(cache("bypassed_bytes"), 8192, "at once");
+    guest(&[format!("read -P 3 {middle} 8192"), format!("read -P 1 {journal} 8192")]);
+    host::succeeds(&["detach", &image.name]);
 }
 
 #[test]
