@@ -175,7 +175,8 @@ fn a_pool_has_settings_for_clients_of_its_lanes() {
 
 #[test]
 fn a_figure_without_a_cluster_names_what_is_missing() {
-    let figures = ["ceph-calls", "ceph-seqread", "ceph-rbd", "ceph-rocksdb", "ceph-flood"];
+    let figures =
+        ["ceph-calls", "ceph-seqread", "ceph-depth", "ceph-rbd", "ceph-rocksdb", "ceph-flood"];
     for figure in figures {
         let (status, line) = refused(&["bench", "run", figure, "--quick"]);
         assert_eq!(status, 1, "{line}");

@@ -1,5 +1,6 @@
 //! Block loads: the same requests through a channel in this process, and by fio on a file.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -190,12 +191,51 @@ pub fn fio_rbd(conf: &Path, of: (&str, &str, &str), load: &Load, until: Until) -
     fio_with(&["env", &conf, "fio"], &engine, load, until)
 }
 
+/// Runs the load by fio's client of RADOS on objects that are there or are made.
+///
+/// # Errors
+/// fio is missing, has no such engine, or failed.
+pub fn fio_rados(conf: &Path, objects: &[String], load: &Load, until: Until) -> Result<Found> {
+    let conf = format!("--conf={}", conf.display());
+    // What is there is read as it is.
+    let touch = format!("--touch_objects={}", u8::from(load.write));
+    let objects = objects.iter().map(String::as_str);
+    let engine: Vec<&str> =
+        ["--ioengine=rados", &conf, &touch].into_iter().chain(objects).collect();
+    fio_by(&engine, load, until)
+}
+
+/// Runs the load by threads of one fio that `start` starts, a thread for each request under way, on
+/// the file `data` of a lane.
+///
+/// # Errors
+/// fio is missing or failed.
+pub fn fio_threads(
+    start: impl FnOnce(&[OsString]) -> Result<String>,
+    load: &Load,
+    until: Until,
+) -> Result<Found> {
+    let threads = format!("--numjobs={}", load.depth);
+    let engine = ["--ioengine=psync", "--thread", "--group_reporting", "--filename=/lane/data"];
+    let args = arguments(&[&engine[..], &[&threads]].concat(), load, until);
+    let words: Vec<OsString> =
+        ["fio".to_string()].into_iter().chain(args).map(Into::into).collect();
+    understand(&start(&words)?, load)
+}
+
 fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
     fio_with(&["fio"], engine, load, until)
 }
 
 /// `fio`: the words that start it.
 fn fio_with(fio: &[&str], engine: &[&str], load: &Load, until: Until) -> Result<Found> {
+    let args = arguments(engine, load, until);
+    let (program, before) = fio.split_first().context("a program")?;
+    let args: Vec<&str> = before.iter().copied().chain(args.iter().map(String::as_str)).collect();
+    understand(&command(program, &args)?, load)
+}
+
+fn arguments(engine: &[&str], load: &Load, until: Until) -> Vec<String> {
     let kind = match (load.write, load.random) {
         (true, true) => "randwrite",
         (true, false) => "write",
@@ -215,9 +255,11 @@ fn fio_with(fio: &[&str], engine: &[&str], load: &Load, until: Until) -> Result<
         args.push("--time_based".into());
         args.push(format!("--runtime={}ms", time.as_millis()));
     }
-    let (program, before) = fio.split_first().context("a program")?;
-    let args: Vec<&str> = before.iter().copied().chain(args.iter().map(String::as_str)).collect();
-    let said = command(program, &args)?;
+    args
+}
+
+/// Reads fio's report.
+fn understand(said: &str, load: &Load) -> Result<Found> {
     // Notes may come before the report.
     let json = said.find('{').map(|at| &said[at..]).unwrap_or_default();
     let report: serde_json::Value = serde_json::from_str(json).context("fio's report")?;

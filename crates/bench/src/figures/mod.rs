@@ -8,6 +8,7 @@ use crate::report::Report;
 mod attach;
 mod cached;
 mod ceph_calls;
+mod ceph_depth;
 mod ceph_rbd;
 mod container_files;
 mod copy;
@@ -53,6 +54,7 @@ mod stream;
 mod sweep;
 mod synced;
 mod synced_programs;
+mod takes;
 mod translate;
 mod vhost;
 mod wdt_cores;
@@ -61,6 +63,7 @@ mod wdt_model;
 mod webstart;
 
 pub use pdc_trace::AddressRange;
+pub use takes::{BY_ROW, PDC_GUESTS, SWEEPS, TAKE_A_CLUSTER, TAKE_A_DISK, TAKE_TRACES};
 
 /// A figure that can be run.
 pub struct Figure {
@@ -73,63 +76,6 @@ pub struct Figure {
     /// Measures it.
     pub run: fn(&Options) -> Result<Report>,
 }
-
-/// Figures that replay recorded traces.
-pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig3", "pdc-fig5", "pdc-fig8"];
-
-/// Figures of one load in several places by several numbers of tenants, which can be chosen.
-pub const SWEEPS: &[&str] = &[
-    "ocrd",
-    "ocrd-spread",
-    "fig1",
-    "fig5",
-    "fig6-buffered",
-    "fig6-direct",
-    "fig7",
-    "fig8-varmail",
-    "fig8-fileserver",
-    "fig9",
-    "unpack",
-    "remove",
-    "rocksdb-mixed",
-    "rocksdb-read",
-    "sqlite",
-    "srcdiff",
-    "gapbs-bfs",
-    "ceph-rocksdb",
-    "fileappend",
-    "webstart",
-];
-
-/// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
-pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
-
-/// Figures of rows, which can be chosen as the systems of the former.
-pub const BY_ROW: &[&str] = &["synced", "ceph-calls", "ceph-seqread", "ceph-rbd", "ceph-flood"];
-
-/// Figures that a Ceph cluster is named to.
-pub const TAKE_A_CLUSTER: &[&str] = &[
-    "ceph-calls",
-    "ceph-seqread",
-    "ceph-rbd",
-    "ceph-rocksdb",
-    "ceph-flood",
-    "fileappend",
-    "srcdiff",
-    "gapbs-bfs",
-];
-
-/// Figures that a real disk can be given to.
-pub const TAKE_A_DISK: &[&str] = &[
-    "wdt-fig8",
-    "wdt-fig9",
-    "joins",
-    "bully",
-    "shares-mixed",
-    "group-commit",
-    "rolling",
-    "synced",
-];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -414,6 +360,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "a file on CephFS read from the client's cache: lanes, ceph-fuse, libcephfs",
         run: ceph_calls::seqread,
+    },
+    Figure {
+        name: "ceph-depth",
+        mounts: true,
+        about: "1–32 reads under way on one file of CephFS: lanes beside fio's rados",
+        run: ceph_depth::run,
     },
     Figure {
         name: "ceph-rbd",
