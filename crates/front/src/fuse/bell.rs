@@ -1,12 +1,13 @@
-//! How the threads beside a session's readers are asked for, and started.
+//! How the threads beside a session's readers are asked for, and started; what readers sleep on.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use polylane_base::sync::atomic::{AtomicU8, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_sys::event::{self, eventfd};
+use rustix::event::epoll;
 
 use super::reply::Device;
 use crate::lane::notifier::{Kernel, Level, Work};
@@ -133,6 +134,24 @@ where
                 let _end = thread.join();
             }
         }
+    }
+}
+
+/// What a reader sleeps on: of those who sleep, the kernel wakes one per request. `wake` wakes all.
+pub(super) fn doorbell(device: &Device, wake: &OwnedFd) -> io::Result<OwnedFd> {
+    let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+    epoll::add(&bell, device.as_fd(), epoll::EventData::new_u64(0), exclusive)?;
+    epoll::add(&bell, wake, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+    Ok(bell)
+}
+
+/// Waits until it rings.
+pub(super) fn wait(doorbell: &OwnedFd) -> io::Result<()> {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(1);
+    match epoll::wait(doorbell, rustix::buffer::spare_capacity(&mut events), None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

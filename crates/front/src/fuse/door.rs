@@ -7,9 +7,9 @@
 //! | filler    | fills of slots' pages that must wait     | the notifier of own nodes        |
 //! | notifiers | have the kernel drop pages, names, states | through the kernel: see below   |
 //!
-//! The thread that waits for the end starts those beside the readers (`Aside`): what the kernel's
-//! requests may wait for at once, the others with their first work. One that cannot be started is
-//! tried again, and its work waits.
+//! The thread that waits for the end starts them: the readers (`Firsts`), then those beside them
+//! (`Aside`): what the kernel's requests may wait for at once, the others with their first work.
+//! One that cannot be started is tried again, and its work waits.
 //!
 //! Waiting never makes a ring. Readers wait for none of the others. The kernel makes the notifier
 //! of own nodes wait for pages that readers fill or write; the notifier of slots for those and for
@@ -24,20 +24,22 @@
 //!
 //! `Deferred::state` (`deferred.rs`) is a leaf.
 
+use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_vfs::handover::{Answered, InFlight, RequestId, Turn};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::bell::{AGAIN, Aside, Bell, Helper, Thread, Told};
+use super::bell::{self, AGAIN, Aside, Bell, Helper, Thread, Told};
 use super::call::{Call, Exit, Outcome};
 use super::deferred::{Deferred, Job, Reply};
+use super::first::{self, First, Firsts};
 use super::init::{MESSAGE_BYTES_MAX, Params};
 use super::protocol::{UNIQUE_RESEND, opcode};
 use super::reply::{Body, Device};
@@ -201,20 +203,25 @@ fn run(
             // Before anything is served: it only queues.
             session.lane.drop_former();
         }
-        if options.incarnation > 0 {
-            scope.spawn(|| session.lane.drop_stale());
-        }
-        if let Some(old) = &old {
-            let ends = || serving.quit.load(Ordering::Acquire);
-            scope.spawn(move || unanswered::end_old(&session.device, old, ends));
-        }
-        let (wake, ended) = (&wake, &ended);
-        let read = |mark| scope.spawn(|| serving.read_until(mark, wake, ended));
-        let readers: Vec<_> = marks.each().map(read).collect();
-        let mut aside = Aside::new(&serving.bell, |helper| serving.begin(scope, helper), tell);
+        let all = First::all(marks.len(), options.incarnation > 0, old.is_some());
+        let begun = (&*marks, old.as_ref(), &wake, &ended);
+        let mut firsts = Firsts::new(all, |first| serving.begin_first(scope, first, begun));
+        let told = Cell::new(false);
+        let tell = |error| {
+            if !told.replace(true) {
+                tell(error);
+            }
+        };
+        let mut aside = Aside::new(&serving.bell, |helper| serving.begin(scope, helper), &tell);
         Helper::FIRST.into_iter().for_each(|helper| serving.bell.ring(helper));
-        let result =
-            wait_for_end((stop, ended), &serving.bell, || aside.begin_wanted(&Helper::ALL));
+        let result = wait_for_end((stop, &ended), &serving.bell, || {
+            let reads = firsts.begin_left().map_err(&tell).is_ok();
+            aside.begin_wanted(&Helper::ALL) && reads
+        });
+        // The notifiers may wait for what a reader alone answers.
+        while !firsts.any_reader() && firsts.begin_left().is_err() {
+            thread::sleep(AGAIN);
+        }
         // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
         // for the notifiers. From here on nobody waits for a notification any more but for those of
         // states, which the deferred thread's last replies come after.
@@ -235,11 +242,7 @@ fn run(
         serving.drop_states();
         serving.quit.store(true, Ordering::Release);
         wake.request();
-        let errors = readers.into_iter().filter_map(|reader| match reader.join() {
-            Ok(result) => result.err(),
-            Err(_panic) => Some(io::Error::other("a FUSE reader panicked")),
-        });
-        errors.last().map_or(result, Err)
+        firsts.join().and(result)
     });
     session.lane.progress.end();
     // What is open is the next service's, where there is one.
@@ -293,6 +296,34 @@ impl Serving {
         self.in_flight.as_ref().and_then(|left| unanswered::end_recent(&self.session.device, left))
     }
 
+    /// Starts a thread that the session begins with.
+    fn begin_first<'scope>(
+        &'scope self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        first: First,
+        (marks, old, wake, ended): (
+            &'scope Marks,
+            Option<&'scope unanswered::Old>,
+            &'scope Stop,
+            &'scope Stop,
+        ),
+    ) -> io::Result<first::Thread<'scope>> {
+        thread::Builder::new().spawn_scoped(scope, move || {
+            match (first, old) {
+                (First::Reader(reader), _) => {
+                    return self.read_until(&marks.begin(reader), wake, ended);
+                }
+                (First::Stale, _) => self.session.lane.drop_stale(),
+                (First::Old, Some(old)) => {
+                    let ends = || self.quit.load(Ordering::Acquire);
+                    unanswered::end_old(&self.session.device, old, ends);
+                }
+                (First::Old, None) => {}
+            }
+            Ok(())
+        })
+    }
+
     /// Starts a thread beside the readers.
     fn begin<'scope>(
         &'scope self,
@@ -311,7 +342,7 @@ impl Serving {
     }
 
     /// A reader: until the mount is gone or everybody is to quit.
-    fn read_until(&self, mark: Mark<'_>, wake: &Stop, ended: &Stop) -> io::Result<()> {
+    fn read_until(&self, mark: &Mark<'_>, wake: &Stop, ended: &Stop) -> io::Result<()> {
         /// Tells the others also when this thread panics.
         struct Tell<'a>(&'a Stop);
         impl Drop for Tell<'_> {
@@ -320,7 +351,7 @@ impl Serving {
             }
         }
         let _tell = Tell(ended);
-        let doorbell = self.doorbell(wake)?;
+        let doorbell = bell::doorbell(&self.session.device, &wake.0)?;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let mut body = Body::default();
         while !self.quit.load(Ordering::Acquire) {
@@ -330,7 +361,7 @@ impl Serving {
                     self.serve_one(&message[..count], &mut body, false);
                     mark.step();
                 }
-                Err(rustix::io::Errno::AGAIN) => self.await_request(&mark, &doorbell)?,
+                Err(rustix::io::Errno::AGAIN) => self.await_request(mark, &doorbell)?,
                 // ENOENT: the request was taken back while we read it.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {}
                 Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
@@ -346,7 +377,7 @@ impl Serving {
     fn await_request(&self, mark: &Mark<'_>, doorbell: &OwnedFd) -> io::Result<()> {
         let tickets = &self.session.lane.tickets;
         if !tickets.are_awaited() {
-            return mark.asleep(|| wait(doorbell));
+            return mark.asleep(|| bell::wait(doorbell));
         }
         let Some(_lookout) = self.lookout.try_lock() else {
             mark.asleep(|| thread::sleep(LOOKOUT_PAUSE));
@@ -361,15 +392,6 @@ impl Serving {
             thread::yield_now();
         }
         Ok(())
-    }
-
-    /// Readers sleep on one descriptor each: of those who sleep, the kernel wakes one per request.
-    fn doorbell(&self, wake: &Stop) -> io::Result<OwnedFd> {
-        let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&bell, self.session.device.as_fd(), epoll::EventData::new_u64(0), exclusive)?;
-        epoll::add(&bell, &wake.0, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
-        Ok(bell)
     }
 
     fn serve_one(&self, message: &[u8], body: &mut Body, deferred: bool) {
@@ -566,14 +588,6 @@ impl Serving {
             }
             self.session.lane.notifier.name_dropped();
         }
-    }
-}
-
-fn wait(doorbell: &OwnedFd) -> io::Result<()> {
-    let mut events: Vec<epoll::Event> = Vec::with_capacity(1);
-    match epoll::wait(doorbell, rustix::buffer::spare_capacity(&mut events), None) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `request.rs`  | bytes to values, checked once                                    |
 //! | `reply.rs`    | values to bytes, the way to the kernel                           |
 //! | `door.rs`     | threads: read, serve, defer, notify                              |
+//! | `first.rs`, `bell.rs` | which of them are started when, and again                |
 //! | `session.rs`  | what they know                                                   |
 //! | `deferred.rs` | what must wait for the kernel                                    |
 //! | `restore.rs`  | what a former service had open and locked                        |
@@ -28,6 +29,7 @@ mod deferred;
 mod dirs;
 mod door;
 mod files;
+mod first;
 pub(crate) mod flags;
 mod handles;
 pub(crate) mod init;

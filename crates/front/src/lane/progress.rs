@@ -34,7 +34,7 @@ pub(crate) struct Marks(Vec<AtomicU64>);
 
 impl Marks {
     pub(crate) fn new(readers: usize) -> Arc<Marks> {
-        Arc::new(Marks((0..readers).map(|_| AtomicU64::new(1)).collect()))
+        Arc::new(Marks((0..readers).map(|_| AtomicU64::new(0)).collect()))
     }
 
     /// Waits until every reader is done with what it had in hand, or until `end`.
@@ -48,9 +48,15 @@ impl Marks {
         }
     }
 
-    /// The mark of each reader.
-    pub(crate) fn each(&self) -> impl Iterator<Item = Mark<'_>> {
-        self.0.iter().map(Mark)
+    /// How many readers there are to be.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The mark of that reader, which runs from now on.
+    pub(crate) fn begin(&self, reader: usize) -> Mark<'_> {
+        self.0[reader].fetch_or(1, Ordering::SeqCst);
+        Mark(&self.0[reader])
     }
 }
 

@@ -88,3 +88,43 @@ fn the_end_is_heard_while_no_thread_can_be_started() {
         assert_eq!((result.expect("an end"), told.get()), (ends, 1));
     }
 }
+
+/// A session whose first threads cannot be started: each is there once when it can be, readers in
+/// order before all others, also where the end comes meanwhile.
+#[test]
+fn readers_that_cannot_be_started_are_tried_again() {
+    for seed in 0..16 {
+        let mut rng = Rng::new(seed);
+        let readers = 1 + rng.below(4) as usize;
+        let all = First::all(readers, rng.below(2) == 0, rng.below(2) == 0);
+        let expected: Vec<First> = all.iter().copied().collect();
+        let mut refusals: Vec<u64> = all.iter().map(|_| rng.below(3)).collect();
+        let (tries, begun) = (refusals.iter().sum::<u64>(), Mutex::new(Vec::new()));
+        let fails = rng.below(2) == 0;
+        let result = thread::scope(|scope| {
+            let begin = |first: First| {
+                let at = expected.iter().position(|other| *other == first).expect("one of all");
+                if let Some(left) = refusals[at].checked_sub(1) {
+                    refusals[at] = left;
+                    return Err(rustix::io::Errno::AGAIN.into());
+                }
+                begun.lock().push(first);
+                thread::Builder::new().spawn_scoped(scope, move || match fails {
+                    true => Err(rustix::io::Errno::IO.into()),
+                    false => Ok(()),
+                })
+            };
+            let mut firsts = Firsts::new(all, begin);
+            let mut failures = 0;
+            while let Err(error) = firsts.begin_left() {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "seed {seed}");
+                failures += 1;
+            }
+            assert_eq!(failures, tries, "seed {seed}");
+            assert!(firsts.any_reader());
+            firsts.join()
+        });
+        assert_eq!(begun.into_inner(), expected, "seed {seed}");
+        assert_eq!(result.is_err(), fails, "seed {seed}");
+    }
+}
