@@ -66,6 +66,13 @@ fn ceph() -> Part {
     Part { name: "ceph", command: words("scripts/test-ceph.sh"), env, repeat_seconds: 0 }
 }
 
+/// A directory of more than 2 GiB.
+fn large_dir() -> Part {
+    let test = format!("cargo test {PROFILE} -p polylane-ext4 --test ext4 large_dirs");
+    let command = words(&format!("{test} -- --ignored --nocapture"));
+    Part { name: "large-dir", command, env: vec![], repeat_seconds: 0 }
+}
+
 fn parts(seconds: u64) -> Vec<Part> {
     // What works in the test's own process is built to be fast, with every check.
     let room = |tests: &str| words(&format!("cargo test {PROFILE} -p polylane-ext4 {tests}"));
@@ -144,7 +151,7 @@ fn parts(seconds: u64) -> Vec<Part> {
 pub fn run(root: &Path, names: &[String]) -> Result<()> {
     let seconds = std::env::var("POLYLANE_CAMPAIGN_SECONDS").ok().and_then(|s| s.parse().ok());
     let mut parts = parts(seconds.unwrap_or(3600));
-    parts.push(ceph());
+    parts.extend([large_dir(), ceph()]);
     if let Some(unknown) = names.iter().find(|name| !parts.iter().any(|part| part.is(name))) {
         bail!("no part is called '{unknown}'");
     }

@@ -45,8 +45,8 @@ const USAGE: &str = "usage: cargo xtask TASK
           which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)
   miri    what Miri can run: words of shared memory, buffers, pure parts (a nightly toolchain)
   campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, databases, stress,
-          clients, trees, ceph, attach, qos, and fuzz-image, fuzz-fuse, fuzz-channel, fuzz-virtio,
-          or all four as 'fuzz'; results in docs/results (campaign NAME…: only those;
+          clients, trees, large-dir, ceph, attach, qos, and fuzz-image, fuzz-fuse, fuzz-channel,
+          fuzz-virtio, or all four as 'fuzz'; results in docs/results (campaign NAME…: only those;
           POLYLANE_CAMPAIGN_SECONDS)";
 
 fn main() -> ExitCode {

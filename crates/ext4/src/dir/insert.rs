@@ -195,7 +195,7 @@ impl Adding<'_, '_> {
         drop(bytes);
         core.raw.set_flag(InodeFlags::INDEX, true);
         index.room[0] = 0;
-        index.nodes.push(FileBlock(0));
+        index.nodes.insert(FileBlock(0));
         index.tree = Some(Tree { version, leaves });
         Ok(())
     }
@@ -319,7 +319,7 @@ impl Adding<'_, '_> {
         let mut bytes = self.handle.modify(&node);
         htree::put_node(&mut bytes);
         htree::put_entries(&mut bytes, Place::Node, self.volume.has_sums, entries);
-        index.nodes.push(at);
+        index.nodes.insert(at);
         Ok(at)
     }
 }

@@ -10,6 +10,8 @@
 mod insert;
 mod names;
 
+use std::collections::BTreeSet;
+
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
@@ -67,7 +69,7 @@ pub struct DirIndex {
     /// The hash tree's lower level, when there is one.
     tree: Option<Tree>,
     /// Blocks that are index nodes.
-    nodes: Vec<FileBlock>,
+    nodes: BTreeSet<FileBlock>,
     /// Where to look for room first: an entry's offset per block.
     hints: Vec<u16>,
     /// How often entries moved from block to block: what was found before then is found anew.
@@ -135,15 +137,14 @@ impl DirIndex {
             names: Names::default(),
             room: Vec::new(),
             tree: None,
-            nodes: Vec::new(),
+            nodes: BTreeSet::new(),
             hints: Vec::new(),
             moves: 0,
         };
         if core.raw.has_flag(InodeFlags::INDEX) {
             let (tree, inner) = Tree::read(volume, cell, core, blocks)?;
             index.tree = Some(tree);
-            index.nodes = inner;
-            index.nodes.push(FileBlock(0));
+            index.nodes = inner.into_iter().chain([FileBlock(0)]).collect();
         }
         for at in (0..blocks).map(FileBlock) {
             index.room.push(0);

@@ -14,6 +14,7 @@ mod full;
 mod full_host;
 mod inline;
 mod kept_features;
+mod large_dirs;
 mod large_values;
 mod last_name;
 mod late;
