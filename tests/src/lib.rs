@@ -52,6 +52,18 @@ pub enum Lane {
     FuseUnion,
     /// The same over a lower, through the preload library.
     PreloadUnion,
+    /// A lane in memory with `--kernel-cache`, through FUSE alone.
+    FuseCached,
+    /// A lane in memory with `--kernel-cache`, through the preload library.
+    PreloadCached,
+}
+
+impl Lane {
+    /// Whether programs in it do without the library.
+    pub fn is_fuse_only(self) -> bool {
+        use Lane::{Fuse, FuseCached, FuseDir, FuseUnion, FuseVolume};
+        matches!(self, Fuse | FuseDir | FuseVolume | FuseUnion | FuseCached)
+    }
 }
 
 /// Both ways into a lane in memory.
@@ -69,6 +81,9 @@ pub const LANES: [Lane; 6] = [
 
 /// Both ways into a lane over a lower.
 pub const UNIONS: [Lane; 2] = [Lane::FuseUnion, Lane::PreloadUnion];
+
+/// Both ways into a lane that the kernel caches.
+pub const CACHED: [Lane; 2] = [Lane::FuseCached, Lane::PreloadCached];
 
 /// A directory that the lower of lanes over a lower has: what a script does in it is done in one
 /// that is merged.
@@ -167,6 +182,9 @@ impl Script {
             Lane::Fuse | Lane::Preload => {
                 command.arg(binary()).args(["run", "--mem"]);
             }
+            Lane::FuseCached | Lane::PreloadCached => {
+                command.arg(binary()).args(["run", "--mem", "--kernel-cache"]);
+            }
             Lane::FuseDir | Lane::PreloadDir => {
                 command.arg(binary()).args(["run", "--dir"]).arg(dir.path());
             }
@@ -182,9 +200,7 @@ impl Script {
         }
         if lane != Lane::Tmpfs {
             command.args(["--at", MOUNT]).args(&self.options);
-            let fuse_only =
-                matches!(lane, Lane::Fuse | Lane::FuseDir | Lane::FuseVolume | Lane::FuseUnion);
-            command.args(fuse_only.then_some("--no-preload")).arg("--");
+            command.args(lane.is_fuse_only().then_some("--no-preload")).arg("--");
         }
         // A host directory shares its room with others.
         let own_room = !matches!(lane, Lane::Tmpfs | Lane::FuseDir | Lane::PreloadDir);

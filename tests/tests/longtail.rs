@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use polylane_tests::pool::no_library;
-use polylane_tests::{Lane, Outcome, Script, chosen, lacks, skip, unavailable};
+use polylane_tests::{CACHED, Lane, Outcome, Script, chosen, lacks, skip, unavailable};
 
 /// What a program exits with when this host cannot say.
 const SKIPPED: i32 = 77;
@@ -248,7 +248,7 @@ fn agrees(test: &str, topic: &Topic) {
     }
     for lane in chosen(topic.ways) {
         let mut ways = vec![script("")];
-        if !matches!(lane, Lane::Fuse | Lane::FuseVolume) {
+        if !lane.is_fuse_only() {
             let eager =
                 script(CONNECTED).env("POLYLANE_PATIENCE", "0").env("POLYLANE_VIEWS", "eager");
             ways.push(eager.env("POLYLANE_LEASES", "eager"));
@@ -306,6 +306,8 @@ topics! {
     io_uring_by_system_calls = Topic { source: "uring_raw", ..PROGRAM };
     io_uring_by_its_library =
         Topic { source: "uring_library", options: &["-luring"], ..PROGRAM };
+    io_uring_at_a_files_position =
+        Topic { source: "uring_position", options: &["-luring"], ways: &CACHED, ..PROGRAM };
     descriptors_over_sockets = Topic { source: "rights", ..PROGRAM };
     descriptors_in_proc = Topic { source: "proc_fd", ..PROGRAM };
     links_in_proc = Topic { source: "proc_fd", ways: FUSE, ..ALL };

@@ -137,6 +137,9 @@ pub(crate) struct RunArgs {
     /// FUSE only: no preload library
     #[arg(long)]
     pub(crate) no_preload: bool,
+    /// The kernel caches what programs read and write by FUSE: io_uring moves a file's position
+    #[arg(long)]
+    pub(crate) kernel_cache: bool,
     /// Let set-user-ID programs change the user also where the lane did not begin empty
     #[arg(long)]
     pub(crate) suid: bool,

@@ -85,6 +85,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         become_users: arguments.become_users,
         map_users: None,
         id_maps: false,
+        kernel_cache: arguments.kernel_cache,
         covered: Vec::new(),
         command: arguments.command,
         for_instances: false,

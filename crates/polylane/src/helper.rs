@@ -31,7 +31,7 @@ const WITH_VALUE: [&str; 13] = [
 ];
 
 /// Those that have none.
-const FLAGS: [&str; 6] = ["ro", "suid", "share", "no-preload", "idmap", "discard"];
+const FLAGS: [&str; 7] = ["ro", "suid", "share", "no-preload", "idmap", "kernel-cache", "discard"];
 
 /// What keeps users from something that no lane keeps them from: refused, also of a sloppy mount.
 const KEEPS_FROM: [&str; 4] = ["noexec", "nosymfollow", "sync", "dirsync"];

@@ -61,6 +61,9 @@ pub(crate) struct MountArgs {
     /// Let mounts of the lane be id-mapped, as container runtimes do (Linux 6.12); FUSE only
     #[arg(long, requires = "source", conflicts_with = "map_users")]
     idmap: bool,
+    /// The kernel caches what programs read and write by FUSE: io_uring moves a file's position
+    #[arg(long, requires = "source")]
+    kernel_cache: bool,
     /// Where the same is mounted already, leave it so: it is not counted once more
     #[arg(long, requires = "source")]
     once: bool,
@@ -150,6 +153,7 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         suid: arguments.suid,
         map_users: lasting::parse_users(&arguments.map_users)?,
         id_maps: arguments.idmap,
+        kernel_cache: arguments.kernel_cache,
         covered: arguments.covered.into_iter().map(OsString::into_vec).collect(),
         // The mount's own source and path stand for these.
         ..RunOptions::new(Source::Mem, Vec::new())

@@ -49,6 +49,10 @@ fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
     let device = fuse_device::open_fuse()?;
     let _mount =
         mounts::fuse(&device, mounts::SOURCE, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
-    fuse::negotiate(&device, INIT_TIME_MAX_MS, Wants { acls: true, id_maps: true })
-        .map_err(|error| Failure::because(fuse_device::FUSE_DEVICE, "agree on a protocol", error))
+    fuse::negotiate(
+        &device,
+        INIT_TIME_MAX_MS,
+        Wants { acls: true, id_maps: true, ..Wants::default() },
+    )
+    .map_err(|error| Failure::because(fuse_device::FUSE_DEVICE, "agree on a protocol", error))
 }

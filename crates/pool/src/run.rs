@@ -141,6 +141,8 @@ pub struct RunOptions {
     /// Mounts of the lane can be id-mapped by the kernel. Its requests name no user then, so there
     /// is no fast way.
     pub id_maps: bool,
+    /// The kernel caches what programs read and write by FUSE, as it did before Linux 6.6.
+    pub kernel_cache: bool,
     /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
     /// something else. The library leaves them to the kernel, and has the fast way beside them.
     pub covered: Vec<Vec<u8>>,
@@ -176,6 +178,7 @@ impl RunOptions {
             become_users: false,
             map_users: None,
             id_maps: false,
+            kernel_cache: false,
             covered: Vec::new(),
             for_instances: false,
             command,
@@ -586,6 +589,7 @@ fn specify(
         service_user: confine::own_user(),
         map_users: options.map_users.iter().flat_map(IdMap::ranges).map(Into::into).collect(),
         id_maps: options.id_maps,
+        kernel_cache: options.kernel_cache,
         incarnation: 0,
         device: None,
         fuse: None,

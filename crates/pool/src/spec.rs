@@ -292,6 +292,9 @@ pub struct PoolSpec {
     /// Mounts of the lane can be id-mapped.
     #[serde(default)]
     pub id_maps: bool,
+    /// The kernel caches what programs read and write by FUSE.
+    #[serde(default)]
+    pub kernel_cache: bool,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
     /// Device of the lane's mount, as in mountinfo; `None` until it is mounted, or where that could
@@ -419,6 +422,7 @@ mod tests {
                 service_user: Some(3),
                 map_users: vec![UserRange(0, 100_000, 65_536)],
                 id_maps: true,
+                kernel_cache: true,
                 incarnation: 3,
                 device: Some("0:40".to_string()),
                 fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),

@@ -146,7 +146,8 @@ impl Supervisor {
         let backing = &self.spec.backing;
         // As `Character::acls` of what serves it.
         let acls = !matches!(backing, Backing::Dir | Backing::Ceph { .. });
-        let wants = fuse::Wants { acls, id_maps: self.spec.id_maps };
+        let PoolSpec { id_maps, kernel_cache, .. } = self.spec;
+        let wants = fuse::Wants { acls, id_maps, kernel_cache };
         self.spec.fuse = Some(init::negotiate(&fuse, wants)?);
         // COMMAND, who may mount what it likes, does not run yet.
         self.spec.device = device.map(|(major, minor)| format!("{major}:{minor}"));

@@ -62,6 +62,8 @@ pub struct Wants {
     /// Its mounts can be id-mapped. Of requests that make nothing the kernel alone knows the user
     /// then, on all mounts of the connection.
     pub id_maps: bool,
+    /// What programs read and write goes through the kernel's page cache, as before Linux 6.6.
+    pub kernel_cache: bool,
 }
 
 /// What one kind of mount wants of the kernel.
@@ -133,6 +135,9 @@ pub fn negotiate(fd: impl AsFd, timeout_ms: u32, wants: Wants) -> io::Result<Par
     let mut wish = lane_without(without_acls(wants.acls));
     if wants.id_maps {
         wish.flags |= InitFlags::ALLOW_IDMAP;
+    }
+    if wants.kernel_cache {
+        wish.flags -= InitFlags::DIRECT_IO_ALLOW_MMAP;
     }
     negotiate_as(fd, timeout_ms, &wish)
 }

@@ -179,7 +179,8 @@ impl Mounted {
         attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
         let (lane_mounts, socket, (major, minor)) =
             init::make_mounts(&device, (&source, attributes))?;
-        let wants = fuse::Wants { acls: true, id_maps: options.lane.id_maps };
+        let RunOptions { id_maps, kernel_cache, .. } = options.lane;
+        let wants = fuse::Wants { acls: true, id_maps, kernel_cache };
         spec.fuse = Some(init::negotiate(&device, wants)?);
         spec.device = Some(format!("{major}:{minor}"));
         let (device_number, id) = (rustix::fs::makedev(major, minor), names::fresh_number(lane)?);

@@ -77,6 +77,7 @@ pub(crate) fn describe(mount: &Mount) -> Value {
         "count": entry.count,
         "read_only": entry.read_only,
         "idmap": entry.id_maps,
+        "kernel_cache": entry.kernel_cache,
         "state": if entry.starting { "starting" } else { "serving" },
         "supervisor": entry.supervisor,
     })

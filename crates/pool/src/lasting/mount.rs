@@ -163,8 +163,9 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
             let pool = options.pool.as_deref().unwrap_or(POOL_DEFAULT);
             let (source, path) = (&options.source, options.path.as_path());
             let users = users::text(options.lane.map_users.as_ref());
-            let (read_only, id_maps) = (options.read_only, options.lane.id_maps);
-            let wanted = Wanted { source, path, read_only, users: &users, id_maps };
+            let (read_only, lane) = (options.read_only, &options.lane);
+            let flags = [lane.id_maps, lane.kernel_cache];
+            let wanted = Wanted { source, path, read_only, users: &users, flags };
             let found = if options.share { share::base(&tables, pool, &wanted)? } else { None };
             if let Some(shared) = found {
                 if attach(tables, (pool, shared), &mut opened, &wanted, &point)? {
@@ -302,12 +303,16 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
             words(&asked)
         )));
     }
-    if options.lane.id_maps != entry.id_maps {
-        let words = |id_maps| if id_maps { "with" } else { "without" };
+    let flags = [
+        ("--idmap", options.lane.id_maps, entry.id_maps),
+        ("--kernel-cache", options.lane.kernel_cache, entry.kernel_cache),
+    ];
+    if let Some((flag, asked, has)) = flags.into_iter().find(|(_, asked, has)| asked != has) {
+        let words = |is| if is { "with" } else { "without" };
         return Err(Failure::failed(format!(
-            "{path}: busy: mounted {} --idmap, and cannot be {}: umount it first",
-            words(entry.id_maps),
-            words(options.lane.id_maps)
+            "{path}: busy: mounted {} {flag}, and cannot be {}: umount it first",
+            words(has),
+            words(asked)
         )));
     }
     match options.read_only == entry.read_only {

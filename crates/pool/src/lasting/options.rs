@@ -37,6 +37,7 @@ impl MountOptions {
             count: 1,
             read_only: self.read_only,
             id_maps: self.lane.id_maps,
+            kernel_cache: self.lane.kernel_cache,
             is_ground: self.lane.for_instances,
             ..Entry::default()
         }

@@ -35,8 +35,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) read_only: bool,
     /// Owners of the files on this host, as the table has them.
     pub(crate) users: &'a str,
-    /// Its mounts can be id-mapped.
-    pub(crate) id_maps: bool,
+    /// Its mounts can be id-mapped; the kernel caches what programs read and write by FUSE.
+    pub(crate) flags: [bool; 2],
 }
 
 /// The first mount of a service that a new mount shares, and the directory in it.
@@ -79,11 +79,13 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
              number: share it with the same"
         )));
     }
-    if entry.id_maps != wanted.id_maps {
-        let has = if entry.id_maps { "with" } else { "without" };
+    let flags = [("--idmap", entry.id_maps), ("--kernel-cache", entry.kernel_cache)];
+    let mut flags = flags.into_iter().zip(wanted.flags);
+    if let Some(((flag, has), _)) = flags.find(|((_, has), wanted)| has != wanted) {
+        let has = if has { "with" } else { "without" };
         return Err(Failure::failed(format!(
-            "{at}: mounted {has} --idmap, which holds for all mounts of a service: share it {has} \
-             --idmap"
+            "{at}: mounted {has} {flag}, which holds for all mounts of a service: share it {has} \
+             {flag}"
         )));
     }
     match entry.read_only && !wanted.read_only {

@@ -91,6 +91,8 @@ bitflags::bitflags! {
         const ID_MAPS = 4;
         /// Its service is there for further lanes over the same lowers.
         const GROUND = 8;
+        /// The kernel caches what programs read and write by FUSE.
+        const KERNEL_CACHE = 16;
         const _ = !0;
     }
 }
@@ -123,6 +125,8 @@ pub(crate) struct Entry {
     pub(crate) read_only: bool,
     /// The kernel maps users of its id-mapped mounts.
     pub(crate) id_maps: bool,
+    /// The kernel caches what programs read and write by FUSE.
+    pub(crate) kernel_cache: bool,
     /// It does not serve yet.
     pub(crate) starting: bool,
     /// Its service is there for further lanes over the same lowers.
@@ -135,6 +139,7 @@ impl Entry {
         flags.set(SlotFlags::READ_ONLY, self.read_only);
         flags.set(SlotFlags::STARTING, self.starting);
         flags.set(SlotFlags::ID_MAPS, self.id_maps);
+        flags.set(SlotFlags::KERNEL_CACHE, self.kernel_cache);
         flags.set(SlotFlags::GROUND, self.is_ground);
         let len = |name: &[u8]| U16::new(u16::try_from(name.len()).unwrap_or(u16::MAX));
         let mut slot = SlotRecord {
@@ -180,6 +185,7 @@ impl Entry {
             id: slot.id.get(),
             read_only: flags.contains(SlotFlags::READ_ONLY),
             id_maps: flags.contains(SlotFlags::ID_MAPS),
+            kernel_cache: flags.contains(SlotFlags::KERNEL_CACHE),
             starting: flags.contains(SlotFlags::STARTING),
             is_ground: flags.contains(SlotFlags::GROUND),
         })

@@ -19,6 +19,7 @@ fn entry(path: &str, number: u32) -> Entry {
         mount: number << 3,
         read_only: number.is_multiple_of(2),
         id_maps: number.is_multiple_of(3),
+        kernel_cache: number.is_multiple_of(11),
         starting: number.is_multiple_of(5),
         is_ground: number.is_multiple_of(7),
         id: number.wrapping_mul(7),
