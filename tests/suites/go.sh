@@ -11,7 +11,7 @@ run)
     cd "$("$go" env GOROOT)/src"
     only=
     if [ -n "${ONLY-}" ]; then only="-run=^($(sed 's,.*/,,' "$ONLY" | paste -sd'|'))\$"; fi
-    "$go" test -count=1 -vet=off -json -timeout 600s ${only:+"$only"} os os/exec os/signal os/user io io/fs io/ioutil \
+    "$go" test -count=1 -vet=off -json -timeout $((600 * ${POLYLANE_APPS_PATIENCE:-1}))s ${only:+"$only"} os os/exec os/signal os/user io io/fs io/ioutil \
         path/filepath syscall embed archive/tar archive/zip bufio mime/multipart text/template html/template >"$TMPDIR/said" || true
     sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Test":"([^"/]*)".*/\1 \2\/\3/p' "$TMPDIR/said" >>"$RESULTS"
     cat "$TMPDIR/said"
