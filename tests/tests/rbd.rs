@@ -60,6 +60,15 @@ impl Image {
         assert!(said.lines().count() == 1 && said.contains(part), "{words}: {said}");
     }
 
+    /// A command of Ceph's own on it; `{}` stands for the image.
+    fn rbd(&self, words: &str) {
+        let words = words.replace("{}", &self.name.replace("rbd:lane@", ""));
+        let mut command = Command::new("rbd");
+        command.arg("-c").arg(&self.conf).args(words.split(' '));
+        let output = command.output().expect("rbd");
+        assert!(output.status.success(), "{words}: {}", text(&output));
+    }
+
     /// A script in a lane on it.
     fn run(&self, options: &str, script: &str) -> Output {
         let mut command = Command::new(binary());
@@ -317,6 +326,20 @@ fn a_journal_is_kept_out_of_the_cache_of_an_image() {
     host::succeeds(&["detach", &image.name]);
 }
 
+/// An image is on no device of this host, so shares of devices are refused; limits are librbd's.
+#[test]
+fn limits_of_an_image_hold_for_a_lane() {
+    let Some(image) = Image::new("limits_of_an_image_hold_for_a_lane") else { return };
+    image.succeeds("volume create {} --size 64M");
+    image.refused("attach {} --weight 50", 2, "lanes share devices of the host");
+    image.rbd("config image set {} rbd_qos_write_bps_limit 2097152");
+    let began = Instant::now();
+    let write = "dd if=/dev/zero of=/lane/f bs=1M count=8 conv=fsync status=none";
+    assert_eq!(text(&image.run("", write)), "");
+    // The first 2 MiB may go at once.
+    assert!(began.elapsed() > Duration::from_millis(2500), "{:?}", began.elapsed());
+}
+
 #[test]
 fn what_cannot_be_used_is_one_line() {
     let Some(image) = Image::new("what_cannot_be_used_is_one_line") else { return };
@@ -339,17 +362,10 @@ fn what_cannot_be_used_is_one_line() {
     image.succeeds("volume rm {}");
     image.succeeds("volume create {} --size 64M");
     run(&image.name, "--size 128M", "exists with 64 MiB");
-    let rbd = |words: &str| {
-        let mut command = Command::new("rbd");
-        command.arg("-c").arg(&image.conf).args(words.split(' '));
-        let output = command.output().expect("rbd");
-        assert!(output.status.success(), "{words}: {}", text(&output));
-    };
-    let plain = image.name.replace("rbd:lane@", "");
-    rbd(&format!("resize --allow-shrink --size 32 {plain}"));
+    image.rbd("resize --allow-shrink --size 32 {}");
     run(&image.name, "", "and the file system on it 64 MiB");
-    rbd(&format!("resize --size 64 {plain}"));
-    rbd(&format!("feature disable {plain} fast-diff object-map exclusive-lock"));
+    image.rbd("resize --size 64 {}");
+    image.rbd("feature disable {} fast-diff object-map exclusive-lock");
     run(&image.name, "", "exclusive lock");
     let mut command = Command::new(binary());
     command.args(["volume", "info", "/tmp", "--ceph-conf", "/x"]);
