@@ -26,7 +26,7 @@ use crate::promised;
 use crate::space::{self, remove_credits};
 use crate::values;
 use crate::volume::Volume;
-use crate::xattr;
+use crate::xattr::{self, Lists};
 
 /// Credits for adding a name: directory blocks that split up to the root, bitmaps, two inodes.
 pub const NAME_CREDITS: usize = 48;
@@ -162,7 +162,7 @@ fn fill_inode(
     cell: &Cell,
     core: &mut Core,
     parent: u32,
-    new: &NewNode<'_>,
+    (new, lists): (&NewNode<'_>, Lists),
 ) -> Result<()> {
     match new.kind {
         Kind::Char | Kind::Block => core.raw.set_rdev(new.rdev),
@@ -175,7 +175,7 @@ fn fill_inode(
             extents::init(core);
         }
     }
-    xattr::set_first(volume, handle, cell, core, new.acls)?;
+    xattr::set_first(volume, handle, (cell, core), lists)?;
     match new.kind {
         Kind::Dir => dir::init(volume, handle, cell, core, parent),
         Kind::Symlink if new.target.len() >= ROOT_BYTES => {
@@ -226,19 +226,20 @@ pub fn create(
         return Err(Errno::EMLINK.into());
     }
     let own = own_blocks(new);
-    let acls = u64::from(new.acls.each().next().is_some());
+    let lists = Lists::of(volume, new.acls)?;
     let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
-    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], own + acls)?;
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], own + lists.charged())?;
     let (_promise, growth) =
-        volume.room_for_name(ctx, room, (&parent, &mut above), name, own + acls)?;
-    let handle = volume.start(ctx, NAME_CREDITS)?;
+        volume.room_for_name(ctx, room, (&parent, &mut above), name, own + lists.own())?;
+    let _room = lists.room(ctx, volume)?;
+    let handle = volume.start(ctx, NAME_CREDITS + lists.credits())?;
     let cell = make_inode(volume, &handle, (dir, project), new, room)?;
     let mut core = cell.core.write();
     let kind = file_type(core.raw.mode());
-    let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
+    let added = fill_inode(volume, &handle, &cell, &mut core, dir, (new, lists))
         .and_then(|()| dir::insert(volume, &handle, &parent, &mut above, name, cell.ino, kind));
     if let Err(error) = added {
-        return Err(give_up(volume, handle, &cell, &mut core, error)?);
+        return Err(give_up((ctx, volume), handle, &cell, &mut core, error)?);
     }
     volume.store_booked(&handle, &cell, &mut core, booked)?;
     if new.kind == Kind::Dir {
@@ -290,14 +291,18 @@ pub(crate) fn name_refused(handle: Handle<'_>, refused: Error) -> Error {
 /// Ends the making of an inode that was refused. An entry that a directory cannot take leaves it as
 /// it was; all else stops the journal.
 fn give_up(
-    volume: &Volume,
+    (ctx, volume): (&OpCtx<'_>, &Volume),
     handle: Handle<'_>,
     cell: &Cell,
     core: &mut Core,
     refused: Error,
 ) -> Result<Error> {
     undo(volume, &handle, cell, core)?;
-    Ok(name_refused(handle, refused))
+    let refused = name_refused(handle, refused);
+    if matches!(refused, Error::Errno(_)) {
+        values::free_unused(ctx, volume)?;
+    }
+    Ok(refused)
 }
 
 /// A new inode that got no name is given back in the handle that made it.
@@ -310,7 +315,7 @@ pub(crate) fn undo(
     if extents::has_map(core) {
         extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?;
     }
-    xattr::release_block(volume, handle, cell, core)?;
+    xattr::release(volume, handle, cell, core)?;
     release_number(volume, handle, cell, core)
 }
 
@@ -344,14 +349,16 @@ pub fn create_unlinked(
     let above = parent.core.read();
     let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
     drop(above);
-    let acls = u64::from(new.acls.each().next().is_some());
-    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], acls)?;
-    let _promise = new.acls.each().next().map(|_| volume.promise_to(ctx, 1)).transpose()?;
-    let handle = volume.start(ctx, NAME_CREDITS)?;
+    let lists = Lists::of(volume, new.acls)?;
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], lists.charged())?;
+    let own = lists.own();
+    let _promise = (own > 0).then(|| volume.promise_to(ctx, own)).transpose()?;
+    let _room = lists.room(ctx, volume)?;
+    let handle = volume.start(ctx, NAME_CREDITS + lists.credits())?;
     let cell = make_inode(volume, &handle, (dir, project), new, Room::Free)?;
     let mut core = cell.core.write();
-    if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, new) {
-        return Err(give_up(volume, handle, &cell, &mut core, error)?);
+    if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, (new, lists)) {
+        return Err(give_up((ctx, volume), handle, &cell, &mut core, error)?);
     }
     core.raw.set_links(0);
     orphan::add(volume, &cell);

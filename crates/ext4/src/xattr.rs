@@ -5,12 +5,13 @@ use polylane_base::sync::Arc;
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Acls, XattrMode};
 
+use crate::alloc::Promise;
 use crate::cache::{MetaBlock, Seal};
 use crate::data::TREE_BLOCKS;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
 use crate::format::acl;
-use crate::format::inode::{InodeFlags, Stamp};
+use crate::format::inode::{InodeFlags, RawInode, Stamp};
 use crate::format::xattr::{self, Attribute, Outside, cost};
 use crate::inline;
 use crate::inode::{Cell, Core};
@@ -126,29 +127,14 @@ pub fn set(
     }
     let (mut inside, mut outside) = plan(volume, core.raw.xattr_area().len(), attributes)?;
     inline::move_out(ctx, volume, cell, core)?;
-    let moving = |attribute: &&Attribute| attribute.outside.is_some_and(|place| place.ino == 0);
-    let moved: Vec<u64> = inside
-        .iter()
-        .chain(&outside)
-        .filter(moving)
-        .map(|attribute| values::blocks(volume, attribute.value.len()))
-        .collect();
+    let moved = moved(volume, inside.iter().chain(&outside));
     let own = u64::from(takes_block(volume, cell, core, &outside)?);
-    let blocks = own + moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum::<u64>();
     let booked = book(ctx, volume, core, (own, &moved))?;
-    let _promise = (blocks > 0).then(|| volume.promise_to(ctx, blocks)).transpose()?;
+    let _room = room(ctx, volume, (own, &moved))?;
     let kept = shared_values(volume, cell, core)?;
-    volume.alloc.reserve_inodes(moved.len() as u32)?;
-    let handle = volume.start(ctx, NAME_CREDITS + 2 * blocks as usize + 2 * kept.len());
-    let handle = handle.inspect_err(|_| volume.alloc.unreserve_inodes(moved.len() as u32))?;
-    for attribute in inside.iter_mut().chain(&mut outside) {
-        if attribute.outside.is_some_and(|place| place.ino == 0) {
-            let blocks = values::blocks(volume, attribute.value.len());
-            values::make(volume, &handle, (cell, core), attribute)?;
-            core.add_blocks(blocks as i64, volume.geometry.block_bytes);
-        }
-    }
-    volume.alloc.unreserve_inodes(moved.len() as u32);
+    let credits = 2 * (own + tree_blocks(&moved)) as usize + 2 * kept.len();
+    let handle = volume.start(ctx, NAME_CREDITS + credits)?;
+    make_values(volume, &handle, (cell, core), inside.iter_mut().chain(&mut outside))?;
     // A block that others share keeps its values; what stays here of them is held once more.
     for place in inside.iter().chain(&outside).filter_map(|attribute| attribute.outside) {
         if kept.contains(&place.ino) {
@@ -187,6 +173,61 @@ fn book(
         (0, 0) => Ok(Booking::default()),
         taken => volume.book(ctx, ids, taken),
     }
+}
+
+/// Blocks of each value that is to get an inode of its own.
+fn moved<'a>(volume: &Volume, all: impl Iterator<Item = &'a Attribute>) -> Vec<u64> {
+    let moving = all.filter(|attribute| attribute.outside.is_some_and(|place| place.ino == 0));
+    moving.map(|attribute| values::blocks(volume, attribute.value.len())).collect()
+}
+
+/// Blocks that such values take at most.
+fn tree_blocks(moved: &[u64]) -> u64 {
+    moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum()
+}
+
+/// Blocks and inodes that are promised to attributes.
+pub struct ValueRoom<'v> {
+    volume: &'v Volume,
+    inodes: u32,
+    _blocks: Option<Promise<'v>>,
+}
+
+impl Drop for ValueRoom<'_> {
+    fn drop(&mut self) {
+        if self.inodes > 0 {
+            self.volume.alloc.unreserve_inodes(self.inodes);
+        }
+    }
+}
+
+fn room<'v>(
+    ctx: &OpCtx<'_>,
+    volume: &'v Volume,
+    (own, moved): (u64, &[u64]),
+) -> Result<ValueRoom<'v>> {
+    let blocks = own + tree_blocks(moved);
+    let _blocks = (blocks > 0).then(|| volume.promise_to(ctx, blocks)).transpose()?;
+    let inodes = moved.len() as u32;
+    if inodes > 0 {
+        volume.alloc.reserve_inodes(inodes)?;
+    }
+    Ok(ValueRoom { volume, inodes, _blocks })
+}
+
+/// Moves values to inodes of their own. There is room for them.
+fn make_values<'a>(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    (cell, core): (&Cell, &mut Core),
+    all: impl Iterator<Item = &'a mut Attribute>,
+) -> Result<()> {
+    for attribute in all.filter(|it| it.outside.is_some_and(|place| place.ino == 0)) {
+        let blocks = values::blocks(volume, attribute.value.len());
+        values::make(volume, handle, (cell, core), attribute)?;
+        core.add_blocks(blocks as i64, volume.geometry.block_bytes);
+    }
+    Ok(())
 }
 
 /// Where attributes go: into the inode, into the block, and the largest values, where the image has
@@ -276,25 +317,71 @@ pub fn release(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Cor
     release_block(volume, handle, cell, core)
 }
 
+/// The access control lists of an inode that is to be made, and where they go.
+#[derive(Default)]
+pub struct Lists {
+    inside: Vec<Attribute>,
+    outside: Vec<Attribute>,
+    /// Blocks of each that gets an inode of its own.
+    moved: Vec<u64>,
+}
+
+impl Lists {
+    /// # Errors
+    /// `ENOSPC` for lists that are too long.
+    pub fn of(volume: &Volume, acls: Acls<'_>) -> Result<Lists> {
+        let each = acls.each().map(|(kind, acl)| stored(kind.name(), &acl.to_value()));
+        let attributes = each.collect::<Result<Vec<_>>>()?;
+        if attributes.is_empty() {
+            return Ok(Lists::default());
+        }
+        let fresh = RawInode::new(volume.geometry.inode_bytes.into(), volume.traits.extra_isize);
+        let (inside, outside) = plan(volume, fresh.xattr_area().len(), attributes)?;
+        let moved = moved(volume, inside.iter().chain(&outside));
+        Ok(Lists { inside, outside, moved })
+    }
+
+    /// Blocks of the inode itself: the one for attributes.
+    pub fn own(&self) -> u64 {
+        u64::from(!self.outside.is_empty())
+    }
+
+    /// Blocks that count for its owner.
+    pub fn charged(&self) -> u64 {
+        self.own() + self.moved.iter().sum::<u64>()
+    }
+
+    /// Credits for what has inodes of its own.
+    pub fn credits(&self) -> usize {
+        2 * tree_blocks(&self.moved) as usize
+    }
+
+    /// Room for what has inodes of its own.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub fn room<'v>(&self, ctx: &OpCtx<'_>, volume: &'v Volume) -> Result<ValueRoom<'v>> {
+        room(ctx, volume, (0, &self.moved))
+    }
+}
+
 /// Gives an inode that was just made its access control lists, in the handle that made it. The
-/// caller stores the inode, and has a block promised.
+/// caller stores the inode, and has room for them.
 ///
 /// # Errors
-/// `ENOSPC` for lists that are too long, the device's.
+/// The device's.
 pub fn set_first(
     volume: &Volume,
     handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-    acls: Acls<'_>,
+    (cell, core): (&Cell, &mut Core),
+    lists: Lists,
 ) -> Result<()> {
-    let each = acls.each().map(|(kind, acl)| stored(kind.name(), &acl.to_value()));
-    let attributes = each.collect::<Result<Vec<_>>>()?;
-    if attributes.is_empty() {
+    let Lists { mut inside, mut outside, moved } = lists;
+    if inside.is_empty() && outside.is_empty() {
         return Ok(());
     }
-    let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
-    check_room(volume, &outside)?;
+    make_values(volume, handle, (cell, core), inside.iter_mut().chain(&mut outside))?;
+    core.values = moved.len() as u64;
     write(volume, handle, cell, core, (&inside, &outside))
 }
 
@@ -305,14 +392,6 @@ fn stored(name: &[u8], value: &[u8]) -> Result<Attribute> {
         false => value.to_vec(),
     };
     Ok(Attribute::new(name, value).ok_or(Errno::EOPNOTSUPP)?)
-}
-
-/// `ENOSPC` for more than a block holds.
-fn check_room(volume: &Volume, outside: &[Attribute]) -> Result<()> {
-    match xattr::fit_block(volume.io.block_bytes(), outside) {
-        true => Ok(()),
-        false => Err(Errno::ENOSPC.into()),
-    }
 }
 
 fn write(
@@ -382,15 +461,7 @@ fn store_outside(
 }
 
 /// Lets go of the attribute block: one reference fewer, or freed. The caller stores the inode.
-///
-/// # Errors
-/// The device's, or a corrupt block.
-pub fn release_block(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-) -> Result<()> {
+fn release_block(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
     let home = core.raw.xattr_block();
     if home == 0 {
         return Ok(());

@@ -143,6 +143,57 @@ fn what_has_no_room_for_its_lists_is_not_made() {
     on_image(common::LANE, refuse, |_| ());
 }
 
+/// As with Linux, where the image has that (`ea_inode`).
+#[test]
+fn lists_that_no_block_holds_are_inherited_in_inodes_of_their_own() {
+    let long = acl(1500);
+    let names = [ACCESS, AclKind::Default.name()];
+    let held = |fs: &Ext4, ino: Ino| {
+        let value = |name| fs.getxattr(&OpCtx::service(), ino, name);
+        names.map(|name| value(name) == Ok(long.to_value()))
+    };
+    let work = |fs: &Arc<Ext4>| {
+        let before = fs.statfs(&OpCtx::service()).unwrap();
+        let both = Acls { access: Some(&long), default: Some(&long) };
+        let one = Acls { access: Some(&long), default: None };
+        let dir = fs.create(&OpCtx::service(), ROOT, b"dir", &node(Kind::Dir, both)).unwrap();
+        assert_eq!(held(fs, dir.node.ino), [true, true]);
+        let file = fs.create(&OpCtx::service(), ROOT, b"file", &node(Kind::File, one)).unwrap();
+        assert_eq!(held(fs, file.node.ino), [true, false]);
+        let nameless = fs.create_unlinked(&OpCtx::service(), ROOT, &node(Kind::File, one)).unwrap();
+        assert_eq!(held(fs, nameless.ino), [true, false]);
+        fs.forget(nameless.ino);
+        fs.forget(fs.rmdir(&OpCtx::service(), ROOT, b"dir").unwrap().node.ino);
+        fs.forget(fs.unlink(&OpCtx::service(), ROOT, b"file").unwrap().node.ino);
+        fs.sync(&OpCtx::service()).unwrap();
+        let now = fs.statfs(&OpCtx::service()).unwrap();
+        assert_eq!((now.bfree, now.ffree), (before.bfree, before.ffree));
+        // All inodes but one: that one is not enough.
+        for nth in 1..now.ffree {
+            let name = format!("{nth}");
+            let new = node(Kind::File, Acls::NONE);
+            fs.create(&OpCtx::service(), ROOT, name.as_bytes(), &new).unwrap();
+        }
+        let refused = fs.create(&OpCtx::service(), ROOT, b"dir", &node(Kind::Dir, both));
+        assert_eq!(refused.err(), Some(Errno::ENOSPC));
+        assert_eq!(fs.statfs(&OpCtx::service()).unwrap().ffree, 1);
+        fs.forget(fs.unlink(&OpCtx::service(), ROOT, b"1").unwrap().node.ino);
+        fs.forget(fs.unlink(&OpCtx::service(), ROOT, b"2").unwrap().node.ino);
+        fs.create(&OpCtx::service(), ROOT, b"dir", &node(Kind::Dir, both)).unwrap();
+    };
+    let again = |fs: &Arc<Ext4>| {
+        let dir = fs.lookup(&OpCtx::service(), ROOT, b"dir").unwrap().ino;
+        assert_eq!(held(fs, dir), [true, true]);
+    };
+    for (bytes, features) in [
+        ("1024", "ea_inode"),
+        ("4096", "ea_inode,^metadata_csum"),
+        ("4096", "ea_inode,quota,project"),
+    ] {
+        on_image(&["-t", "ext4", "-b", bytes, "-N", "32", "-O", features], work, again);
+    }
+}
+
 /// A list without entries that every list has: nobody but the owner and root gets anything, and
 /// the owner can take it away.
 #[test]

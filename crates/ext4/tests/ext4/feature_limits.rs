@@ -8,9 +8,10 @@ use std::sync::Arc;
 use polylane_base::{Errno, Gid, Ino, TestClock, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_testkit::acl::{self, NOBODY};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{
-    Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+    Acl, Acls, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
 use polylane_vfs::{Cred, HostIds, OpCtx};
 use tempfile::NamedTempFile;
@@ -56,7 +57,14 @@ fn a_symbolic_link_is_shorter_than_a_block() {
 /// longest names in each.
 #[test]
 fn a_full_index_refuses_names_and_the_rest_goes_on() {
-    on(160, &["-t", "ext4", "-b", "1024", "-N", "50000", "-m", "0", "-J", "size=8"], |fs| {
+    let args = ["-t", "ext4", "-b", "1024", "-N", "50000", "-m", "0", "-J", "size=8"];
+    // Lists that have inodes of their own, which are given back.
+    let named = (0..1500).map(|user| (2, 6, user));
+    let ends = [(4, 4, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY)];
+    let list = acl::value([(1, 6, NOBODY)].into_iter().chain(named).chain(ends));
+    let list = Acl::parse(&list).expect("a list").expect("of entries");
+    let acls = Acls { access: Some(&list), default: Some(&list) };
+    on(160, &[&args[..], &["-O", "ea_inode"]].concat(), |fs| {
         let dir = create(fs, root(fs), "dir", Kind::Dir);
         let file = create(fs, root(fs), "file", Kind::File);
         let name = |kind: char, n: u32| format!("{kind}{n:06}{}", "n".repeat(248));
@@ -77,6 +85,7 @@ fn a_full_index_refuses_names_and_the_rest_goes_on() {
             }
             moved
         };
+        let with_lists = NewNode { acls, ..node(Kind::Dir, 0o700) };
         let mut refused = [0; 5];
         for n in 0..150 {
             if refused.iter().all(|count| *count > 0) {
@@ -86,7 +95,7 @@ fn a_full_index_refuses_names_and_the_rest_goes_on() {
             let inodes = fs.statfs(&OpCtx::service()).expect("totals").ffree;
             let tries = [
                 fs.link(&OpCtx::service(), file, dir, &names[0]).map(drop),
-                fs.create(&OpCtx::service(), dir, &names[1], &node(Kind::Dir, 0o700)).map(drop),
+                fs.create(&OpCtx::service(), dir, &names[1], &with_lists).map(drop),
                 rename(&names[2], RenameMode::Replace),
                 rename(&names[3], RenameMode::NoReplace),
                 rename(&names[4], RenameMode::Whiteout),
