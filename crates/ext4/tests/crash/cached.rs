@@ -13,6 +13,7 @@
 //! commits, writes by `O_DSYNC` and `O_SYNC`, syncs of the directory and of all. A file is changed
 //! by one thread at a time, so that its versions have an order; whoever syncs it does so beside.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
@@ -105,6 +106,8 @@ struct Cached<'a> {
     vfs: Arc<Vfs>,
     written: [Mutex<Life>; WRITTEN],
     replaced: [Mutex<Life>; REPLACED],
+    /// Syncs that were left to another's commit.
+    left: AtomicUsize,
 }
 
 /// A thread that works in it, as a user.
@@ -146,7 +149,7 @@ impl<'a> Cached<'a> {
         vfs.setattr(&OpCtx::service(), &vfs.root(), &open_to_all).expect("changed");
         let born = || Mutex::new(Life::default());
         let (written, replaced) = ([(); WRITTEN].map(|()| born()), [(); REPLACED].map(|()| born()));
-        let run = Cached { disk, vfs, written, replaced };
+        let run = Cached { disk, vfs, written, replaced, left: AtomicUsize::new(0) };
         let create = |n: usize, name: &str| drop(run.open(&user(n), name, O_RDWR | O_CREAT));
         (0..WRITTEN).for_each(|n| create(n, &written_name(n, false)));
         (0..REPLACED).for_each(|n| create(n, &replaced_name(n)));
@@ -245,7 +248,7 @@ impl Actor<'_> {
         let file = self.open(index, &life, O_RDWR);
         drop(life);
         let sync = || match by_halves {
-            true => sync_by_halves(&file, data_only, leads),
+            true => sync_by_halves(self.run, &file, data_only, leads),
             false => file.fsync(&OpCtx::service(), data_only).expect("syncs"),
         };
         self.run.promised([&self.run.written[index]].into_iter(), sync);
@@ -295,7 +298,7 @@ impl Actor<'_> {
 
 /// As a worker of the service does it, that leaves the second half to a thread which commits, or
 /// has others leave theirs to it.
-fn sync_by_halves(file: &OpenFile, data_only: bool, leads: bool) {
+fn sync_by_halves(run: &Cached<'_>, file: &OpenFile, data_only: bool, leads: bool) {
     let ctx = OpCtx::service();
     if file.has_to_write() && !file.sync_commits(data_only) {
         return file.fsync(&ctx, data_only).expect("syncs");
@@ -317,7 +320,10 @@ fn sync_by_halves(file: &OpenFile, data_only: bool, leads: bool) {
     let synced = match file.leave_sync(data_only, &mut left_to_another).expect("left") {
         SyncLeft::Done => file.end_sync(half, Ok(())),
         SyncLeft::ToCaller => file.sync_rest(&ctx, data_only, half),
-        SyncLeft::ToAnother => file.end_sync(half, ended.recv().expect("is told")),
+        SyncLeft::ToAnother => {
+            run.left.fetch_add(1, Ordering::Relaxed);
+            file.end_sync(half, ended.recv().expect("is told"))
+        }
     };
     assert_eq!(synced, Ok(()));
 }
@@ -325,6 +331,7 @@ fn sync_by_halves(file: &OpenFile, data_only: bool, leads: bool) {
 /// A run that was recorded, with what its files went through.
 struct Recorded {
     events: Vec<Event>,
+    left: usize,
     written: Vec<Life>,
     replaced: Vec<Life>,
 }
@@ -356,7 +363,10 @@ struct Way {
 
 fn record(base: &Image, seed: u64, way: Way) -> Recorded {
     let delay = (seed % 2 == 1).then_some(seed);
-    let disk = SimDisk::new(base.clone(), SimOptions { record: true, delay, ..Default::default() });
+    // Long enough that others come while one commits.
+    let pause = Duration::from_micros(if way.actors > 1 { 300 } else { 0 });
+    let options = SimOptions { record: true, delay, pause, ..SimOptions::default() };
+    let disk = SimDisk::new(base.clone(), options);
     let clock = Arc::new(TestClock::default());
     let interval = Duration::from_millis(2 + seed % 7);
     // One in four, by several.
@@ -375,7 +385,7 @@ fn record(base: &Image, seed: u64, way: Way) -> Recorded {
         }
     });
     run.sync_all();
-    let Cached { vfs, written, replaced, .. } = run;
+    let Cached { vfs, written, replaced, left, .. } = run;
     let lives = |lives: Vec<Mutex<Life>>| -> Vec<Life> {
         lives.into_iter().map(|life| life.into_inner().expect("no panic")).collect()
     };
@@ -383,7 +393,7 @@ fn record(base: &Image, seed: u64, way: Way) -> Recorded {
     drop(vfs);
     fs.close().expect("closes");
     judge::clean(&disk.image()).expect("clean after an orderly close");
-    Recorded { events: disk.events(), written, replaced }
+    Recorded { events: disk.events(), left: left.into_inner(), written, replaced }
 }
 
 impl Recorded {
@@ -417,7 +427,7 @@ impl Recorded {
     }
 }
 
-fn explore(base: &Image, seed: u64, way: Way) -> (u64, Result<(), String>) {
+fn explore(base: &Image, seed: u64, way: Way) -> (u64, usize, Result<(), String>) {
     let run = record(base, seed, way);
     let (mut crash, mut rng, mut states) = (Crash::new(base, &run.events), Rng::new(seed), 0);
     while crash.advance().is_some() {
@@ -436,11 +446,12 @@ fn explore(base: &Image, seed: u64, way: Way) -> (u64, Result<(), String>) {
             states += 1;
             if let Err(why) = found {
                 keep(&image);
-                return (states, Err(format!("{why}\nafter event {position}: {fates:?}")));
+                let why = format!("{why}\nafter event {position}: {fates:?}");
+                return (states, run.left, Err(why));
             }
         }
     }
-    (states, Ok(()))
+    (states, run.left, Ok(()))
 }
 
 #[test]
@@ -467,19 +478,22 @@ fn keep_their_promises(modes: &[Option<Mode>], actors: usize) {
     let bases = FEATURES.map(|features| format(features, &[]));
     let first = number("POLYLANE_CRASH_SEED", 1) << 20;
     let (runs, steps, cuts) = if is_full() { (2000, 250, 200) } else { (12, 120, 40) };
-    let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
+    let (mut states, mut left, mut done, limit) = (0, 0, 0, Limit::list(runs));
     while !limit.ends_at(done) {
         limit.progress(&format!("page cache, {actors} actors"), done);
         let seed = first + done as u64;
         done += 1;
         let (base, mode) = (&bases[seed as usize % bases.len()], modes[done % modes.len()]);
-        let (count, outcome) = explore(base, seed, Way { steps, cuts, actors, mode });
-        states += count;
+        let (count, to_others, outcome) = explore(base, seed, Way { steps, cuts, actors, mode });
+        (states, left) = (states + count, left + to_others);
         if let Err(why) = outcome {
             panic!("{actors} actors, seed {seed}: {why}");
         }
     }
     let told = limit.told(0, done);
-    println!("crash: page cache: {actors} actors, runs: {told}, {states} states");
+    println!(
+        "crash: page cache: {actors} actors, runs: {told}, {states} states, {left} syncs left"
+    );
     assert!(states > 100);
+    assert!(left > 0 || actors == 1, "no sync was left to another's commit");
 }
