@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::SLOT_DIR;
 use polylane_ipc::stream::STREAMED_PLACES;
@@ -77,16 +77,20 @@ pub(crate) struct Slot {
 }
 
 /// What making a slot is worth, per access mode. Making one costs as much as a few opens through
-/// the kernel, so that many opens must have missed one; slots that escape early make it dearer.
+/// the kernel, so that opens must have missed one; slots that escape early make it dearer. Where
+/// one was made and an open misses it, the program has several files open at a time: then each has
+/// a slot of its own made, since what the kernel has open grows by requests.
 #[derive(FromZeros)]
 struct Price {
     /// Opens that found no slot since the last one was made.
     misses: AtomicU32,
     /// Doublings of the misses that it takes.
     doublings: AtomicU32,
+    /// Whether one was made, and none has escaped early since.
+    kept: AtomicBool,
 }
 
-/// Misses that it takes at first.
+/// Misses that the first one takes.
 const MISSES: u32 = 2;
 /// Most doublings.
 const DOUBLINGS_MAX: u32 = 5;
@@ -99,25 +103,37 @@ const USES: u32 = 4;
 
 impl Price {
     const fn new() -> Self {
-        Price { misses: AtomicU32::new(0), doublings: AtomicU32::new(0) }
+        let [misses, doublings] = [const { AtomicU32::new(0) }; 2];
+        Price { misses, doublings, kept: AtomicBool::new(false) }
     }
 
     /// Counts a miss; whether a slot of the lane is to be made now.
     fn is_paid(&self, lane: LaneNumber) -> bool {
-        let price = MISSES << self.doublings.load(Ordering::Relaxed);
+        // A request that is asked again must not be the kernel's, which would do it twice.
+        self.pays() || config::patience() == 0 || boxes::is_asked_again(lane)
+    }
+
+    /// Counts a miss; whether so many have paid for a slot.
+    fn pays(&self) -> bool {
+        let first = if self.kept.load(Ordering::Relaxed) { 1 } else { MISSES };
+        let price = first << self.doublings.load(Ordering::Relaxed);
         let paid = self.misses.fetch_add(1, Ordering::Relaxed) + 1 >= price;
         if paid {
             self.misses.store(0, Ordering::Relaxed);
+            self.kept.store(true, Ordering::Relaxed);
         }
-        // A request that is asked again must not be the kernel's, which would do it twice.
-        paid || config::patience() == 0 || boxes::is_asked_again(lane)
+        paid
     }
 
     /// A slot is gone after so many uses.
     fn lost(&self, uses: u32) {
         let doublings = self.doublings.load(Ordering::Relaxed);
-        let doublings = if uses < USES { (doublings + 1).min(DOUBLINGS_MAX) } else { 0 };
+        let early = uses < USES;
+        let doublings = if early { (doublings + 1).min(DOUBLINGS_MAX) } else { 0 };
         self.doublings.store(doublings, Ordering::Relaxed);
+        if early {
+            self.kept.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -476,5 +492,20 @@ mod tests {
         assert!(few.into_iter().all(|rank| rank < 4 * MODES as u32));
         ranks.sort_unstable();
         assert!(ranks.into_iter().eq(0..SLOTS as u32));
+    }
+
+    /// The first takes two opens. Then each open that finds none has one made, until one escapes
+    /// early.
+    #[test]
+    fn slots_are_dear_at_first_and_where_they_escape() {
+        let price = Price::new();
+        let paid = |count: usize| -> Vec<bool> { (0..count).map(|_| price.pays()).collect() };
+        assert_eq!(paid(4), [false, true, true, true]);
+        price.lost(0);
+        assert_eq!(paid(6), [false, false, false, true, false, true]);
+        price.lost(USES - 1);
+        assert_eq!(paid(8), [false, false, false, false, false, false, false, true]);
+        price.lost(USES);
+        assert_eq!(paid(2), [true, true]);
     }
 }
