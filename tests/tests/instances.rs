@@ -638,6 +638,51 @@ fn settle(at: &Path, model: &mut Model) {
     }
 }
 
+/// Memory that a process has, its part of what it shares, but for that of files, in bytes.
+fn own_memory(pid: u32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("its memory");
+    let of = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number")
+    };
+    of("Pss_Anon:") + of("Pss_Shmem:")
+}
+
+/// The host and the kernel have them.
+#[test]
+fn what_programs_read_of_the_layers_by_the_kernel_is_in_no_memory_of_the_service() {
+    let name = "what_programs_read_of_the_layers_by_the_kernel_is_in_no_memory_of_the_service";
+    let Some(tenant) = Tenant::new(name) else { return };
+    let bytes: Vec<u8> = (0..32 << 20).map(|at: u32| (at / 5).to_le_bytes()[1]).collect();
+    fs::write(tenant.layers[0].join("library"), &bytes).expect("write");
+    let lanes = ["a", "b"].map(|name| tenant.mount(name));
+    let before = own_memory(tenant.service());
+    for lane in &lanes {
+        assert!(fs::read(lane.join("library")).expect("read") == bytes);
+    }
+    let more = own_memory(tenant.service()).saturating_sub(before);
+    assert!(more < 8 << 20, "{more} bytes more");
+    // Who has it open sees what is written.
+    let open = fs::File::open(lanes[0].join("library")).expect("open");
+    let mut part = [0; 5000];
+    open.read_exact_at(&mut part, 1_000_000).expect("read");
+    append(&lanes[0].join("library"), "more").expect("write");
+    let writer = fs::File::options().write(true).open(lanes[0].join("library")).expect("open");
+    writer.write_all_at(b"new", 1_000_100).expect("write");
+    let mut expected = [&bytes[..], b"more"].concat();
+    expected[1_000_100..1_000_103].copy_from_slice(b"new");
+    let mut now = vec![0; expected.len()];
+    open.read_exact_at(&mut now, 0).expect("read");
+    assert!(now == expected);
+    assert!(
+        fs::read(lanes[1].join("library")).expect("read") == bytes,
+        "the other has the layer's"
+    );
+    drop((open, writer));
+    ["a", "b"].iter().for_each(|name| tenant.umount(name));
+    tenant.assert_nothing_is_left();
+}
+
 #[test]
 fn sixty_four_are_started_at_once() {
     let Some(tenant) = Tenant::new("sixty_four_are_started_at_once") else { return };

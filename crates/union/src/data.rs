@@ -19,7 +19,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Fallocate, Fill, Piece, SeekFor, SetAttr, Sink, Source};
+use polylane_vfs::fs::{Fallocate, Piece, SeekFor, SetAttr, Shifted, Sink, Source};
 
 use crate::Act;
 use crate::layer::Held;
@@ -34,26 +34,6 @@ const CHUNK: u64 = 256 << 10;
 
 /// Bytes of a file that are made its own while its writers wait.
 const STEP: u64 = 1 << 20;
-
-/// A part of a request's sink.
-struct Shifted<'a> {
-    sink: &'a mut dyn Sink,
-    by: usize,
-}
-
-impl Sink for Shifted<'_> {
-    fn put(&mut self, at: usize, bytes: &[u8]) {
-        self.sink.put(self.by + at, bytes);
-    }
-
-    fn zero(&mut self, at: usize, len: usize) {
-        self.sink.zero(self.by + at, len);
-    }
-
-    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
-        self.sink.fill(self.by + at, len, fill)
-    }
-}
 
 /// A request's bytes between what the lower has around them.
 struct Framed<'a> {

@@ -318,8 +318,7 @@ impl FileSystem for Union {
     }
 
     fn root(&self) -> Result<Attr> {
-        let ctx = &OpCtx::service();
-        self.act(ctx).attr(&self.root)
+        self.act(&OpCtx::service()).attr(&self.root)
     }
 
     fn lookup(&self, ctx: &OpCtx<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
@@ -332,6 +331,10 @@ impl FileSystem for Union {
 
     fn is_original(&self, ino: Ino) -> bool {
         self.table.get(ino).is_ok_and(|node| node.state().upper.is_none())
+    }
+
+    fn is_cached_below(&self, ino: Ino) -> bool {
+        self.table.get(ino).is_ok_and(|node| node.is_cached_below())
     }
 
     fn getattr(&self, ctx: &OpCtx<'_>, ino: Ino) -> Result<Attr> {

@@ -196,6 +196,12 @@ impl Node {
     pub(crate) fn data(&self) -> Option<&Held> {
         self.data.as_ref().or(self.lowers.first()).map(|lower| &lower.held)
     }
+
+    /// Whether its data is all a lower's, and lies in a cache below that.
+    pub(crate) fn is_cached_below(&self) -> bool {
+        let is_lowers = self.state().upper.is_none();
+        is_lowers && self.data().is_some_and(|data| data.fs().is_cached_below(data.ino()))
+    }
 }
 
 impl Parts {

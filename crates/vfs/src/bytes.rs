@@ -65,6 +65,28 @@ pub trait Sink {
 /// Stores bytes into a place that it is told; how many, from the start on.
 pub type Fill<'a> = &'a mut dyn FnMut(Room<'_>) -> Result<usize>;
 
+/// A part of a request's sink, from `by` bytes on.
+pub struct Shifted<'a> {
+    /// That of the request.
+    pub sink: &'a mut dyn Sink,
+    /// Where the part begins.
+    pub by: usize,
+}
+
+impl Sink for Shifted<'_> {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.sink.put(self.by + at, bytes);
+    }
+
+    fn zero(&mut self, at: usize, len: usize) {
+        self.sink.zero(self.by + at, len);
+    }
+
+    fn fill(&mut self, at: usize, len: usize, fill: Fill<'_>) -> Option<Result<usize>> {
+        self.sink.fill(self.by + at, len, fill)
+    }
+}
+
 /// Where written bytes come from. `get` may be called once per byte range only: the bytes may lie
 /// in memory that a hostile peer changes between two looks.
 pub trait Source {

@@ -227,10 +227,28 @@ impl OpenFile {
         sink: &mut dyn Sink,
     ) -> Result<usize> {
         let count = self.peek(ctx, offset, len, sink)?;
+        self.was_read(ctx, len);
+        Ok(count)
+    }
+
+    /// As [`OpenFile::read`], for a reader who keeps pages of its own of what it reads: of a file
+    /// that is cached below as well, none are kept here.
+    pub fn read_to_keep(
+        &self,
+        ctx: &OpCtx<'_>,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let count = self.look(ctx, offset, len, sink, true)?;
+        self.was_read(ctx, len);
+        Ok(count)
+    }
+
+    fn was_read(&self, ctx: &OpCtx<'_>, len: usize) {
         if len > 0 && self.moves_atime() {
             self.node.core.touch(ctx, &self.node);
         }
-        Ok(count)
     }
 
     /// As [`OpenFile::read`], for who may not read it in the end: no access time moves.
@@ -241,12 +259,25 @@ impl OpenFile {
         len: usize,
         sink: &mut dyn Sink,
     ) -> Result<usize> {
+        self.look(ctx, offset, len, sink, false)
+    }
+
+    fn look(
+        &self,
+        ctx: &OpCtx<'_>,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+        keeps: bool,
+    ) -> Result<usize> {
         let node = self.readable()?;
         let core = &node.core;
         core.count(Count::Ops);
         let _data = core.lock_shared(node);
         match node.pages() {
-            Some(pages) => core.cached_read(ctx, node, pages, &self.ahead, offset, len, sink),
+            Some(pages) => {
+                core.cached_read(ctx, node, pages, (&self.ahead, keeps), offset, len, sink)
+            }
             None => core.fs.read(ctx, node.ino(), offset, len, sink),
         }
     }

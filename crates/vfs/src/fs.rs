@@ -33,7 +33,7 @@ use crate::ctx::OpCtx;
 pub use crate::acl::{Acl, AclKind, Acls, OF_OTHERS, granted};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
 pub use crate::bytes::{
-    Fallocate, Fill, Late, OnSynced, Piece, Sink, Source, SyncLead, SyncLeft, Syncing,
+    Fallocate, Fill, Late, OnSynced, Piece, Shifted, Sink, Source, SyncLead, SyncLeft, Syncing,
 };
 pub use crate::character::Character;
 pub use crate::lock_request::SharedLocks;
@@ -243,6 +243,13 @@ pub trait FileSystem: Send + Sync {
     /// Whether an inode is as it will be found again after any loss: nothing that was written since
     /// the file system was opened made it so. The kernel may remember such a one's name.
     fn is_original(&self, ino: Ino) -> bool {
+        let _ = ino;
+        false
+    }
+
+    /// Whether the data of a file lies in a cache below this one that others share, so that who
+    /// keeps its own pages of it needs none here. Asked with the file's data lock held.
+    fn is_cached_below(&self, ino: Ino) -> bool {
         let _ = ino;
         false
     }

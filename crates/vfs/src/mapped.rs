@@ -142,6 +142,10 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
         self.inner.is_original(ino)
     }
 
+    fn is_cached_below(&self, ino: Ino) -> bool {
+        self.inner.is_cached_below(ino)
+    }
+
     fn character(&self) -> Character {
         self.inner.character()
     }

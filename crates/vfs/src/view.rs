@@ -301,7 +301,7 @@ impl Vfs {
             Some(pages) => {
                 // Not the file's own: what is shown again says nothing of how it is read.
                 let ahead = ReadAhead::default();
-                core.cached_read(ctx, node, pages, &ahead, offset, len, &mut sink)?
+                core.cached_read(ctx, node, pages, (&ahead, false), offset, len, &mut sink)?
             }
             None => core.fs.read(ctx, node.ino(), offset, len, &mut sink)?,
         };

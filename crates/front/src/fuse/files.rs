@@ -108,7 +108,9 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     } else {
         call.settle(file.node(), range)?;
     }
-    let count = file.read(&call.ctx(&call.caller()), transfer.offset, size as usize, call.out)?;
+    let caller = call.caller();
+    let ctx = call.ctx(&caller);
+    let count = file.read_to_keep(&ctx, transfer.offset, size as usize, call.out)?;
     call.out.0.truncate(count);
     Ok(Outcome::Reply)
 }

@@ -7,7 +7,7 @@ use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData};
 use crate::core::Core;
 use crate::ctx::OpCtx;
-use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
+use crate::fs::{Attr, Fallocate, SetAttr, Shifted, Sink, Source};
 use crate::inode::{Inode, Node};
 use crate::lease::Room;
 use crate::stats::Count;
@@ -69,13 +69,14 @@ fn page_of(offset: u64) -> u64 {
 }
 
 impl Core {
-    /// Reads at most `len` bytes at `offset`. Call with the data lock held.
+    /// Reads at most `len` bytes at `offset`. `keeps`: the reader has pages of its own of what it
+    /// reads, so none are made here of what is cached below. Call with the data lock held.
     pub(crate) fn cached_read(
         &self,
         ctx: &OpCtx<'_>,
         node: &Node,
         pages: &FilePages,
-        ahead: &ReadAhead,
+        (ahead, keeps): (&ReadAhead, bool),
         offset: u64,
         len: usize,
         sink: &mut dyn Sink,
@@ -91,13 +92,39 @@ impl Core {
             if done == len {
                 break;
             }
-            match self.read_miss(ctx, node, pages, (offset, len), done, extra, sink) {
+            let missed = match keeps && self.fs.is_cached_below(node.ino()) {
+                true => self.read_below(ctx, node, pages, (offset, len), done, sink),
+                false => self.read_miss(ctx, node, pages, (offset, len), done, extra, sink),
+            };
+            match missed {
                 Ok(count) => done += count,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             }
         }
         Ok(done)
+    }
+
+    /// Hands the part of the read at `offset + done` whose pages are absent to `sink`.
+    fn read_below(
+        &self,
+        ctx: &OpCtx<'_>,
+        node: &Node,
+        pages: &FilePages,
+        (offset, len): (u64, usize),
+        done: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let (at, end) = (offset + done as u64, offset + len as u64);
+        let (first, last) = (page_of(at), page_of(end - 1));
+        let absent = pages.absent(first, last - first + 1).max(1);
+        let count = (end.min((first + absent) * PAGE as u64) - at) as usize;
+        let _backing = pages.backing.read();
+        let read = self.fs.read(ctx, node.ino(), at, count, &mut Shifted { sink, by: done })?;
+        // The file may have its new end here first.
+        sink.zero(done + read, count - read);
+        self.counters.add(Count::PageMisses, absent);
+        Ok(count)
     }
 
     /// Brings in the absent pages at `offset + done` and hands their part of the read to `sink`.

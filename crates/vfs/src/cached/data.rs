@@ -62,7 +62,8 @@ impl Cached {
         sink: &mut dyn Sink,
     ) -> Result<usize> {
         let (node, ahead) = (&held.node, &held.ahead);
-        let mut read = || self.core.cached_read(ctx, node, pages, ahead, offset, len, sink);
+        let mut read =
+            || self.core.cached_read(ctx, node, pages, (ahead, false), offset, len, sink);
         {
             let _data = node.lock.read();
             if self.is_current(ctx, held)? {

@@ -349,6 +349,11 @@ impl FileSystem for HostDir {
         }
     }
 
+    /// By the host's page cache.
+    fn is_cached_below(&self, _: Ino) -> bool {
+        true
+    }
+
     fn read(
         &self,
         _: &OpCtx<'_>,

@@ -307,6 +307,11 @@ impl FileSystem for MemFs {
         }
     }
 
+    /// It is that memory.
+    fn is_cached_below(&self, _: Ino) -> bool {
+        true
+    }
+
     fn read(
         &self,
         _: &OpCtx<'_>,
