@@ -315,6 +315,7 @@ topics! {
     a_lock_right_after_a_close = Topic { source: "locks_closed", ..PROGRAM };
     locks_of_a_process_that_takes_many = Topic { source: "locks_many", ..PROGRAM };
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
+    locks_by_descriptors_of_each_mode = Topic { source: "locks_modes", ..PROGRAM };
     locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
     threads_without_mailboxes = Topic { source: "threads_many", ..PROGRAM };
     files_put_aside_by_threads_without_mailboxes = Topic { source: "threads_parked", ..PROGRAM };
@@ -327,6 +328,7 @@ topics! {
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     forks_beside_opens = Topic { source: "forks_threads", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
+    places_shared_with_another_process = Topic { source: "shared_places", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     holders_of_locks = Topic { source: "holders", ..PROGRAM };
     set_id_bits = Topic { source: "set_id", ways: LISTS, ..PROGRAM };

@@ -110,8 +110,10 @@ pub(crate) fn before_clone(state: &'static State, flags: i32) -> Sharing {
     if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
         ring::numbers_are_shared(state);
     }
-    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
-        // It would use the session as who it is by then, or connect for both.
+    let is_process = flags & libc::CLONE_THREAD == 0;
+    // One with the caller's memory would use the session as who it is by then, or connect for both.
+    // One with its umask and directory changes them for both, and each would know its own changes.
+    if is_process && flags & (libc::CLONE_VM | libc::CLONE_FS) != 0 {
         estranged(state);
     }
     sharing

@@ -44,7 +44,7 @@ impl LockLoans {
         let writes = file.flags() & libc::O_ACCMODE != libc::O_RDONLY;
         let owner = connection.process.owner;
         connection.lane.vfs.lend_locks(file.node(), owner, (lender, number), &mut |loan, held| {
-            let Some(locks) = to_lend(held) else { return false };
+            let Some(locks) = to_lend(held, writes) else { return false };
             let mut state = shown.lock();
             let left = connection.channel.views().locks_left(number);
             let Some(view) = state.get(number).filter(|view| view.watched && left) else {
@@ -109,12 +109,13 @@ fn requests(connection: &Connection, made: &LentLocks, locks: &Locks) -> Vec<Loc
     requests
 }
 
-/// What a process holds, if that can be lent.
-fn to_lend(held: &[LockRequest]) -> Option<Locks> {
+/// What a process holds, if that can be lent by an open file that `writes` or does not: the loan
+/// gives back what that file may hold, and the process may have locked more by another one.
+fn to_lend(held: &[LockRequest], writes: bool) -> Option<Locks> {
     let mut locks = Locks::default();
     let mut add = |held: &LockRequest| {
-        let (start, end) = (held.start, held.end);
-        locks.lock(Range { start, end, write: held.kind == LockKind::Write })
+        let (start, end, write) = (held.start, held.end, held.kind == LockKind::Write);
+        (writes || !write) && locks.lock(Range { start, end, write })
     };
     let fits = held.iter().all(&mut add);
     fits.then_some(locks)
@@ -159,5 +160,17 @@ mod tests {
         assert_eq!(changes(&[(5, u64::MAX)]), [(5, u64::MAX, read), (0, 4, unlock)]);
         // A hostile client's overlap.
         assert_eq!(changes(&[(0, 9), (3, 4)]).last(), Some(&(10, u64::MAX, unlock)));
+    }
+
+    #[test]
+    fn what_a_loan_could_not_give_back_is_not_lent() {
+        let lock = |kind| {
+            let (owner, family) = (LockOwner(1), LockFamily::Posix);
+            LockRequest { owner, family, kind, start: 0, end: 9, pid: 0, user: None }
+        };
+        let (read, write) = (lock(LockKind::Read), lock(LockKind::Write));
+        assert!(to_lend(&[read], false).is_some());
+        assert!(to_lend(&[write], true).is_some());
+        assert!(to_lend(&[read, write], false).is_none());
     }
 }
