@@ -341,6 +341,7 @@ topics! {
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
     directory_streams = Topic { source: "listings", ..PROGRAM };
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
+    threads_cancelled_in_first_calls = Topic { source: "cancelled", ..PROGRAM };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
     first_calls_in_a_signal_handler = Topic { source: "first_calls", ..PROGRAM };
     directories_synced = Topic { source: "synced", ..PROGRAM };

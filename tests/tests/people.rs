@@ -2,7 +2,7 @@
 //! was, a directory that is made.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -18,11 +18,14 @@ fn polylane(arguments: &[&str]) -> Output {
 
 #[test]
 fn pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting() {
-    if unavailable("pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting") {
+    let name = "pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting";
+    if unavailable(name) || lacks(name, &["mke2fs"]) {
         return;
     }
-    let mut running = [(); 3].map(|()| {
-        let run = Run::new("--mem --no-preload --at /srv");
+    let dir = tempfile::tempdir().expect("tempdir");
+    let volume = format!("--size 64M --volume {}/volume", dir.path().display());
+    let mut running = ["--mem", "--mem", &volume].map(|source| {
+        let run = Run::new(&format!("--no-preload --at /srv {source}"));
         run.script("echo up; sleep 60").start()
     });
     for run in &mut running {
@@ -45,6 +48,16 @@ fn pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting() {
     }
     let json = good(&polylane(&["pool", "ls", "--json"]));
     assert!(json.contains("\"state\""), "{json}");
+    let (volume, copy) = (dir.path().join("volume"), dir.path().join("copy"));
+    for (words, whys) in [
+        (&["pool", "upgrade", &pool][..], &["is stopped", "does not answer"][..]),
+        (&["volume", "snapshot", text(&volume), text(&copy)], &["in use"]),
+    ] {
+        let start = Instant::now();
+        let (_, line) = refused(words);
+        assert!(start.elapsed() < Duration::from_secs(5), "{words:?}: {:?}", start.elapsed());
+        assert!(whys.iter().any(|why| line.contains(why)), "{words:?}: {line}");
+    }
     for run in running {
         run.signal("CONT");
         run.signal("TERM");
@@ -163,7 +176,9 @@ fn a_signal_that_ends_top_leaves_the_terminal_as_it_was() {
         return;
     }
     let dir = tempfile::tempdir().expect("tempdir");
-    for (signal, status) in [("TERM", 143), ("HUP", 129), ("INT", 130), ("", 0)] {
+    for (signal, status) in
+        [("TERM", 143), ("HUP", 129), ("INT", 130), ("USR1", 138), ("ALRM", 142), ("", 0)]
+    {
         let number = dir.path().join(format!("pid{signal}"));
         let line = format!(
             "stty cols 100 rows 30; stty -g >{0}.was; \
@@ -209,6 +224,74 @@ fn a_signal_that_ends_top_leaves_the_terminal_as_it_was() {
         let shown = String::from_utf8_lossy(&shown).replace('\r', "");
         assert!(shown.contains("\u{1b}[?1049l"), "{signal}: {shown:?}");
         assert!(shown.contains(&format!("status {status}\nrestored\n")), "{signal}: {shown:?}");
+    }
+}
+
+#[test]
+fn top_that_is_stopped_leaves_the_terminal_and_comes_back() {
+    if lacks("top_that_is_stopped_leaves_the_terminal_and_comes_back", &["script", "stty"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let number = dir.path().join("pid");
+    let line = format!(
+        "stty cols 100 rows 30; sh -c 'echo $$ >{}; exec {} top'; echo status $?",
+        number.display(),
+        binary().display()
+    );
+    let mut terminal = Command::new("script")
+        .args(["--quiet", "--command", &line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("XDG_STATE_HOME", dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script(1)");
+    let (mut keys, mut output) =
+        (terminal.stdin.take().expect("piped"), terminal.stdout.take().expect("piped"));
+    let (mut shown, mut buffer, mut step) = (Vec::new(), [0; 256], 0);
+    // What is to be seen, how often, and what is done then.
+    let (begins, leaves) = ("\u{1b}[?1049h", "\u{1b}[?1049l");
+    let steps = [
+        (begins, 1, "TSTP"),
+        (leaves, 1, "CONT"),
+        (begins, 2, "^Z"),
+        (leaves, 2, "CONT"),
+        (begins, 3, "q"),
+    ];
+    while let Ok(count @ 1..) = output.read(&mut buffer) {
+        shown.extend_from_slice(&buffer[..count]);
+        let Some((what, times, then)) = steps.get(step) else { continue };
+        if String::from_utf8_lossy(&shown).matches(what).count() < *times {
+            continue;
+        }
+        step += 1;
+        let pid = fs::read_to_string(&number).expect("a number").trim().parse().expect("a number");
+        match *then {
+            "^Z" => keys.write_all(b"\x1a").expect("a key"),
+            "q" => keys.write_all(b"q").expect("a key"),
+            "CONT" => {
+                await_stop(pid);
+                signal_to(pid, "CONT");
+            }
+            signal => signal_to(pid, signal),
+        }
+    }
+    terminal.wait().expect("wait");
+    let shown = String::from_utf8_lossy(&shown);
+    assert_eq!(step, steps.len(), "{shown:?}");
+    assert!(shown.contains("status 0"), "{shown:?}");
+}
+
+fn await_stop(pid: u32) {
+    let start = Instant::now();
+    let is_stopped = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+        stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
+    };
+    while !is_stopped() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it goes on");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -70,18 +70,20 @@ pub(crate) fn execute(arguments: &TopArgs) -> Result<u8> {
     if !std::io::stdout().is_terminal() {
         return Err(Failure::usage("top: standard output is no terminal: use --once"));
     }
-    let signals =
-        SignalFd::new(&ENDING).map_err(|error| Failure::because("signals", "watch them", error))?;
+    let signals = SignalFd::new(&WATCHED)
+        .map_err(|error| Failure::because("signals", "watch them", error))?;
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let shown = show(&mut terminal, arguments.interval, &signals);
     ratatui::restore();
     shown.map(|signal| signal.map_or(0, |signal| 128 + signal as u8))
 }
 
-/// Signals that end a program, and must not leave the terminal as it is.
-const ENDING: [i32; 4] = [HANG_UP, 2, 3, 15];
+/// Signals that end a program or stop it, and must not leave the terminal as it is.
+const WATCHED: [i32; 8] = [HANG_UP, 2, 3, 10, 12, 14, 15, STOP];
 /// The signal of a terminal that is gone.
 const HANG_UP: i32 = 1;
+/// The signal of Ctrl-Z.
+const STOP: i32 = 20;
 
 fn failed(error: std::io::Error) -> Failure {
     Failure::because("terminal", "draw on it", error)
@@ -104,12 +106,15 @@ fn show(
         if std::mem::take(&mut dirty) {
             terminal.draw(|frame| draw(frame, &shown, interval)).map_err(failed)?;
         }
-        if let Some(signal) = wait(signals, interval.saturating_sub(start.elapsed()))? {
-            return Ok(Some(signal));
+        match wait(signals, interval.saturating_sub(start.elapsed()))? {
+            Some(STOP) => dirty = stop(terminal)?,
+            Some(signal) => return Ok(Some(signal)),
+            None => {}
         }
         while event::poll(Duration::ZERO).map_err(failed)? {
             match event::read().map_err(failed)? {
                 Event::Key(key) if ends(key) => return Ok(None),
+                Event::Key(key) if is_control(key, 'z') => dirty = stop(terminal)?,
                 _ => dirty = true,
             }
         }
@@ -121,8 +126,20 @@ fn show(
     }
 }
 
-/// Waits for a key, a change of the terminal's size, or the end of `limit`; a signal that ends, if
-/// there is one. A terminal that is gone is its SIGHUP: crossterm would read its end for ever.
+/// Stops this process, the terminal being as it was before, until it is continued. All is to be
+/// drawn again then.
+fn stop(terminal: &mut ratatui::DefaultTerminal) -> Result<bool> {
+    terminal.show_cursor().map_err(failed)?;
+    ratatui::restore();
+    let own = rustix::process::getpid();
+    rustix::process::kill_process(own, rustix::process::Signal::STOP)
+        .map_err(|error| failed(error.into()))?;
+    *terminal = ratatui::try_init().map_err(failed)?;
+    Ok(true)
+}
+
+/// Waits for a key, a change of the terminal's size, or the end of `limit`; a signal, if there is
+/// one. A terminal that is gone is its SIGHUP: crossterm would read its end for ever.
 fn wait(signals: &SignalFd, limit: Duration) -> Result<Option<i32>> {
     let keys = rustix::stdio::stdin();
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
@@ -139,9 +156,12 @@ fn wait(signals: &SignalFd, limit: Duration) -> Result<Option<i32>> {
 }
 
 fn ends(key: KeyEvent) -> bool {
-    let control_c = key.code == KeyCode::Char('c') && key.modifiers == KeyModifiers::CONTROL;
-    let quits = matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || control_c;
+    let quits = matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || is_control(key, 'c');
     key.kind == KeyEventKind::Press && quits
+}
+
+fn is_control(key: KeyEvent, letter: char) -> bool {
+    key.code == KeyCode::Char(letter) && key.modifiers == KeyModifiers::CONTROL
 }
 
 fn draw(frame: &mut Frame<'_>, pools: &[Rates], interval: Duration) {

@@ -110,7 +110,7 @@ fn ask<T: DeserializeOwned>(
     order: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<Option<T>> {
-    let Some(socket) = upgrade::connect_to(lane, supervisor) else { return Ok(None) };
+    let Some(socket) = upgrade::connect_to(lane, supervisor)? else { return Ok(None) };
     if scm::send(&socket, order, fds).is_err() {
         return Ok(None);
     }

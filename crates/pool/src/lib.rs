@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod awake;
 mod bound;
 mod build;
 pub mod ceph;

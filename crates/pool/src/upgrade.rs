@@ -11,9 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use polylane_base::Errno;
 use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
+use crate::awake;
 use crate::failure::{Failure, Result};
 use crate::names;
 use crate::wait::wait_for;
@@ -152,12 +154,15 @@ impl Answer {
 pub fn upgrade(pool: &str) -> Result<String> {
     let program = fs::File::open("/proc/self/exe")
         .map_err(|error| Failure::because("polylane", "open its own program", error))?;
-    let socket =
-        connect(pool).map_err(|_| Failure::failed(format!("pool '{pool}': not running")))?;
+    let socket = connect(pool).map_err(|errno| match errno {
+        Errno::EAGAIN => silent(pool),
+        _ => Failure::failed(format!("pool '{pool}': not running")),
+    })?;
+    must_be_awake(pool, &socket)?;
     match ask(pool, &socket, UPGRADE, &[program.as_fd()])? {
         Some(Answer { done: true, line, .. }) => Ok(line),
         Some(Answer { done: false, line, .. }) => Err(Failure::failed(line)),
-        None => Err(Failure::failed(format!("pool '{pool}': it does not answer"))),
+        None => Err(silent(pool)),
     }
 }
 
@@ -167,7 +172,7 @@ pub fn upgrade(pool: &str) -> Result<String> {
 /// # Errors
 /// One line: it is in use, or not everything could be written back.
 pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> std::result::Result<(), Stays> {
-    match connect_to(lane, supervisor) {
+    match connect_to(lane, supervisor)? {
         Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
             // Who does not answer has ended meanwhile.
@@ -189,8 +194,31 @@ fn number_in(text: &[u8]) -> Option<u32> {
 }
 
 /// The control socket of the lane of that name and supervisor; `None`: it has ended.
-pub(crate) fn connect_to(lane: &str, supervisor: u32) -> Option<OwnedFd> {
-    connect(lane).ok().filter(|socket| is_listener(socket, supervisor))
+///
+/// # Errors
+/// One line: its supervisor does not answer, or a signal has stopped it.
+pub(crate) fn connect_to(lane: &str, supervisor: u32) -> Result<Option<OwnedFd>> {
+    match connect(lane) {
+        Ok(socket) if is_listener(&socket, supervisor) => {
+            must_be_awake(lane, &socket).map(|()| Some(socket))
+        }
+        Err(Errno::EAGAIN) => Err(silent(lane)),
+        _ => Ok(None),
+    }
+}
+
+/// Fails where a signal has stopped the supervisor.
+fn must_be_awake(lane: &str, socket: &OwnedFd) -> Result<()> {
+    match awake::stopped(socket) {
+        None => Ok(()),
+        Some(pid) => Err(Failure::failed(format!(
+            "pool '{lane}': its process {pid} is stopped: 'kill -CONT {pid}' has it go on"
+        ))),
+    }
+}
+
+fn silent(lane: &str) -> Failure {
+    Failure::failed(format!("pool '{lane}': it does not answer"))
 }
 
 /// Whether this process made the socket listen that `socket` is connected to. One in another pid
@@ -200,7 +228,7 @@ fn is_listener(socket: &OwnedFd, process: u32) -> bool {
 }
 
 fn connect(pool: &str) -> polylane_base::Result<OwnedFd> {
-    scm::connect(&names::runtime_dir().join(format!("{pool}.control")))
+    awake::connect(&names::runtime_dir().join(format!("{pool}.control")))
 }
 
 /// Its answer; `None` when it ended without one.
@@ -212,7 +240,7 @@ fn ask(
 ) -> Result<Option<Answer>> {
     scm::send(socket, order, fds).map_err(|error| Failure::because(pool, "ask it", error))?;
     if !wait_for(socket.as_fd(), UPGRADE_TIME_MAX) {
-        return Err(Failure::failed(format!("pool '{pool}': it does not answer")));
+        return Err(silent(pool));
     }
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let Ok(got) = scm::receive(socket, &mut bytes) else { return Ok(None) };

@@ -8,9 +8,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use polylane_base::{Errno, Result};
 use rustix::fs::{Mode, OFlags};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -54,6 +56,16 @@ pub fn accept(listener: impl AsFd) -> Result<OwnedFd> {
 pub fn connect(path: &Path) -> Result<OwnedFd> {
     let socket = seqpacket(SocketFlags::CLOEXEC)?;
     with_address(path, |address| rustix::net::connect(&socket, address).map_err(errno))?;
+    Ok(socket)
+}
+
+/// [`connect`], which waits no longer than `limit` where as many wait already as the listener lets:
+/// `EAGAIN` then.
+pub fn connect_within(path: &Path, limit: Duration) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::CLOEXEC)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit)).map_err(errno)?;
+    with_address(path, |address| rustix::net::connect(&socket, address).map_err(errno))?;
+    set_socket_timeout(&socket, Timeout::Send, None).map_err(errno)?;
     Ok(socket)
 }
 

@@ -3,7 +3,7 @@
 //! What the kernel does on a lane's files is a cancellation point as in libc: the real function is
 //! one, and the hook lets the unwinding through. What the library answers itself asks before it
 //! begins, and a wait for a lock asks ten times a second, both only once the program has called
-//! `pthread_cancel`. A thread that may be cancelled at any instruction may not while it is in here.
+//! `pthread_cancel`. No thread is cancelled while it is in here, whatever of libc's is called.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,8 +17,6 @@ use crate::kernel::thread;
 static ANY_TIME: AtomicBool = AtomicBool::new(false);
 
 /// glibc's.
-const PTHREAD_CANCEL_DEFERRED: c_int = 0;
-/// glibc's.
 const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
 
 /// A cancellation point, unless the library itself makes the call.
@@ -30,26 +28,18 @@ pub(super) fn point() {
     }
 }
 
-/// From here to [`restore`] a cancellation waits.
+/// From here to [`restore`] a cancellation waits, once there may be any: where the library closes a
+/// file, say, a cancelled thread would end in its midst.
 #[inline]
 pub(super) fn defer() -> Option<c_int> {
-    if ANY_TIME.load(Ordering::Relaxed) { set(PTHREAD_CANCEL_DEFERRED) } else { None }
+    let may_be = thread::cancels() || ANY_TIME.load(Ordering::Relaxed);
+    if may_be { real::defer_cancel() } else { None }
 }
 
 /// Undoes [`defer`]; may be where the thread ends.
 #[inline]
 pub(super) fn restore(former: Option<c_int>) {
-    if let Some(former) = former {
-        set(former);
-    }
-}
-
-#[cold]
-fn set(kind: c_int) -> Option<c_int> {
-    let mut former = PTHREAD_CANCEL_DEFERRED;
-    // SAFETY: the place is valid; unwinding finds only hooks.
-    let rc = unsafe { real::pthread_setcanceltype(kind, &mut former) };
-    (rc == 0).then_some(former)
+    real::restore_cancel(former);
 }
 
 hooks! {

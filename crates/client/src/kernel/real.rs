@@ -179,6 +179,27 @@ pub(crate) fn restore_signals(mask: &libc::sigset_t) {
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }
 
+/// Has a cancellation of this thread wait until [`restore_cancel`] has the state that is returned;
+/// `None`: this C library knows none.
+#[inline]
+pub(crate) fn defer_cancel() -> Option<i32> {
+    /// glibc's, and musl's.
+    const PTHREAD_CANCEL_DISABLE: i32 = 1;
+    let mut former = 0;
+    // SAFETY: the place is valid.
+    let rc = unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut former) };
+    (rc == 0).then_some(former)
+}
+
+/// Undoes [`defer_cancel`]; may be where a thread ends that can be cancelled at any instruction.
+#[inline]
+pub(crate) fn restore_cancel(former: Option<i32>) {
+    if let Some(former) = former {
+        // SAFETY: a place is not needed; unwinding finds only hooks.
+        unsafe { pthread_setcancelstate(former, std::ptr::null_mut()) };
+    }
+}
+
 /// Has the kernel zero `memory` in every forked child. Its pages hold nothing else.
 pub(crate) fn wipe_on_fork<T>(memory: &'static T) {
     let start = std::ptr::from_ref(memory).cast_mut().cast();

@@ -178,17 +178,22 @@ impl Drop for Inside {
     }
 }
 
-/// Runs a slow path: signals wait, hooks are off, `errno` stays.
+/// Runs a slow path: signals and a cancellation wait, hooks are off, `errno` stays.
+///
+/// Most calls of libc that such a path makes, be it to close a file, are places where a cancelled
+/// thread ends, and nothing of ours can be unwound from there.
 ///
 /// Without the signal mask a handler could find a half-made session, or wait for a lock that its
 /// own thread holds.
 pub(crate) fn slow<R>(path: impl FnOnce() -> R) -> R {
     let errno = crate::kernel::real::errno();
     let mask = crate::kernel::real::block_signals();
+    let cancel = crate::kernel::real::defer_cancel();
     let inside = Inside::enter();
     let result = path();
     drop(inside);
     crate::kernel::real::restore_signals(&mask);
     crate::kernel::real::set_errno(errno);
+    crate::kernel::real::restore_cancel(cancel);
     result
 }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attach;
+use crate::awake;
 use crate::copying::{Target, Wish};
 use crate::failure::{Failure, Result};
 use crate::link::{Link, ToService};
@@ -178,10 +179,12 @@ fn sockets() -> Vec<PathBuf> {
 /// How long a pool may take to say whether a volume is its own.
 pub(crate) const MINE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Asks the pools of this user one after the other; those that have ended are left out.
+/// Asks the pools of this user one after the other; those that have ended, or are stopped, are left
+/// out.
 pub(crate) fn ask_each(question: Question) -> impl Iterator<Item = Link> {
     sockets().into_iter().filter_map(move |socket| {
-        let link = Link::from_fd(scm::connect(&socket).ok()?);
+        let line = awake::connect(&socket).ok().filter(|line| awake::stopped(line).is_none())?;
+        let link = Link::from_fd(line);
         link.send(&question, &[]).ok()?;
         Some(link)
     })

@@ -198,6 +198,7 @@ real! {
     fn signal(number: c_int, handler: usize) -> usize;
     fn sysv_signal(signal: c_int, handler: usize) -> usize;
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn pthread_testcancel() -> ();
     fn io_submit(context: c_long, count: c_long, requests: *mut *mut c_void) -> c_int;
