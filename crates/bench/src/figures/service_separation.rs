@@ -4,6 +4,10 @@
 //! Each tenant has a pool and a service of its own, which share nothing. One of them works; the
 //! other appends a line to a file now and then, and something happens to it once in each
 //! measurement.
+//!
+//! Each tenant's program and service have one CPU together, which the other tenant's do not use. A
+//! program that has its service now beside it and now on another CPU is measured in two values, ten
+//! times apart, whatever happens to others.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,11 +15,12 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use polylane_sys::cpu;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lasting::{Lane, Worker};
 use crate::report::{Better, Report};
-use crate::tools::polylane;
+use crate::tools::{path, polylane};
 use crate::{Options, progress};
 
 /// What happens to the other tenant's service.
@@ -86,7 +91,9 @@ pub fn run(options: &Options) -> Result<Report> {
     report.baseline = EVENTS[0].name().to_string();
     let seconds = if options.quick { 0.6 } else { 1.2 };
     let dir = tempfile::tempdir().context("directory of lanes")?;
-    let tenant = Lane::mount(dir.path(), "tenant", &[], &["mem:64M"])?;
+    let all = cpu::allowed()?;
+    let cpus = Cpus { other: all[0].to_string(), tenant: all[all.len() - 1].to_string() };
+    let tenant = Lane::mount(dir.path(), "tenant", &["--cpus", &cpus.tenant], &["mem:64M"])?;
     for repeat in 0..options.repeats() {
         for door in DOORS {
             // Nothing is always first: what the machine does beside changes.
@@ -94,11 +101,15 @@ pub fn run(options: &Options) -> Result<Report> {
             events.rotate_left(repeat % EVENTS.len());
             for event in events {
                 progress(&format!("{} {door}, repeat {}", event.name(), repeat + 1));
-                one(&mut report, &tenant, (event, door), seconds, dir.path())?;
+                one(&mut report, (&tenant, &cpus), (event, door), seconds, dir.path())?;
             }
         }
     }
     report.notes.extend([
+        format!(
+            "the tenant's program and service on CPU {}, the other's on {}",
+            cpus.tenant, cpus.other
+        ),
         format!("each measurement {seconds} s; it happens once, 0.15 s after its begin"),
         "the other tenant, on a volume, appends a line 50 times a second; order rotates".into(),
         format!("out of memory: a program in its pool of {MEMORY} takes what it gets"),
@@ -107,17 +118,33 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
+/// The CPU of each tenant's program and service.
+struct Cpus {
+    tenant: String,
+    other: String,
+}
+
+impl Cpus {
+    /// A command of this program, or of another one, on one CPU.
+    fn on(cpu: &str, program: &str) -> Command {
+        let mut command = Command::new("taskset");
+        command.args(["--cpu-list", cpu, program]);
+        command
+    }
+}
+
 fn one(
     report: &mut Report,
-    tenant: &Lane,
+    (tenant, cpus): (&Lane, &Cpus),
     (event, door): (Event, &str),
     seconds: f64,
     dir: &Path,
 ) -> Result<()> {
     let volume = format!("volume:{}", dir.join("other.img").display());
-    let other = Lane::mount(dir, "other", &["--memory", MEMORY], &["--size", "64M", &volume])?;
+    let limits = ["--memory", MEMORY, "--cpus", &cpus.other];
+    let other = Lane::mount(dir, "other", &limits, &["--size", "64M", &volume])?;
     let script = "while :; do echo x >>line; sleep 0.02; done";
-    let appends = Command::new("sh")
+    let appends = Cpus::on(&cpus.other, "sh")
         .args(["-c", script])
         .current_dir(other.at())
         .stdin(Stdio::null())
@@ -125,7 +152,8 @@ fn one(
         .spawn();
     let _appends = Ends(appends.context("run sh")?);
     let service = Pid::from_raw(other.service()?.cast_signed()).context("a process")?;
-    let mut command = Command::new("/proc/self/exe");
+    let program = std::env::current_exe().context("find this program")?;
+    let mut command = Cpus::on(&cpus.tenant, path(&program)?);
     command.args(["bench", "worker", LOAD]).arg(tenant.at().join("load"));
     command.arg(format!("{seconds}s"));
     if door == DOORS[0] {
