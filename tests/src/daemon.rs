@@ -27,8 +27,18 @@ impl Daemon {
 
     /// Starts one with some variables of its environment as well.
     pub fn start_with(host: &Host, config: &Path, variables: &[(&str, &Path)]) -> Daemon {
+        Daemon::start_by(&binary(), host, config, variables)
+    }
+
+    /// The same by another file of this program, which the daemon's commands are of as well.
+    pub fn start_by(
+        program: &Path,
+        host: &Host,
+        config: &Path,
+        variables: &[(&str, &Path)],
+    ) -> Daemon {
         let (socket, log) = (host.path("daemon.sock"), host.path("daemon.log"));
-        let mut command = Command::new(binary());
+        let mut command = Command::new(program);
         command.args(["daemon", "--config", text(config), "--socket", text(&socket)]);
         command.stdin(Stdio::null()).stderr(fs::File::create(&log).expect("a log"));
         command.envs(variables.iter().copied());

@@ -73,11 +73,26 @@ impl Host {
         all.into_iter().filter(is_own).collect()
     }
 
+    /// A pool of its own with one lane at two paths, which share its service.
+    pub fn shared(&self, word: &str, source: &str) -> (String, PathBuf, PathBuf) {
+        let (pool, at, shared) = (self.pool(word), self.dir("m"), self.dir("s"));
+        succeeds(&["pool", "create", &pool]);
+        succeeds(&["mount", "--pool", &pool, source, text(&at)]);
+        succeeds(&["mount", "--pool", &pool, "--share", source, text(&shared)]);
+        (pool, at, shared)
+    }
+
     /// The only lane's supervisor.
     pub fn supervisor(&self) -> u32 {
         let mounts = self.mounts();
         assert_eq!(mounts.len(), 1, "{mounts:?}");
-        mounts[0]["supervisor"].as_u64().expect("a number") as u32
+        supervisor_of(&mounts[0])
+    }
+
+    /// The supervisor of the lane at a path.
+    pub fn supervisor_at(&self, path: &Path) -> u32 {
+        let mounts = self.mounts();
+        supervisor_of(mounts.iter().find(|mount| mount["path"] == text(path)).expect("mounted"))
     }
 
     /// Nothing is mounted in it, by the kernel's word and polylane's.
@@ -98,6 +113,10 @@ impl Host {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+fn supervisor_of(mount: &serde_json::Value) -> u32 {
+    mount["supervisor"].as_u64().expect("a number") as u32
 }
 
 impl Default for Host {

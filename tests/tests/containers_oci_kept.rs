@@ -220,6 +220,99 @@ fn a_container_that_ran_when_the_host_went_down_leaves_nothing() {
     engine.bundle.assert_nothing_is_left();
 }
 
+/// Killed when the runtime has its configuration, and removed without the runtime, as engines do
+/// with a container that they take for one that was never made.
+#[test]
+fn a_creation_that_was_killed_leaves_nothing_to_the_next_command() {
+    let name = "a_creation_that_was_killed_leaves_nothing_to_the_next_command";
+    let Some(engine) = Engine::new(name) else { return };
+    let host = &engine.bundle.host;
+    let script = "case \" $* \" in
+        *\" create \"*) : >$BEGUN; exec sleep 100;;
+        *\" list \"*) exec runc $LIST \"$@\";; *) exec runc \"$@\";; esac";
+    let slow = host.program("slow-runtime", &format!("#!/bin/sh\n{script}\n"));
+    let begun = host.path("begun");
+    let kill = |id: &str| {
+        let _ = fs::remove_file(&begun);
+        let mut create = engine.command(id, &["create", id]);
+        create.env("POLYLANE_OCI_RUNTIME", &slow).env("BEGUN", &begun).env("LIST", "");
+        let mut child = create.stderr(Stdio::null()).spawn().expect("polylane");
+        until("the runtime makes it", || begun.exists());
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    };
+    let mounts = |id: &str| {
+        let own = format!("/{id}/root ");
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        table.lines().filter(|line| line.contains(&own)).count()
+    };
+    let gone = |id: &str| {
+        until("all of it is gone", || {
+            engine
+                .bundle
+                .command(&["delete", "nobody"])
+                .env("LIST", "")
+                .output()
+                .expect("polylane");
+            mounts(id) == 0 && engine.kept(id).is_empty()
+        });
+    };
+    kill("one");
+    engine.remove("one");
+    assert_eq!(mounts("one"), 1);
+    // A runtime that says nothing of it.
+    let mut pass = engine.bundle.command(&["delete", "--force", "nobody"]);
+    pass.env("LIST", "--no-such-option").output().expect("polylane");
+    assert_eq!((mounts("one"), engine.kept("one").len()), (1, KEPT.len() + 2));
+    gone("one");
+    // One that no directory tells of.
+    engine.bundle.write(ADD, json!({ "polylane.root": "own" }));
+    kill("two");
+    gone("two");
+    // One that the engine still has: what it changed before is there.
+    engine.bundle.write(ADD, json!({ "polylane.root": "own", "io.container.manager": "libpod" }));
+    assert_eq!(said(&engine.run("three")), "x\n");
+    kill("three");
+    until("its lane is gone", || {
+        engine.bundle.command(&["delete", "nobody"]).env("LIST", "").output().expect("polylane");
+        mounts("three") == 0
+    });
+    assert_eq!(engine.kept("three"), KEPT);
+    assert_eq!(said(&engine.run("three")), "x\nx\n");
+    engine.remove("three");
+    engine.bundle.assert_nothing_is_left();
+}
+
+/// A configuration of another run of this host is of no container; one of another host may be.
+#[test]
+fn a_container_of_a_former_run_of_the_host_leaves_nothing() {
+    let name = "a_container_of_a_former_run_of_the_host_leaves_nothing";
+    let Some(engine) = Engine::new(name) else { return };
+    engine.bundle.write(FOREVER, json!({ "polylane.root": "own" }));
+    let mut create = engine.command("one", &["create", "one"]);
+    create.env("POLYLANE_OCI_RUNTIME", "/bin/true").stderr(Stdio::null());
+    assert!(create.status().expect("polylane").success());
+    let path = engine.place("one").join("config.json");
+    let right: Value = serde_json::from_slice(&fs::read(&path).expect("read")).expect("JSON");
+    let write = |host: &str, boot: &str| {
+        let mut config = right.clone();
+        let all = [("io.polylane.host", host), ("io.polylane.boot", boot)];
+        for (name, value) in all.into_iter().filter(|(_, value)| !value.is_empty()) {
+            assert!(config["annotations"][name].is_string());
+            config["annotations"][name] = json!(value);
+        }
+        fs::write(&path, config.to_string()).expect("written");
+    };
+    for (host, boot) in [("", ""), ("another", "former"), ("another", "")] {
+        write(host, boot);
+        engine.pass();
+        assert!(path.exists(), "{host} {boot}");
+    }
+    write("", "former");
+    engine.remove("one");
+    engine.bundle.assert_nothing_is_left();
+}
+
 /// A lane goes while something is in it; for any other reason that it cannot be unmounted it stays.
 #[test]
 fn a_lane_that_cannot_be_unmounted_is_said() {

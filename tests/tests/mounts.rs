@@ -252,13 +252,9 @@ fn a_stopped_service_holds_up_no_other_lane() {
         return;
     }
     let host = Host::new();
-    let (pool, at, shared) = (host.pool("stopped"), host.dir("m"), host.dir("s"));
+    let (_, at, shared) = host.shared("stopped", "mem:64M");
     let other = host.dir("other");
-    succeeds(&["pool", "create", &pool]);
-    succeeds(&["mount", "--pool", &pool, "mem:64M", text(&at)]);
-    succeeds(&["mount", "--pool", &pool, "--share", "mem:64M", text(&shared)]);
-    let supervisor = host.mounts()[0]["supervisor"].as_u64().expect("a number") as u32;
-    let service = child(supervisor, "polylane-svc");
+    let service = child(host.supervisor_at(&at), "polylane-svc");
     signal_to(service, "STOP");
     // Each of these waits for the service.
     let mut stuck: Vec<_> = [["umount", text(&shared)], ["umount", text(&at)]]
@@ -307,10 +303,7 @@ fn umount_says_what_could_not_be_written() {
         return;
     }
     let host = Host::new();
-    let (pool, at, shared) = (host.pool("unwritten"), host.dir("m"), host.dir("s"));
-    succeeds(&["pool", "create", &pool]);
-    succeeds(&["mount", "--pool", &pool, "mem:16M", text(&at)]);
-    succeeds(&["mount", "--pool", &pool, "--share", "mem:16M", text(&shared)]);
+    let (_, at, shared) = host.shared("unwritten", "mem:16M");
     for path in [&shared, &at] {
         let mut program = Command::new("python3");
         let done = program.args(["-c", MAPS]).arg(path.join("mapped")).status().expect("python3");
@@ -410,9 +403,7 @@ fn a_lane_that_is_stopped_amid_work_holds_up_no_other_of_its_pool() {
         let shown = format!("{victim}, {signal}");
         succeeds(&["mount", "--pool", &pool, "--size", "64M", text(&volume), text(&going)]);
         succeeds(&["mount", "--pool", &pool, "--share", text(&volume), text(&shared)]);
-        let is_going = |mount: &serde_json::Value| mount["path"] == text(&going);
-        let lane = host.mounts().into_iter().find(is_going).expect("mounted");
-        let supervisor = lane["supervisor"].as_u64().expect("a number") as u32;
+        let supervisor = host.supervisor_at(&going);
         let victim = match victim {
             "supervisor" => supervisor,
             name => child(supervisor, name),
@@ -663,8 +654,7 @@ fn lanes_under_each_other_are_no_loop() {
 fn beside_a_dead_lane(host: &Host, volume: &Path, at: &Path, first: impl Fn()) {
     succeeds(&["mount", text(volume), text(at)]);
     fs::write(at.join("file"), "kept").expect("write");
-    let lane = host.mounts().into_iter().find(|mount| mount["path"] == text(at)).expect("there");
-    let supervisor = lane["supervisor"].as_u64().expect("a number") as u32;
+    let supervisor = host.supervisor_at(at);
     let service = child(supervisor, "polylane-svc");
     signal_to(service, "STOP");
     signal_to(supervisor, "KILL");

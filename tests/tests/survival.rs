@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use polylane_tests::host::{Host, succeeds, text};
+use polylane_tests::host::{Host, children, succeeds, text, until};
 use polylane_tests::{binary, lacks, unavailable};
 
 /// A shell in a mount namespace of its own, which takes lines and answers each.
@@ -58,6 +58,185 @@ fn lane(host: &Host) -> (PathBuf, PathBuf) {
     let (at, volume) = (host.dir("m"), host.path("v.img"));
     succeeds(&["mount", "--size", "64M", text(&volume), text(&at)]);
     (at, volume)
+}
+
+/// What gives a program the fast way into a lane.
+fn fast_way(at: &Path) -> Vec<(String, String)> {
+    let env = succeeds(&["env", "--json", text(at)]);
+    let env: serde_json::Value = serde_json::from_str(&env).expect("JSON");
+    let all = env["environment"].as_object().expect("variables").iter();
+    all.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_string()))).collect()
+}
+
+/// The process of the only lane's service, and how many it had before.
+fn service_of(host: &Host) -> (Option<u64>, Option<u64>) {
+    let lane = format!("default@{}", host.mounts()[0]["service"]);
+    let stats = succeeds(&["stats", "--json", "--pool", &lane]);
+    let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+    (stats[0]["service_pid"].as_u64(), stats[0]["service_restarts"].as_u64())
+}
+
+/// A control group whose processes can be made to stand still, of either version.
+#[derive(Debug)]
+struct Freezer {
+    dir: PathBuf,
+    /// A file, what freezes by it and what thaws.
+    by: [&'static str; 3],
+}
+
+impl Freezer {
+    /// `None`: this host has none.
+    fn new(of: &str) -> Option<Freezer> {
+        let of_v1 = ["freezer.state", "FROZEN", "THAWED"];
+        let of_v2 = ["cgroup.freeze", "1", "0"];
+        let all = [("freezer", of_v1), ("unified", of_v2), ("", of_v2)];
+        all.into_iter().find_map(|(root, by)| {
+            let name = format!("polylane-test-{}-{of}", std::process::id());
+            let dir = Path::new("/sys/fs/cgroup").join(root).join(name);
+            fs::create_dir(&dir).ok()?;
+            let freezer = Freezer { dir, by };
+            freezer.dir.join(by[0]).exists().then_some(freezer)
+        })
+    }
+
+    /// Takes a process in, and all below it.
+    fn take(&self, pid: u32) {
+        fs::write(self.dir.join("cgroup.procs"), pid.to_string()).expect("moved");
+        children(pid).into_iter().flatten().for_each(|child| self.take(child));
+    }
+
+    fn set(&self, stands_still: bool) {
+        let [file, freezes, thaws] = self.by;
+        let word = if stands_still { freezes } else { thaws };
+        fs::write(self.dir.join(file), word).expect("written");
+        let is_so = || match file {
+            "cgroup.freeze" => {
+                let events = fs::read_to_string(self.dir.join("cgroup.events")).expect("read");
+                events.lines().any(|line| line == format!("frozen {word}"))
+            }
+            _ => fs::read_to_string(self.dir.join(file)).is_ok_and(|now| now.trim() == word),
+        };
+        until("they stand still, or go on", is_so);
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = fs::write(self.dir.join(self.by[0]), self.by[2]);
+        let end = Instant::now() + Duration::from_secs(5);
+        while fs::remove_dir(&self.dir).is_err() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// How long nobody works: longer than a service may give no sign of life.
+const STANDSTILL: Duration = Duration::from_secs(18);
+
+/// All processes of a lane and its programs stand still and go on, as by a suspend of the host.
+/// The monotonic clock goes on meanwhile, which it does not then.
+#[test]
+fn a_lane_that_stood_still_with_its_programs_goes_on() {
+    let name = "a_lane_that_stood_still_with_its_programs_goes_on";
+    if unavailable(name) {
+        return;
+    }
+    let host = Host::new();
+    // A program that waits for a lane by FUSE does so until its service has answered, and stands
+    // still then: programs come first.
+    let (Some(of_programs), Some(of_lane)) = (Freezer::new("programs"), Freezer::new("lane"))
+    else {
+        return polylane_tests::skip(name, "no control group can be made that freezes");
+    };
+    let (at, volume) = lane(&host);
+    let script = "i=0; until [ -e enough ]; do i=$((i + 1)); echo $i >>$0 || exit 1; done; echo $i";
+    let fast_way = fast_way(&at);
+    let writers = [("library", true), ("fuse", false)].map(|(log, fast)| {
+        let mut writer = Command::new("sh");
+        writer.args(["-c", script, log]).current_dir(&at).stdout(Stdio::piped());
+        if fast {
+            writer.envs(fast_way.iter().map(|(name, value)| (name, value)));
+        }
+        (log, writer.spawn().expect("sh"))
+    });
+    let lines = |log: &str| fs::read_to_string(at.join(log)).unwrap_or_default().lines().count();
+    let go_on = || {
+        let before = writers.each_ref().map(|(log, _)| lines(log));
+        until("both write", || {
+            writers.iter().zip(before).all(|((log, _), before)| lines(log) > before + 20)
+        });
+    };
+    go_on();
+    let first = service_of(&host);
+    of_lane.take(host.supervisor());
+    writers.iter().for_each(|(_, writer)| of_programs.take(writer.id()));
+    for stands_still in [STANDSTILL, Duration::ZERO, Duration::from_millis(50)] {
+        of_programs.set(true);
+        of_lane.set(true);
+        std::thread::sleep(stands_still);
+        of_programs.set(false);
+        of_lane.set(false);
+        go_on();
+    }
+    assert_eq!(service_of(&host), first, "the same service");
+    fs::write(at.join("enough"), "").expect("written");
+    for (log, writer) in writers {
+        let output = writer.wait_with_output().expect("sh");
+        let last: usize = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a count");
+        assert_eq!((output.status.code(), lines(log)), (Some(0), last), "{log}");
+    }
+    succeeds(&["umount", text(&at)]);
+    host.assert_nothing_is_left();
+    polylane_tests::volume::assert_clean(&volume);
+}
+
+/// Root of a user namespace, as in an unprivileged container, whose `/run` is as some are: a lane
+/// is mounted and serves the library, or one line says why not and nothing is left.
+#[test]
+fn lanes_of_a_container_without_rights_are_there_or_one_line_says_why_not() {
+    let name = "lanes_of_a_container_without_rights_are_there_or_one_line_says_why_not";
+    if unavailable(name) || polylane_tests::pool::no_library(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let script = r#"
+        run=$1; at=$2; polylane=$3
+        [ -z "$run" ] || mount -t tmpfs -o "$run" none /run
+        if ! "$polylane" mount mem:16M "$at" 2>/tmp/said; then
+            [ "$(wc -l </tmp/said)" = 1 ] && grep -q '^polylane: /run' /tmp/said || exit 7
+            ! grep -q "$at" /proc/self/mountinfo
+            echo refused; exit 0
+        fi
+        [ ! -s /tmp/said ]
+        LD_PRELOAD="$at/.polylane/\$LIB/libpolylane.so" POLYLANE_MOUNT="$at" \
+            sh -c 'cd "$0"; echo x >file; cat file' "$at" 2>&1
+        "$polylane" umount "$at"
+    "#;
+    let of = |run: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "--propagation", "private"]);
+        let own_tmp = format!("mount -t tmpfs none /tmp; mkdir -p \"$2\"; {script}");
+        command.args(["sh", "-euc", &own_tmp, "sh", run, "/tmp/m"]).arg(binary());
+        command.env("XDG_STATE_HOME", "/tmp/state").env_remove("XDG_RUNTIME_DIR");
+        command.current_dir("/").output().expect("unshare")
+    };
+    let probe = of("mode=755");
+    if String::from_utf8_lossy(&probe.stderr).contains("unshare") {
+        return polylane_tests::skip(name, "no user namespaces");
+    }
+    for (run, expected) in [
+        ("mode=755", "x\n"),
+        ("mode=755,noexec,nosuid,nodev", "x\n"),
+        ("mode=555", "x\n"),
+        ("mode=755,size=64k", "x\n"),
+        ("mode=755,nr_inodes=8", "refused\n"),
+        ("mode=755,ro", "refused\n"),
+    ] {
+        let output = of(run);
+        let said = (String::from_utf8_lossy(&output.stdout), output.status.code());
+        assert_eq!(said, (expected.into(), Some(0)), "{run}: {output:?}");
+    }
+    host.assert_nothing_is_left();
 }
 
 #[test]
@@ -140,22 +319,10 @@ fn lanes_go_on_where_clocks_differ() {
     let mount = [text(&program), "mount", "--size", "64M", text(&volume), text(&at)];
     let mounted = ahead(&mount).output().expect("unshare");
     assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
-    let env: serde_json::Value =
-        serde_json::from_str(&succeeds(&["env", "--json", text(&at)])).expect("JSON");
-    let variables: Vec<(&String, &str)> = env["environment"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(name, value)| Some((name, value.as_str()?)))
-        .collect();
+    let variables = fast_way(&at);
     let script = "for n in 1 2 3 4 5; do echo $n >>log; cat log >copy; mv copy other; done; \
                   wc -l <other; flock log true && echo locked";
-    let service = || {
-        let lane = format!("default@{}", host.mounts()[0]["service"]);
-        let stats = succeeds(&["stats", "--json", "--pool", &lane]);
-        let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
-        (stats[0]["service_pid"].as_u64(), stats[0]["service_restarts"].as_u64())
-    };
+    let service = || service_of(&host);
     let first = service();
     // The host's clock, and the lane's own, with the library and without.
     let mut lines = 5;
@@ -169,7 +336,7 @@ fn lanes_go_on_where_clocks_differ() {
             command.args(&shell[1..]);
         }
         if fast {
-            command.envs(variables.iter().copied());
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
         }
         let output = command.current_dir(&at).output().expect("sh");
         let said = String::from_utf8_lossy(&output.stdout);

@@ -88,6 +88,10 @@ pub(crate) struct Mount {
     /// Mounts of it can be id-mapped.
     #[serde(default)]
     idmap: bool,
+    #[serde(default)]
+    noatime: bool,
+    #[serde(default)]
+    nodiratime: bool,
 }
 
 impl Pool {
@@ -131,6 +135,8 @@ impl Mount {
             share: false,
             ro: false,
             idmap: false,
+            noatime: false,
+            nodiratime: false,
         }
     }
 
@@ -145,7 +151,13 @@ impl Mount {
         words.extend(options.into_iter().filter_map(|(name, value)| option(name, value)));
         words.extend(self.lower.iter().map(|lower| format!("--lower={lower}")));
         words.extend(self.map_users.iter().map(|range| format!("--map-users={range}")));
-        let flags = [("--share", self.share), ("--ro", self.ro), ("--idmap", self.idmap)];
+        let flags = [
+            ("--share", self.share),
+            ("--ro", self.ro),
+            ("--idmap", self.idmap),
+            ("--noatime", self.noatime),
+            ("--nodiratime", self.nodiratime),
+        ];
         words.extend(flags.iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_string()));
         words.extend(["--".to_string(), self.source.clone(), self.path.display().to_string()]);
         words

@@ -275,7 +275,8 @@ fn components() -> Value {
             "mount": object(&["source"], json!({ "path": text, "source": text,
                 "lower": { "type": "array", "items": text },
                 "map-users": { "type": "array", "items": text }, "pool": text, "size": text,
-                "weight": number, "share": flag, "ro": flag, "idmap": flag })),
+                "weight": number, "share": flag, "ro": flag, "idmap": flag,
+                "noatime": flag, "nodiratime": flag })),
         },
         "responses": { "error": {
             "description": "One line that says why not, and a code",

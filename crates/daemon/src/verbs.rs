@@ -72,7 +72,9 @@ impl Change {
 /// The command's own line.
 pub(crate) async fn look(program: &Program, line: &[&str]) -> Result<serde_json::Value, Refusal> {
     let output = program.look(&words(line)).await?;
-    serde_json::from_str(&output).map_err(|error| Refusal::internal(&error))
+    serde_json::from_str(&output).map_err(|error| {
+        Refusal::internal(&format_args!("{line:?}: the answer of another version: {error}"))
+    })
 }
 
 fn words(line: &[&str]) -> Vec<String> {

@@ -11,15 +11,14 @@
 //!   told. Without `holder.json` it is nobody's.
 //! - `config.json` is there from before the runtime makes a container until it has deleted it. A
 //!   directory without it that no command holds is of a container that does not run. So is one with
-//!   it, where the engine has the container no more and none of its lanes is mounted: the host went
-//!   down.
+//!   it, where [`has_ended`](made::has_ended) says so, or the engine has the container no more and
+//!   none of its lanes is mounted: the host went down.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use polylane_base::Errno;
 use polylane_base::shown::Shown;
 use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::{lasting, mounted_at, within};
@@ -27,13 +26,11 @@ use rustix::fs::FlockOperation;
 
 use crate::holder::{Holder, Known};
 use crate::lane::UPPER;
-use crate::place::{Lock, Place};
+use crate::made;
+use crate::place::{CONFIG, Lock, Place};
 
 /// The file that tells by which directory the engine has the container.
 const HOLDER: &str = "holder.json";
-
-/// What the runtime is told; it is written last.
-pub(crate) const CONFIG: &str = "config.json";
 
 /// At how many containers a command looks for what is to be removed.
 const SWEPT_MAX: usize = 256;
@@ -121,21 +118,12 @@ pub(crate) fn unmount(place: &Place) -> Result<()> {
 }
 
 fn unmount_one(at: &Path) -> Result<()> {
-    match lasting::umount_all(at, false) {
-        // What something is still in goes when that goes; what was written is durable.
-        Err(failure) if loses_nothing(&failure) => {
-            say(&failure);
-            lasting::umount_all(at, true)
-        }
-        done => done,
+    if let Some(was_in_the_way) =
+        lasting::umount_all_losslessly(at).map_err(|stays| stays.failure)?
+    {
+        say(&was_in_the_way);
     }
-}
-
-/// Whether a lane that could not be unmounted is in use, or never came up: there is nothing of it
-/// that could not be written back.
-fn loses_nothing(failure: &Failure) -> bool {
-    let busy = format!("cannot unmount it: {}", Errno::EBUSY);
-    failure.line.contains(&busy) || failure.line.contains(": its lane has been starting for ")
+    Ok(())
 }
 
 /// After the runtime's container has ended: unmounts its lanes and removes its files. The volume
@@ -164,6 +152,11 @@ fn is_kept(place: &Place) -> bool {
 fn is_gone(place: &Place) -> bool {
     let holder = place.read::<Holder>(HOLDER).ok().flatten();
     holder.is_some_and(|holder| holder.known() == Known::Gone)
+}
+
+/// Whether a lane of it is mounted, or that cannot be told.
+fn has_lanes(place: &Place) -> bool {
+    !lanes(place).iter().all(|at| matches!(mounted_at(at), Ok(None)))
 }
 
 /// Removes volumes of containers that their engines have no more, and what killed commands left: in
@@ -207,7 +200,7 @@ fn clear_all(all: &Path) -> rustix::io::Result<()> {
 fn clear_gone(place: &Place) -> Result<()> {
     let is_left = || match may_exist(&place.file(CONFIG)) {
         false => !is_kept(place),
-        true => is_gone(place) && lanes(place).iter().all(|at| matches!(mounted_at(at), Ok(None))),
+        true => made::has_ended(place) || is_gone(place) && !has_lanes(place),
     };
     if !is_left() {
         return Ok(());

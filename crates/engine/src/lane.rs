@@ -175,7 +175,8 @@ pub(crate) fn mount_one(
     let said = memfd_create("polylane-mount", MemfdFlags::CLOEXEC);
     let mut said = File::from(said.map_err(|error| failed(error.into()))?);
     let mut command = Command::new("/proc/self/exe");
-    command.arg("mount").arg("--once").args(options);
+    // The engine unmounts it, and nobody by umount(8).
+    command.args(["mount", "--once", "--utab=none"]).args(options);
     if let Some(pool) = pool {
         command.args(["--pool", pool]);
     }
@@ -205,7 +206,8 @@ pub(crate) fn unmount(place: &Place, record: &Record, lazy: bool) -> Result<()> 
     // Of a command that was killed.
     all.extend(Some(place.store()).filter(|at| at.exists()));
     all.extend(lanes.map(|(number, _)| place.lane(number)).filter(|at| at.exists()));
-    let unmounted: Vec<_> = all.iter().map(|at| lasting::umount_all(at, lazy)).collect();
+    let unmount = |at: &PathBuf| lasting::umount_all(at, lazy).map_err(|stays| stays.failure);
+    let unmounted: Vec<Result<()>> = all.iter().map(unmount).collect();
     unmounted.into_iter().collect()
 }
 

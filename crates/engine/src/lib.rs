@@ -42,6 +42,7 @@ mod holder;
 mod kept;
 mod lane;
 mod listed;
+mod made;
 mod oci;
 mod permitted;
 mod place;

@@ -35,8 +35,9 @@ use crate::bundle;
 use crate::holder::Holder;
 use crate::kept;
 use crate::lane::{self, Upper};
+use crate::made;
 use crate::permitted::Permitted;
-use crate::place::{Lock, Place};
+use crate::place::{CONFIG, Lock, Place};
 use crate::reach;
 use crate::record::{Cluster, Mount};
 use crate::relay::Relays;
@@ -246,16 +247,21 @@ impl<'a> Call<'a> {
             _ => None,
         };
         let lock = place.make_locked()?;
-        if place.file(kept::CONFIG).exists() && self.is_there(program) {
+        if place.file(CONFIG).exists() && self.is_there(program) {
             return Err(Failure::failed("oci: there is a container of this name: delete it first"));
         }
         // Of a container that was not removed by this program.
         kept::unmount(&place)?;
+        made::tell(&mut config, program, value(self.before(), &["--root"]));
+        made::begin(&place);
         let made = kept::take_up(&place, &lock, holder.as_ref())
             .and_then(|()| prepare((&place, &lock), &wanted, &mut config))
             .and_then(|()| self.run(program, &place));
         let stays = made.as_ref().is_ok_and(|status| *status == 0) && !self.ends(waits);
-        let cleared = if stays { Ok(()) } else { kept::end(&place, &lock) };
+        let cleared = match stays {
+            true => made::end(&place),
+            false => kept::end(&place, &lock),
+        };
         // Why there is no container is said before what is left of it.
         made.and_then(|status| cleared.map(|()| status))
     }
@@ -458,7 +464,7 @@ fn prepare((place, lock): (&Place, &Lock), wanted: &Wanted, config: &mut Value) 
         all.extend(wanted.mounts.iter().zip(&sources).map(|(mount, at)| bundle::bind(mount, at)));
     }
     reach::open(place, config)?;
-    place.write(kept::CONFIG, config)
+    place.write(CONFIG, config)
 }
 
 /// Where the runtime mounts directories. None where the container's root is another user: what is

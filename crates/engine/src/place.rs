@@ -40,6 +40,9 @@ use serde::de::DeserializeOwned;
 /// How long a command waits for another one that holds a container.
 const WAIT_MAX: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(90) };
 
+/// What another engine's runtime is told; it is written last.
+pub(crate) const CONFIG: &str = "config.json";
+
 /// The directory of mount points besides the root's.
 const MOUNTS: &str = "mounts";
 

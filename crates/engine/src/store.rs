@@ -97,7 +97,7 @@ fn within<T>(
     // What is durable when it ends is what counts.
     let ended = lasting::umount_all(&root, false);
     match done {
-        Ok(done) => ended.map(|()| done),
+        Ok(done) => ended.map(|()| done).map_err(|stays| stays.failure),
         Err(failure) => {
             let _ = ended.or_else(|_| lasting::umount_all(&root, true));
             Err(failure)

@@ -6,9 +6,9 @@ use polylane_base::{Errno, Ino};
 use polylane_vfs::OpCtx;
 use polylane_vfs::flags;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
-    NewNode, OnSynced, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink, Source, StatFs,
-    SyncLead, SyncLeft, Syncing, XattrMode,
+    AccessTimes, Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind,
+    Last, Late, NewNode, OnSynced, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink,
+    Source, StatFs, SyncLead, SyncLeft, Syncing, XattrMode,
 };
 
 use crate::alloc::Blocks;
@@ -82,7 +82,7 @@ impl FileSystem for Ext4 {
         Character {
             cache_data: true,
             volatile: false,
-            host_atimes: false,
+            access_times: AccessTimes::Relatime,
             read_only: self.volume.journal.is_none(),
             max_file_size: match self.volume.traits.extents {
                 true => self.volume.geometry.file_bytes_max,

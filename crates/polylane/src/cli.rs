@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// Run COMMAND in a pool with its lane mounted; exit with its status
     Run(Box<RunArgs>),
     /// Mount a lane that outlives this command; without arguments: list what is mounted
-    Mount(crate::mount::MountArgs),
+    Mount(Box<crate::mount::MountArgs>),
     /// Unmount a lane; everything is durable then
     Umount(crate::mount::UmountArgs),
     /// Make and look after volumes

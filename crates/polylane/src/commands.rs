@@ -11,6 +11,7 @@ use polylane_pool::rbd::ImagePlace;
 use polylane_pool::run::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
+use polylane_pool::spec::AccessTimes;
 use polylane_pool::{lasting, limits, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
@@ -23,7 +24,7 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => lasting::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
-        Command::Mount(arguments) => mount::mount(arguments),
+        Command::Mount(arguments) => mount::mount(*arguments),
         Command::Umount(arguments) => mount::umount(&arguments),
         Command::Volume(command) => {
             limits::lift();
@@ -86,6 +87,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         map_users: None,
         id_maps: false,
         kernel_cache: arguments.kernel_cache,
+        access_times: AccessTimes::Relatime,
         covered: Vec::new(),
         command: arguments.command,
         for_instances: false,

@@ -5,13 +5,12 @@
 //! They are called as `mount.TYPE SOURCE PATH [-sfnv] [-o OPTIONS] [-t TYPE]` and as
 //! `umount.TYPE PATH [-flnrv]` (mount(8), "External helpers"). Here they become the arguments of
 //! `polylane mount` and `polylane umount`. An option that would take something away from the lane's
-//! users and that a lane does not have is refused, not passed over. A value with commas stands in
-//! double quotes, as mount(8) has it: `lower="a,b"`.
+//! users and that a lane does not have is refused, not passed over. Of two that contradict each
+//! other the last counts. A value with commas stands in double quotes, as mount(8) has it:
+//! `lower="a,b"`.
 
 use std::ffi::OsString;
 use std::path::Path;
-
-use polylane_pool::failure::say;
 
 /// Options of `polylane mount` that have a value.
 const WITH_VALUE: [&str; 13] = [
@@ -31,13 +30,23 @@ const WITH_VALUE: [&str; 13] = [
 ];
 
 /// Those that have none.
-const FLAGS: [&str; 7] = ["ro", "suid", "share", "no-preload", "idmap", "kernel-cache", "discard"];
+const FLAGS: [&str; 9] = [
+    "ro",
+    "suid",
+    "share",
+    "no-preload",
+    "idmap",
+    "kernel-cache",
+    "discard",
+    "noatime",
+    "nodiratime",
+];
 
 /// What keeps users from something that no lane keeps them from: refused, also of a sloppy mount.
 const KEEPS_FROM: [&str; 4] = ["noexec", "nosymfollow", "sync", "dirsync"];
 
 /// Options of mount(8) that are a lane's way anyway, or mean nothing to one.
-const IGNORED: [&str; 15] = [
+const IGNORED: [&str; 18] = [
     "rw",
     "defaults",
     "auto",
@@ -51,12 +60,26 @@ const IGNORED: [&str; 15] = [
     "nofail",
     "atime",
     "relatime",
+    // The kernel's way without it is `relatime` as well.
+    "norelatime",
+    "nostrictatime",
+    // Times may be written later than other changes. They need not.
+    "lazytime",
     "nolazytime",
     "diratime",
 ];
 
-/// What a lane does not have, and its users do not miss: said, and passed over.
-const PASSED_OVER: [&str; 5] = ["noatime", "nodiratime", "norelatime", "strictatime", "lazytime"];
+/// They let an ordinary user mount, or unmount.
+const OF_USERS: [&str; 4] = ["user", "users", "owner", "group"];
+
+/// The option that another one takes back.
+const TAKEN_BACK: [(&str, &str); 5] = [
+    ("rw", "--ro"),
+    ("nosuid", "--suid"),
+    ("atime", "--noatime"),
+    ("relatime", "--noatime"),
+    ("diratime", "--nodiratime"),
+];
 
 /// The arguments of polylane that these stand for, by the name that the program was started with;
 /// `None` for its own name. An empty list: nothing is to be done.
@@ -96,20 +119,35 @@ fn mount(words: &[OsString]) -> Result<Vec<OsString>, String> {
             _ => places.push(word.clone()),
         }
     }
-    let mut arguments: Vec<OsString> = ["polylane", "mount"].map(OsString::from).to_vec();
     if options.iter().any(|option| option == "remount") {
         return Err(REMOUNT.to_string());
     }
+    let mut arguments: Vec<OsString> = ["polylane", "mount"].map(OsString::from).to_vec();
     for option in &options {
-        if PASSED_OVER.contains(&option.as_str()) {
-            say(format_args!("-o {option}: a lane keeps times of access as relatime does"));
-            continue;
-        }
+        let mut taken_back: Vec<String> = TAKEN_BACK
+            .iter()
+            .filter(|(by, _)| by == option)
+            .map(|(_, what)| (*what).to_string())
+            .collect();
+        // Said twice it counts once.
+        taken_back.extend(FLAGS.contains(&option.as_str()).then(|| format!("--{option}")));
+        arguments.retain(|word| !taken_back.iter().any(|what| word == what.as_str()));
         match translated(option) {
             Some(words) => arguments.extend(words.into_iter().map(OsString::from)),
             None if sloppy && !KEEPS_FROM.contains(&option.as_str()) => {}
+            None if OF_USERS.contains(&option.as_str()) => {
+                return Err(format!("-o {option}: root alone mounts lanes: leave it out"));
+            }
             None => return Err(format!("-o {option}: no option of a lane")),
         }
+    }
+    // What mount(8) would note of the mount beside the kernel's table.
+    let is_noted = |option: &&str| *option == "_netdev" || option.starts_with("x-");
+    // One with a comma, which was in quotes, would be two there.
+    let noted = options.iter().map(String::as_str).filter(|option| !option.contains(','));
+    let noted = noted.filter(is_noted).collect::<Vec<_>>().join(",");
+    if !noted.is_empty() {
+        arguments.push(format!("--utab={noted}").into());
     }
     // Before the places, which may begin with a hyphen.
     arguments.push("--".into());
@@ -142,6 +180,10 @@ fn translated(option: &str) -> Option<Vec<String>> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     if IGNORED.contains(&option) || name.starts_with("x-") || name == "comment" {
         return Some(Vec::new());
+    }
+    // mount(8) does not hand on `suid`, which is its default, and not a lane's.
+    if option == "setid" {
+        return Some(vec!["--suid".to_string()]);
     }
     if FLAGS.contains(&option) {
         return Some(vec![format!("--{option}")]);
@@ -190,10 +232,23 @@ mod tests {
             ("/sbin/mount.polylane mem:1G /m", "polylane mount -- mem:1G /m"),
             (
                 "mount.polylane /v.img /m -n -o rw,ro,pool=web,x-systemd.requires=a,nofail -t fuse",
-                "polylane mount --ro --pool=web -- /v.img /m",
+                "polylane mount --ro --pool=web --utab=x-systemd.requires=a -- /v.img /m",
             ),
             ("mount.polylane a b -s -o odd", "polylane mount -- a b"),
-            ("mount.polylane a b -o noatime,ro", "polylane mount --ro -- a b"),
+            (
+                "mount.polylane a b -o noatime,nodiratime,ro",
+                "polylane mount --noatime --nodiratime --ro -- a b",
+            ),
+            (
+                "mount.polylane a b -o suid,ro,ro,noatime,rw,nosuid,relatime",
+                "polylane mount -- a b",
+            ),
+            (
+                "mount.polylane a b -o rw,ro,suid,lazytime,norelatime",
+                "polylane mount --ro --suid -- a b",
+            ),
+            ("mount.polylane a b -o setid", "polylane mount --suid -- a b"),
+            ("mount.polylane a b -o _netdev,x-a=b", "polylane mount --utab=_netdev,x-a=b -- a b"),
             (
                 "mount.polylane a b -o lower=\"x,y\",lower=volume:z,map-users=0:1000:1",
                 "polylane mount --lower=x,y --lower=volume:z --map-users=0:1000:1 -- a b",
@@ -210,7 +265,9 @@ mod tests {
 
     #[test]
     fn what_a_lane_does_not_have_is_refused() {
-        for option in ["noexec", "remount,rw", "pool", "sync", "dev"] {
+        for option in
+            ["noexec", "remount,rw", "pool", "sync", "dev", "strictatime", "user", "users"]
+        {
             let line = format!("mount.polylane mem:1G /m -o {option}");
             let translated = translate_line(&line).expect("a helper");
             match option {

@@ -11,6 +11,7 @@ use polylane_pool::failure::{Failure, Result, say};
 use polylane_pool::lasting::{self, LaneSource, MountOptions, Mounted};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::share::Policy;
+use polylane_pool::spec::AccessTimes;
 use polylane_volume::MediumKind;
 use serde_json::Value;
 
@@ -64,6 +65,12 @@ pub(crate) struct MountArgs {
     /// The kernel caches what programs read and write by FUSE: io_uring moves a file's position
     #[arg(long, requires = "source")]
     kernel_cache: bool,
+    /// No read moves an access time
+    #[arg(long, requires = "source")]
+    noatime: bool,
+    /// No read of a directory moves its access time
+    #[arg(long, requires = "source")]
+    nodiratime: bool,
     /// Where the same is mounted already, leave it so: it is not counted once more
     #[arg(long, requires = "source")]
     once: bool,
@@ -73,6 +80,9 @@ pub(crate) struct MountArgs {
     /// A path from the lane's root where whoever uses the lane mounts something else
     #[arg(long, value_name = "PATH", requires = "source", hide = true)]
     covered: Vec<OsString>,
+    /// Options that /run/mount/utab is to have of the mount; "none": it is not to be there
+    #[arg(long, value_name = "LIST", default_value = "", hide = true)]
+    utab: String,
     /// FUSE only: no preload library in PATH/.polylane
     #[arg(long, requires = "source")]
     no_preload: bool,
@@ -126,12 +136,15 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let path = path.clone();
     let (pool, share, read_only) = (arguments.pool.clone(), arguments.share, arguments.ro);
     let once = arguments.once;
+    let utab = arguments.utab.clone();
     let lane = lane(arguments)?;
     let at = path.clone();
     match lasting::mount(MountOptions { source, path: at, pool, share, read_only, once, lane })? {
-        Mounted::New | Mounted::Shared => {}
+        Mounted::New | Mounted::Shared if utab == "none" => {}
+        Mounted::New | Mounted::Shared => lasting::utab::list(&path, &utab, 1),
         Mounted::Again(_) if once => {}
         Mounted::Again(count) => {
+            lasting::utab::list(&path, &utab, count);
             say(format_args!("{}: mounted already, now {count} times", Shown::new(&path)));
         }
     }
@@ -154,6 +167,11 @@ fn lane(arguments: MountArgs) -> Result<RunOptions> {
         map_users: lasting::parse_users(&arguments.map_users)?,
         id_maps: arguments.idmap,
         kernel_cache: arguments.kernel_cache,
+        access_times: match (arguments.noatime, arguments.nodiratime) {
+            (true, _) => AccessTimes::Never,
+            (false, true) => AccessTimes::NotOfDirs,
+            (false, false) => AccessTimes::Relatime,
+        },
         covered: arguments.covered.into_iter().map(OsString::into_vec).collect(),
         // The mount's own source and path stand for these.
         ..RunOptions::new(Source::Mem, Vec::new())
@@ -180,11 +198,12 @@ fn table(mounts: &[Value]) -> String {
 pub(crate) fn umount(arguments: &UmountArgs) -> Result<u8> {
     for path in &arguments.paths {
         if arguments.all {
-            lasting::umount_all(path, arguments.lazy)?;
+            lasting::umount_all(path, arguments.lazy).map_err(|stays| stays.failure)?;
+            lasting::utab::unlist(path);
             continue;
         }
         match lasting::umount(path, arguments.lazy)? {
-            0 => {}
+            0 => lasting::utab::unlist(path),
             count => say(format_args!("{}: still mounted {count} times", Shown::new(path))),
         }
     }

@@ -251,8 +251,8 @@ pub(crate) fn start(
     let (fs, union) = layers.under(spec, fs, (handover.as_ref(), instance.is_none()))?;
     let fs = caches.over(FileCachePlace::All, fs)?;
     let fs = by_their_map(spec, fs)?;
-    let vfs =
-        Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
+    let vfs = Vfs::with_access_times(fs, options, spec.access_times.into())
+        .map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
         Some(handover) => Lane::handed_over(vfs.clone(), handover),
         None => Lane::new(vfs.clone(), spec.incarnation),

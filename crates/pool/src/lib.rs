@@ -54,6 +54,7 @@ mod skeleton;
 pub mod solidify;
 pub mod spec;
 pub mod stats;
+pub mod stays;
 mod subordinate;
 mod supervise;
 mod timely;

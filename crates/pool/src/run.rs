@@ -42,7 +42,7 @@ use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::solidify::Solidifying;
-use crate::spec::{Backing, PoolSpec, WriteBack};
+use crate::spec::{AccessTimes, Backing, PoolSpec, WriteBack};
 use crate::supervise::{AtEnd, Instances, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
@@ -143,6 +143,8 @@ pub struct RunOptions {
     pub id_maps: bool,
     /// The kernel caches what programs read and write by FUSE, as it did before Linux 6.6.
     pub kernel_cache: bool,
+    /// Which reads move access times.
+    pub access_times: AccessTimes,
     /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
     /// something else. The library leaves them to the kernel, and has the fast way beside them.
     pub covered: Vec<Vec<u8>>,
@@ -179,6 +181,7 @@ impl RunOptions {
             map_users: None,
             id_maps: false,
             kernel_cache: false,
+            access_times: AccessTimes::Relatime,
             covered: Vec::new(),
             for_instances: false,
             command,
@@ -590,6 +593,7 @@ fn specify(
         map_users: options.map_users.iter().flat_map(IdMap::ranges).map(Into::into).collect(),
         id_maps: options.id_maps,
         kernel_cache: options.kernel_cache,
+        access_times: options.access_times,
         incarnation: 0,
         device: None,
         fuse: None,

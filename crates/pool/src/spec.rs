@@ -255,6 +255,39 @@ impl From<UserRange> for IdRange {
     }
 }
 
+/// Which reads move access times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum AccessTimes {
+    /// As `relatime` of mount(8) says.
+    #[default]
+    Relatime,
+    /// The same, and none of directories.
+    NotOfDirs,
+    /// None.
+    Never,
+}
+
+impl AccessTimes {
+    /// As mount(8) calls them.
+    pub fn name(self) -> &'static str {
+        match self {
+            AccessTimes::Relatime => "relatime",
+            AccessTimes::NotOfDirs => "nodiratime",
+            AccessTimes::Never => "noatime",
+        }
+    }
+}
+
+impl From<AccessTimes> for polylane_vfs::fs::AccessTimes {
+    fn from(times: AccessTimes) -> Self {
+        match times {
+            AccessTimes::Relatime => Self::Relatime,
+            AccessTimes::NotOfDirs => Self::NotOfDirs,
+            AccessTimes::Never => Self::Never,
+        }
+    }
+}
+
 /// Everything a service process is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSpec {
@@ -295,6 +328,9 @@ pub struct PoolSpec {
     /// The kernel caches what programs read and write by FUSE.
     #[serde(default)]
     pub kernel_cache: bool,
+    /// Which reads move access times.
+    #[serde(default)]
+    pub access_times: AccessTimes,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
     /// Device of the lane's mount, as in mountinfo; `None` until it is mounted, or where that could
@@ -423,6 +459,7 @@ mod tests {
                 map_users: vec![UserRange(0, 100_000, 65_536)],
                 id_maps: true,
                 kernel_cache: true,
+                access_times: AccessTimes::NotOfDirs,
                 incarnation: 3,
                 device: Some("0:40".to_string()),
                 fuse: Some(Params { minor: 45, flags: InitFlags::from_bits_retain(3) }),

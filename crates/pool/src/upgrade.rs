@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::awake;
 use crate::failure::{Failure, Result};
 use crate::names;
+use crate::stays::{Cause, Stays};
 use crate::wait::wait_for;
 
 /// How long a pool may take: to write everything back, above all.
@@ -40,25 +41,12 @@ pub(crate) const LEAVE: &[u8] = b"leave ";
 struct Answer {
     done: bool,
     line: String,
-    /// See [`Stays`]. A supervisor of a former version does not say it.
+    /// Why a lane was not unmounted. A supervisor of a former version does not say it.
+    #[serde(default)]
+    cause: Option<Cause>,
+    /// The same for commands of former versions, and from supervisors of those.
     #[serde(default)]
     by_others: bool,
-}
-
-/// Why a lane was not unmounted.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Stays {
-    /// The line for people.
-    pub(crate) failure: Failure,
-    /// The cause is what others do there now: another try may succeed. After any other failure it
-    /// may succeed as well, and hide it: the kernel tells once what could not be written back.
-    pub(crate) by_others: bool,
-}
-
-impl From<Failure> for Stays {
-    fn from(failure: Failure) -> Stays {
-        Stays { failure, by_others: false }
-    }
 }
 
 /// The supervisor's side.
@@ -129,16 +117,25 @@ impl Wish {
     /// Tells who asked what came of it.
     pub(crate) fn answer(client: &OwnedFd, outcome: &std::result::Result<String, String>) {
         let (Ok(line) | Err(line)) = outcome;
-        Answer { done: outcome.is_ok(), line: line.clone(), by_others: false }.send(client);
+        Answer { done: outcome.is_ok(), line: line.clone(), cause: None, by_others: false }
+            .send(client);
     }
 
-    /// Tells who unmounts the lane that it stays by what others do there.
-    pub(crate) fn stays_by_others(client: &OwnedFd, line: String) {
-        Answer { done: false, line, by_others: true }.send(client);
+    /// Tells who unmounts the lane why it stays.
+    pub(crate) fn stays(client: &OwnedFd, cause: Cause, line: String) {
+        let by_others = cause.is_by_others();
+        Answer { done: false, line, cause: Some(cause), by_others }.send(client);
     }
 }
 
 impl Answer {
+    /// Why the lane stays. Those of former versions are known to be in use or to be unmounted by
+    /// another command, or nothing is known.
+    fn cause(&self) -> Cause {
+        let former = if self.by_others { Cause::Changing } else { Cause::Failed };
+        self.cause.unwrap_or(former)
+    }
+
     fn send(&self, client: &OwnedFd) {
         if let Ok(bytes) = serde_json::to_vec(self) {
             // Whoever has gone away does not want to know.
@@ -176,13 +173,13 @@ pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> std::result::R
         Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
             // Who does not answer has ended meanwhile.
-            let by_others = |failure| Stays { failure, by_others: true };
-            match ask(lane, &socket, order, &[]).map_err(by_others)? {
-                Some(Answer { done: false, line, by_others }) => {
-                    Err(Stays { failure: Failure::failed(line), by_others })
+            let silent = |failure| Stays::new(Cause::Silent, failure);
+            match ask(lane, &socket, order, &[]).map_err(silent)? {
+                Some(answer) if !answer.done => {
+                    Err(Stays::new(answer.cause(), Failure::failed(answer.line)))
                 }
                 // Without an answer it has ended for another reason.
-                Some(Answer { done: true, .. }) | None => Ok(()),
+                _ => Ok(()),
             }
         }
         None => Ok(()),
@@ -255,9 +252,14 @@ mod tests {
     #[test]
     fn an_answer_of_another_version_is_understood() {
         let answer: Answer = serde_json::from_str(r#"{"done":false,"line":"x"}"#).expect("older");
-        assert!(!answer.by_others);
-        let more = r#"{"done":true,"line":"x","by_others":true,"later":1}"#;
-        assert!(serde_json::from_str::<Answer>(more).expect("younger").by_others);
+        assert_eq!(answer.cause(), Cause::Failed);
+        let answer = |text: &str| serde_json::from_str::<Answer>(text).expect("an answer").cause();
+        let more = r#"{"done":false,"line":"x","by_others":true,"later":1}"#;
+        assert_eq!(answer(more), Cause::Changing);
+        let own = r#"{"done":false,"line":"x","by_others":true,"cause":"InUse"}"#;
+        assert_eq!(answer(own), Cause::InUse);
+        let later = r#"{"done":false,"line":"x","cause":"OfALaterVersion"}"#;
+        assert_eq!(answer(later), Cause::Failed);
     }
 
     /// A lane may end, and the next one have its name, between the look into the mount table and

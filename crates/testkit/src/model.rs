@@ -8,8 +8,8 @@ use crate::model_rules::{PAGE, check_xattr, time};
 use polylane_base::{Clock, Errno, Ino, Result, Time};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    AccessTimes, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -261,7 +261,7 @@ impl FileSystem for Model {
         Character {
             cache_data: true,
             volatile: false,
-            host_atimes: false,
+            access_times: AccessTimes::Relatime,
             read_only: false,
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,

@@ -16,7 +16,9 @@ use std::fmt;
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{AclKind, Attr, FileSystem, Kind, OF_OTHERS, Revived, granted};
+use polylane_vfs::fs::{
+    AclKind, Attr, FileSystem, Kind, OF_OTHERS, Revived, granted, less_granted,
+};
 use rustc_hash::FxHashMap;
 
 use crate::Union;
@@ -220,8 +222,7 @@ impl Held {
             return Ok(attr);
         }
         let list = self.fs().getxattr(ctx, self.ino, AclKind::Access.name());
-        let granted = granted(list);
-        Ok(Attr { perm: attr.perm & (granted | !OF_OTHERS), ..attr })
+        Ok(Attr { perm: less_granted(attr.perm, granted(list)), ..attr })
     }
 
     /// A mark that it has.

@@ -1,5 +1,30 @@
 //! What a libservice says about itself.
 
+use crate::attr::Kind;
+
+/// Which reads move access times, the most of them first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum AccessTimes {
+    /// As `relatime` of mount(8) says.
+    #[default]
+    Relatime,
+    /// The same, and reads of directories move none (`nodiratime`).
+    NotOfDirs,
+    /// None (`noatime`). Or what lies below moves them itself, as it is read: to set one would move
+    /// the change time there.
+    Never,
+}
+
+impl AccessTimes {
+    pub(crate) fn has(self, kind: Kind) -> bool {
+        match self {
+            AccessTimes::Relatime => true,
+            AccessTimes::NotOfDirs => kind != Kind::Dir,
+            AccessTimes::Never => false,
+        }
+    }
+}
+
 /// How the VFS is to treat a libservice's data and names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Character {
@@ -9,9 +34,8 @@ pub struct Character {
     /// Names and attributes can change behind our back (hostdir): cached ones are checked against
     /// `lookup` and `getattr` before they are used.
     pub volatile: bool,
-    /// What lies below moves access times itself, as it is read: the VFS moves none. To set one
-    /// would move the change time there.
-    pub host_atimes: bool,
+    /// Which reads the VFS is to move access times by.
+    pub access_times: AccessTimes,
     /// Changes are refused with `EROFS` before they reach the libservice.
     pub read_only: bool,
     /// Largest file in bytes; writes past it fail with `EFBIG`.
@@ -43,7 +67,7 @@ impl Character {
     pub const VOLATILE: Character = Character {
         cache_data: false,
         volatile: true,
-        host_atimes: false,
+        access_times: AccessTimes::Relatime,
         read_only: false,
         max_file_size: i64::MAX as u64,
         max_links: u32::MAX,

@@ -48,12 +48,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Arc<Core> {
-        let character = fs.character();
-        Core::with_character(fs, character, options)
-    }
-
-    /// The same for a libservice that is to be treated otherwise than it says.
+    /// For a libservice that may be treated otherwise than it says.
     pub(crate) fn with_character(
         fs: Arc<dyn FileSystem>,
         character: Character,

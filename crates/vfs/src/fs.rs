@@ -30,12 +30,12 @@ use polylane_base::{Errno, Gid, Ino, Result, Uid};
 
 use crate::ctx::OpCtx;
 
-pub use crate::acl::{Acl, AclKind, Acls, OF_OTHERS, granted};
+pub use crate::acl::{Acl, AclKind, Acls, OF_OTHERS, granted, less_granted};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
 pub use crate::bytes::{
     Fallocate, Fill, Late, OnSynced, Piece, Shifted, Sink, Source, SyncLead, SyncLeft, Syncing,
 };
-pub use crate::character::Character;
+pub use crate::character::{AccessTimes, Character};
 pub use crate::lock_request::SharedLocks;
 
 /// What to create.

@@ -301,7 +301,7 @@ impl Inode {
 
     /// The next read moves the access time, if any read does.
     pub(crate) fn atime_is_due(&self) {
-        if !self.core.character.host_atimes && !self.has(NO_ATIME | ATIME_STAYS) {
+        if self.core.character.access_times.has(self.kind) && !self.has(NO_ATIME | ATIME_STAYS) {
             self.raise(ATIME_DUE);
         }
     }

@@ -9,7 +9,7 @@ use crate::cache::start_flusher;
 use crate::core::Core;
 use crate::ctx::OpCtx;
 use crate::flags;
-use crate::fs::{Character, FileSystem, Kind, StatFs, Work};
+use crate::fs::{AccessTimes, Character, FileSystem, Kind, StatFs, Work};
 use crate::inode::Node;
 use crate::name::Name;
 use crate::stats::{Count, Stats};
@@ -89,7 +89,21 @@ impl Vfs {
     /// libservice cannot give its root; `ENOTDIR`; `EINVAL` for a libservice whose data is to be
     /// cached although it may change behind our back.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Arc<Vfs>> {
-        let core = Core::new(fs, options);
+        Vfs::with_access_times(fs, options, AccessTimes::Relatime)
+    }
+
+    /// The same; access times move by reads of which both `times` and the libservice say so.
+    ///
+    /// # Errors
+    /// As [`new`](Vfs::new)'s.
+    pub fn with_access_times(
+        fs: Arc<dyn FileSystem>,
+        options: Options,
+        times: AccessTimes,
+    ) -> Result<Arc<Vfs>> {
+        let own = fs.character();
+        let access_times = own.access_times.max(times);
+        let core = Core::with_character(fs, Character { access_times, ..own }, options);
         if core.character.cache_data && core.character.volatile {
             return Err(Errno::EINVAL);
         }

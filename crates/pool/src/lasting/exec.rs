@@ -140,10 +140,10 @@ fn join(mut groups: Plan, cpus: &[u32]) -> io::Result<()> {
 /// The mount paths of the lanes whose fast way COMMAND gets, the one that the working directory is
 /// in first.
 fn lanes(tables: &Tables, pool: &str) -> Result<Vec<PathBuf>> {
-    let all = tables.all()?.into_iter();
-    let own = all.filter(|mount| mount.pool == pool && mount.entry.instance == 0);
+    let all = tables.of_pool(pool)?.into_iter();
+    let own = all.filter(|entry| entry.instance == 0);
     let mut paths: Vec<PathBuf> =
-        own.map(|mount| Path::new(OsStr::from_bytes(&mount.entry.path)).to_path_buf()).collect();
+        own.map(|entry| Path::new(OsStr::from_bytes(&entry.path)).to_path_buf()).collect();
     let here = std::env::current_dir().unwrap_or_default();
     paths.sort();
     let within = |path: &PathBuf| here.starts_with(path).then(|| path.components().count());
@@ -165,7 +165,7 @@ mod tests {
         Tables::lock(&dir).and_then(|tables| tables.put("web", &dead)).expect("put");
         let name = take_lane(&dir, "web").expect("a lane");
         assert_eq!(name.as_str(), "web@2");
-        let left = Tables::lock(&dir).and_then(|tables| tables.all()).expect("read");
+        let left = Tables::lock(&dir).expect("locked").all();
         assert_eq!(left.len(), 1, "its mount may be in another mount namespace");
         name.remove_files();
     }

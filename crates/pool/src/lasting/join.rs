@@ -36,7 +36,7 @@ use crate::pool_record::PoolRecord;
 use crate::run::{self, RunOptions, Source};
 use crate::skeleton::MountPoint;
 use crate::spec::PoolSpec;
-use crate::upgrade::Stays;
+use crate::stays::{Cause, Stays};
 use crate::wait::wait_for;
 use crate::{cgroup, fuse_device, names};
 
@@ -207,7 +207,7 @@ impl Mounted {
         if !own.any(|entry| entry.is_ground) {
             return Ok(Joined::Ends);
         }
-        if tables.find(options.path.as_os_str().as_bytes())?.is_some() {
+        if tables.find(options.path.as_os_str().as_bytes()).is_some() {
             return Err(Failure::failed(format!(
                 "{}: busy: another lane was mounted there meanwhile",
                 Shown::new(&options.path)
@@ -290,13 +290,13 @@ pub(super) fn unmount(
 ) -> std::result::Result<(), Stays> {
     let entry = &mount.entry;
     if let Some(other) = shared(entry, instances).next() {
-        return Err(places::is_shared(entry, other).into());
+        return Err(Stays::new(Cause::Shared, places::is_shared(entry, other)));
     }
     // Two that put the run directory back would be in each other's way.
     let _own = Lock::of_path(dir, &entry.path)?;
     let Some(seen) = places::mount_of(entry) else {
         // Another command was faster.
-        return match is_listed(&Tables::lock(dir)?, mount)? {
+        return match is_listed(&Tables::lock(dir)?, mount) {
             true => Err(places::stays(entry, Errno::ENOENT)),
             false => Ok(()),
         };
@@ -306,9 +306,9 @@ pub(super) fn unmount(
 }
 
 /// Whether a mount is still in its table.
-fn is_listed(tables: &Tables, mount: &Mount) -> Result<bool> {
-    let now = tables.find(&mount.entry.path)?;
-    Ok(now.is_some_and(|now| now.entry.id == mount.entry.id))
+fn is_listed(tables: &Tables, mount: &Mount) -> bool {
+    let now = tables.find(&mount.entry.path);
+    now.is_some_and(|now| now.entry.id == mount.entry.id)
 }
 
 /// Unmounts the lane itself, unless another command counts on it.

@@ -11,20 +11,22 @@ use serde_json::{Value, json};
 use super::places::{Sight, Views};
 use super::table::Table;
 use super::tables::{Mount, Tables};
-use crate::failure::Result;
+use crate::failure::{Result, say};
 use crate::names;
 
-/// All mounts of this user's pools, by pool, service and instance.
+/// All mounts of this user's pools, by pool, service and instance. What cannot be read of them is
+/// said.
 ///
 /// # Errors
-/// A mount table cannot be read.
+/// The tables cannot be locked.
 pub fn list() -> Result<Vec<Value>> {
     let dir = names::runtime_dir();
     if !dir.exists() {
         return Ok(Vec::new());
     }
     let (tables, _) = Tables::lock_cleared(&dir)?;
-    let (mut mounts, mut views) = (tables.all()?, Views::default());
+    let (mut mounts, mut views) = (tables.all(), Views::default());
+    tables.unreadable().for_each(say);
     drop(tables);
     for mount in &mut mounts {
         // Directories above it may have another name by now, or it was moved.
@@ -78,6 +80,7 @@ pub(crate) fn describe(mount: &Mount) -> Value {
         "read_only": entry.read_only,
         "idmap": entry.id_maps,
         "kernel_cache": entry.kernel_cache,
+        "access_times": entry.access_times.name(),
         "state": if entry.starting { "starting" } else { "serving" },
         "supervisor": entry.supervisor,
     })

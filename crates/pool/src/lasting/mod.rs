@@ -47,6 +47,7 @@ mod tables;
 mod umount;
 mod unserved;
 mod users;
+pub mod utab;
 
 pub use env::{LaneEnv, env};
 pub use exec::{Membership, end_groups, exec, membership, run, runtime_groups};
@@ -60,5 +61,5 @@ pub use pools::{
 pub use source::LaneSource;
 
 pub use crate::pool_namespaces::NsKind;
-pub use umount::{umount, umount_all};
+pub use umount::{umount, umount_all, umount_all_losslessly};
 pub use users::parse as parse_users;

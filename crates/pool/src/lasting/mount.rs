@@ -152,7 +152,7 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
         // Services of other sources are none of this lane's to wait for.
         let same = dead.iter().filter(|mount| mount.entry.source == source);
         cleared.extend(same.map(Mount::lane));
-        let Some(there) = tables.find(options.path.as_os_str().as_bytes())? else {
+        let Some(there) = tables.find(options.path.as_os_str().as_bytes()) else {
             // A lane may have been there when the path was opened, and gone since: by this command
             // or by another one.
             if point.is_err() && !(refused_before && dead.is_empty()) {
@@ -164,8 +164,9 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
             let (source, path) = (&options.source, options.path.as_path());
             let users = users::text(options.lane.map_users.as_ref());
             let (read_only, lane) = (options.read_only, &options.lane);
+            let access_times = lane.access_times;
             let flags = [lane.id_maps, lane.kernel_cache];
-            let wanted = Wanted { source, path, read_only, users: &users, flags };
+            let wanted = Wanted { source, path, read_only, users: &users, flags, access_times };
             let found = if options.share { share::base(&tables, pool, &wanted)? } else { None };
             if let Some(shared) = found {
                 if attach(tables, (pool, shared), &mut opened, &wanted, &point)? {
@@ -313,6 +314,13 @@ fn refuse_other(options: &MountOptions, there: &Mount) -> Result<()> {
             "{path}: busy: mounted {} {flag}, and cannot be {}: umount it first",
             words(has),
             words(asked)
+        )));
+    }
+    if options.lane.access_times != entry.access_times {
+        return Err(Failure::failed(format!(
+            "{path}: busy: mounted with {}, and cannot be with {}: umount it first",
+            entry.access_times.name(),
+            options.lane.access_times.name()
         )));
     }
     match options.read_only == entry.read_only {

@@ -38,6 +38,7 @@ impl MountOptions {
             read_only: self.read_only,
             id_maps: self.lane.id_maps,
             kernel_cache: self.lane.kernel_cache,
+            access_times: self.lane.access_times,
             is_ground: self.lane.for_instances,
             ..Entry::default()
         }

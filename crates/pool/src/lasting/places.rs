@@ -20,7 +20,7 @@ use super::table::Entry;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{Seen, seen, try_seen_by};
 use crate::process;
-use crate::upgrade::Stays;
+use crate::stays::{Cause, Stays};
 
 /// The mount in a descriptor's `fdinfo`.
 pub(crate) fn mount_in(text: &str) -> Option<u64> {
@@ -142,8 +142,7 @@ pub(crate) fn not_unmounted(entry: &Entry, why: &dyn fmt::Display) -> Failure {
 
 /// The same by an error of the kernel's, once everything was written back.
 pub(crate) fn stays(entry: &Entry, why: Errno) -> Stays {
-    let by_others = matches!(why, Errno::EBUSY | Errno::ENOENT);
-    Stays { failure: not_unmounted(entry, &why), by_others }
+    Stays::new(Cause::of(why), not_unmounted(entry, &why))
 }
 
 /// Whether anything uses a mount that stays as long as it does. Who looks at its path uses it for a

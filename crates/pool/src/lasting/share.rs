@@ -22,7 +22,8 @@ use super::tables::{After, Mount, Tables, detach_those};
 use super::{join, places};
 use crate::failure::{Failure, Result};
 use crate::mounts;
-use crate::upgrade::Stays;
+use crate::spec::AccessTimes;
+use crate::stays::Stays;
 
 /// One more path for a source.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) users: &'a str,
     /// Its mounts can be id-mapped; the kernel caches what programs read and write by FUSE.
     pub(crate) flags: [bool; 2],
+    /// Which reads move access times.
+    pub(crate) access_times: AccessTimes,
 }
 
 /// The first mount of a service that a new mount shares, and the directory in it.
@@ -86,6 +89,12 @@ pub(crate) fn base(tables: &Tables, pool: &str, wanted: &Wanted<'_>) -> Result<O
         return Err(Failure::failed(format!(
             "{at}: mounted {has} {flag}, which holds for all mounts of a service: share it {has} \
              {flag}"
+        )));
+    }
+    if entry.access_times != wanted.access_times {
+        let has = entry.access_times.name();
+        return Err(Failure::failed(format!(
+            "{at}: mounted with {has}, which holds for all mounts of a lane: share it with the same"
         )));
     }
     match entry.read_only && !wanted.read_only {

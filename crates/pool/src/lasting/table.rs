@@ -25,6 +25,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::failure::{Failure, Result};
+use crate::spec::AccessTimes;
 
 /// Slots of a table, its header not counted.
 const SLOTS: u64 = 256;
@@ -93,6 +94,10 @@ bitflags::bitflags! {
         const GROUND = 8;
         /// The kernel caches what programs read and write by FUSE.
         const KERNEL_CACHE = 16;
+        /// No read moves an access time.
+        const NO_ATIME = 32;
+        /// None of a directory does.
+        const NO_DIR_ATIME = 64;
         const _ = !0;
     }
 }
@@ -127,6 +132,8 @@ pub(crate) struct Entry {
     pub(crate) id_maps: bool,
     /// The kernel caches what programs read and write by FUSE.
     pub(crate) kernel_cache: bool,
+    /// Which reads move access times.
+    pub(crate) access_times: AccessTimes,
     /// It does not serve yet.
     pub(crate) starting: bool,
     /// Its service is there for further lanes over the same lowers.
@@ -141,6 +148,11 @@ impl Entry {
         flags.set(SlotFlags::ID_MAPS, self.id_maps);
         flags.set(SlotFlags::KERNEL_CACHE, self.kernel_cache);
         flags.set(SlotFlags::GROUND, self.is_ground);
+        match self.access_times {
+            AccessTimes::Relatime => {}
+            AccessTimes::NotOfDirs => flags.insert(SlotFlags::NO_DIR_ATIME),
+            AccessTimes::Never => flags.insert(SlotFlags::NO_ATIME),
+        }
         let len = |name: &[u8]| U16::new(u16::try_from(name.len()).unwrap_or(u16::MAX));
         let mut slot = SlotRecord {
             state: USED.into(),
@@ -188,6 +200,11 @@ impl Entry {
             kernel_cache: flags.contains(SlotFlags::KERNEL_CACHE),
             starting: flags.contains(SlotFlags::STARTING),
             is_ground: flags.contains(SlotFlags::GROUND),
+            access_times: match () {
+                () if flags.contains(SlotFlags::NO_ATIME) => AccessTimes::Never,
+                () if flags.contains(SlotFlags::NO_DIR_ATIME) => AccessTimes::NotOfDirs,
+                () => AccessTimes::Relatime,
+            },
         })
     }
 }

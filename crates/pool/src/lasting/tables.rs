@@ -117,7 +117,7 @@ impl Tables {
     /// that are gone so; the services of their lanes may still be writing back (`orphans`).
     ///
     /// # Errors
-    /// As [`lock`](Tables::lock); a table cannot be read.
+    /// As [`lock`](Tables::lock); a table cannot be written.
     pub(crate) fn lock_cleared(dir: &Path) -> Result<(Tables, Vec<Mount>)> {
         let mut dead = Vec::new();
         let tables = with_roots(dir, |tables| {
@@ -208,25 +208,28 @@ impl Tables {
         Table::open(&Table::path(&self.dir, pool))
     }
 
-    /// All mounts, by pool, service and instance.
-    ///
-    /// # Errors
-    /// A table cannot be read.
-    pub(crate) fn all(&self) -> Result<Vec<Mount>> {
+    /// All mounts, by pool, service and instance. A table of another version holds up no other
+    /// pool ([`unreadable`](Tables::unreadable)).
+    pub(crate) fn all(&self) -> Vec<Mount> {
         let mut mounts = Vec::new();
         for pool in self.pools() {
-            let Some(table) = self.table(&pool)? else { continue };
+            let Ok(Some(table)) = self.table(&pool) else { continue };
             let of_pool = |entry| Mount { pool: pool.clone(), entry };
             mounts.extend(table.entries().into_iter().map(of_pool));
         }
-        Ok(mounts)
+        mounts
+    }
+
+    /// What keeps tables from being read, of which there may be mounts.
+    pub(crate) fn unreadable(&self) -> impl Iterator<Item = Failure> {
+        self.pools().into_iter().filter_map(|pool| self.table(&pool).err())
     }
 
     /// Removes what dead supervisors left, but for mounts that only file systems can find.
     fn clear_dead(&self) -> Result<Vec<Mount>> {
         let (mut dead, mut views, mut served) = (Vec::new(), Views::default(), HashMap::new());
         self.remove_path_locks();
-        for mount in self.all()? {
+        for mount in self.all() {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
@@ -262,16 +265,11 @@ impl Tables {
     }
 
     /// The mount at exactly this path, in whichever pool.
-    ///
-    /// # Errors
-    /// A table cannot be read.
-    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Mount>> {
-        for pool in self.pools() {
-            if let Some(entry) = self.table(&pool)?.and_then(|table| table.find(path)) {
-                return Ok(Some(Mount { pool, entry }));
-            }
-        }
-        Ok(None)
+    pub(crate) fn find(&self, path: &[u8]) -> Option<Mount> {
+        self.pools().into_iter().find_map(|pool| {
+            let entry = self.table(&pool).ok().flatten()?.find(path)?;
+            Some(Mount { pool, entry })
+        })
     }
 
     /// The mounts of one pool, by service and instance.
@@ -533,7 +531,8 @@ pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
 /// taken its entries out: all mounts of its device, unless that is another lane's by now.
 pub(crate) fn detach_device(dir: &Path, device: u64) {
     let _ = with_roots(dir, |tables| {
-        if tables.all()?.iter().any(|mount| mount.entry.device == device) {
+        let is_others = tables.all().iter().any(|mount| mount.entry.device == device);
+        if is_others || tables.unreadable().next().is_some() {
             return Ok(());
         }
         let is_it = |seen: &&Seen| seen.device == device && seen.is_lane();
@@ -579,12 +578,12 @@ mod tests {
             mounts.into_iter().map(|mount| mount.entry.path).collect::<Vec<_>>()
         };
         let expected: [&[u8]; 3] = [b"/m/killed", b"/m/alive", b"/m/dead"];
-        assert_eq!(paths(tables.all().expect("all")), expected);
+        assert_eq!(paths(tables.all()), expected);
         let cleared = tables.clear_dead().expect("clear");
         assert_eq!(cleared.iter().map(Mount::lane).collect::<Vec<_>>(), ["db@1", "web@2"]);
-        assert_eq!(paths(tables.all().expect("all")), [b"/m/alive"], "the others are removed");
+        assert_eq!(paths(tables.all()), [b"/m/alive"], "the others are removed");
         assert!(!dir.join("db@1.lock").exists() && !dir.join("db.table").exists());
-        assert_eq!(tables.find(b"/m/alive").expect("find").map(|m| m.lane()), Some("web@1".into()));
+        assert_eq!(tables.find(b"/m/alive").map(|m| m.lane()), Some("web@1".into()));
         tables.remove("web", b"/m/alive").expect("remove");
         drop(tables);
         alive.remove_files();
@@ -605,7 +604,7 @@ mod tests {
             tables.put("web", &entry).expect("put");
         }
         assert_eq!(tables.clear_dead(), Ok(Vec::new()), "the lane lives");
-        let left: Vec<_> = tables.all().expect("all").into_iter().map(|m| m.entry.path).collect();
+        let left: Vec<_> = tables.all().into_iter().map(|m| m.entry.path).collect();
         assert_eq!(left, [b"/m/unknown"]);
         drop((tables, alive));
     }
@@ -617,7 +616,7 @@ mod tests {
         let former = Entry { device: 60, mount: 100, ..entry("/m/a", 1) };
         tables.put("web", &former).expect("put");
         tables.is_gone("web", &former).expect("noted");
-        let now = tables.find(b"/m/a").expect("find").expect("an entry until its lane has ended");
+        let now = tables.find(b"/m/a").expect("an entry until its lane has ended");
         assert_eq!((now.entry.device, now.entry.mount), (0, 0));
         assert_eq!(now.entry, Entry { device: 0, mount: 0, ..former });
         tables.remove("web", b"/m/a").expect("remove");
@@ -633,7 +632,7 @@ mod tests {
             entries.iter().for_each(|entry| tables.put("web", entry).expect("put"));
         };
         let all = || {
-            let mounts = Tables::lock(&dir).and_then(|tables| tables.all()).expect("all");
+            let mounts = Tables::lock(&dir).expect("locked").all();
             mounts.into_iter().map(|mount| mount.entry).collect::<Vec<_>>()
         };
         let old = [by("/m/old", 1, 10), by("/m/both", 1, 10), by("/m/other", 2, 11)];

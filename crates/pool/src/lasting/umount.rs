@@ -15,10 +15,10 @@ use super::{join, places, share};
 use crate::failure::{Failure, Result};
 use crate::mountinfo;
 use crate::orphans::{self, wait_for_service};
+use crate::stays::{Cause, Stays};
 use crate::timely::{self, LAZY_SYNC_TIME_MAX, SYNC_TIME_MAX};
-use crate::upgrade::{self, Stays};
 use crate::wait::wait_for;
-use crate::{cgroup, names, process};
+use crate::{cgroup, names, process, upgrade};
 
 /// How long a lane may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
     let begin = Instant::now();
     loop {
         let stays = match take_away(&dir, &path, lazy) {
-            Err(stays) if stays.by_others => stays,
+            Err(stays) if stays.cause.is_by_others() => stays,
             done => return done,
         };
         let tables = Tables::lock(&dir)?;
@@ -55,7 +55,7 @@ fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
         if let Some(count) = take_one(&tables, &path)? {
             return Ok(count);
         }
-        let mount = find(&tables, &path)?;
+        let mount = find(&tables, &path);
         drop(tables);
         // Or it did, and has unmounted it; or somebody looked at the path.
         let is_free = mount.is_some_and(|mount| !places::is_used(&mount.entry));
@@ -68,7 +68,7 @@ fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
 
 /// Takes one away of a lane that is mounted more than once; how often it still is.
 fn take_one(tables: &Tables, path: &Path) -> Result<Option<u32>> {
-    let Some(Mount { pool, entry }) = find(tables, path)?.filter(|mount| mount.entry.count > 1)
+    let Some(Mount { pool, entry }) = find(tables, path).filter(|mount| mount.entry.count > 1)
     else {
         return Ok(None);
     };
@@ -87,7 +87,7 @@ fn take_away(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<u32, St
         drop(tables);
         sync(&mount, path, lazy)?;
         tables = Tables::lock(dir)?;
-        mount = match find(&tables, path)? {
+        mount = match find(&tables, path) {
             Some(mount) => mount,
             None => return Ok(0),
         };
@@ -113,7 +113,7 @@ fn take_away(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<u32, St
         return Ok(0);
     }
     if let Some(other) = instances.iter().find(|entry| entry.instance > 0 && !lazy) {
-        return Err(places::is_shared(&mount.entry, other).into());
+        return Err(Stays::new(Cause::Shared, places::is_shared(&mount.entry, other)));
     }
     end(dir, &mount, lazy)?;
     Ok(0)
@@ -129,12 +129,12 @@ enum Found {
 
 /// The lane at `path`. One that starts is waited for: it would come up after an unmount that asked
 /// it too early. With `lazy` one that takes long is ended: its source may never answer.
-fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
+fn started(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<Found, Stays> {
     let (begin, mut dead) = (Instant::now(), Vec::new());
     while begin.elapsed() < START_TIME_MAX {
         let (tables, cleared) = Tables::lock_cleared(dir)?;
         dead.extend(cleared);
-        match find(&tables, path)? {
+        match find(&tables, path) {
             None => return Ok(Found::None(dead)),
             Some(mount) if !mount.entry.starting => {
                 return Ok(Found::Lane(tables, Box::new(mount)));
@@ -149,11 +149,9 @@ fn started(dir: &Path, path: &Path, lazy: bool) -> Result<Found> {
         drop(tables);
         thread::sleep(Duration::from_millis(5));
     }
-    Err(Failure::failed(format!(
-        "{}: its lane has been starting for {} s",
-        Shown::new(path),
-        START_TIME_MAX.as_secs()
-    )))
+    let (path, seconds) = (Shown::new(path), START_TIME_MAX.as_secs());
+    let line = format!("{path}: its lane has been starting for {seconds} s");
+    Err(Stays::new(Cause::Starting, Failure::failed(line)))
 }
 
 /// Kills the supervisor of a lane that starts, which has its name; its keeper clears up.
@@ -174,7 +172,7 @@ fn kill_supervisor(mount: &Mount) {
 ///
 /// # Errors
 /// As [`umount`]'s.
-pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
+pub fn umount_all(path: &Path, lazy: bool) -> std::result::Result<(), Stays> {
     if is_below_nothing(path) {
         return Ok(());
     }
@@ -182,11 +180,27 @@ pub fn umount_all(path: &Path, lazy: bool) -> Result<()> {
         match try_umount(path, lazy) {
             Ok(_) => {}
             // Another command was faster; or it is gone, lazily, and not all was written back.
-            Err(stays) if (stays.by_others || lazy) && !is_mounted(path)? => return Ok(()),
-            Err(stays) => return Err(stays.failure),
+            Err(stays) if (stays.cause.is_by_others() || lazy) && !is_mounted(path)? => {
+                return Ok(());
+            }
+            Err(stays) => return Err(stays),
         }
     }
     Ok(())
+}
+
+/// The same, lazily where nothing is lost by that: why it was in the way, for people.
+///
+/// # Errors
+/// As [`umount`]'s: not all could be written back, or another mount shares the lane.
+pub fn umount_all_losslessly(path: &Path) -> std::result::Result<Option<Failure>, Stays> {
+    match umount_all(path, false) {
+        // What something is still in goes when that goes; what was written is durable.
+        Err(stays) if stays.cause.loses_nothing() => {
+            umount_all(path, true).map(|()| Some(stays.failure))
+        }
+        done => done.map(|()| None),
+    }
 }
 
 /// Whether the directory that PATH would be in does not exist.
@@ -199,35 +213,35 @@ fn is_below_nothing(path: &Path) -> bool {
 fn is_mounted(path: &Path) -> Result<bool> {
     let path = places::find(path)?;
     let (tables, _) = Tables::lock_cleared(&names::runtime_dir())?;
-    find(&tables, &path).map(|found| found.is_some())
+    Ok(find(&tables, &path).is_some())
 }
 
 /// The mount at `path`: by the table, or, where directories above it were renamed, by its number.
-fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
+fn find(tables: &Tables, path: &Path) -> Option<Mount> {
     let bytes = path.as_os_str().as_bytes();
-    let named = tables.find(bytes)?;
+    let named = tables.find(bytes);
     let all = mountinfo::seen();
     let moved = |entry: &Entry| {
         // One that is in another mount namespace has no other name here.
         places::own_of(entry, &all).is_some_and(|seen| seen.place != entry.path)
     };
     if named.as_ref().is_some_and(|mount| !moved(&mount.entry)) {
-        return Ok(named);
+        return named;
     }
     let is_here =
         |mount: &Mount| places::own_of(&mount.entry, &all).is_some_and(|s| s.place == bytes);
-    Ok(tables.all()?.into_iter().find(is_here))
+    tables.all().into_iter().find(is_here)
 }
 
 /// Makes durable what was changed through a mount; with `lazy` it goes away all the same.
 fn sync(mount: &Mount, path: &Path, lazy: bool) -> std::result::Result<(), Stays> {
     let limit = if lazy { LAZY_SYNC_TIME_MAX } else { SYNC_TIME_MAX };
     match timely::sync(path, limit) {
-        Err(errno) if !lazy => Err(Stays {
-            failure: places::not_unmounted(&mount.entry, &errno),
-            // Its supervisor was killed: the next look finds none.
-            by_others: errno.0 == libc::ENOTCONN,
-        }),
+        Err(errno) if !lazy => {
+            let is_dead = errno.0 == libc::ENOTCONN;
+            let cause = if is_dead { Cause::Dead } else { Cause::Failed };
+            Err(Stays::new(cause, places::not_unmounted(&mount.entry, &errno)))
+        }
         _ => Ok(()),
     }
 }
@@ -242,7 +256,9 @@ fn no_lane(path: &Path, dead: &[Mount]) -> std::result::Result<u32, Stays> {
         }
         None => {
             let line = format!("{}: no lane is mounted there", Shown::new(path));
-            Err(Stays { failure: Failure::failed(line), by_others: true })
+            // Or it is, and its table is of another version.
+            let unreadable = Tables::lock(&names::runtime_dir())?.unreadable().next();
+            Err(Stays::new(Cause::Gone, unreadable.unwrap_or(Failure::failed(line))))
         }
     }
 }
@@ -267,10 +283,10 @@ fn end(dir: &Path, mount: &Mount, lazy: bool) -> std::result::Result<(), Stays> 
     let left = Tables::lock(dir).and_then(|tables| tables.of_lane(&owner)).unwrap_or_default();
     let mut own = left.iter().filter(|entry| entry.path == mount.entry.path);
     match own.any(|entry| places::mount_of(entry).is_some()) {
-        true => Err(Stays {
-            failure: places::not_unmounted(&mount.entry, &"its supervisor is dead"),
-            by_others: true,
-        }),
+        true => {
+            let failure = places::not_unmounted(&mount.entry, &"its supervisor is dead");
+            Err(Stays::new(Cause::Dead, failure))
+        }
         false => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use crate::file_cache::BYTES_MIN;
 use crate::lower::LowerSource;
 use crate::names;
 use crate::share::{Policy, WEIGHTS};
-use crate::spec::{FileCache, FileCacheMode, FileCachePlace, WriteBack};
+use crate::spec::{AccessTimes, FileCache, FileCacheMode, FileCachePlace, WriteBack};
 use crate::user_namespace::rootless;
 
 /// Least `--memory`: below this the service itself does not fit.
@@ -86,6 +86,12 @@ pub(crate) fn check(options: &RunOptions) -> Result<()> {
     }
     if !options.lowers.is_empty() && options.kernel_fs.is_some() {
         return Err(Failure::usage("--lower: the kernel's file systems have none: no --kernel-fs"));
+    }
+    if options.access_times != AccessTimes::Relatime && matches!(options.source, Source::Dir(_)) {
+        return Err(Failure::usage(
+            "--noatime, --nodiratime: the access times of a directory are its own file system's: \
+             mount that so",
+        ));
     }
     let places = options.ceph_places();
     ceph::cluster(&places, &options.cluster)?;

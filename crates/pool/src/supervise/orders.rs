@@ -6,6 +6,7 @@ use super::late::{Deadline, Late};
 use super::{Doors, FLUSH_TIME_MAX, KILLED_TIME_MAX, Service, Supervisor};
 use crate::failure::Result;
 use crate::link::{FromInit, ToInit};
+use crate::stays::Cause;
 use crate::upgrade::{Order, Wish};
 
 /// What is done when the first process has ended and before the service ends, which waits for the
@@ -27,7 +28,8 @@ impl Supervisor {
                 Wish::answer(&client, &self.upgrade(doors, service, program)?);
             }
             Order::Unmount { .. } if self.unmounting.is_some() => {
-                Wish::stays_by_others(&client, "another command unmounts it".to_string());
+                let line = "another command unmounts it".to_string();
+                Wish::stays(&client, Cause::Changing, line);
             }
             Order::Unmount { lazy } => {
                 let _ = self.link.send(&ToInit::Unmount { lazy }, &[]);
@@ -52,13 +54,12 @@ impl Supervisor {
             Ok(Some((FromInit::Ended, _))) => Late::Killed.after(KILLED_TIME_MAX),
             Ok(Some((FromInit::Alone, _))) => Late::Synced.after(FLUSH_TIME_MAX),
             Ok(Some((FromInit::Stays(errno), _))) => {
-                let (why, client) = (Errno(errno), self.unmounting.take());
-                match (client, why) {
-                    (Some(client), Errno::EBUSY) => {
-                        Wish::stays_by_others(&client, why.to_string());
-                    }
-                    (Some(client), _) => Wish::answer(&client, &Err(why.to_string())),
-                    (None, _) => {}
+                let cause = match Errno(errno) {
+                    Errno::EBUSY => Cause::InUse,
+                    _ => Cause::Failed,
+                };
+                if let Some(client) = self.unmounting.take() {
+                    Wish::stays(&client, cause, Errno(errno).to_string());
                 }
                 None
             }

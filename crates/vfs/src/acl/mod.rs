@@ -57,6 +57,12 @@ pub fn granted(list: Result<Vec<u8>>) -> u32 {
     }
 }
 
+/// Permission bits that grant nobody more than a list does that leaves `granted` of [`OF_OTHERS`]:
+/// the mode of an inode with a list has the mask in the group's place.
+pub fn less_granted(perm: u32, granted: u32) -> u32 {
+    perm & (granted | !OF_OTHERS)
+}
+
 /// Which of an inode's two lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AclKind {

@@ -10,7 +10,7 @@
 use super::descriptors::Descriptors;
 use super::host::{self, errno};
 use super::node::Node;
-use crate::acl::{OF_OTHERS, granted};
+use crate::acl::{OF_OTHERS, granted, less_granted};
 use crate::fs::{AclKind, Attr, Kind};
 use polylane_base::{Clock, Errno, Result, SystemClock, Time};
 use std::os::fd::AsFd;
@@ -36,7 +36,7 @@ pub(super) fn perm(fds: &Descriptors, node: &Arc<Node>, attr: &Attr) -> u32 {
             _ => 0,
         }),
     };
-    attr.perm & (granted | !OF_OTHERS)
+    less_granted(attr.perm, granted)
 }
 
 /// What a node's list grants, kept if the next change of it will be told by the change time.

@@ -43,8 +43,8 @@ mod xattr;
 
 use crate::ctx::OpCtx;
 use crate::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    AccessTimes, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 use crate::handover::{Record, Store};
 use descriptors::Descriptors;
@@ -200,7 +200,7 @@ impl HostDir {
 impl FileSystem for HostDir {
     fn character(&self) -> Character {
         // The host changes its files beside us, and its page cache holds them already.
-        Character { host_atimes: true, ..Character::VOLATILE }
+        Character { access_times: AccessTimes::Never, ..Character::VOLATILE }
     }
 
     fn root(&self) -> Result<Attr> {

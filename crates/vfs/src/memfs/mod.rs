@@ -35,8 +35,8 @@ mod table;
 use crate::ctx::OpCtx;
 use crate::flags;
 use crate::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
-    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    AccessTimes, Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind,
+    NewNode, RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use dir::Target;
 use inode::{Body, Inode};
@@ -173,7 +173,7 @@ impl FileSystem for MemFs {
         Character {
             cache_data: false,
             volatile: false,
-            host_atimes: false,
+            access_times: AccessTimes::Relatime,
             read_only: false,
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,

@@ -2,9 +2,9 @@
 
 use polylane_base::{Errno, TestClock};
 use polylane_testkit::fault::{Call, Faulty};
-use polylane_vfs::fs::{FileSystem, NewNode};
+use polylane_vfs::fs::{AccessTimes, FileSystem, NewNode};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, Kind, OpCtx, Vfs};
+use polylane_vfs::{Cred, Kind, Node, OpCtx, Vfs};
 use std::sync::Arc;
 
 use crate::common::*;
@@ -280,5 +280,30 @@ fn reading_moves_the_access_time_as_relatime_says() {
         let before = lane.vfs.getattr(&OpCtx::service(), &lane.root).unwrap().atime;
         names(&dir);
         assert!(lane.vfs.getattr(&OpCtx::service(), &lane.root).unwrap().atime > before);
+    }
+}
+
+#[test]
+fn reads_move_only_the_access_times_that_they_are_to() {
+    for (times, of_files, of_dirs) in [
+        (AccessTimes::Relatime, true, true),
+        (AccessTimes::NotOfDirs, true, false),
+        (AccessTimes::Never, false, false),
+    ] {
+        for cache_data in [false, true] {
+            let lane = lane_with(options(), |character| {
+                (character.access_times, character.cache_data) = (times, cache_data);
+            });
+            let (file, dir) = (lane.file("f", b"data"), lane.open(".", O_RDONLY).unwrap());
+            let link = lane.link("l", "f");
+            let atime = |node: &Node| lane.vfs.getattr(&OpCtx::service(), node).unwrap().atime;
+            let all = [file.node(), &lane.root, &link];
+            let before = all.map(atime);
+            read(&file, 0, 1);
+            names(&dir);
+            lane.vfs.readlink(&OpCtx::service(), &link).unwrap();
+            let moved = std::array::from_fn(|which| atime(all[which]) > before[which]);
+            assert_eq!(moved, [of_files, of_dirs, of_files], "{times:?} {cache_data}");
+        }
     }
 }

@@ -22,6 +22,8 @@ fn entry(path: &str, number: u32) -> Entry {
         kernel_cache: number.is_multiple_of(11),
         starting: number.is_multiple_of(5),
         is_ground: number.is_multiple_of(7),
+        access_times: [AccessTimes::Relatime, AccessTimes::NotOfDirs, AccessTimes::Never]
+            [number as usize % 3],
         id: number.wrapping_mul(7),
     }
 }

@@ -49,7 +49,7 @@ impl FileSystem for Forgetful {
         Character {
             cache_data: false,
             volatile: true,
-            host_atimes: false,
+            access_times: AccessTimes::Relatime,
             read_only: false,
             max_file_size: 1 << 40,
             max_links: 100,
