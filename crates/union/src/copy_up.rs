@@ -113,7 +113,8 @@ impl Act<'_> {
     }
 
     /// Writes what is recorded of a copied-up inode. Where a layer can keep no marks on it, as on
-    /// symbolic links in the `user.` name space, its number is what is lost.
+    /// symbolic links in the `user.` name space, its number is what is lost, but for one that has
+    /// a stand-in (`stand_in.rs`).
     fn mark(&self, node: &Node, held: &Held, below: Option<Below>, must: bool) -> Result<()> {
         let upper = self.upper()?;
         let marked = upper.set_mark(self.ctx, held.ino(), Mark::Origin, b"").and_then(|()| {
@@ -172,20 +173,33 @@ impl Act<'_> {
         let mut uncovered = None;
         if node.kind != Kind::Dir && attr.nlink > 1 {
             uncovered = Some(attr.nlink - 1);
-            upper.add_to_index(self.ctx, (node.ino, held), attr.nlink - 1)?;
+            let entered = self.enter_in_index(node, held, attr.nlink - 1);
+            entered.inspect_err(|_| {
+                let _ = upper.remove_from_index(self.ctx, (node.ino, held));
+            })?;
         }
         let before = dir.attr(self.ctx)?;
         self.make_impure(&place.dir, dir)?;
         let placed = upper.move_new(self.ctx, (upper.tmp(), made), dir, &place.name);
         if let Err(errno) = placed {
             if uncovered.is_some() {
-                let _ = upper.remove_from_index(self.ctx, node.ino);
+                let _ = upper.remove_from_index(self.ctx, (node.ino, held));
             }
             return Err(errno);
         }
         // It is there, whatever becomes of the directory's times.
         let _ = upper.restore_times(self.ctx, dir, &before);
         Ok(uncovered)
+    }
+
+    /// Enters what was copied up by one of its names in the index.
+    fn enter_in_index(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
+        let upper = self.upper()?;
+        if upper.has_no_marks(node.kind) {
+            let marks = upper.make_stand_in(self.ctx, node.ino, held)?;
+            self.write_below(node, &marks, None)?;
+        }
+        upper.add_to_index(self.ctx, (node.ino, held), uncovered)
     }
 
     /// Marks a directory of the upper that gets an entry which was copied up.

@@ -259,8 +259,14 @@ impl Act<'_> {
     }
 
     /// What a file of the upper is recorded to be.
-    fn record(&self, held: &Held) -> Result<Option<Record>> {
-        held.mark(self.ctx, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()
+    pub(crate) fn record(&self, held: &Held) -> Result<Option<Record>> {
+        self.mark_of(held, Mark::Polylane)?.map(|value| Record::parse(&value)).transpose()
+    }
+
+    /// A mark of something in the upper, or of its stand-in.
+    pub(crate) fn mark_of(&self, held: &Held, mark: Mark) -> Result<Option<Vec<u8>>> {
+        let stand_in = self.upper.as_ref().and_then(|upper| upper.stand_in(held));
+        stand_in.as_ref().unwrap_or(held).mark(self.ctx, mark)
     }
 
     /// A file in the upper, with what lies below it.
@@ -291,7 +297,7 @@ impl Act<'_> {
                 None => all.spoiled = Some(Spoiled::Lost),
             },
         }
-        let links = held.mark(self.ctx, Mark::Nlink)?;
+        let links = self.mark_of(&held, Mark::Nlink)?;
         let lower_links = all.lower_attr.map(|lower| lower.nlink);
         all.uncovered =
             links.and_then(|value| crate::links::uncovered(&value, attr.nlink, lower_links));

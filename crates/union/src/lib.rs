@@ -16,11 +16,10 @@
 //! | `find.rs` | what a name is |
 //! | `list.rs`, `stream.rs` | what names there are |
 //! | `state.rs` | attributes and extended attributes |
-//! | `links.rs` | files with several names in the lowers |
+//! | `links.rs`, `stand_in.rs` | files with several names in the lowers |
 //! | `incompat.rs` | what keeps overlayfs from an upper |
 //! | `copy_up.rs` | a lower's inode gets one in the upper |
-//! | `names.rs`, `rename.rs` | changes of names |
-//! | `intent.rs` | changes of two names in an upper that cannot make them in one |
+//! | `names.rs`, `rename.rs`, `intent.rs` | changes of names |
 //! | `data.rs` | files whose data is in two layers |
 //! | `solidify.rs` | all files whole |
 //! | `saved.rs`, `revive.rs` | what one service leaves to the next, and how that is found again |
@@ -61,6 +60,7 @@ mod rename;
 mod revive;
 mod saved;
 mod solidify;
+mod stand_in;
 mod state;
 mod stream;
 mod upper;

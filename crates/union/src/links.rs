@@ -20,15 +20,16 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{Attr, Kind};
+use polylane_vfs::fs::{Attr, Kind, NewNode};
 use zerocopy::FromBytes;
 use zerocopy::native_endian::{U32, U64};
 
 use crate::Act;
 use crate::error::OpenError;
 use crate::layer::Held;
-use crate::marks::Mark;
+use crate::marks::{Mark, Space};
 use crate::node::{By, Node, Table};
+use crate::stand_in::SUFFIX;
 use crate::upper::Upper;
 
 polylane_base::record! {
@@ -82,6 +83,11 @@ const KERNELS_INDEX: &[u8] = b"index";
 /// The entry of the index for a number.
 fn index_name(number: Ino) -> Vec<u8> {
     format!("{:016x}", number.0).into_bytes()
+}
+
+/// The name of the stand-in for what has that entry.
+fn stand_in_name(entry: &[u8]) -> Vec<u8> {
+    [entry, SUFFIX].concat()
 }
 
 /// The value of the mark that counts names which are in the lowers alone, as overlayfs writes it:
@@ -153,15 +159,66 @@ impl Upper {
         held: &Held,
         uncovered: u32,
     ) -> Result<()> {
-        self.set_mark(ctx, held.ino(), Mark::Nlink, &links_value(uncovered))
+        let marks = self.stand_in(held);
+        let ino = marks.as_ref().unwrap_or(held).ino();
+        self.set_mark(ctx, ino, Mark::Nlink, &links_value(uncovered))
     }
 
     /// Removes a file from the index.
-    pub(crate) fn remove_from_index(&self, ctx: &OpCtx<'_>, number: Ino) -> Result<()> {
-        match self.fs().unlink(ctx, self.index.ino(), &index_name(number)) {
+    pub(crate) fn remove_from_index(
+        &self,
+        ctx: &OpCtx<'_>,
+        (number, held): (Ino, &Held),
+    ) -> Result<()> {
+        let unlink = |name: &[u8]| match self.fs().unlink(ctx, self.index.ino(), name) {
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
+        };
+        let entry = index_name(number);
+        unlink(&entry)?;
+        match self.stand_ins.remove(held.ino()) {
+            true => unlink(&stand_in_name(&entry)),
+            false => Ok(()),
         }
+    }
+
+    /// Whether what is of that kind cannot have marks.
+    pub(crate) fn has_no_marks(&self, kind: Kind) -> bool {
+        self.layer.space() == Space::User && !matches!(kind, Kind::File | Kind::Dir)
+    }
+
+    /// What has the marks of an inode in its stead.
+    pub(crate) fn stand_in(&self, held: &Held) -> Option<Held> {
+        match self.layer.space() {
+            Space::Trusted => None,
+            Space::User => self.stand_ins.get(held.ino()),
+        }
+    }
+
+    /// Makes a stand-in for what is about to be entered under that number.
+    pub(crate) fn make_stand_in(&self, ctx: &OpCtx<'_>, number: Ino, of: &Held) -> Result<Held> {
+        let new = self.own(NewNode::new(Kind::File, 0o600));
+        let name = stand_in_name(&index_name(number));
+        let made = self.fs().create(ctx, self.index.ino(), &name, &new)?;
+        let marks = self.layer.adopt(made.node.ino);
+        self.stand_ins.put(of.clone(), marks.clone());
+        Ok(marks)
+    }
+
+    /// Finds what each stand-in is for; those of nothing go.
+    pub(crate) fn find_stand_ins(&self, ctx: &OpCtx<'_>) -> Result<()> {
+        if self.layer.space() == Space::Trusted {
+            return Ok(());
+        }
+        for name in self.names(ctx, &self.index)? {
+            let Some(entry) = name.strip_suffix(SUFFIX) else { continue };
+            let Some((marks, _)) = self.index.lookup(ctx, &name)? else { continue };
+            match self.index.lookup(ctx, entry)? {
+                Some((of, _)) => self.stand_ins.put(of, marks),
+                None => drop(self.fs().unlink(ctx, self.index.ino(), &name)?),
+            }
+        }
+        Ok(())
     }
 
     /// Before the first entry: overlayfs refuses the upper from here on.
@@ -180,11 +237,14 @@ impl Upper {
         for name in self.names(ctx, &self.index)? {
             let Some((held, _)) = self.index.lookup(ctx, &name)? else { continue };
             self.fs().unlink(ctx, self.index.ino(), &name)?;
-            self.remove_mark(ctx, held.ino(), Mark::Nlink)?;
+            if self.stand_in(&held).is_none() {
+                self.remove_mark(ctx, held.ino(), Mark::Nlink)?;
+            }
             if let Some(node) = table.of_upper(held.ino(), By::Walk) {
                 node.state().uncovered = None;
             }
         }
+        self.stand_ins.clear();
         self.say_compatible(ctx, GUARD)?;
         self.has_guard.store(false, Ordering::Relaxed);
         Ok(())

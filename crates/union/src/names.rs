@@ -170,7 +170,7 @@ impl Act<'_> {
             uncovered = Some(left - 1);
         }
         if uncovered == Some(0) && held.attr(self.ctx)?.nlink == 1 {
-            self.upper()?.remove_from_index(self.ctx, node.ino)?;
+            self.upper()?.remove_from_index(self.ctx, (node.ino, &held))?;
             node.state().uncovered = None;
         }
         Ok(())

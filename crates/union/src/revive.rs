@@ -20,7 +20,7 @@ use polylane_vfs::fs::{Attr, Kind, Revived};
 use crate::Act;
 use crate::find::{self, Found, Way};
 use crate::layer::Held;
-use crate::marks::{Mark, Record};
+use crate::marks::Mark;
 use crate::node::{By, Node, Parts, Place};
 use crate::saved::Former;
 
@@ -148,8 +148,7 @@ impl Act<'_> {
         let found = match is_dir {
             true => find::found(Some((held, attr)), lower),
             false => {
-                let record = held.mark(self.ctx, Mark::Polylane)?;
-                let record = record.map(|value| Record::parse(&value)).transpose()?;
+                let record = self.record(&held)?;
                 let metacopy = match attr.kind {
                     Kind::File => held.mark(self.ctx, Mark::Metacopy)?,
                     _ => None,

@@ -33,6 +33,7 @@ use crate::error::OpenError;
 use crate::layer::{Above, Held, Layer};
 use crate::marks::{self, Mark, Space};
 use crate::node::Lower;
+use crate::stand_in::StandIns;
 
 /// Name of the canary in the upper's root. It cannot be seen, made or removed in the union.
 pub(crate) const CANARY: &[u8] = b".polylane-blocks";
@@ -100,6 +101,8 @@ pub(crate) struct Upper {
     has_canary: AtomicBool,
     /// overlayfs is known to refuse the upper: `links.rs`.
     pub(crate) has_guard: AtomicBool,
+    /// What has the marks of files that can have none.
+    pub(crate) stand_ins: StandIns,
     last: AtomicU64,
 }
 
@@ -171,10 +174,12 @@ impl Upper {
             exchanges: OnceLock::new(),
             has_canary: AtomicBool::new(false),
             has_guard: AtomicBool::new(false),
+            stand_ins: StandIns::default(),
             last: AtomicU64::new(0),
         };
         upper.settle_places(ctx)?;
         upper.empty(ctx, &upper.tmp)?;
+        upper.find_stand_ins(ctx)?;
         upper.tells_pieces = upper.probe_pieces(ctx)?;
         upper.tells_holes = upper.tells_pieces || upper.probe_holes(ctx)?;
         Ok(upper)
