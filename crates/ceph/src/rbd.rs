@@ -7,7 +7,9 @@
 //!
 //! # Durability
 //!
-//! librbd's own cache is off: a write that has completed is on the OSDs. The caches lie above.
+//! librbd's own cache is off, and the caches lie above: a write that has completed is on the OSDs.
+//! Where the image's configuration, or its pool's, has librbd cache all the same, a durable change
+//! is told when a flush behind it has ended.
 //!
 //! # One writer
 //!
@@ -32,6 +34,7 @@ use crate::connect::GRACE;
 use crate::deadline;
 use crate::ffi::{Cluster, Image, Mode, Pool, Unconnected};
 
+mod configured;
 mod device;
 mod lock;
 mod settings;
@@ -48,7 +51,8 @@ pub struct Prepared {
 }
 
 /// Writes that complete are durable; discards are whole; a client whose lock is broken is barred
-/// from the cluster, whatever the configuration says: a late write of it would be another's damage.
+/// from the cluster, whatever the configuration file says: a late write of it would be another's
+/// damage. An image's own configuration goes before these: see [`configured`].
 const OPTIONS: [(&str, &str); 3] = [
     ("rbd_cache", "false"),
     ("rbd_skip_partial_discard", "false"),
@@ -292,8 +296,13 @@ fn open(pool: Pool, settings: &Settings) -> Result<Arc<RbdDevice>, Failure> {
         snapshot => Mode::Look(snapshot.clone()),
     };
     let image = Image::open(pool, &settings.image, &mode)?.map_err(Failure::Open)?;
-    if mode == Mode::Write {
-        lock::lock(&image, settings)?;
-    }
-    RbdDevice::new(image, mode != Mode::Write)
+    let durable = match mode {
+        Mode::Write => {
+            let durable = configured::durable(&image)?;
+            lock::lock(&image, settings)?;
+            Some(durable)
+        }
+        Mode::Look(_) => None,
+    };
+    RbdDevice::new(image, durable)
 }

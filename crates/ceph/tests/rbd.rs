@@ -6,25 +6,27 @@
 #[path = "common/cluster.rs"]
 mod cluster;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster::cluster;
 use polylane_base::Errno;
+use polylane_base::rng::Rng;
 use polylane_block::remote::Remote as _;
 use polylane_block::wait::Waiter;
-use polylane_block::{BlockDevice, Sector};
+use polylane_block::{BlockDevice, Op, Request, Sector};
 use polylane_ceph::rbd::{Failure, RESIZE_TURN_TIME, RbdDevice, Settings};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::block_suite;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Of a process that is to have it.
+/// Of a process that is to have it, and its pool.
 const IMAGE: &str = "POLYLANE_TEST_IMAGE";
+const POOL: &str = "POLYLANE_TEST_POOL";
 
 static IMAGES: AtomicU32 = AtomicU32::new(0);
 
@@ -230,17 +232,8 @@ fn a_resize_that_takes_long_keeps_its_turn() {
     let Some(cluster) = cluster() else { return };
     let settings = settings(&cluster);
     drop(create(&settings));
-    let mut holder = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holder", "--nocapture", "--ignored"])
-        .env(IMAGE, &settings.image)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-    assert!(lines.map(Result::unwrap).any(|line| line.contains("holds")), "it has the image");
-    let pid = Pid::from_child(&holder);
-    kill_process(pid, Signal::STOP).unwrap();
+    let mut holder = Holder::start(&settings);
+    kill_process(Pid::from_child(&holder.process), Signal::STOP).unwrap();
     let grow = |size: u64, timeout: u64| {
         let timeout = Duration::from_secs(timeout);
         Settings { timeout, ..settings.clone() }.prepare().unwrap().grow(size)
@@ -260,21 +253,185 @@ fn a_resize_that_takes_long_keeps_its_turn() {
         }
         assert_eq!(long.join().unwrap(), Ok(()));
     });
-    kill_process(pid, Signal::KILL).unwrap();
-    holder.wait().unwrap();
+    holder.kill();
     assert!(refused > RESIZE_TURN_TIME + Duration::from_secs(2), "{refused:?}");
     assert_eq!(settings.clone().prepare().unwrap().look(8).unwrap().size, 64 << 20);
     settings.prepare().unwrap().remove().unwrap();
 }
 
-/// Not a test: has an image until it is killed.
+/// Another process that has an image, and changes it as it is told.
+struct Holder {
+    process: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Holder {
+    fn start(settings: &Settings) -> Holder {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "holder", "--nocapture", "--ignored"])
+            .env(IMAGE, &settings.image)
+            .env(POOL, &settings.pool)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = process.stdin.take().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut holder = Holder { process, input, lines };
+        holder.wait_for("holds");
+        holder
+    }
+
+    fn wait_for(&mut self, word: &str) {
+        assert!(self.lines.by_ref().map(Result::unwrap).any(|line| line.contains(word)), "{word}");
+    }
+
+    /// Makes a change, which has completed when this returns.
+    fn change(&mut self, change: Change, slot: u64, byte: u8) {
+        let number = Change::ALL.iter().position(|one| *one == change).unwrap();
+        writeln!(self.input, "{number} {slot} {byte}").unwrap();
+        self.wait_for("changed");
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    Write,
+    DurableWrite,
+    DurableZeroes,
+}
+
+impl Change {
+    const ALL: [Change; 3] = [Change::Write, Change::DurableWrite, Change::DurableZeroes];
+}
+
+/// Not a test: has an image, and changes it, until it is killed.
 #[test]
-#[ignore = "started by a_resize_that_takes_long_keeps_its_turn"]
+#[ignore = "started by Holder"]
 fn holder() {
-    let Some(image) = std::env::var_os(IMAGE) else { return };
+    let (Ok(image), Ok(pool)) = (std::env::var(IMAGE), std::env::var(POOL)) else { return };
     let Some(cluster) = cluster() else { return };
-    let image = image.into_string().unwrap();
-    let _device = open(&Settings { image, ..settings(&cluster) }).unwrap();
+    let session = image.clone();
+    let device = open(&Settings { image, pool, session, ..settings(&cluster) }).unwrap();
+    let waiter = Waiter::new(device);
     println!("holds");
-    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+    for line in std::io::stdin().lock().lines().map(Result::unwrap) {
+        let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+        let sector = Sector(numbers[1] * 8);
+        let data = vec![Buffer::copy_of(&[numbers[2] as u8; 4096])];
+        let request = match Change::ALL[numbers[0] as usize] {
+            Change::Write => Request::with_data(Op::Write { fua: false }, sector, data, 0),
+            Change::DurableWrite => Request::with_data(Op::Write { fua: true }, sector, data, 0),
+            Change::DurableZeroes => {
+                Request::without_data(Op::WriteZeroes { unmap: true, fua: true }, sector, 8, 0)
+            }
+        };
+        waiter.all([request]).pop().unwrap().result.unwrap();
+        println!("changed");
+    }
+}
+
+/// A cache of librbd's that keeps what is written until it is flushed; discards of parts of
+/// objects are left out.
+const CONFIGURATION: [(&str, &str); 5] = [
+    ("rbd_cache", "true"),
+    ("rbd_cache_policy", "writeback"),
+    ("rbd_cache_writethrough_until_flush", "false"),
+    ("rbd_cache_max_dirty_age", "1000"),
+    ("rbd_skip_partial_discard", "true"),
+];
+
+/// Changes in some order, of which the durable ones and what came before them are there when the
+/// process was killed. Then one that is not durable: it is lost where librbd has a cache.
+fn killed_amid_changes(settings: &Settings, rng: &mut Rng, when_open: impl Fn()) -> bool {
+    const SLOTS: u64 = 64;
+    let mut expected = [0_u8; SLOTS as usize];
+    let mut holder = Holder::start(settings);
+    when_open();
+    let mut change = |holder: &mut Holder, change, slot: u64, byte: u8| {
+        holder.change(change, slot, byte);
+        expected[slot as usize] = if change == Change::DurableZeroes { 0 } else { byte };
+    };
+    for byte in 1..40 {
+        change(&mut holder, *rng.pick(&Change::ALL), rng.below(SLOTS), byte);
+    }
+    let durable = *rng.pick(&[Change::DurableWrite, Change::DurableZeroes]);
+    change(&mut holder, durable, rng.below(SLOTS), 40);
+    holder.change(Change::Write, SLOTS, 41);
+    holder.kill();
+    let next = Settings { session: settings.image.clone(), ..settings.clone() };
+    let next = Waiter::new(open(&next).unwrap());
+    let read = |slot: u64| next.read(Sector(slot * 8), 4096).unwrap();
+    for (slot, byte) in (0..).zip(expected) {
+        let first = read(slot)[0];
+        assert!(read(slot).iter().all(|one| *one == byte), "{slot}: {first} and not {byte}");
+    }
+    read(SLOTS).iter().all(|byte| *byte == 0)
+}
+
+/// The configuration of an image and of its pool go before ours. librbd takes it over when the
+/// image is opened.
+#[test]
+fn what_was_durable_is_there_whatever_cache_the_image_is_given() {
+    let Some(cluster) = cluster() else { return };
+    let rbd = |words: &[&str]| drop(said_by(&cluster, "rbd", words));
+    let image = |pool: &str| {
+        let settings = Settings { pool: pool.to_string(), ..settings(&cluster) };
+        drop(create(&settings));
+        let name = format!("{pool}/{}", settings.image);
+        (settings, name)
+    };
+    let set = |name: &str| {
+        let set = |(key, value): (&str, &str)| rbd(&["config", "image", "set", name, key, value]);
+        CONFIGURATION.into_iter().for_each(set);
+    };
+    let rng = &mut Rng::new(std::process::id().into());
+
+    let (own, name) = image("rbd");
+    set(&name);
+    assert!(killed_amid_changes(&own, rng, || {}), "it has a cache");
+
+    let (former, name) = image("rbd");
+    set(&name);
+    let remove = || rbd(&["config", "image", "remove", &name, "rbd_cache"]);
+    assert!(killed_amid_changes(&former, rng, remove), "it has a cache until it is closed");
+
+    let (late, name) = image("rbd");
+    let lost = killed_amid_changes(&late, rng, || set(&name));
+    assert!(!lost, "it has no cache until it is opened again");
+
+    let pool = format!("test-{}", std::process::id());
+    drop(said_by(&cluster, "ceph", &["osd", "pool", "create", &pool, "1"]));
+    rbd(&["pool", "init", &pool]);
+    let set = |(key, value): (&str, &str)| rbd(&["config", "pool", "set", &pool, key, value]);
+    CONFIGURATION.into_iter().for_each(set);
+    let (pooled, _) = image(&pool);
+    assert!(killed_amid_changes(&pooled, rng, || {}), "it has its pool's cache");
+    let images = [own, former, late, pooled];
+    images.into_iter().for_each(|one| one.prepare().unwrap().remove().unwrap());
+}
+
+/// Its former client would write on when another has it.
+#[test]
+fn an_image_whose_configuration_bars_nobody_is_refused() {
+    let Some(cluster) = cluster() else { return };
+    let settings = settings(&cluster);
+    drop(create(&settings));
+    let name = format!("rbd/{}", settings.image);
+    let option = "rbd_blocklist_on_break_lock";
+    said_by(&cluster, "rbd", &["config", "image", "set", &name, option, "false"]);
+    assert_eq!(open(&settings).err(), Some(Failure::BarsNobody));
+    let snapshot = Settings { snapshot: Some("s".to_string()), ..settings.clone() };
+    snapshot.clone().prepare().unwrap().snapshot().unwrap();
+    assert!(open(&snapshot).is_ok(), "it is read alone");
+    snapshot.prepare().unwrap().remove().unwrap();
+    said_by(&cluster, "rbd", &["config", "image", "remove", &name, option]);
+    drop(open(&settings).unwrap());
+    settings.prepare().unwrap().remove().unwrap();
 }

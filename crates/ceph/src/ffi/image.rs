@@ -13,6 +13,10 @@ use super::library::{Missing, library};
 use super::rados::{Pool, RawPool};
 use super::under_way::Call;
 
+mod options;
+
+use options::RawOption;
+
 /// The library by the name that its packages give it.
 const LIBRARY: &str = "librbd.so.1";
 
@@ -135,6 +139,12 @@ library! {
         key: *const c_char,
         value: *const c_char,
     ) -> c_int;
+    fn rbd_config_image_list(
+        image: *mut RawImage,
+        options: *mut RawOption,
+        count: *mut c_int,
+    ) -> c_int;
+    fn rbd_config_image_list_cleanup(options: *mut RawOption, count: c_int);
     fn rbd_lock_acquire(image: *mut RawImage, mode: c_int) -> c_int;
     fn rbd_lock_break(image: *mut RawImage, mode: c_int, owner: *const c_char) -> c_int;
     fn rbd_lock_get_owners(

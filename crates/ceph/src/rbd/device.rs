@@ -15,6 +15,7 @@ use polylane_block::{BlockDevice, Channel, Completion, Error, Op, Request, Submi
 use polylane_sys::event;
 use rustix::event::{PollFd, PollFlags};
 
+use super::configured::Durable;
 use super::settings::Failure;
 use crate::ffi::{BARRED, Image, Work};
 
@@ -25,19 +26,20 @@ const IN_FLIGHT_MAX: usize = 256;
 pub struct RbdDevice {
     image: Image,
     sectors: AtomicU64,
-    read_only: bool,
+    /// `None`: it is read alone.
+    durable: Option<Durable>,
     is_stopped: Arc<AtomicBool>,
     totals: Mutex<Totals>,
 }
 
 impl RbdDevice {
     /// Takes an open image over.
-    pub(super) fn new(image: Image, read_only: bool) -> Result<Arc<RbdDevice>, Failure> {
+    pub(super) fn new(image: Image, durable: Option<Durable>) -> Result<Arc<RbdDevice>, Failure> {
         let size = image.size().map_err(|errno| Failure::Call("ask for its size", errno))?;
         Ok(Arc::new(RbdDevice {
             image,
             sectors: AtomicU64::new(size / SECTOR_BYTES as u64),
-            read_only,
+            durable,
             is_stopped: Arc::new(AtomicBool::new(false)),
             totals: Mutex::new(Totals::default()),
         }))
@@ -67,13 +69,13 @@ impl BlockDevice for RbdDevice {
     }
 
     fn read_only(&self) -> bool {
-        self.read_only
+        self.durable.is_none()
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         // Without descriptors nothing that needs one could wait.
         let event = event::eventfd().ok();
-        let done = Arc::new(Done { list: Mutex::new(Vec::new()), event });
+        let done = Arc::new(Done { ended: Mutex::new(Ended::default()), event });
         Box::new(RbdChannel { device: self, done, in_flight: 0 })
     }
 }
@@ -110,13 +112,27 @@ impl Remote for RbdDevice {
 
 /// What a channel's requests came to; threads of librbd add to it.
 struct Done {
-    list: Mutex<Vec<Completion>>,
+    ended: Mutex<Ended>,
     event: Option<OwnedFd>,
 }
 
+#[derive(Default)]
+struct Ended {
+    /// To be told.
+    told: Vec<Completion>,
+    /// Changes that are done, and are to be durable before they are told.
+    to_flush: Vec<Completion>,
+}
+
+impl Ended {
+    fn is_empty(&self) -> bool {
+        self.told.is_empty() && self.to_flush.is_empty()
+    }
+}
+
 impl Done {
-    fn put(&self, completion: Completion) {
-        self.list.lock().push(completion);
+    fn add(&self, add: impl FnOnce(&mut Ended)) {
+        add(&mut self.ended.lock());
         if let Some(event) = &self.event {
             event::notify(event);
         }
@@ -155,15 +171,35 @@ fn outcome(op: Op, wanted: usize, result: Result<usize, Errno>) -> Result<(), Er
     }
 }
 
+/// Whether a request that is done is told when a flush behind it has ended.
+fn is_flushed(durable: Option<Durable>, op: Op, result: Result<(), Error>) -> bool {
+    let wanted = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
+    wanted && durable == Some(Durable::Flushed) && result.is_ok()
+}
+
 impl RbdChannel {
     fn refused(&self, request: &Request) -> Option<Error> {
         if let Err(error) = request.validate(self.device.sector_count()) {
             return Some(error);
         }
-        if request.is_change() && self.device.read_only {
+        if request.is_change() && self.device.read_only() {
             return Some(Error::ReadOnly);
         }
         self.device.is_stopped().then_some(Error::Stopped)
+    }
+
+    /// Makes changes that are done durable, and tells them then.
+    fn flush(&self, changes: Vec<Completion>) {
+        let (done, is_stopped) = (self.done.clone(), self.device.is_stopped.clone());
+        let ended = move |_, result| {
+            let result = outcome(Op::Flush, 0, result);
+            if result.is_err() {
+                is_stopped.store(true, Ordering::Relaxed);
+            }
+            let told = changes.into_iter().map(|change| Completion { result, ..change });
+            done.add(|ended| ended.told.extend(told));
+        };
+        self.device.image.start(Work::Flush, Vec::new(), Box::new(ended));
     }
 }
 
@@ -181,7 +217,7 @@ impl Channel for RbdChannel {
         self.device.count(&request);
         self.in_flight += 1;
         let (done, is_stopped) = (self.done.clone(), self.device.is_stopped.clone());
-        let data = std::mem::take(&mut request.data);
+        let (data, durable) = (std::mem::take(&mut request.data), self.device.durable);
         let wanted = data.iter().map(|buffer| buffer.len()).sum();
         let ended = move |data, result| {
             request.data = data;
@@ -191,7 +227,12 @@ impl Channel for RbdChannel {
             if barred || result.is_err() && request.op == Op::Flush {
                 is_stopped.store(true, Ordering::Relaxed);
             }
-            done.put(request.complete(result));
+            let flushed = is_flushed(durable, request.op, result);
+            let completion = request.complete(result);
+            done.add(|ended| match flushed {
+                true => ended.to_flush.push(completion),
+                false => ended.told.push(completion),
+            });
         };
         self.device.image.start(work, data, Box::new(ended));
         Submitted::Pending
@@ -201,13 +242,16 @@ impl Channel for RbdChannel {
         if let Some(event) = &self.done.event {
             event::drain(event);
         }
-        let mut list = self.done.list.lock();
-        self.in_flight -= list.len();
-        done.append(&mut list);
+        let Ended { mut told, to_flush } = std::mem::take(&mut *self.done.ended.lock());
+        if !to_flush.is_empty() {
+            self.flush(to_flush);
+        }
+        self.in_flight -= told.len();
+        done.append(&mut told);
     }
 
     fn park(&mut self) {
-        while self.in_flight > 0 && self.done.list.lock().is_empty() {
+        while self.in_flight > 0 && self.done.ended.lock().is_empty() {
             match &self.done.event {
                 Some(event) => {
                     let mut fds = [PollFd::new(event, PollFlags::IN)];
@@ -248,6 +292,24 @@ mod tests {
             (Op::Flush, Err(BARRED), Err(Error::Medium(BARRED))),
         ] {
             assert_eq!(outcome(op, 4096, result), expected, "{op:?} {result:?}");
+        }
+    }
+
+    #[test]
+    fn durable_changes_alone_are_flushed_and_only_where_librbd_may_keep_them() {
+        let zeroes = |fua| Op::WriteZeroes { unmap: true, fua };
+        for (op, is_durable) in [
+            (Op::Write { fua: true }, true),
+            (zeroes(true), true),
+            (Op::Write { fua: false }, false),
+            (zeroes(false), false),
+            (Op::Discard, false),
+            (Op::Flush, false),
+            (Op::Read, false),
+        ] {
+            assert_eq!(is_flushed(Some(Durable::Flushed), op, Ok(())), is_durable, "{op:?}");
+            assert!(!is_flushed(Some(Durable::Flushed), op, Err(Error::NoSpace)), "{op:?}");
+            assert!(!is_flushed(Some(Durable::AtOnce), op, Ok(())), "{op:?}");
         }
     }
 }

@@ -64,6 +64,8 @@ pub enum Failure {
     Resizing,
     /// The image has no exclusive lock.
     NoLock,
+    /// Its configuration lets a client go on whose lock was broken.
+    BarsNobody,
     /// Another client has it; who that is.
     InUse(Option<String>),
     /// A call on the open image.
@@ -123,6 +125,12 @@ impl fmt::Display for Failure {
                 f,
                 "the image has no exclusive lock, which keeps two lanes from writing to it: see \
                  'rbd feature enable POOL/IMAGE exclusive-lock'"
+            ),
+            Failure::BarsNobody => write!(
+                f,
+                "the image's or its pool's configuration has rbd_blocklist_on_break_lock=false, \
+                 with which two lanes could write to it: see 'rbd config image remove POOL/IMAGE \
+                 rbd_blocklist_on_break_lock', 'rbd config pool remove'"
             ),
             Failure::InUse(Some(owner)) => write!(f, "in use by {owner}: end that one first"),
             Failure::InUse(None) => write!(f, "in use: another client has it open"),
