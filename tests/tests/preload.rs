@@ -94,6 +94,7 @@ macro_rules! programs {
 programs! {
     reads_writes_and_positions = "basic";
     one_offset_for_all_who_share_a_file = "offsets";
+    handlers_on_small_stacks = "stack";
     copies_of_descriptors = "dups";
     relative_paths = "at";
     paths_that_others_change = "paths";

@@ -58,8 +58,7 @@ struct Open<'a> {
     status: TransferFlags,
 }
 
-/// `pread`. What is shown is read in the hook itself: calls and saved registers would cost as much
-/// as the look-up.
+/// `pread`. What is shown is read in the hook itself: a call would cost as much as the look-up.
 #[inline(always)]
 pub(crate) fn read_one(
     state: &'static State,
@@ -221,8 +220,7 @@ fn open<'a>(state: &'static State, file: &'a Pin, fd: RawFd, wrong_mode: i32) ->
     Ok(Open { state, file, fd, session, handle, status })
 }
 
-/// How much of `left` bytes at `start` a request that carries `room` takes: all, or what ends with
-/// a page of the file.
+/// How much of `left` bytes at `start` a request of `room` takes: all, or up to a page's end.
 fn whole_pages(start: u64, room: usize, left: usize) -> usize {
     let beyond = ((start + room as u64) % FRAME_BYTES as u64) as usize;
     if room < left && beyond < room { room - beyond } else { room }
@@ -305,6 +303,7 @@ impl Open<'_> {
     }
 
     /// Reads at most `most` bytes.
+    #[inline(never)]
     fn read_limited(&self, at: u64, into: Sinks<'_, '_>, most: usize) -> Outcome<usize> {
         let mut parts = no_parts();
         let count = cut_sinks(into, (0, most), &mut parts);
@@ -331,6 +330,7 @@ impl Open<'_> {
     /// Request by request, until one falls short. Each ends where a page of the file does: a write
     /// that is still on its way, whose writer was stopped or killed, may be done between two of
     /// them. An error after the first bytes is reported by the next call.
+    #[inline(never)]
     fn read_long(&self, at: u64, into: Sinks<'_, '_>, total: usize) -> Outcome<usize> {
         let (room, most) = (self.session.channel.buffer_bytes(), total.min(RW_BYTES_MAX));
         let mut done = 0;

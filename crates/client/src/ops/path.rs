@@ -79,7 +79,7 @@ fn relative<'a>(
     }
     let fields = state.get();
     let start = match dir {
-        libc::AT_FDCWD => fields.cwd.get(fields.records(), || open_cwd(fields))?,
+        libc::AT_FDCWD => fields.cwd.get(fields.records(), || find_cwd(fields))?,
         fd => file::find(state, fd)?,
     };
     if !start.is(FileBits::DIRECTORY) {
@@ -101,6 +101,15 @@ fn relative<'a>(
 /// Opens the kernel's working directory at the service. `Kernel`: it is no lane's; an errno: it
 /// cannot be opened now.
 #[cold]
+fn find_cwd(state: &'static state::Fields) -> Outcome<Pin> {
+    match real::is_on_small_stack() {
+        true => Err(Errno::EAGAIN.into()),
+        false => open_cwd(state),
+    }
+}
+
+/// As [`find_cwd`], with room for a path.
+#[inline(never)]
 fn open_cwd(state: &'static state::Fields) -> Outcome<Pin> {
     namespace::any_lane()?;
     let mut path = [0; PATH_BYTES_MAX + 1];

@@ -202,8 +202,11 @@ impl Sessions {
         made::are_used_up() && self.present().is_none()
     }
 
-    /// A session beside those of the process, for one call.
+    /// A session beside those of the process, for one call. `EAGAIN`: not on this stack.
     pub(crate) fn aside(&'static self) -> Result<Session> {
+        if real::is_on_small_stack() {
+            return Err(Errno::EAGAIN);
+        }
         Session::connect(self, self.key()?)
     }
 
@@ -264,6 +267,9 @@ impl Sessions {
         if thread::is_inside() || seconds() < self.retry_at.load(Ordering::Relaxed) {
             return Err(NoSession::Later);
         }
+        if real::is_on_small_stack() {
+            return Err(NoSession::Later);
+        }
         if !identity::is_what_it_seems() {
             // For good: whoever makes a thread less than its user hardly makes it more again.
             namespace::leave_home();
@@ -283,6 +289,7 @@ impl Sessions {
     }
 
     /// As [`connect`](Self::connect), for the one thread that may.
+    #[inline(never)]
     fn make_at_home(&'static self) -> std::result::Result<&'static Session, NoSession> {
         let made = thread::slow(|| self.make());
         if made.is_err() {
@@ -362,6 +369,7 @@ fn seconds() -> i64 {
 
 impl Session {
     /// A session that has no number yet.
+    #[inline(never)]
     fn connect(sessions: &'static Sessions, key: u64) -> Result<Session> {
         mounts::at_home_or_by_root(sessions.lane(), |shown| {
             Session::connect_by(sessions, key, shown)
