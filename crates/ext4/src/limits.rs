@@ -180,13 +180,19 @@ impl Volume {
         }
     }
 
-    /// The same for a new inode, whose owner may have no accounts yet. Call without a handle.
+    /// The same for a new inode, whose owner may have no accounts yet, with the blocks and inodes
+    /// that its attributes take. Call without a handle.
     ///
     /// # Errors
     /// `ENOSPC`, and those of [`Volume::book`].
-    pub fn book_new(&self, ctx: &OpCtx<'_>, ids: [u32; 3], blocks: u64) -> Result<Booking> {
+    pub fn book_new(
+        &self,
+        ctx: &OpCtx<'_>,
+        ids: [u32; 3],
+        (blocks, values): (u64, u64),
+    ) -> Result<Booking> {
         self.enter(ctx, ids)?;
-        self.book(ctx, ids.map(Some), (blocks, 1))
+        self.book(ctx, ids.map(Some), (blocks, 1 + values))
     }
 
     /// The same for an inode that is given to others, who have accounts: those of them who had it

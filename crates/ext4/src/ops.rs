@@ -228,7 +228,7 @@ pub fn create(
     let own = own_blocks(new);
     let lists = Lists::of(volume, new.acls)?;
     let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
-    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], own + lists.charged())?;
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], lists.charged(own))?;
     let (_promise, growth) =
         volume.room_for_name(ctx, room, (&parent, &mut above), name, own + lists.own())?;
     let _room = lists.room(ctx, volume)?;
@@ -350,7 +350,7 @@ pub fn create_unlinked(
     let (project, new) = (volume.project_within(&above), &grouped(volume, &above, new));
     drop(above);
     let lists = Lists::of(volume, new.acls)?;
-    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], lists.charged())?;
+    let booked = volume.book_new(ctx, [new.uid.0, new.gid.0, project], lists.charged(0))?;
     let own = lists.own();
     let _promise = (own > 0).then(|| volume.promise_to(ctx, own)).transpose()?;
     let _room = lists.room(ctx, volume)?;

@@ -139,7 +139,7 @@ impl Move<'_> {
         if self.mode == RenameMode::Whiteout {
             let new = whiteout_of(ctx, volume, self.source, dirs.from());
             let ids = [new.uid.0, new.gid.0, volume.project_within(dirs.from())];
-            booked = volume.book_new(ctx, ids, 0)?;
+            booked = volume.book_new(ctx, ids, (0, 0))?;
         }
         let is_dir = core.raw.mode() >> 12 == 4;
         if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)

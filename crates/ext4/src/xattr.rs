@@ -346,9 +346,9 @@ impl Lists {
         u64::from(!self.outside.is_empty())
     }
 
-    /// Blocks that count for its owner.
-    pub fn charged(&self) -> u64 {
-        self.own() + self.moved.iter().sum::<u64>()
+    /// Blocks and further inodes that count for its owner, beside `own` blocks.
+    pub fn charged(&self, own: u64) -> (u64, u64) {
+        (own + self.own() + self.moved.iter().sum::<u64>(), self.moved.len() as u64)
     }
 
     /// Credits for what has inodes of its own.

@@ -9,9 +9,10 @@ use polylane_base::rng::Rng;
 use polylane_base::{Clock, Errno, Gid, IdRange, Ino, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
+use polylane_testkit::acl;
 use polylane_testkit::fs_suite::node;
 use polylane_testkit::quota::{GROUPS, Limits, USERS, set_limits};
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
+use polylane_vfs::fs::{Acl, Acls, Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
 use polylane_vfs::mapped::{IdMap, Mapped};
 use polylane_vfs::{Cred, OpCtx};
 
@@ -200,6 +201,39 @@ fn inodes_past_a_hard_limit_are_refused_and_come_back() {
         make(&fs, &limited, "more", Kind::File).expect("one came back");
         close(&fs, &device);
     }
+}
+
+/// Lists that get inodes of their own when they are inherited count as those that are set.
+#[test]
+fn inodes_of_inherited_lists_count() {
+    let format = &["-t", "ext4", "-b", "4096", "-O", "quota,ea_inode"];
+    let (device, _) = limited(format, USERS, Limits { hard_inodes: 4, ..Limits::default() });
+    let fs = common::open(&device);
+    let limited = user(LIMITED);
+    let limited = OpCtx::as_user(&limited);
+    let ends = [(4, 4, acl::NOBODY), (16, 6, acl::NOBODY), (32, 0, acl::NOBODY)];
+    let named = (0..1500).map(|uid| (2, 6, 100 + uid));
+    let long = acl::value([(1, 6, acl::NOBODY)].into_iter().chain(named).chain(ends));
+    let long = Acl::parse(&long).expect("well-formed").expect("a list");
+    let new = |kind, access, default| NewNode {
+        uid: Uid(LIMITED),
+        acls: Acls { access, default },
+        ..node(kind, 0o777)
+    };
+    let two = new(Kind::Dir, Some(&long), Some(&long));
+    let first = make(&fs, &limited, "first", Kind::File).expect("one of four");
+    make(&fs, &limited, "second", Kind::File).expect("two of four");
+    let refused = fs.create(&limited, root(&fs), b"dir", &two);
+    assert_eq!(refused.err(), Some(Errno::EDQUOT), "three more are five");
+    fs.unlink(&limited, root(&fs), b"first").expect("there");
+    fs.forget(first);
+    fs.create(&limited, root(&fs), b"dir", &two).expect("four of four");
+    let gone = fs.unlink(&limited, root(&fs), b"second").expect("there").node;
+    fs.forget(gone.ino);
+    let one = new(Kind::File, Some(&long), None);
+    let nameless = fs.create_unlinked(&limited, root(&fs), &one);
+    assert_eq!(nameless.err(), Some(Errno::EDQUOT));
+    close(&fs, &device);
 }
 
 #[test]
