@@ -56,20 +56,32 @@ pub enum Copy {
 /// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy, holders: &dyn Holders) -> Result<()> {
     let from = &resolve(from)?;
-    let mut limit = LET_GO_TIME_MAX;
-    for _ in 0..ENDS_MAX {
-        match open_free(from, holders, limit)? {
+    let (mut limit, mut ends) = (LET_GO_TIME_MAX, 0);
+    loop {
+        match open_free(from, holders, limit, &mut ends)? {
             Opened::Free(own) => return duplicate_free(own, from, to, kind),
             Opened::Still(still) => {
                 let frozen = Frozen { still: &*still, is_exchanged: Cell::new(false) };
                 match duplicate_still(&frozen, from, to, kind) {
-                    Err(_) if frozen.has_ended_before() => limit = END_TIME_MAX,
+                    Err(_) if frozen.has_ended_before() => count_end(from, &mut ends)?,
                     done => return done,
                 }
+                limit = END_TIME_MAX;
             }
         }
     }
-    Err(Failure::failed(format!("{}: each process that has it ends: try again", from.display())))
+}
+
+/// One more process ended over the copy.
+fn count_end(from: &Path, ends: &mut usize) -> Result<()> {
+    *ends += 1;
+    match *ends < ENDS_MAX {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: each process that has it ends: try again",
+            from.display()
+        ))),
+    }
 }
 
 /// A volume that is to be copied.
@@ -103,8 +115,13 @@ impl Exchange for Frozen<'_> {
 }
 
 /// Opens a volume, or has whoever serves it make it stand still. One whose server ends is free in a
-/// moment, for which it is waited up to `limit`.
-fn open_free(from: &Path, holders: &dyn Holders, mut limit: Duration) -> Result<Opened> {
+/// moment, for which it is waited up to `limit`; those that end meanwhile are counted.
+fn open_free(
+    from: &Path,
+    holders: &dyn Holders,
+    mut limit: Duration,
+    ends: &mut usize,
+) -> Result<Opened> {
     let (mut since, mut pause) = (Instant::now(), LOOK_AGAIN);
     loop {
         // Before the volume is opened: to ask who has it may take longer than that one does.
@@ -129,7 +146,8 @@ fn open_free(from: &Path, holders: &dyn Holders, mut limit: Duration) -> Result<
         match holders.freeze(from)? {
             Freeze::Still(still) => return Ok(Opened::Still(still)),
             Freeze::Ended => {
-                (since, limit, pause) = (Instant::now(), END_TIME_MAX, LOOK_AGAIN);
+                count_end(from, ends)?;
+                (since, limit) = (Instant::now(), END_TIME_MAX);
             }
             Freeze::Nobody if is_last => return Err(failure(from, error)),
             Freeze::Nobody => {}

@@ -112,6 +112,17 @@ fn a_server_that_ends_is_waited_for() {
     }
 }
 
+#[test]
+fn a_volume_whose_servers_all_end_is_refused_after_some() {
+    let place = Place::new();
+    let ends = (0..ENDS_MAX * 2).map(|_| Freeze::Ended).collect();
+    let says = Says::new(ends, place.open(), Duration::MAX);
+    let refused = duplicate(&place.at("v"), &place.at("s"), Copy::Snapshot, &says);
+    let line = refused.expect_err("no server stays").line;
+    assert!(line.contains("each process that has it ends"), "{line}");
+    assert_eq!(says.asked.get() as usize, ENDS_MAX);
+}
+
 /// The one question that finds nobody takes longer than a stranger is waited for: a keeper that
 /// ends answers late, and the file is free by then.
 #[test]
