@@ -1,12 +1,13 @@
 //! The clerk: a thread that does for a volume's channels what waits, and answers by their bells.
 //!
 //! Flushes come first, and all that are there are one: a flush answers whoever asked before it
-//! began.
+//! began. Zeros that take space are written in turns, between which others have theirs.
 
 use std::time::Instant;
 
 use super::desk::{Answer, Job, TICK, Work};
 use super::volume::Shared;
+use crate::device::Sector;
 
 /// A clerk's life.
 pub(super) fn run(shared: &Shared) {
@@ -25,7 +26,14 @@ pub(super) fn run(shared: &Shared) {
         for Job { work, bell, slot } in others {
             let answer = match work {
                 Work::Flush => Answer::Done(shared.flush()),
-                Work::Zero(op, sector, count) => Answer::Done(shared.zero(op, sector, count)),
+                Work::Zero(op, sector, count) => match shared.zero(op, sector, count) {
+                    Ok(done) if done < count => {
+                        let work = Work::Zero(op, Sector(sector.0 + done), count - done);
+                        shared.desk.push(Job { work, bell, slot });
+                        continue;
+                    }
+                    done => Answer::Done(done.map(|_| ())),
+                },
                 Work::Fill(index) => match shared.fill(index) {
                     Ok(()) => Answer::Again,
                     Err(error) => Answer::Done(Err(error)),

@@ -401,23 +401,37 @@ impl Directory {
         self.commit(bytes)
     }
 
-    /// Gives a volume a chunk of zeros at `index`, where it has none.
+    /// Gives a volume chunks of zeros at `indices`, where it has none: those that are clean first.
     ///
     /// # Errors
-    /// None is free; the medium's.
-    pub fn take(&mut self, bytes: &dyn PoolBytes, volume: &Volume, index: u32) -> Result<u32> {
-        let free = |chunk: &u32| self.entry(*chunk).owner.is_none();
-        let clean = |chunk: &u32| free(chunk) && !self.entry(*chunk).dirty;
-        let mut all = 0..self.chunk_count();
-        let found = all.clone().find(clean).or_else(|| all.find(free));
-        let chunk = found.ok_or(DirectoryError::NoChunks { free: 0, needed: 1 })?;
-        if self.entry(chunk).dirty {
-            bytes.zero(self.layout.chunk_at(chunk), self.layout.chunk_bytes)?;
+    /// Not enough are free, and none is taken; the medium's.
+    pub fn take(
+        &mut self,
+        bytes: &dyn PoolBytes,
+        volume: &Volume,
+        indices: &[u32],
+    ) -> Result<Vec<u32>> {
+        let is_free = |chunk: &u32| self.entry(*chunk).owner.is_none();
+        let mut free: Vec<u32> = (0..self.chunk_count()).filter(is_free).collect();
+        if free.len() < indices.len() {
+            let (free, needed) = (free.len() as u32, indices.len() as u32);
+            return Err(DirectoryError::NoChunks { free, needed });
+        }
+        free.sort_by_key(|chunk| self.entry(*chunk).dirty);
+        free.truncate(indices.len());
+        let dirty: Vec<u32> = free.iter().copied().filter(|it| self.entry(*it).dirty).collect();
+        for chunk in &dirty {
+            bytes.zero(self.layout.chunk_at(*chunk), self.layout.chunk_bytes)?;
+        }
+        if !dirty.is_empty() {
             bytes.flush()?;
         }
-        self.set_entry(chunk, Entry { owner: Some(volume.slot), index, dirty: false });
+        for (chunk, index) in free.iter().zip(indices) {
+            let entry = Entry { owner: Some(volume.slot), index: *index, dirty: false };
+            self.set_entry(*chunk, entry);
+        }
         self.commit(bytes)?;
-        Ok(chunk)
+        Ok(free)
     }
 
     fn record(&self, slot: u32) -> Result<Record> {

@@ -44,6 +44,9 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long a discard waits for them before it writes zeros instead.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// Chunks that write-zeroes without `unmap` goes through in one turn: each may have to be written.
+const TURN_CHUNKS: u64 = 16;
+
 /// A way to a pool file's bytes: a device, and where on it they lie.
 pub struct Road {
     device: Arc<dyn BlockDevice>,
@@ -217,31 +220,38 @@ impl Shared {
         result
     }
 
-    /// A discard or write-zeroes.
-    pub(super) fn zero(&self, op: Op, sector: Sector, count: u64) -> Result<(), Error> {
+    /// A discard or write-zeroes: how many of its sectors are done. One that takes long goes on
+    /// from there in another turn.
+    pub(super) fn zero(&self, op: Op, sector: Sector, count: u64) -> Result<u64, Error> {
         self.check_stopped()?;
         let _office = self.office.lock();
         let gives_back = matches!(op, Op::Discard | Op::WriteZeroes { unmap: true, .. });
-        let (chunk_sectors, end) = (self.layout.chunk_bytes / UNIT, sector.0 + count);
+        let chunk_sectors = self.layout.chunk_bytes / UNIT;
+        let (begin, mut end) = (sector.0 / chunk_sectors, sector.0 + count);
+        if !gives_back {
+            end = end.min((begin + TURN_CHUNKS) * chunk_sectors);
+        }
+        let indices = begin as u32..end.div_ceil(chunk_sectors) as u32;
+        let is_filled = |index: &u32| !gives_back && self.chunks.look(*index).is_none();
+        // A chunk is taken with zeros in it.
+        let holes: Vec<u32> = indices.clone().filter(is_filled).collect();
+        self.fill_holes(&holes)?;
         let mut whole = Vec::new();
-        for index in sector.0 / chunk_sectors..end.div_ceil(chunk_sectors) {
-            let first = index * chunk_sectors;
+        for index in indices {
+            let first = u64::from(index) * chunk_sectors;
             let last = (first + chunk_sectors).min(self.volume.size / UNIT);
             let part = sector.0.max(first)..end.min(last);
             match gives_back && part == (first..last) {
-                true => whole.push(index as u32),
-                // A chunk is taken with zeros in it.
-                false if !gives_back && self.chunks.look(index as u32).is_none() => {
-                    self.fill_hole(index as u32)?;
-                }
-                false => self.zero_part(index as u32, part.start - first..part.end - first)?,
+                true => whole.push(index),
+                false if holes.contains(&index) => {}
+                false => self.zero_part(index, part.start - first..part.end - first)?,
             }
         }
         self.release(whole)?;
-        match op {
-            Op::WriteZeroes { fua: true, .. } => self.current().flush(),
-            _ => Ok(()),
+        if matches!(op, Op::WriteZeroes { fua: true, .. }) {
+            self.current().flush()?;
         }
+        Ok(end - sector.0)
     }
 
     /// Zeros by hand. Sectors count from the chunk's start.
@@ -289,15 +299,20 @@ impl Shared {
         let _office = self.office.lock();
         match self.chunks.look(index) {
             Some(_) => Ok(()),
-            None => self.fill_hole(index),
+            None => self.fill_holes(&[index]),
         }
     }
 
-    /// With the office held.
-    fn fill_hole(&self, index: u32) -> Result<(), Error> {
-        match self.change(|directory, bytes| directory.take(bytes, &self.volume, index)) {
-            Ok(chunk) => {
-                self.chunks.open_as(index, Some(chunk));
+    /// Gives all of these holes their chunks, or none. With the office held.
+    fn fill_holes(&self, indices: &[u32]) -> Result<(), Error> {
+        if indices.is_empty() {
+            return Ok(());
+        }
+        match self.change(|directory, bytes| directory.take(bytes, &self.volume, indices)) {
+            Ok(chunks) => {
+                for (index, chunk) in indices.iter().zip(chunks) {
+                    self.chunks.open_as(*index, Some(chunk));
+                }
                 Ok(())
             }
             Err(DirectoryError::NoChunks { .. }) => Err(Error::NoSpace),

@@ -7,7 +7,9 @@ use polylane_base::rng::Rng;
 use polylane_block::bypass::{
     BypassVolume, Directory, DirectoryError, Extents, Id, Layout, PoolBytes, Road, Volume,
 };
-use polylane_block::device::{Allocation, BlockDevice, Error, Op, Request, SECTOR_BYTES, Sector};
+use polylane_block::device::{
+    Allocation, BlockDevice, Channel, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
+};
 use polylane_block::medium::{Medium, Space};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
@@ -15,7 +17,7 @@ use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::HostExtent;
 use polylane_testkit::block_suite;
 use polylane_testkit::effort::number;
-use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
+use polylane_testkit::sim::{Crash, Gate, Image, SimDisk, SimOptions, Tear};
 
 const POOL: Id = [7; 16];
 const CHUNK: u64 = 4096;
@@ -167,6 +169,46 @@ fn discarded_chunks_serve_other_volumes_which_see_zeros() {
     directory.remove(&road(), &volume).expect("remove");
     assert_eq!(directory.find(&id(1)), Err(DirectoryError::NoVolume));
     assert_eq!(directory.free_chunks(), SMALL_CHUNKS);
+}
+
+/// Zeros that take space, for many holes, some of them in chunks that others wrote: a flush that
+/// comes while they are made is answered before them.
+#[test]
+fn many_holes_get_their_chunks_in_turns() {
+    const CHUNKS: u32 = 40;
+    let sectors = SMALL.chunk_at(CHUNKS) / SECTOR_BYTES as u64;
+    let image = Image::zeroed(sectors as usize * SECTOR_BYTES);
+    let gate = Gate::new(SimDisk::new(image, SimOptions::default()));
+    let road = || Road::new(gate.clone(), Extents::identity(sectors));
+    Directory::format(&road(), SMALL, POOL, CHUNKS).expect("format");
+    make(&road(), SMALL, id(1), u64::from(CHUNKS) * CHUNK).expect("make");
+    let volume = open(road(), SMALL, id(1));
+    let waiter = Waiter::new(volume.clone());
+    let bytes = CHUNKS as usize * CHUNK as usize;
+    waiter.write(Sector(0), Buffer::copy_of(&vec![9; bytes]), false).expect("write");
+    let count = u64::from(CHUNKS) * 8;
+    waiter.discard(Sector(0), count).expect("discard");
+    let mut channel = volume.clone().channel();
+    gate.shut();
+    let zeroes = Op::WriteZeroes { unmap: false, fua: false };
+    let submit = |channel: &mut dyn Channel, request| {
+        assert!(matches!(channel.submit(request), Submitted::Pending));
+    };
+    submit(&mut *channel, Request::without_data(zeroes, Sector(4), count - 4, 1));
+    gate.wait("the first turn", |held| held.first().copied());
+    submit(&mut *channel, Request::without_data(Op::Flush, Sector(0), 0, 2));
+    gate.open();
+    let mut done = Vec::new();
+    gate.wait("both", |_| {
+        channel.poll(&mut done);
+        (done.len() == 2).then_some(())
+    });
+    let done: Vec<_> = done.iter().map(|it| (it.tag, it.result)).collect();
+    assert_eq!(done, [(2, Ok(())), (1, Ok(()))]);
+    for sector in (0..count).step_by(8) {
+        assert_eq!(volume.allocation(Sector(sector), 8), (Allocation::Data, 8), "{sector}");
+    }
+    assert!(waiter.read(Sector(0), bytes).expect("read").iter().all(|byte| *byte == 0));
 }
 
 /// What each sector of a volume may show after a cut: its last durable content, and later ones.
