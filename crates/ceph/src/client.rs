@@ -11,7 +11,7 @@ use crate::direct::Direct;
 use crate::failure::Failure;
 use crate::ffi::{Inode, Mount};
 use crate::fs::CephFs;
-use crate::inodes::{IDLE_TIME_MAX, Tables};
+use crate::inodes::{IDLE_TIME_MAX, Inodes, Tables};
 
 /// A mounted client. Thread-safe. Its session at the MDS ends when it and all its file systems are
 /// dropped.
@@ -19,7 +19,7 @@ pub struct Client {
     mount: Arc<Mount>,
     /// The directory that is mounted.
     mounted: Vec<u8>,
-    /// The inodes of its file systems, whose idle handles one thread closes.
+    /// The inodes of its file systems: one thread closes their idle handles, one wakes calls.
     all: Arc<Tables>,
 }
 
@@ -27,9 +27,11 @@ impl Client {
     /// Takes a mounted client over; `mounted` is its root.
     pub(crate) fn new(mount: Arc<Mount>, mounted: Vec<u8>) -> Result<Client> {
         let all = Arc::new(Tables::default());
-        let weak = Arc::downgrade(&all);
-        let spawned = thread::Builder::new().name("ceph-idle".to_string());
-        spawned.spawn(move || close_idle(&weak)).map_err(|_| Errno::EAGAIN)?;
+        for (name, work) in KEEPERS {
+            let weak = Arc::downgrade(&all);
+            let keeper = thread::Builder::new().name(name.to_string());
+            keeper.spawn(move || keep(&weak, work)).map_err(|_| Errno::EAGAIN)?;
+        }
         Ok(Client { mount, mounted, all })
     }
 
@@ -112,13 +114,19 @@ fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && name != b".")
 }
 
-/// Closes what is idle until the client and its file systems are gone.
-fn close_idle(all: &Weak<Tables>) {
+/// A thread's name, and what it does for all inodes with open handles.
+type Keeper = (&'static str, fn(&Inodes));
+
+/// The first may wait for the cluster, and the second goes on meanwhile.
+const KEEPERS: [Keeper; 2] = [("ceph-idle", Inodes::close_idle), ("ceph-wake", Inodes::wake_calls)];
+
+/// Does it again and again until the client and its file systems are gone.
+fn keep(all: &Weak<Tables>, work: fn(&Inodes)) {
     while let Some(tables) = all.upgrade() {
         tables.lock().retain(|inodes| inodes.strong_count() > 0);
         let now: Vec<_> = tables.lock().iter().filter_map(Weak::upgrade).collect();
         drop(tables);
-        now.iter().for_each(|inodes| inodes.close_idle());
+        now.iter().for_each(|inodes| work(inodes));
         drop(now);
         thread::sleep(IDLE_TIME_MAX);
     }

@@ -25,7 +25,8 @@
 //! libcephfs 16.2 can leave a read or a write waiting for a capability that it was granted long
 //! ago, until the MDS has something else to say about the file. So a file of which no call has
 //! ended for a second or two, although some are under way, is asked for its state, which has the
-//! MDS say something.
+//! MDS say something. A thread of its own does that: the one that syncs and closes idle handles may
+//! wait for the cluster at one of them.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -284,8 +285,7 @@ impl Node {
 
     /// Closes its handle if that was not used lately; whether it is to be looked at again.
     fn close_idle(&self, now: Instant) -> bool {
-        self.wake_calls();
-        // One that is just opened may wait for the MDS, and other files' calls are to be woken.
+        // One that is just opened may wait for the MDS, and other files' handles are to be closed.
         let Some(mut place) = self.handle.try_lock() else { return true };
         let Some(handle) = place.as_ref() else { return false };
         let unused = now.saturating_duration_since(handle.used);
@@ -320,8 +320,17 @@ pub(crate) type Tables = Mutex<Vec<Weak<Inodes>>>;
 #[derive(Default)]
 pub(crate) struct Inodes {
     inner: Mutex<Inner>,
-    /// Those whose handles are to be closed when they are idle. Taken over no other lock.
-    open: Mutex<Vec<Weak<Node>>>,
+    /// Taken over no other lock.
+    open: Mutex<Open>,
+}
+
+/// Inodes with open handles.
+#[derive(Default)]
+struct Open {
+    /// Those whose handles are to be closed when they are idle.
+    all: Vec<Weak<Node>>,
+    /// Those that are looked at for that now, of which one may wait for the cluster.
+    looked_at: Vec<Weak<Node>>,
 }
 
 #[derive(Default)]
@@ -404,7 +413,7 @@ impl Inodes {
     ) -> Result<Call> {
         let (file, is_new) = node.handle(writes, who)?;
         if is_new {
-            self.open.lock().push(Arc::downgrade(&node));
+            self.open.lock().all.push(Arc::downgrade(&node));
         }
         node.calls.begin();
         Ok(Call { node, file, writes })
@@ -414,7 +423,7 @@ impl Inodes {
     pub(crate) fn put_writer(&self, node: &Arc<Node>, file: OpenFile, who: Arc<Caller>) {
         let (file, used) = (Arc::new(file), Instant::now());
         *node.handle.lock() = Some(Handle { file, who, writes: true, used, pinned: false });
-        self.open.lock().push(Arc::downgrade(node));
+        self.open.lock().all.push(Arc::downgrade(node));
     }
 
     /// How many have an open handle.
@@ -423,12 +432,25 @@ impl Inodes {
         nodes.iter().filter(|node| node.open_handle().is_some()).count()
     }
 
-    /// Closes the handles that were not used lately.
+    /// Closes the handles that were not used lately, one after the other.
     pub(crate) fn close_idle(&self) {
-        let mut open = std::mem::take(&mut *self.open.lock());
+        let mut open = self.open.lock();
+        let mut looked_at = std::mem::take(&mut open.all);
+        open.looked_at.clone_from(&looked_at);
+        drop(open);
         let now = Instant::now();
-        open.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
-        self.open.lock().append(&mut open);
+        looked_at.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
+        let mut open = self.open.lock();
+        open.all.append(&mut looked_at);
+        open.looked_at.clear();
+    }
+
+    /// Wakes calls that the library left waiting, also while a handle is closed.
+    pub(crate) fn wake_calls(&self) {
+        let open = self.open.lock();
+        let nodes: Vec<_> = open.looked_at.iter().chain(&open.all).cloned().collect();
+        drop(open);
+        nodes.iter().filter_map(Weak::upgrade).for_each(|node| node.wake_calls());
     }
 }
 
