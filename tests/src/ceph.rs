@@ -3,6 +3,7 @@
 //! `CEPH_CLUSTER` is the folder of a cluster that `tests/ceph/cluster.sh` started; `make test-ceph`
 //! starts one.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -183,12 +184,19 @@ impl Cluster {
     /// # Panics
     /// It fails, or takes longer than a minute.
     pub fn ceph(&self, words: &str) -> String {
-        let mut command = Command::new("timeout");
-        command.args(["60", "ceph", "-c"]).arg(self.conf()).args(words.split(' '));
-        let output = command.output().expect("ceph");
+        let output = self.try_ceph(words).expect("ceph");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "ceph {words}: {said}");
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The same, for whom a failure of it is none.
+    ///
+    /// # Errors
+    /// It cannot be run.
+    pub fn try_ceph(&self, words: &str) -> io::Result<Output> {
+        let mut command = Command::new("timeout");
+        command.args(["60", "ceph", "-c"]).arg(self.conf()).args(words.split(' ')).output()
     }
 }
 
