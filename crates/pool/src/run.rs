@@ -4,7 +4,6 @@
 //! before the first group or file is made; the init is forked while this process has one thread.
 
 use std::cell::Cell;
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +15,11 @@ use polylane_vfs::mapped::IdMap;
 use polylane_volume::cache::CacheSpec;
 use polylane_volume::cpus::CpuList;
 use polylane_volume::translation::Translation;
-use polylane_volume::{self as volume, log};
-use polylane_volume::{Kept, MediumKind, SetOptions};
+use polylane_volume::{self as volume, Kept, log};
 
 use crate::build::Handed;
-use crate::ceph::{self, CephPlace, ClusterOptions};
-use crate::cgroup::{self, Leaf, Limits};
+use crate::ceph;
+use crate::cgroup::{self, Leaf};
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
 use crate::fuse_device;
@@ -30,19 +28,19 @@ use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::limits::{self, CallerLimits};
 use crate::link::Link;
-use crate::lower::{self, LowerSource};
+use crate::lower;
 use crate::names::{self, PoolName, TakeLane};
 use crate::orphans::wait_for_orphans;
 use crate::pool_record::PoolRecord;
 use crate::process::Process;
-use crate::rbd::{self, ImagePlace, ImageSpec};
+use crate::rbd::{self, ImageSpec};
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, Wanted};
 use crate::skeleton::MountPoint;
 use crate::solidify::Solidifying;
-use crate::spec::{AccessTimes, Backing, PoolSpec, WriteBack};
+use crate::spec::{Backing, PoolSpec};
 use crate::supervise::{AtEnd, Instances, Supervisor};
 use crate::user_namespace::rootless;
 use crate::watchdog::Watchdog;
@@ -52,14 +50,15 @@ mod beside;
 mod check;
 mod first;
 mod instance;
+mod options;
 mod owner;
 
 use beside::Beside;
-pub use beside::LaneBeside;
 pub use check::MEMORY_BYTES_MIN;
 pub(crate) use check::{DIRTY_BYTES_MIN, check};
 use first::{fork_failed, rights, start_init};
 pub(crate) use instance::instance;
+pub use options::{AT_DEFAULT, LaneBeside, RunOptions, Source};
 pub(crate) use owner::Owner;
 use owner::{joined, run_in_pool};
 
@@ -69,134 +68,8 @@ const POOL_DEFAULT: &str = "default";
 /// One inode for so many bytes of a lane in RAM, as tmpfs counts them (one per page of memory).
 const BYTES_PER_INODE: u64 = 4096;
 
-/// Mount path of a lane.
-pub const AT_DEFAULT: &str = "/lane";
-
 /// Fewest inodes of a lane in RAM.
 const INODES_MIN: u64 = 1024;
-
-/// The libservice under the lane.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Source {
-    /// Files in RAM, gone with the lane.
-    Mem,
-    /// A directory of the host.
-    Dir(PathBuf),
-    /// A directory of a Ceph file system.
-    Ceph(CephPlace),
-    /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
-    Volume(Option<PathBuf>),
-    /// The same on an image of a cluster.
-    Image(ImagePlace),
-    /// Nothing: the lane is read-only, what is in its lowers.
-    Lowers,
-}
-
-/// What `polylane run` was asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RunOptions {
-    /// The libservice under the lane.
-    pub source: Source,
-    /// Layers under it, read-only, the uppermost first.
-    pub lowers: Vec<LowerSource>,
-    /// How the cluster is reached that any of these are on.
-    pub cluster: ClusterOptions,
-    /// Mount path as COMMAND sees it; ignored with `root`.
-    pub at: PathBuf,
-    /// Other lanes, beside this one.
-    pub more: Vec<LaneBeside>,
-    /// The lane is COMMAND's root file system.
-    pub root: bool,
-    /// The pool's name; made up when absent.
-    pub pool: Option<String>,
-    /// CPUs of the pool.
-    pub cpus: Option<CpuList>,
-    /// Bytes of memory of the pool.
-    pub memory: Option<u64>,
-    /// Bytes of a lane in RAM, or of a new volume.
-    pub size: Option<u64>,
-    /// How the volume is reached: a new one is made so, an existing one must be.
-    pub medium: Option<MediumKind>,
-    /// The pool's share, 1–10000.
-    pub weight: Option<u32>,
-    /// How the volume is cached, where its sidecar shall not decide.
-    pub cache: SetOptions,
-    /// How what changed waits to be written to the volume.
-    pub write_back: WriteBack,
-    /// How lanes of the volume's device share it; `None`: as others there do, or by the ledger.
-    pub qos: Option<Policy>,
-    /// A file system of the kernel's on the volume, in place of a service.
-    pub kernel_fs: Option<KernelLane>,
-    /// Use the preload library.
-    pub preload: bool,
-    /// Set-id programs of the lane work, also at a path.
-    pub suid: bool,
-    /// COMMAND in a root file system keeps all rights of the caller.
-    pub privileged: bool,
-    /// COMMAND, and each user that it becomes, can become each user of the ranges of an ordinary
-    /// user.
-    pub become_users: bool,
-    /// Owners of the files have other numbers on this host.
-    pub map_users: Option<IdMap>,
-    /// Mounts of the lane can be id-mapped by the kernel. Its requests name no user then, so there
-    /// is no fast way.
-    pub id_maps: bool,
-    /// The kernel caches what programs read and write by FUSE, as it did before Linux 6.6.
-    pub kernel_cache: bool,
-    /// Which reads move access times.
-    pub access_times: AccessTimes,
-    /// Paths from the lane's root, without a slash before them, where whoever uses the lane mounts
-    /// something else. The library leaves them to the kernel, and has the fast way beside them.
-    pub covered: Vec<Vec<u8>>,
-    /// Its service is there for further lanes over the same lowers, and ends with the last.
-    pub for_instances: bool,
-    /// COMMAND and its arguments.
-    pub command: Vec<OsString>,
-}
-
-impl RunOptions {
-    /// A run of COMMAND on `source` at `/lane`, and nothing else that is asked for.
-    pub fn new(source: Source, command: Vec<OsString>) -> RunOptions {
-        RunOptions {
-            source,
-            lowers: Vec::new(),
-            cluster: ClusterOptions::default(),
-            at: PathBuf::from(AT_DEFAULT),
-            more: Vec::new(),
-            root: false,
-            pool: None,
-            cpus: None,
-            memory: None,
-            size: None,
-            medium: None,
-            weight: None,
-            cache: SetOptions::default(),
-            write_back: WriteBack::default(),
-            qos: None,
-            kernel_fs: None,
-            preload: true,
-            suid: false,
-            privileged: false,
-            become_users: false,
-            map_users: None,
-            id_maps: false,
-            kernel_cache: false,
-            access_times: AccessTimes::Relatime,
-            covered: Vec::new(),
-            for_instances: false,
-            command,
-        }
-    }
-
-    fn asked(&self) -> volume::Asked {
-        volume::Asked { size: self.size, medium: self.medium }
-    }
-
-    fn limits(&self) -> Limits {
-        let (memory, cpus) = (self.memory, self.cpus.clone());
-        Limits { memory, cpus, weight: self.weight, ..Limits::default() }
-    }
-}
 
 /// Runs COMMAND in a pool; its exit status, or 128 + n when signal n ended it.
 ///

@@ -22,12 +22,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
-use super::{Owner, RunOptions, Source, check, name_of, pool_cpus, serve};
+use super::{LaneBeside, Owner, RunOptions, Source, check, name_of, pool_cpus, serve};
 use crate::ceph::ClusterOptions;
 use crate::failure::{FAILED, Failure, Result};
 use crate::init::{self, Place};
 use crate::link::{FromInit, Link, ToInit};
-use crate::lower::LowerSource;
 use crate::names::{self, PoolName, TakeLane};
 use crate::pool_record::PoolRecord;
 use crate::preload::LanePlace;
@@ -38,17 +37,6 @@ use crate::supervise::AtEnd;
 use crate::timely::{self, SYNC_TIME_MAX};
 use crate::user_namespace::rootless;
 use crate::{cgroup, mounts};
-
-/// One more lane of a run.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LaneBeside {
-    /// The libservice under it.
-    pub source: Source,
-    /// Layers under that, read-only, the uppermost first.
-    pub lowers: Vec<LowerSource>,
-    /// Its mount path as COMMAND sees it.
-    pub at: PathBuf,
-}
 
 /// The lanes that run. Dropped, they have ended durably.
 #[derive(Debug, Default)]
