@@ -129,11 +129,14 @@ impl Wish {
 }
 
 impl Answer {
-    /// Why the lane stays. Those of former versions are known to be in use or to be unmounted by
-    /// another command, or nothing is known.
+    /// Why the lane stays. Those of former versions are known to be in use, by the kernel's word,
+    /// or to be unmounted by another command, or nothing is known.
     fn cause(&self) -> Cause {
-        let former = if self.by_others { Cause::Changing } else { Cause::Failed };
-        self.cause.unwrap_or(former)
+        self.cause.unwrap_or_else(|| match self.by_others {
+            true if self.line == Errno::EBUSY.to_string() => Cause::InUse,
+            true => Cause::Changing,
+            false => Cause::Failed,
+        })
     }
 
     fn send(&self, client: &OwnedFd) {
@@ -256,6 +259,8 @@ mod tests {
         let answer = |text: &str| serde_json::from_str::<Answer>(text).expect("an answer").cause();
         let more = r#"{"done":false,"line":"x","by_others":true,"later":1}"#;
         assert_eq!(answer(more), Cause::Changing);
+        let used = format!(r#"{{"done":false,"line":"{}","by_others":true}}"#, Errno::EBUSY);
+        assert_eq!(answer(&used), Cause::InUse);
         let own = r#"{"done":false,"line":"x","by_others":true,"cause":"InUse"}"#;
         assert_eq!(answer(own), Cause::InUse);
         let later = r#"{"done":false,"line":"x","cause":"OfALaterVersion"}"#;
