@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polylane_base::shown::Shown;
@@ -140,15 +140,21 @@ pub(crate) fn mount(arguments: MountArgs) -> Result<u8> {
     let lane = lane(arguments)?;
     let at = path.clone();
     match lasting::mount(MountOptions { source, path: at, pool, share, read_only, once, lane })? {
-        Mounted::New | Mounted::Shared if utab == "none" => {}
-        Mounted::New | Mounted::Shared => lasting::utab::list(&path, &utab, 1),
         Mounted::Again(_) if once => {}
+        Mounted::New | Mounted::Shared => list_for_umount_8(&path, &utab, 1),
         Mounted::Again(count) => {
-            lasting::utab::list(&path, &utab, count);
+            list_for_umount_8(&path, &utab, count);
             say(format_args!("{}: mounted already, now {count} times", Shown::new(&path)));
         }
     }
     Ok(0)
+}
+
+/// Lists a lane in `/run/mount/utab`, unless it is not to be there.
+fn list_for_umount_8(path: &Path, utab: &str, count: u32) {
+    if utab != "none" {
+        lasting::utab::list(path, utab, count);
+    }
 }
 
 /// What a run of such a lane would be given.

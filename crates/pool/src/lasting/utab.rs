@@ -8,10 +8,10 @@
 //! are. It is a help for umount(8) alone: a mount that cannot be listed is no failure, nor is a
 //! line that is left, which libmount compares with the kernel's table before it goes by it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -74,15 +74,21 @@ fn escaped(text: &[u8]) -> Vec<u8> {
     text.iter().flat_map(escape).collect()
 }
 
-/// Whether a line is of the mount at `path`.
+/// Whether a line is of a lane at `path`: it may lie on a mount of others.
 fn is_of(line: &[u8], path: &Path) -> bool {
     let target = [b"TARGET=", &escaped(path.as_os_str().as_bytes())[..]].concat();
-    line.split(|&byte| byte == b' ').any(|word| word == target)
+    let mut words = line.split(|&byte| byte == b' ');
+    let options = words.clone().find_map(|word| word.strip_prefix(b"OPTS=")).unwrap_or_default();
+    words.any(|word| word == target)
+        && options.split(|&byte| byte == b',').any(|option| option == HELPER.as_bytes())
 }
 
 /// Replaces what is listed of `path`.
 fn change(dir: &Path, path: &Path, own: &[u8]) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o755)))?,
+    }
     let file = dir.join("utab");
     let open = || File::options().create(true).truncate(false).write(true).mode(0o644).clone();
     let lock = open().open(dir.join("utab.lock"))?;
@@ -103,6 +109,8 @@ fn change(dir: &Path, path: &Path, own: &[u8]) -> io::Result<()> {
     // One process at a time writes it, by the lock; what a killed one left is written over.
     let made = dir.join("utab.polylane");
     let mut out = open().truncate(true).open(&made)?;
+    // Users read it, whatever this process' mask of modes is.
+    out.set_permissions(Permissions::from_mode(0o644))?;
     out.write_all(&new)?;
     fs::rename(made, file)
 }
@@ -129,7 +137,9 @@ mod tests {
     fn lines_of_others_stay_and_those_of_a_mount_are_replaced() {
         let dir = tempfile::tempdir().expect("tempdir");
         let (dir, file) = (dir.path(), dir.path().join("utab"));
-        let other = "ID=7 SRC=/dev/sda TARGET=/m ROOT=/ OPTS=_netdev\n";
+        // The second is below the lane.
+        let other = "ID=7 SRC=/dev/sda TARGET=/m ROOT=/ OPTS=_netdev\n\
+                     SRC=host:/x TARGET=/m\\040x ROOT=/ OPTS=_netdev,uhelper=nfs\n";
         fs::write(&file, other).expect("write");
         let path = Path::new("/m x");
         let text = || fs::read_to_string(&file).expect("read");
