@@ -229,9 +229,15 @@ fn a_creation_that_was_killed_leaves_nothing_to_the_next_command() {
     let host = &engine.bundle.host;
     let script = "case \" $* \" in
         *\" create \"*) : >$BEGUN; exec sleep 100;;
-        *\" list \"*) exec runc $LIST \"$@\";; *) exec runc \"$@\";; esac";
+        *\" list \"*) echo $$ >>$ASKED; echo $SAYS >&2; eval \"$HANG\"; exec runc $LIST \"$@\";;
+        *) exec runc \"$@\";; esac";
     let slow = host.program("slow-runtime", &format!("#!/bin/sh\n{script}\n"));
-    let begun = host.path("begun");
+    let (begun, asked) = (host.path("begun"), host.path("asked"));
+    let pass_with = |name: &str, value: &str| {
+        let mut pass = engine.bundle.command(&["delete", "--force", "nobody"]);
+        let own = [("LIST", ""), ("SAYS", ""), ("HANG", ""), (name, value)];
+        pass.envs(own).env("ASKED", &asked).output().expect("polylane");
+    };
     let kill = |id: &str| {
         let _ = fs::remove_file(&begun);
         let mut create = engine.command(id, &["create", id]);
@@ -248,22 +254,23 @@ fn a_creation_that_was_killed_leaves_nothing_to_the_next_command() {
     };
     let gone = |id: &str| {
         until("all of it is gone", || {
-            engine
-                .bundle
-                .command(&["delete", "nobody"])
-                .env("LIST", "")
-                .output()
-                .expect("polylane");
+            pass_with("LIST", "");
             mounts(id) == 0 && engine.kept(id).is_empty()
         });
     };
     kill("one");
     engine.remove("one");
     assert_eq!(mounts("one"), 1);
-    // A runtime that says nothing of it.
-    let mut pass = engine.bundle.command(&["delete", "--force", "nobody"]);
-    pass.env("LIST", "--no-such-option").output().expect("polylane");
-    assert_eq!((mounts("one"), engine.kept("one").len()), (1, KEPT.len() + 2));
+    // A runtime that says nothing of it, that cannot load it, or that hangs.
+    let damaged = ("SAYS", "load container one: invalid");
+    for (name, value) in [("LIST", "--no-such-option"), damaged, ("HANG", "exec sleep 100")] {
+        let _ = fs::remove_file(&asked);
+        pass_with(name, value);
+        assert_eq!((mounts("one"), engine.kept("one").len()), (1, KEPT.len() + 2), "{value}");
+        let pids = fs::read_to_string(&asked).expect("it was asked");
+        let lives = |pid: &str| Path::new("/proc").join(pid).exists();
+        until("none is left", || !pids.lines().any(lives));
+    }
     gone("one");
     // One that no directory tells of.
     engine.bundle.write(ADD, json!({ "polylane.root": "own" }));
@@ -274,7 +281,7 @@ fn a_creation_that_was_killed_leaves_nothing_to_the_next_command() {
     assert_eq!(said(&engine.run("three")), "x\n");
     kill("three");
     until("its lane is gone", || {
-        engine.bundle.command(&["delete", "nobody"]).env("LIST", "").output().expect("polylane");
+        pass_with("LIST", "");
         mounts("three") == 0
     });
     assert_eq!(engine.kept("three"), KEPT);
@@ -303,7 +310,11 @@ fn a_container_of_a_former_run_of_the_host_leaves_nothing() {
         }
         fs::write(&path, config.to_string()).expect("written");
     };
-    for (host, boot) in [("", ""), ("another", "former"), ("another", "")] {
+    let own = right["annotations"]["io.polylane.host"].as_str().expect("a text");
+    let (number, _) = own.split_once(' ').expect("a number and a name");
+    // A copy of this host has its number.
+    let copy = format!("{number} another");
+    for (host, boot) in [("", ""), ("another", "former"), ("another", ""), (&copy, "former")] {
         write(host, boot);
         engine.pass();
         assert!(path.exists(), "{host} {boot}");

@@ -5,7 +5,7 @@
 //!
 //! | annotation | |
 //! |---|---|
-//! | `io.polylane.host` | the host's machine number, or its name: hosts may share a directory |
+//! | `io.polylane.host` | the host's machine number, and its name: copies share a number |
 //! | `io.polylane.boot` | the number of the kernel's run |
 //! | `io.polylane.runtime`, `io.polylane.state` | the runtime's program, and its `--root` |
 
@@ -15,6 +15,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use polylane_pool::failure::Result;
+use polylane_sys::ns;
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use serde_json::{Map, Value, json};
 
 use crate::place::{CONFIG, Place};
@@ -72,13 +74,19 @@ pub(crate) fn has_ended(place: &Place) -> bool {
     place.file(MAKING).exists() && is_unknown(place, program, state) == Some(true)
 }
 
-/// Whether the runtime has no such container, or a dead one; `None`: it does not say.
+/// Whether the runtime has no such container, or a dead one; `None`: it does not say. The runtime
+/// ends with this process, which has a limited time.
 fn is_unknown(place: &Place, program: &str, state: &str) -> Option<bool> {
     let mut command = Command::new(program);
     if !state.is_empty() {
         command.args(["--root", state]);
     }
-    command.args(["list", "--format", "json"]).stdin(Stdio::null()).stderr(Stdio::null());
+    command.args(["list", "--format", "json"]).stdin(Stdio::null());
+    let own = getpid();
+    ns::before_exec(&mut command, move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() == Some(own) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+    });
     let output = command.output().ok().filter(|output| output.status.success())?;
     let all = match serde_json::from_slice(&output.stdout).ok()? {
         // As runc says that there are none.
@@ -87,13 +95,17 @@ fn is_unknown(place: &Place, program: &str, state: &str) -> Option<bool> {
         _ => return None,
     };
     let id = place.dir().file_name()?.to_str()?;
+    // runc passes over one that it cannot load, says so, and succeeds.
+    if String::from_utf8_lossy(&output.stderr).contains(id) {
+        return None;
+    }
     Some(all.iter().all(|one| one["id"] != id || one["status"] == "stopped"))
 }
 
 fn host() -> Option<String> {
     let read = |path| fs::read_to_string(path).ok().map(|text| text.trim().to_string());
-    let number = read("/etc/machine-id").filter(|number| !number.is_empty());
-    number.or_else(|| read("/proc/sys/kernel/hostname"))
+    let name = read("/proc/sys/kernel/hostname")?;
+    Some(format!("{} {name}", read("/etc/machine-id").unwrap_or_default()))
 }
 
 fn boot() -> Option<String> {
