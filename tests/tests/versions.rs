@@ -21,7 +21,7 @@ fn files_of_a_later_version_hold_up_their_own_pools_alone() {
     let dir = host.dir("d");
     let script = r#"
         mount --make-rprivate /; mount -t tmpfs -o mode=755 none /run/polylane
-        cd "$D"; mkdir m n o
+        cd "$D"; mkdir m n o t
         polylane() { "$POLYLANE" "$@"; }
         refused() {
             word=$1; shift; code=0; polylane "$@" >out 2>said || code=$?
@@ -38,16 +38,25 @@ fn files_of_a_later_version_hold_up_their_own_pools_alone() {
         refused 'record.json: not a pool' mount --pool record mem:16M "$D/m"
         polylane pool ls >out 2>said; grep -q right out; grep -q table out
         polylane mount --pool right mem:16M "$D/m"
-        printf 'polylane mount table 2\n' >/run/polylane/table.table
-        truncate -s 4096 /run/polylane/table.table
+        of_version() {
+            printf "polylane mount table $1\n" |
+                dd of=/run/polylane/table.table conv=notrunc status=none
+        }
+        polylane mount --pool table mem:16M "$D/t"; echo x >t/file
+        of_version 2
         polylane mount --pool right mem:16M "$D/n"; echo x >m/file; polylane umount "$D/n"
         refused 'table.table: not a mount table' mount --pool table mem:16M "$D/n"
-        refused 'table.table: not a mount table' umount "$D/o"
+        for words in "" --all "--all --lazy"; do
+            refused 'table.table: not a mount table' umount $words "$D/t"
+        done
+        refused 'table.table: not a mount table' mount --pool right mem:16M "$D/t"
+        grep -q x t/file
+        refused 'no lane is mounted there' umount "$D/o"; polylane umount --all "$D/o"
         refused 'table.table: not a mount table' pool rm table
         polylane mount >out 2>said; grep -q "$D/m" out
         [ "$(wc -l <said)" = 1 ]; grep -q 'table.table: not a mount table' said
         polylane umount "$D/m"; [ ! -e m/file ]
-        rm /run/polylane/table.table
+        of_version 1; grep -q x t/file; polylane umount "$D/t"; [ ! -e t/file ]
         polylane pool rm right; polylane pool rm table
     "#;
     let mut command = Command::new("unshare");

@@ -165,7 +165,7 @@ mod tests {
         Tables::lock(&dir).and_then(|tables| tables.put("web", &dead)).expect("put");
         let name = take_lane(&dir, "web").expect("a lane");
         assert_eq!(name.as_str(), "web@2");
-        let left = Tables::lock(&dir).expect("locked").all();
+        let left = Tables::lock(&dir).expect("locked").all().expect("readable");
         assert_eq!(left.len(), 1, "its mount may be in another mount namespace");
         name.remove_files();
     }

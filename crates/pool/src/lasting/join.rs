@@ -207,7 +207,7 @@ impl Mounted {
         if !own.any(|entry| entry.is_ground) {
             return Ok(Joined::Ends);
         }
-        if tables.find(options.path.as_os_str().as_bytes()).is_some() {
+        if tables.find(options.path.as_os_str().as_bytes())?.is_some() {
             return Err(Failure::failed(format!(
                 "{}: busy: another lane was mounted there meanwhile",
                 Shown::new(&options.path)
@@ -296,7 +296,7 @@ pub(super) fn unmount(
     let _own = Lock::of_path(dir, &entry.path)?;
     let Some(seen) = places::mount_of(entry) else {
         // Another command was faster.
-        return match is_listed(&Tables::lock(dir)?, mount) {
+        return match is_listed(&Tables::lock(dir)?, mount)? {
             true => Err(places::stays(entry, Errno::ENOENT)),
             false => Ok(()),
         };
@@ -306,9 +306,9 @@ pub(super) fn unmount(
 }
 
 /// Whether a mount is still in its table.
-fn is_listed(tables: &Tables, mount: &Mount) -> bool {
-    let now = tables.find(&mount.entry.path);
-    now.is_some_and(|now| now.entry.id == mount.entry.id)
+fn is_listed(tables: &Tables, mount: &Mount) -> Result<bool> {
+    let now = tables.find(&mount.entry.path)?;
+    Ok(now.is_some_and(|now| now.entry.id == mount.entry.id))
 }
 
 /// Unmounts the lane itself, unless another command counts on it.

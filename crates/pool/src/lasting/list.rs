@@ -25,7 +25,7 @@ pub fn list() -> Result<Vec<Value>> {
         return Ok(Vec::new());
     }
     let (tables, _) = Tables::lock_cleared(&dir)?;
-    let (mut mounts, mut views) = (tables.all(), Views::default());
+    let (mut mounts, mut views) = (tables.all()?, Views::default());
     tables.unreadable().for_each(say);
     drop(tables);
     for mount in &mut mounts {

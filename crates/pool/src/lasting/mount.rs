@@ -152,7 +152,9 @@ fn reserve(options: &MountOptions, joins: bool) -> Result<Reserved> {
         // Services of other sources are none of this lane's to wait for.
         let same = dead.iter().filter(|mount| mount.entry.source == source);
         cleared.extend(same.map(Mount::lane));
-        let Some(there) = tables.find(options.path.as_os_str().as_bytes()) else {
+        let path = options.path.as_os_str().as_bytes();
+        let Some(there) = tables.find(path)? else {
+            tables.expect_none_unread(path)?;
             // A lane may have been there when the path was opened, and gone since: by this command
             // or by another one.
             if point.is_err() && !(refused_before && dead.is_empty()) {

@@ -223,6 +223,15 @@ pub(crate) struct Table {
     path: PathBuf,
 }
 
+/// A file that is where a table belongs.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A table.
+    Table(Table),
+    /// None of this version; the line that says so.
+    Other(Failure),
+}
+
 /// What a slot holds.
 enum Slot {
     Empty,
@@ -241,6 +250,18 @@ impl Table {
     /// # Errors
     /// One line when the file cannot be read or is no table.
     pub(crate) fn open(path: &Path) -> Result<Option<Table>> {
+        match Table::look(path)? {
+            Some(Found::Table(table)) => Ok(Some(table)),
+            Some(Found::Other(failure)) => Err(failure),
+            None => Ok(None),
+        }
+    }
+
+    /// What is at `path`; `None` when the pool has no table, and so no mounts.
+    ///
+    /// # Errors
+    /// One line when the file cannot be read.
+    pub(crate) fn look(path: &Path) -> Result<Option<Found>> {
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let file = match File::options().read(true).write(true).custom_flags(flags).open(path) {
             Ok(file) => file,
@@ -249,11 +270,16 @@ impl Table {
         };
         let mut magic = [0; MAGIC.len()];
         match file.read_exact_at(&mut magic, 0) {
-            Ok(()) if magic == *MAGIC => Ok(Some(Table { file, path: path.to_path_buf() })),
-            _ => Err(Failure::failed(format!(
+            Ok(()) if magic == *MAGIC => {
+                Ok(Some(Found::Table(Table { file, path: path.to_path_buf() })))
+            }
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => {
+                Err(Failure::path(path, "read the mount table", error))
+            }
+            _ => Ok(Some(Found::Other(Failure::failed(format!(
                 "{}: not a mount table of this version: end the lanes of its pool, then remove it",
                 path.display()
-            ))),
+            ))))),
         }
     }
 

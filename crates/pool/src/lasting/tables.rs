@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use super::lock::{Lock, PATH_LOCKS, path_lock};
 use super::places::{self, Sight, Views};
 use super::point::{self, Point};
-use super::table::{Entry, Table};
+use super::table::{Entry, Found, Table};
 use super::unserved;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
@@ -208,16 +208,27 @@ impl Tables {
         Table::open(&Table::path(&self.dir, pool))
     }
 
-    /// All mounts, by pool, service and instance. A table of another version holds up no other
-    /// pool ([`unreadable`](Tables::unreadable)).
-    pub(crate) fn all(&self) -> Vec<Mount> {
+    /// The table of a pool; `None` also for one of another version, which holds up no other pool
+    /// ([`unreadable`](Tables::unreadable)).
+    fn known_table(&self, pool: &str) -> Result<Option<Table>> {
+        match Table::look(&Table::path(&self.dir, pool))? {
+            Some(Found::Table(table)) => Ok(Some(table)),
+            Some(Found::Other(_)) | None => Ok(None),
+        }
+    }
+
+    /// All mounts of tables of this version, by pool, service and instance.
+    ///
+    /// # Errors
+    /// A table cannot be read.
+    pub(crate) fn all(&self) -> Result<Vec<Mount>> {
         let mut mounts = Vec::new();
         for pool in self.pools() {
-            let Ok(Some(table)) = self.table(&pool) else { continue };
+            let Some(table) = self.known_table(&pool)? else { continue };
             let of_pool = |entry| Mount { pool: pool.clone(), entry };
             mounts.extend(table.entries().into_iter().map(of_pool));
         }
-        mounts
+        Ok(mounts)
     }
 
     /// What keeps tables from being read, of which there may be mounts.
@@ -225,11 +236,23 @@ impl Tables {
         self.pools().into_iter().filter_map(|pool| self.table(&pool).err())
     }
 
+    /// Refuses to take a path for free where a lane is mounted that no readable table has.
+    ///
+    /// # Errors
+    /// A table cannot be read, whose pool may have that lane.
+    pub(crate) fn expect_none_unread(&self, path: &[u8]) -> Result<()> {
+        let Some(unreadable) = self.unreadable().next() else { return Ok(()) };
+        let all = self.all()?;
+        let is_known = |seen: &Seen| all.iter().any(|mount| mount.entry.device == seen.device);
+        let is_it = |seen: &Seen| seen.is_lane() && seen.place == path && !is_known(seen);
+        if mountinfo::seen().iter().any(is_it) { Err(unreadable) } else { Ok(()) }
+    }
+
     /// Removes what dead supervisors left, but for mounts that only file systems can find.
     fn clear_dead(&self) -> Result<Vec<Mount>> {
         let (mut dead, mut views, mut served) = (Vec::new(), Views::default(), HashMap::new());
         self.remove_path_locks();
-        for mount in self.all() {
+        for mount in self.all()? {
             let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
@@ -264,12 +287,17 @@ impl Tables {
         Ok(self.table(pool)?.and_then(|table| table.find_longest(path)))
     }
 
-    /// The mount at exactly this path, in whichever pool.
-    pub(crate) fn find(&self, path: &[u8]) -> Option<Mount> {
-        self.pools().into_iter().find_map(|pool| {
-            let entry = self.table(&pool).ok().flatten()?.find(path)?;
-            Some(Mount { pool, entry })
-        })
+    /// The mount at exactly this path, in whichever pool whose table is of this version.
+    ///
+    /// # Errors
+    /// A table cannot be read.
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Mount>> {
+        for pool in self.pools() {
+            if let Some(entry) = self.known_table(&pool)?.and_then(|table| table.find(path)) {
+                return Ok(Some(Mount { pool, entry }));
+            }
+        }
+        Ok(None)
     }
 
     /// The mounts of one pool, by service and instance.
@@ -531,7 +559,7 @@ pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
 /// taken its entries out: all mounts of its device, unless that is another lane's by now.
 pub(crate) fn detach_device(dir: &Path, device: u64) {
     let _ = with_roots(dir, |tables| {
-        let is_others = tables.all().iter().any(|mount| mount.entry.device == device);
+        let is_others = tables.all()?.iter().any(|mount| mount.entry.device == device);
         if is_others || tables.unreadable().next().is_some() {
             return Ok(());
         }
@@ -578,12 +606,14 @@ mod tests {
             mounts.into_iter().map(|mount| mount.entry.path).collect::<Vec<_>>()
         };
         let expected: [&[u8]; 3] = [b"/m/killed", b"/m/alive", b"/m/dead"];
-        assert_eq!(paths(tables.all()), expected);
+        let all = || tables.all().expect("readable");
+        assert_eq!(paths(all()), expected);
         let cleared = tables.clear_dead().expect("clear");
         assert_eq!(cleared.iter().map(Mount::lane).collect::<Vec<_>>(), ["db@1", "web@2"]);
-        assert_eq!(paths(tables.all()), [b"/m/alive"], "the others are removed");
+        assert_eq!(paths(all()), [b"/m/alive"], "the others are removed");
         assert!(!dir.join("db@1.lock").exists() && !dir.join("db.table").exists());
-        assert_eq!(tables.find(b"/m/alive").map(|m| m.lane()), Some("web@1".into()));
+        let alive_one = tables.find(b"/m/alive").expect("readable");
+        assert_eq!(alive_one.map(|m| m.lane()), Some("web@1".into()));
         tables.remove("web", b"/m/alive").expect("remove");
         drop(tables);
         alive.remove_files();
@@ -604,7 +634,8 @@ mod tests {
             tables.put("web", &entry).expect("put");
         }
         assert_eq!(tables.clear_dead(), Ok(Vec::new()), "the lane lives");
-        let left: Vec<_> = tables.all().into_iter().map(|m| m.entry.path).collect();
+        let left = tables.all().expect("readable");
+        let left: Vec<_> = left.into_iter().map(|m| m.entry.path).collect();
         assert_eq!(left, [b"/m/unknown"]);
         drop((tables, alive));
     }
@@ -616,7 +647,8 @@ mod tests {
         let former = Entry { device: 60, mount: 100, ..entry("/m/a", 1) };
         tables.put("web", &former).expect("put");
         tables.is_gone("web", &former).expect("noted");
-        let now = tables.find(b"/m/a").expect("an entry until its lane has ended");
+        let now = tables.find(b"/m/a").expect("readable");
+        let now = now.expect("an entry until its lane has ended");
         assert_eq!((now.entry.device, now.entry.mount), (0, 0));
         assert_eq!(now.entry, Entry { device: 0, mount: 0, ..former });
         tables.remove("web", b"/m/a").expect("remove");
@@ -632,7 +664,7 @@ mod tests {
             entries.iter().for_each(|entry| tables.put("web", entry).expect("put"));
         };
         let all = || {
-            let mounts = Tables::lock(&dir).expect("locked").all();
+            let mounts = Tables::lock(&dir).expect("locked").all().expect("readable");
             mounts.into_iter().map(|mount| mount.entry).collect::<Vec<_>>()
         };
         let old = [by("/m/old", 1, 10), by("/m/both", 1, 10), by("/m/other", 2, 11)];
@@ -669,6 +701,23 @@ mod tests {
         assert_eq!(detached(&format!("{base}/covered")), Some(true), "another mount is there");
         let long = format!("{base}/{}", "x".repeat(300));
         assert_eq!(detached(&long), Some(false), "nothing is known of it");
+    }
+
+    #[test]
+    fn a_table_of_another_version_is_passed_over_and_one_that_cannot_be_read_is_an_error() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let tables = Tables::lock(&dir).expect("lock");
+        tables.put("web", &entry("/m/a", 1)).expect("put");
+        fs::write(dir.join("later.table"), "polylane mount table 2\n").expect("write");
+        assert_eq!(tables.all().expect("readable").len(), 1);
+        assert_eq!(tables.find(b"/m/b"), Ok(None));
+        tables.expect_none_unread(b"/m/b").expect("no lane is mounted there");
+        fs::create_dir(dir.join("dir.table")).expect("mkdir");
+        for failure in [tables.all().expect_err("it is"), tables.find(b"/m/b").expect_err("it is")]
+        {
+            assert!(failure.to_string().contains("dir.table"), "{failure}");
+        }
     }
 
     #[test]

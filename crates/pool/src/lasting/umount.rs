@@ -55,7 +55,7 @@ fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
         if let Some(count) = take_one(&tables, &path)? {
             return Ok(count);
         }
-        let mount = find(&tables, &path);
+        let mount = find(&tables, &path)?;
         drop(tables);
         // Or it did, and has unmounted it; or somebody looked at the path.
         let is_free = mount.is_some_and(|mount| !places::is_used(&mount.entry));
@@ -68,7 +68,7 @@ fn try_umount(path: &Path, lazy: bool) -> std::result::Result<u32, Stays> {
 
 /// Takes one away of a lane that is mounted more than once; how often it still is.
 fn take_one(tables: &Tables, path: &Path) -> Result<Option<u32>> {
-    let Some(Mount { pool, entry }) = find(tables, path).filter(|mount| mount.entry.count > 1)
+    let Some(Mount { pool, entry }) = find(tables, path)?.filter(|mount| mount.entry.count > 1)
     else {
         return Ok(None);
     };
@@ -87,7 +87,7 @@ fn take_away(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<u32, St
         drop(tables);
         sync(&mount, path, lazy)?;
         tables = Tables::lock(dir)?;
-        mount = match find(&tables, path) {
+        mount = match find(&tables, path)? {
             Some(mount) => mount,
             None => return Ok(0),
         };
@@ -134,7 +134,7 @@ fn started(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<Found, St
     while begin.elapsed() < START_TIME_MAX {
         let (tables, cleared) = Tables::lock_cleared(dir)?;
         dead.extend(cleared);
-        match find(&tables, path) {
+        match find(&tables, path)? {
             None => return Ok(Found::None(dead)),
             Some(mount) if !mount.entry.starting => {
                 return Ok(Found::Lane(tables, Box::new(mount)));
@@ -213,24 +213,31 @@ fn is_below_nothing(path: &Path) -> bool {
 fn is_mounted(path: &Path) -> Result<bool> {
     let path = places::find(path)?;
     let (tables, _) = Tables::lock_cleared(&names::runtime_dir())?;
-    Ok(find(&tables, &path).is_some())
+    Ok(find(&tables, &path)?.is_some())
 }
 
 /// The mount at `path`: by the table, or, where directories above it were renamed, by its number.
-fn find(tables: &Tables, path: &Path) -> Option<Mount> {
+///
+/// # Errors
+/// A table cannot be read, and a lane is mounted there that may be of its pool.
+fn find(tables: &Tables, path: &Path) -> Result<Option<Mount>> {
     let bytes = path.as_os_str().as_bytes();
-    let named = tables.find(bytes);
+    let named = tables.find(bytes)?;
     let all = mountinfo::seen();
     let moved = |entry: &Entry| {
         // One that is in another mount namespace has no other name here.
         places::own_of(entry, &all).is_some_and(|seen| seen.place != entry.path)
     };
     if named.as_ref().is_some_and(|mount| !moved(&mount.entry)) {
-        return named;
+        return Ok(named);
     }
     let is_here =
         |mount: &Mount| places::own_of(&mount.entry, &all).is_some_and(|s| s.place == bytes);
-    tables.all().into_iter().find(is_here)
+    let here = tables.all()?.into_iter().find(is_here);
+    if here.is_none() {
+        tables.expect_none_unread(bytes)?;
+    }
+    Ok(here)
 }
 
 /// Makes durable what was changed through a mount; with `lazy` it goes away all the same.
@@ -256,9 +263,7 @@ fn no_lane(path: &Path, dead: &[Mount]) -> std::result::Result<u32, Stays> {
         }
         None => {
             let line = format!("{}: no lane is mounted there", Shown::new(path));
-            // Or it is, and its table is of another version.
-            let unreadable = Tables::lock(&names::runtime_dir())?.unreadable().next();
-            Err(Stays::new(Cause::Gone, unreadable.unwrap_or(Failure::failed(line))))
+            Err(Stays::new(Cause::Gone, Failure::failed(line)))
         }
     }
 }
