@@ -309,6 +309,39 @@ fn needs_only(library: &Path, of_the_c_library: &[&str]) {
     }
 }
 
+/// POSIX's cancellation points, as names of the C libraries.
+const CANCELLATION_POINTS: &str = "accept aio_suspend clock_nanosleep close connect creat creat64 \
+    epoll_wait epoll_pwait fcntl fcntl64 fdatasync fsync lockf lockf64 msgrcv msgsnd msync \
+    nanosleep open open64 openat openat64 pause poll ppoll pread pread64 pselect \
+    pthread_cond_timedwait pthread_cond_wait pthread_join pthread_testcancel pwrite pwrite64 read \
+    readv recv recvfrom recvmsg select sem_timedwait sem_wait send sendmsg sendto sigsuspend \
+    sigtimedwait sigwait sigwaitinfo sleep system tcdrain usleep wait wait3 wait4 waitid waitpid \
+    write writev";
+
+/// A thread would be unwound from one, through code that cannot be. What the library exports itself
+/// it finds by `dlsym`, and calls where unwinding passes.
+#[test]
+fn the_library_binds_no_function_in_which_a_thread_is_cancelled() {
+    let test = "the_library_binds_no_function_in_which_a_thread_is_cancelled";
+    if no_library(test) || lacks(test, &["readelf"]) {
+        return;
+    }
+    for name in ["libpolylane.so", "libpolylane-musl.so"] {
+        let library = polylane_tests::binary().with_file_name(name);
+        if !library.exists() {
+            continue;
+        }
+        let symbols = readelf("--dyn-syms", &library);
+        let bound = symbols.lines().filter_map(|line| line.split_once(" UND "));
+        let bound: Vec<&str> =
+            bound.filter_map(|(_, name)| name.trim().split(['@', ' ']).next()).collect();
+        assert!(bound.contains(&"abort"), "readelf shows no symbols of {name}: {bound:?}");
+        let points: Vec<&str> =
+            CANCELLATION_POINTS.split_whitespace().filter(|point| bound.contains(point)).collect();
+        assert!(points.is_empty(), "{name}: {points:?}");
+    }
+}
+
 #[test]
 fn the_library_loads_with_any_c_library() {
     let test = "the_library_loads_with_any_c_library";

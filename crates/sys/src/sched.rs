@@ -23,6 +23,14 @@ struct Attributes {
     period_ns: u64,
 }
 
+/// Sleeps that long, or until a handler of a signal has run, past libc, whose sleeps are
+/// cancellation points: in a program that preloads this code a thread would be unwound from one.
+pub fn pause(time: Duration) {
+    let tv_sec = time.as_secs().cast_signed();
+    let time = rustix::thread::Timespec { tv_sec, tv_nsec: time.subsec_nanos().into() };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
 /// Asks for time slices of this length for this thread and those that it will make: when it wakes
 /// it preempts those with longer ones, and it is preempted sooner by others. Its share of the CPU
 /// stays what it was. Threads of real-time policies are left alone. Linux before 6.12 takes no

@@ -4,6 +4,10 @@
 //! one, and the hook lets the unwinding through. What the library answers itself asks before it
 //! begins, and a wait for a lock asks ten times a second, both only once the program has called
 //! `pthread_cancel`. No thread is cancelled while it is in here, whatever of libc's is called.
+//!
+//! Before that first `pthread_cancel` nothing is switched off, and a thread may be in here when it
+//! comes: outside of slow paths the library calls no function of libc's that is a cancellation
+//! point, and sleeps by [`pause`](polylane_sys::sched::pause).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

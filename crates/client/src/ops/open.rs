@@ -342,7 +342,7 @@ fn copy(
     // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
     let mut looks = if boxes::is_asked_again(lane) { LOOKS_MAX } else { 0 };
     while is_sharing() && looks > 0 {
-        std::thread::sleep(PAUSE);
+        polylane_sys::sched::pause(PAUSE);
         looks -= 1;
     }
     if is_sharing() {

@@ -37,7 +37,7 @@ pub(crate) fn begins(state: &'static State, fd: RawFd, kind: i32) -> Outcome<()>
         let (session, handle) = file::usable(state, &file, fd)?;
         let asked = Message { handle, mode: kind as u32, ..Message::new(Op::Oplock) };
         match call::plain(session, asked) {
-            Err(REFUSED) => std::thread::sleep(PAUSE),
+            Err(REFUSED) => polylane_sys::sched::pause(PAUSE),
             told => return told.map(drop),
         }
     }

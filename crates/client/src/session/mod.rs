@@ -180,7 +180,7 @@ impl Sessions {
             if done.is_ok() || !meanwhile || thread::is_inside() {
                 return done;
             }
-            std::thread::sleep(CONNECTION_PAUSE);
+            polylane_sys::sched::pause(CONNECTION_PAUSE);
         }
     }
 
@@ -225,7 +225,7 @@ impl Sessions {
             if ends || thread::is_inside() || seconds() >= end {
                 return false;
             }
-            std::thread::sleep(NEXT_PAUSE);
+            polylane_sys::sched::pause(NEXT_PAUSE);
         }
     }
 
@@ -464,7 +464,7 @@ impl Session {
             if is_over() {
                 return;
             }
-            std::thread::sleep(ANSWER_PAUSE);
+            polylane_sys::sched::pause(ANSWER_PAUSE);
         }
     }
 

@@ -134,7 +134,7 @@ pub(crate) fn change<T: PartialEq + From<i8>>(
     let mut left = if done == T::from(0) { LOOKS_MAX } else { 0 };
     for (before, page) in pages.into_iter().flatten() {
         while page.looks() == before && left > 0 {
-            std::thread::sleep(PAUSE);
+            polylane_sys::sched::pause(PAUSE);
             left -= 1;
         }
         if let Page::Aside(session) = page {

@@ -46,7 +46,7 @@ impl Doorbells {
         self.silent.store(true, Ordering::SeqCst);
         let start = Instant::now();
         while self.ringing.load(Ordering::SeqCst) > 0 && start.elapsed() < PATIENCE {
-            std::thread::sleep(PAUSE);
+            polylane_sys::sched::pause(PAUSE);
         }
     }
 }

@@ -169,7 +169,7 @@ impl Leases {
                 let _ = call::plain(session, Message::new(Op::Ping));
                 return;
             }
-            std::thread::sleep(PAUSE);
+            polylane_sys::sched::pause(PAUSE);
         }
     }
 }
