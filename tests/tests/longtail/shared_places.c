@@ -68,8 +68,46 @@ static void both_ways(void)
 	MUST(chdir("..") == 0);
 }
 
-int main(void)
+/* The child executes a program, which shares them still. */
+static void over_exec(const char *program)
 {
+	int before[2], after[2];
+	char numbers[2][16], byte;
+	MUST(pipe(before) == 0 && pipe(after) == 0);
+	fflush(stdout);
+	pid_t pid = syscall(SYS_clone, CLONE_FS | SIGCHLD, 0, 0, 0, 0);
+	MUST(pid >= 0);
+	if (pid == 0) {
+		snprintf(numbers[0], sizeof numbers[0], "%d", before[1]);
+		snprintf(numbers[1], sizeof numbers[1], "%d", after[0]);
+		execl(program, program, numbers[0], numbers[1], NULL);
+		_exit(1);
+	}
+	MUST(read(before[0], &byte, 1) == 1);
+	MUST(chdir("below") == 0);
+	umask(037);
+	MUST(write(after[1], "x", 1) == 1);
+	reap(pid);
+	told("the parent");
+	MUST(chdir("..") == 0);
+}
+
+static int executed(int before, int after)
+{
+	char byte;
+	for (int i = 0; i < WARM; i++)
+		MUST(close(make("warm", "x")) == 0);
+	told("the program, before");
+	MUST(write(before, "x", 1) == 1 && read(after, &byte, 1) == 1);
+	told("the program, after");
+	SAY(getenv("POLYLANE_SHARED_PLACE") == NULL);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 2)
+		return executed(atoi(argv[1]), atoi(argv[2]));
 	int (*ways[])(void *) = { down, down_by_number };
 	umask(022);
 	MUST(mkdir("below", 0777) == 0);
@@ -89,6 +127,8 @@ int main(void)
 		}
 		CHILD
 			both_ways();
+		CHILD
+			over_exec(argv[0]);
 		CHILD {
 			pthread_t thread;
 			told("alone");

@@ -24,6 +24,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let pid = fork();
     drop(sharing);
     if pid == 0 {
+        config::share_place(false);
         born();
     }
     pid

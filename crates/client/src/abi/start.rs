@@ -7,6 +7,7 @@ use std::ffi::{CStr, c_char, c_void};
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::ops::state::{self, STATE};
+use crate::session::namespace;
 
 unsafe extern "C" {
     static environ: real::Strings;
@@ -22,6 +23,11 @@ extern "C" fn start() {
     real::resolve();
     // SAFETY: single-threaded still; the array and its strings are the loader's.
     unsafe { read_environment(environ) };
+    if config::shares_place() {
+        namespace::leave_home();
+        // SAFETY: as above; a C string.
+        unsafe { libc::unsetenv(config::PLACE_VARIABLE.as_ptr()) };
+    }
     if config::has_lane() {
         polylane_sys::cpu::prepare();
         real::prepare_thread_exit(at_thread_exit);

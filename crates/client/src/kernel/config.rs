@@ -26,6 +26,8 @@ const LEASES_VARIABLE: &[u8] = b"POLYLANE_LEASES=";
 const VIEWS_VARIABLE: &[u8] = b"POLYLANE_VIEWS=";
 /// The variable that has the library say on standard error, once, why a process has no session.
 const DEBUG_VARIABLE: &[u8] = b"POLYLANE_DEBUG=";
+/// What a program is told whose process shares its place; see [`shares_place`].
+const PLACE_ENTRY: &CStr = c"POLYLANE_SHARED_PLACE=1";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest mount path; a longer one switches the library off.
@@ -108,6 +110,9 @@ pub(crate) fn take(entry: &CStr) {
     if bytes.strip_prefix(DEBUG_VARIABLE).is_some_and(|value| !matches!(value, b"" | b"0")) {
         DEBUG.store(true, Ordering::Relaxed);
     }
+    if entry == PLACE_ENTRY {
+        share_place(true);
+    }
     let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
     if let Some(calls) = number.and_then(|text| text.parse().ok()) {
         PATIENCE.store(calls, Ordering::Relaxed);
@@ -154,6 +159,23 @@ pub(crate) const NEVER: u32 = u32::MAX;
 
 static VIEWS: AtomicU32 = AtomicU32::new(3);
 
+/// Whether this process may have its working directory, root and umask in common with another one
+/// (`CLONE_FS`). Linux lets it have them so over exec as well: then [`environment`] tells the
+/// program, which takes that out of its own environment, since what it forks shares nothing.
+pub(crate) fn shares_place() -> bool {
+    SHARES_PLACE.load(Ordering::Relaxed)
+}
+
+/// See [`shares_place`].
+pub(crate) fn share_place(shares: bool) {
+    SHARES_PLACE.store(shares, Ordering::Relaxed);
+}
+
+/// The name of the variable that says so.
+pub(crate) const PLACE_VARIABLE: &CStr = c"POLYLANE_SHARED_PLACE";
+
+static SHARES_PLACE: AtomicBool = AtomicBool::new(false);
+
 /// The options of AddressSanitizer's runtime.
 pub(crate) const ASAN_VARIABLE: &[u8] = b"ASAN_OPTIONS=";
 /// The one without which that runtime ends its program behind a preloaded library.
@@ -162,7 +184,7 @@ pub(crate) const ASAN_ORDER: &[u8] = b"verify_asan_link_order";
 const ASAN_ENTRY: &CStr = c"ASAN_OPTIONS=verify_asan_link_order=0";
 
 /// How many entries [`environment`] has.
-pub(crate) const ENTRIES: usize = VARIABLES + 1;
+pub(crate) const ENTRIES: usize = VARIABLES + 2;
 
 /// The entries that every program run from here should have; `None` without a lane.
 pub(crate) fn environment() -> Option<[Option<&'static CStr>; ENTRIES]> {
@@ -174,6 +196,7 @@ pub(crate) fn environment() -> Option<[Option<&'static CStr>; ENTRIES]> {
         *entry = kept.get().map(CString::as_c_str);
     }
     entries[VARIABLES] = entries[PRELOAD].and(Some(ASAN_ENTRY));
+    entries[VARIABLES + 1] = shares_place().then_some(PLACE_ENTRY);
     Some(entries)
 }
 

@@ -113,6 +113,9 @@ pub(crate) fn before_clone(state: &'static State, flags: i32) -> Sharing {
     let is_process = flags & libc::CLONE_THREAD == 0;
     // One with the caller's memory would use the session as who it is by then, or connect for both.
     // One with its umask and directory changes them for both, and each would know its own changes.
+    if is_process && flags & libc::CLONE_FS != 0 {
+        config::share_place(true);
+    }
     if is_process && flags & (libc::CLONE_VM | libc::CLONE_FS) != 0 {
         estranged(state);
     }

@@ -21,7 +21,8 @@ pub(crate) fn any_lane() -> Outcome<()> {
 
 /// Lanes whose paths mean something else here than in the service (chroot, another mount
 /// namespace), or whose service would take this process for more than it is: a bit for each. What a
-/// child inherits with memory of its own, so that it stays until the next exec.
+/// child inherits with memory of its own, so that it stays until the next exec; one of a process
+/// that shares its place goes on behind that ([`config::shares_place`]).
 static ESTRANGED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether paths of that lane mean the same in this process as in its service.
