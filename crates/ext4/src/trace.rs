@@ -18,7 +18,8 @@ pub enum Part {
     Write,
     /// A transaction became durable.
     Commit,
-    /// Nothing was to be committed: what was written in place became durable.
+    /// What was written in place became durable, without a commit or after one that does not cover
+    /// it.
     Flush,
 }
 

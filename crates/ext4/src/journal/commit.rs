@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
@@ -168,7 +169,7 @@ impl Journal {
     /// Closes the running transaction: no handle is open while its blocks are copied. An empty one
     /// keeps its number, since the log must have no gaps.
     fn close_running(&self, log: &mut Log, client: &dyn Client) -> Result<Closed> {
-        let shut = self.gate.shut();
+        let (shut, began) = (self.gate.shut(), Instant::now());
         let tid = self.current();
         let slots = shut.slots();
         let groups = |slot: &Slot<Changes>| std::mem::take(&mut slot.changes.lock().groups);
@@ -188,7 +189,7 @@ impl Journal {
         let copies = copy::out(&blocks, &mut log.spare, self.tuning.copiers);
         let mut revoked: Vec<_> = revoked.into_iter().collect();
         revoked.sort_unstable();
-        let closed = Closed { tid, blocks, copies, freed, revoked };
+        let closed = Closed { tid, blocks, copies, freed, revoked, began };
         if !closed.is_empty() {
             self.current.store(tid.next().0, Ordering::Release);
         }

@@ -15,7 +15,6 @@
 //! anew, in their order.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use polylane_base::sync::MutexGuard;
 use polylane_sys::buffer::Buffer;
@@ -50,10 +49,9 @@ impl Journal {
         }
         let form = self.form(&log, &closed);
         self.forms.count(form);
-        let began = Instant::now();
         match form {
-            Form::OneWrite => self.write_at_once(log, client, (closed, form, began)),
-            _ => self.write_in_order(log, client, (closed, form, began), again),
+            Form::OneWrite => self.write_at_once(log, client, closed, form),
+            _ => self.write_in_order(log, client, (closed, form), again),
         }
     }
 
@@ -62,14 +60,15 @@ impl Journal {
         &'a self,
         mut log: MutexGuard<'a, Log>,
         client: &dyn Client,
-        (mut closed, form, began): (Closed, Form, Instant),
+        mut closed: Closed,
+        form: Form,
     ) -> Result<MutexGuard<'a, Log>> {
         let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
         let mut body = self.lay_out(&log, &mut closed);
         let commit = self.commit_block(&mut log, client, tid, body.sum);
         body.blocks.push(commit);
         let runs = self.place(&mut log, std::mem::take(&mut body.blocks));
-        log.flying.push_back(Flying { closed, start, alone: true, why: form.name(), began });
+        log.flying.push_back(Flying { closed, start, alone: true, why: form.name() });
         let writer = self.board();
         drop(log);
         let (blocks, written) = match self.is_stopped() {
@@ -90,7 +89,7 @@ impl Journal {
         &'a self,
         mut log: MutexGuard<'a, Log>,
         client: &dyn Client,
-        (mut closed, form, began): (Closed, Form, Instant),
+        (mut closed, form): (Closed, Form),
         again: bool,
     ) -> Result<MutexGuard<'a, Log>> {
         let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
@@ -108,7 +107,7 @@ impl Journal {
         let place = self.map.device_block(log.head);
         log.advance(1);
         let before = log.last_flying();
-        log.flying.push_back(Flying { closed, start, alone: false, why: form.name(), began });
+        log.flying.push_back(Flying { closed, start, alone: false, why: form.name() });
         let writer = self.board();
         drop(log);
         let written = self.write_commit(before, writer, place, block);
@@ -182,9 +181,9 @@ impl Journal {
 
     /// The first of those on their way has committed.
     fn land(&self, log: &mut Log, client: &dyn Client) {
-        let Some(Flying { closed, why, began, .. }) = log.flying.pop_front() else { return };
+        let Some(Flying { closed, why, .. }) = log.flying.pop_front() else { return };
         let (tid, bytes) = (closed.tid, closed.blocks.len() * self.io.block_bytes());
-        self.trace.note((Part::Commit, why), bytes as u64, began);
+        self.trace.note((Part::Commit, why), bytes as u64, closed.began);
         match log.is_homing(&closed.freed) {
             true => log.held.extend(&closed.freed),
             false => self.release_freed(client, &closed.freed),

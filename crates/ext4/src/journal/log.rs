@@ -23,6 +23,8 @@ pub(super) struct Closed {
     pub(super) copies: Vec<Buffer>,
     pub(super) freed: Vec<Freed>,
     pub(super) revoked: Vec<DeviceBlock>,
+    /// When it was closed.
+    pub(super) began: Instant,
 }
 
 impl Closed {
@@ -40,8 +42,6 @@ pub(super) struct Flying {
     pub(super) alone: bool,
     /// The name of its form.
     pub(super) why: &'static str,
-    /// When its commit began.
-    pub(super) began: Instant,
 }
 
 /// A committed version that its home does not have yet.

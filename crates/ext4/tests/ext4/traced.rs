@@ -1,9 +1,12 @@
 //! The last syncs, one by one: which form each took, and why.
 
-use polylane_base::Ino;
+use std::time::{Duration, Instant};
+
+use polylane_base::{Errno, Ino};
+use polylane_block::Error as DeviceError;
 use polylane_ext4::DataMode;
 use polylane_ext4::trace::{Part, STEPS, Step};
-use polylane_testkit::sim::Image;
+use polylane_testkit::sim::{Fault, FaultOn, Image};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::FileSystem;
 
@@ -93,6 +96,25 @@ fn commits_that_revoke_much_or_are_large_say_so() {
     assert!((2 << 20..3 << 20).contains(&logged), "{logged} bytes in the log");
     let small = bench.traced(|| bench.synced(file, 0, &[3; 100], true));
     assert_eq!(small, [(WRITE, "data_mode", 100), (COMMIT, "one_write", 0)]);
+}
+
+/// The host has no room for a while: what the transaction waits for it counts.
+#[test]
+fn a_commit_that_waits_for_room_says_how_long() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let root = bench.fs.root().expect("root").ino;
+    bench.fsync(root, false);
+    bench.create("name");
+    let error = DeviceError::NoSpace;
+    bench.disk.set_fault(Some(Fault { on: FaultOn::Write, nth: 0, error, lasting: true }));
+    assert_eq!(bench.fs.fsync(&OpCtx::service(), root, false), Err(Errno::ENOSPC));
+    let closed = Instant::now();
+    std::thread::sleep(Duration::from_millis(100));
+    let waited = closed.elapsed().as_micros() as u64;
+    bench.disk.set_fault(None);
+    bench.fsync(root, false);
+    let commit = *bench.fs.syncs().last().expect("the commit");
+    assert!(commit.part == COMMIT && commit.took_us >= waited, "{commit:?}, {waited} us");
 }
 
 /// Syncs that are many times what the log holds: it is emptied meanwhile, and each goes as before.
