@@ -241,6 +241,7 @@ impl Held {
             "translation": self.translation.describe(),
             "io_uring": totals.ring,
             "direct_io": totals.direct,
+            "durable_writes_refused": totals.refuses_durable,
             "bypass": self.now.own.is_bypassing(),
             "stopped": self.now.own.is_stopped(),
             "copies": self.freezes,

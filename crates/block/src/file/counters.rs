@@ -32,6 +32,8 @@ pub struct Totals {
     pub ring: bool,
     /// Requests go past the host's page cache.
     pub direct: bool,
+    /// The host has refused a write that is durable by itself: each is a write and a flush.
+    pub refuses_durable: bool,
 }
 
 impl Totals {
@@ -49,6 +51,7 @@ impl Totals {
         self.uncached_bytes += other.uncached_bytes;
         self.ring |= other.ring;
         self.direct |= other.direct;
+        self.refuses_durable |= other.refuses_durable;
     }
 }
 

@@ -200,6 +200,7 @@ impl FileDevice {
         let mut totals = Totals { direct: self.direct_alignment.is_some(), ..Totals::default() };
         self.counters.lock().iter().for_each(|counters| counters.add_to(&mut totals));
         totals.ring = self.rings.load(Ordering::Relaxed);
+        totals.refuses_durable = self.refuses_durable.load(Ordering::Relaxed);
         totals
     }
 

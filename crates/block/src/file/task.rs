@@ -38,6 +38,8 @@ pub(super) struct Task {
     done: u64,
     /// Some of its data went through the open file that syncs go through: it is durable after one.
     needs_sync: bool,
+    /// The host refused it as a durable write: it is tried as a plain one.
+    was_refused: bool,
 }
 
 /// What comes after an operation.
@@ -66,7 +68,7 @@ impl Task {
             Op::Discard | Op::WriteZeroes { unmap: true, .. } => Stage::Punch,
             Op::WriteZeroes { unmap: false, .. } => Stage::ZeroRange,
         };
-        Ok(Task { request, stage, done: 0, needs_sync: false })
+        Ok(Task { request, stage, done: 0, needs_sync: false, was_refused: false })
     }
 
     /// Ends it.
@@ -110,7 +112,7 @@ impl Task {
                 operation.file = device.file_for(offset, granule);
                 // A durable write takes the report of a lost page with it, so the next flush must
                 // have another open file to learn of that from.
-                let refused = device.refuses_durable.load(Ordering::Relaxed);
+                let refused = self.was_refused || device.refuses_durable.load(Ordering::Relaxed);
                 let apart = operation.file != PLAIN && !refused;
                 self.needs_sync |= self.is_durable() && !apart;
                 operation.action = match self.request.op {
@@ -139,7 +141,7 @@ impl Task {
         match finished.result {
             // As the kernel does for a disk without FUA: written plainly, and a flush behind it.
             Err(Errno::EOPNOTSUPP | Errno::EINVAL) if asked_durable => {
-                device.refuses_durable.store(true, Ordering::Relaxed);
+                self.was_refused = true;
                 Next::Go
             }
             Ok(moved) => self.advance(device, moved as u64),
@@ -164,6 +166,8 @@ impl Task {
 
     fn advance(&mut self, device: &FileDevice, moved: u64) -> Next {
         match self.stage {
+            // The host tells a lost page once: another flush may have learned of it, not this one.
+            Stage::Sync if device.is_stopped() => return Next::Over(Err(Error::Stopped)),
             Stage::Sync => return Next::Over(Ok(())),
             Stage::ZeroRange | Stage::Punch => self.done = self.bytes(),
             // The file ends before the device does: somebody cut it.
@@ -171,6 +175,10 @@ impl Task {
                 return Next::Over(Err(self.fail(device, Errno::EIO)));
             }
             Stage::Move | Stage::WriteZeros => self.done += moved,
+        }
+        // It was for being durable that it was refused.
+        if self.was_refused {
+            device.refuses_durable.store(true, Ordering::Relaxed);
         }
         match (self.done < self.bytes(), self.stage) {
             (true, _) => Next::Go,

@@ -224,10 +224,14 @@ fn where_the_host_refuses_durable_writes_a_flush_follows() {
     for errno in [Errno::EOPNOTSUPP, Errno::EINVAL] {
         let disk = Disk::new(MIB);
         let device = disk.open(Way::Calls, true);
+        let refused = asked(&device, &[Err(errno), Err(errno)]);
+        assert_eq!(refused, (vec![durable, plain], Some(Err(Error::Medium(errno)))), "all ways");
+        assert!(!device.totals().refuses_durable && !device.is_stopped());
         let first = asked(&device, &[Err(errno), Ok(4096), Ok(0)]);
         assert_eq!(first, (vec![durable, plain, Action::Sync], Some(Ok(()))));
         let next = asked(&device, &[Ok(1024), Ok(3072), Ok(0)]);
         assert_eq!(next, (vec![plain, plain, Action::Sync], Some(Ok(()))), "not asked again");
+        assert!(device.totals().refuses_durable, "it is told");
         // The write itself was at fault: as any other that is not durable.
         let failed = asked(&device, &[Err(errno)]);
         assert_eq!(failed, (vec![plain], Some(Err(Error::Medium(errno)))));
@@ -242,6 +246,30 @@ fn where_the_host_refuses_durable_writes_a_flush_follows() {
     assert_eq!(failed, (vec![durable], Some(Err(Error::Medium(Errno::EIO)))));
     assert!(device.is_stopped(), "a durable write that failed, not one that was refused");
     assert_eq!(asked(&device, &[]), (vec![], Some(Err(Error::Stopped))));
+}
+
+/// One of two flushes at a time is told that a page was lost, and stops the device.
+#[test]
+fn a_flush_beside_one_that_failed_is_not_told_done() {
+    let disk = Disk::new(MIB);
+    let device = disk.open(Way::Calls, true);
+    let flush = || {
+        task::Task::new(&device, Request::without_data(Op::Flush, Sector(0), 0, 0)).expect("one")
+    };
+    let [mut first, mut second] = [flush(), flush()];
+    let operations = [first.operation(&device, 0), second.operation(&device, 1)];
+    let results = [Err(Errno::EIO), Ok(0)];
+    let mut answers = Vec::new();
+    for ((task, operation), result) in
+        [&mut first, &mut second].into_iter().zip(operations).zip(results)
+    {
+        match task.step(&device, Finished { operation, result }) {
+            task::Next::Over(over) => answers.push(over),
+            task::Next::Go => panic!("a flush is one operation"),
+        }
+    }
+    assert_eq!(answers, [Err(Error::Medium(Errno::EIO)), Err(Error::Stopped)]);
+    drop([first, second].map(|task| task.complete(Ok(()))));
 }
 
 /// A loop device has a cache and no FUA: the kernel flushes behind each durable write.
