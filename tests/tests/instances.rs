@@ -716,6 +716,61 @@ fn sixty_four_are_started_at_once() {
     tenant.assert_nothing_is_left();
 }
 
+/// Sixteen commands at once.
+fn all_succeed(commands: &[Vec<String>]) {
+    assert_eq!(commands.len(), 16);
+    std::thread::scope(|scope| {
+        for words in commands {
+            scope.spawn(move || succeeds(&strs(words)));
+        }
+    });
+}
+
+#[test]
+fn a_busy_supervisor_is_waited_for_and_a_stopped_one_is_not() {
+    let test = "a_busy_supervisor_is_waited_for_and_a_stopped_one_is_not";
+    let Some(tenant) = Tenant::new(test) else { return };
+    tenant.mount("first");
+    let names: Vec<String> = (0..16).map(|number| format!("n{number}")).collect();
+    names.iter().for_each(|name| fs::create_dir(tenant.at(name)).expect("mkdir"));
+    let control = PathBuf::from(format!("/run/polylane/{}@1.control", tenant.pool));
+    // It waits a second for what each of these asks.
+    let busy = || [(); 6].map(|()| scm::connect(&control).expect("connect"));
+    let asking = busy();
+    all_succeed(&names.iter().map(|name| tenant.words(name)).collect::<Vec<_>>());
+    drop(asking);
+    tenant.service();
+    for name in &names {
+        synced(&tenant.at(name).join("own"), name);
+    }
+    let asking = busy();
+    let umount = |name: &String| vec!["umount".to_string(), text(&tenant.at(name)).to_string()];
+    all_succeed(&names.iter().map(umount).collect::<Vec<_>>());
+    drop(asking);
+    for name in &names {
+        assert_eq!(&read(&tenant.mount(name).join("own")), name, "it was durable");
+        tenant.umount(name);
+    }
+    let supervisor = Slow([tenant.supervisor(); 2]);
+    supervisor.stop();
+    let says = |what: &str| {
+        let begin = Instant::now();
+        let (_, line) = refused(&["pool", "upgrade", &tenant.pool]);
+        assert!(line.contains("is stopped"), "{what}: {line}");
+        let line = tenant.refused("n0");
+        assert!(line.contains("is stopped"), "{what}: {line}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{what}: {:?}", begin.elapsed());
+    };
+    says("with room in its queue");
+    let waiting: Vec<_> = std::iter::from_fn(|| scm::connect_now(&control).ok()).collect();
+    assert!(waiting.len() > 16, "{}", waiting.len());
+    says("without");
+    drop(waiting);
+    supervisor.go();
+    tenant.umount("first");
+    tenant.assert_nothing_is_left();
+}
+
 #[test]
 fn an_unmount_that_waits_for_its_service_holds_up_no_other_command() {
     let test = "an_unmount_that_waits_for_its_service_holds_up_no_other_command";

@@ -22,8 +22,9 @@ use polylane_volume::path_text;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::awake::Mute;
 use crate::copying::Target;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::share::Policy;
 use crate::spec::{self, PoolSpec};
 use crate::upgrade::{self, JOIN, LEAVE};
@@ -115,7 +116,7 @@ fn ask<T: DeserializeOwned>(
         return Ok(None);
     }
     if !wait_for(socket.as_fd(), ANSWER_TIME_MAX) {
-        return Err(Failure::failed(format!("pool '{lane}': it does not answer")));
+        return Err(Mute::Silent.failure(lane));
     }
     let mut bytes = vec![0; ANSWER_BYTES_MAX];
     let Ok(got) = scm::receive(&socket, &mut bytes) else { return Ok(None) };

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_block::file::Files;
+use polylane_block::image::{self, ImageError};
 use polylane_volume::cow::Exchange;
 use polylane_volume::stack::Stack;
 use polylane_volume::{self as volume, Holders, Sidecar};
 
 use crate::attach;
+use crate::awake::Mute;
 use crate::copying::{Step, Target, Told, Wish};
 use crate::failure::{Failure, Result};
 use crate::link::Link;
@@ -33,7 +35,8 @@ pub struct PoolsAndAttachments;
 impl Holders for PoolsAndAttachments {
     fn freeze(&self, path: &Path) -> Result<volume::Freeze> {
         let file = volume::open_to_look(path)?;
-        let Some(holder) = holder_of(path, &file, Wish::Copy)? else {
+        // A volume whose pool cannot be asked is in use: its lock says so.
+        let Holder::Has(holder) = holder_of(path, &file, Wish::Copy)? else {
             return Ok(volume::Freeze::Nobody);
         };
         match answer(&holder, path, "cannot be copied")? {
@@ -50,8 +53,8 @@ impl Holders for PoolsAndAttachments {
         let begun = Instant::now();
         loop {
             match try_rebase(path) {
-                Err(_) if begun.elapsed() < TIME_MAX => thread::sleep(TRY_AGAIN),
-                done => return done,
+                Err(kept) if kept.may_go && begun.elapsed() < TIME_MAX => thread::sleep(TRY_AGAIN),
+                done => return done.map_err(|kept| kept.failure),
             }
         }
     }
@@ -90,23 +93,46 @@ impl volume::Still for Still {
     }
 }
 
-/// The pool or attachment of this user that has the volume, told what is wanted of it; `None`: none
-/// has.
-fn holder_of(path: &Path, file: impl AsFd, wish: Wish) -> Result<Option<Link>> {
+/// Which pool or attachment of this user has a volume.
+enum Holder {
+    /// It was told what is wanted.
+    Has(Link),
+    /// None.
+    Nobody,
+    /// None of those that answer; this one does not.
+    Unasked(String, Mute),
+}
+
+/// The pool or attachment of this user that has the volume, told what is wanted of it.
+fn holder_of(path: &Path, file: impl AsFd, wish: Wish) -> Result<Holder> {
     let target = Target::of(file).map_err(|error| Failure::path(path, "look at it", error))?;
     let question = match wish {
         Wish::Copy => Question::Copy(target),
         Wish::Rebase => Question::Rebase(target),
     };
-    let pools = stats::ask_each(question);
-    for holder in attach::copier(path, wish, target).into_iter().chain(pools) {
-        match tell(&holder, MINE_TIME_MAX) {
-            Some(Told::Mine) => return Ok(Some(holder)),
+    let attached = attach::copier(path, wish, target).map(|link| (String::new(), Ok(link)));
+    let mut unasked = None;
+    for (pool, link) in attached.into_iter().chain(stats::ask_each(question)) {
+        let link = match link {
+            Ok(link) if wait_for(link.as_fd(), MINE_TIME_MAX) => link,
+            Ok(_) => {
+                unasked = Some((pool, Mute::Silent));
+                continue;
+            }
+            Err(mute) => {
+                // One that is busy may answer later.
+                unasked =
+                    unasked.filter(|(_, other)| *other == Mute::Silent).or(Some((pool, mute)));
+                continue;
+            }
+        };
+        match tell(&link, Duration::ZERO) {
+            Some(Told::Mine) => return Ok(Holder::Has(link)),
             Some(Told::Failed(line)) => return Err(Failure::failed(line)),
             _ => {}
         }
     }
-    Ok(None)
+    Ok(unasked.map_or(Holder::Nobody, |(pool, mute)| Holder::Unasked(pool, mute)))
 }
 
 /// What a holder says when it was told to do something.
@@ -138,14 +164,36 @@ fn ended(path: &Path) -> Failure {
     ))
 }
 
-fn try_rebase(path: &Path) -> Result<()> {
+/// Why a volume goes on over its former bases.
+struct Kept {
+    failure: Failure,
+    /// The next try may succeed.
+    may_go: bool,
+}
+
+impl From<Failure> for Kept {
+    fn from(failure: Failure) -> Kept {
+        Kept { failure, may_go: true }
+    }
+}
+
+fn try_rebase(path: &Path) -> std::result::Result<(), Kept> {
     let file = volume::open_to_look(path)?;
-    let Some(holder) = holder_of(path, &file, Wish::Rebase)? else {
+    let holder = match holder_of(path, &file, Wish::Rebase)? {
+        Holder::Has(holder) => holder,
+        Holder::Unasked(pool, mute) if is_in_use(path) => {
+            let failure = Failure::failed(format!("{}: {}", path.display(), mute.failure(&pool)));
+            return Err(Kept { failure, may_go: mute == Mute::Silent });
+        }
         // Or it has another file since just now.
-        return match names(path, &file) {
-            true => Ok(()),
-            false => Err(Failure::failed(format!("{}: has just been copied", path.display()))),
-        };
+        Holder::Nobody | Holder::Unasked(..) => {
+            return match names(path, &file) {
+                true => Ok(()),
+                false => {
+                    Err(Failure::failed(format!("{}: has just been copied", path.display())).into())
+                }
+            };
+        }
     };
     // From here on the volume cannot be copied: what it is on stays.
     let bases = Stack::bases(path, &OwnedFd::from(file), &Sidecar::load(path)?)?;
@@ -156,8 +204,13 @@ fn try_rebase(path: &Path) -> Result<()> {
     sent.map_err(|error| Failure::path(path, "talk to the process that has it", error))?;
     match answer(&holder, path, "does not go over to the snapshots that are left")? {
         Answer::Done => Ok(()),
-        Answer::Ended => Err(ended(path)),
+        Answer::Ended => Err(ended(path).into()),
     }
+}
+
+/// Whether a process has the volume, which may be the one that cannot be asked.
+fn is_in_use(path: &Path) -> bool {
+    matches!(image::open(path), Err(ImageError::InUse(_)))
 }
 
 /// Whether the path names this file.

@@ -90,7 +90,8 @@ pub fn solidify(upper: &Path) -> Result<Option<u64>> {
         true => Target::of(std::fs::File::open(upper).map_err(unseen)?),
         false => Target::of(volume::open_to_look(upper)?),
     };
-    for link in stats::ask_each(Question::Solidify(target.map_err(unseen)?)) {
+    let asked = stats::ask_each(Question::Solidify(target.map_err(unseen)?));
+    for link in asked.filter_map(|(_, link)| link.ok()) {
         if !wait_for(link.as_fd(), MINE_TIME_MAX) {
             continue;
         }

@@ -15,7 +15,7 @@ use polylane_base::Errno;
 use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
-use crate::awake;
+use crate::awake::{self, Mute};
 use crate::failure::{Failure, Result};
 use crate::names;
 use crate::stays::{Cause, Stays};
@@ -83,7 +83,7 @@ impl Control {
     pub(crate) fn new(path: &Path) -> Control {
         // The name is locked, so whatever lies here is a dead pool's.
         let _ = fs::remove_file(path);
-        Control(scm::listen(path, 2).ok())
+        Control(scm::listen(path, awake::BACKLOG).ok())
     }
 
     /// The listening socket.
@@ -154,15 +154,11 @@ impl Answer {
 pub fn upgrade(pool: &str) -> Result<String> {
     let program = fs::File::open("/proc/self/exe")
         .map_err(|error| Failure::because("polylane", "open its own program", error))?;
-    let socket = connect(pool).map_err(|errno| match errno {
-        Errno::EAGAIN => silent(pool),
-        _ => Failure::failed(format!("pool '{pool}': not running")),
-    })?;
-    must_be_awake(pool, &socket)?;
+    let socket = connect(pool, None).map_err(|mute| mute.failure(pool))?;
     match ask(pool, &socket, UPGRADE, &[program.as_fd()])? {
         Some(Answer { done: true, line, .. }) => Ok(line),
         Some(Answer { done: false, line, .. }) => Err(Failure::failed(line)),
-        None => Err(silent(pool)),
+        None => Err(Mute::Silent.failure(pool)),
     }
 }
 
@@ -172,11 +168,10 @@ pub fn upgrade(pool: &str) -> Result<String> {
 /// # Errors
 /// One line: it is in use, or not everything could be written back.
 pub(crate) fn unmount(lane: &str, supervisor: u32, lazy: bool) -> std::result::Result<(), Stays> {
-    match connect_to(lane, supervisor)? {
+    let silent = |failure| Stays::new(Cause::Silent, failure);
+    match connect_to(lane, supervisor).map_err(silent)? {
         Some(socket) => {
             let order = if lazy { UNMOUNT_LAZILY } else { UNMOUNT };
-            // Who does not answer has ended meanwhile.
-            let silent = |failure| Stays::new(Cause::Silent, failure);
             match ask(lane, &socket, order, &[]).map_err(silent)? {
                 Some(answer) if !answer.done => {
                     Err(Stays::new(answer.cause(), Failure::failed(answer.line)))
@@ -198,37 +193,16 @@ fn number_in(text: &[u8]) -> Option<u32> {
 /// # Errors
 /// One line: its supervisor does not answer, or a signal has stopped it.
 pub(crate) fn connect_to(lane: &str, supervisor: u32) -> Result<Option<OwnedFd>> {
-    match connect(lane) {
-        Ok(socket) if is_listener(&socket, supervisor) => {
-            must_be_awake(lane, &socket).map(|()| Some(socket))
-        }
-        Err(Errno::EAGAIN) => Err(silent(lane)),
-        _ => Ok(None),
+    match connect(lane, Some(supervisor)) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Mute::Ended) => Ok(None),
+        Err(mute) => Err(mute.failure(lane)),
     }
 }
 
-/// Fails where a signal has stopped the supervisor.
-fn must_be_awake(lane: &str, socket: &OwnedFd) -> Result<()> {
-    match awake::stopped(socket) {
-        None => Ok(()),
-        Some(pid) => Err(Failure::failed(format!(
-            "pool '{lane}': its process {pid} is stopped: 'kill -CONT {pid}' has it go on"
-        ))),
-    }
-}
-
-fn silent(lane: &str) -> Failure {
-    Failure::failed(format!("pool '{lane}': it does not answer"))
-}
-
-/// Whether this process made the socket listen that `socket` is connected to. One in another pid
-/// namespace has no number here, and is believed.
-fn is_listener(socket: &OwnedFd, process: u32) -> bool {
-    scm::peer(socket).is_ok_and(|peer| peer.pid == process || peer.pid == 0)
-}
-
-fn connect(pool: &str) -> polylane_base::Result<OwnedFd> {
-    awake::connect(&names::runtime_dir().join(format!("{pool}.control")))
+fn connect(pool: &str, supervisor: Option<u32>) -> std::result::Result<OwnedFd, Mute> {
+    let socket = names::runtime_dir().join(format!("{pool}.control"));
+    awake::connect(&socket, supervisor, UPGRADE_TIME_MAX)
 }
 
 /// Its answer; `None` when it ended without one.
@@ -240,7 +214,7 @@ fn ask(
 ) -> Result<Option<Answer>> {
     scm::send(socket, order, fds).map_err(|error| Failure::because(pool, "ask it", error))?;
     if !wait_for(socket.as_fd(), UPGRADE_TIME_MAX) {
-        return Err(silent(pool));
+        return Err(Mute::Silent.failure(pool));
     }
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let Ok(got) = scm::receive(socket, &mut bytes) else { return Ok(None) };
@@ -276,7 +250,7 @@ mod tests {
         let _control = Control::new(&path);
         let socket = scm::connect(&path).expect("connected");
         let own = std::process::id();
-        assert!(is_listener(&socket, own));
-        assert!(!is_listener(&socket, own + 1));
+        assert!(awake::is_listener(&socket, own));
+        assert!(!awake::is_listener(&socket, own + 1));
     }
 }

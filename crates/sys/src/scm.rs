@@ -8,7 +8,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::{Errno, Result};
 use rustix::fs::{Mode, OFlags};
@@ -60,11 +60,23 @@ pub fn connect(path: &Path) -> Result<OwnedFd> {
 }
 
 /// [`connect`], which waits no longer than `limit` where as many wait already as the listener lets:
-/// `EAGAIN` then.
+/// `EAGAIN` then. A signal does not end the waiting.
 pub fn connect_within(path: &Path, limit: Duration) -> Result<OwnedFd> {
-    let socket = seqpacket(SocketFlags::CLOEXEC)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(limit)).map_err(errno)?;
-    with_address(path, |address| rustix::net::connect(&socket, address).map_err(errno))?;
+    let (begin, socket) = (Instant::now(), seqpacket(SocketFlags::CLOEXEC)?);
+    with_address(path, |address| {
+        loop {
+            let left = limit.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Err(Errno::EAGAIN);
+            }
+            set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(errno)?;
+            match rustix::net::connect(&socket, address) {
+                // With a time to wait, the kernel does not go on by itself (signal(7)).
+                Err(rustix::io::Errno::INTR) => {}
+                done => return done.map_err(errno),
+            }
+        }
+    })?;
     set_socket_timeout(&socket, Timeout::Send, None).map_err(errno)?;
     Ok(socket)
 }
@@ -77,10 +89,11 @@ pub fn connect_now(path: &Path) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process that listens at the other end of a connection, by its number here.
+/// The process that listens at the other end of a connection, by its number here; `ESRCH`: it has
+/// none here.
 pub fn listener_pid(socket: impl AsFd) -> Result<u32> {
-    let credentials = rustix::net::sockopt::socket_peercred(socket).map_err(errno)?;
-    Ok(credentials.pid.as_raw_nonzero().get().cast_unsigned())
+    let pid = credentials(socket.as_fd())?.pid;
+    u32::try_from(pid).ok().filter(|&pid| pid > 0).ok_or(Errno::ESRCH)
 }
 
 /// Two connected sockets.
@@ -323,6 +336,8 @@ unsafe fn getsockopt<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[test]
@@ -403,6 +418,47 @@ mod tests {
         for why in [Errno::ESRCH, Errno::EINVAL, Errno::ENODATA, Errno::EMFILE] {
             assert!(by_number(why, me).is_none(), "{why}");
         }
+    }
+
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn note(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn a_signal_does_not_end_the_waiting_for_a_connection() {
+        let path = std::env::temp_dir().join(format!("polylane-scm-full-{}", std::process::id()));
+        let listener = listen(&path, 0).unwrap();
+        let waiting = connect_now(&path).unwrap();
+        let handler: extern "C" fn(libc::c_int) = note;
+        // SAFETY: the handler adds to an atomic alone.
+        unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
+        let (told, tid) = std::sync::mpsc::channel();
+        let asks = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                // SAFETY: no arguments, no memory.
+                told.send(unsafe { libc::gettid() }).unwrap();
+                connect_within(&path, Duration::from_secs(600))
+            }
+        });
+        let tid = tid.recv().unwrap();
+        let stat = format!("/proc/self/task/{tid}/stat");
+        let until = Instant::now() + Duration::from_secs(60);
+        for round in 0..20 {
+            let sleeps = || crate::procstat::ProcessStat::read(&stat).unwrap().state == b'S';
+            while HANDLED.load(Ordering::SeqCst) < round || !sleeps() {
+                assert!(Instant::now() < until && !asks.is_finished(), "round {round}");
+                std::thread::yield_now();
+            }
+            // SAFETY: the thread runs until a connection is taken below.
+            unsafe { libc::tgkill(libc::getpid(), tid, libc::SIGURG) };
+        }
+        drop((accept(&listener).unwrap(), waiting));
+        asks.join().unwrap().unwrap();
+        assert_eq!(connect_within(&path, Duration::from_millis(1)).unwrap_err(), Errno::EAGAIN);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

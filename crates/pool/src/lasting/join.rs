@@ -347,7 +347,8 @@ pub(super) fn end(mount: &Mount) -> Result<()> {
         let path = Shown::new(std::ffi::OsStr::from_bytes(&entry.path)).to_string();
         Failure::failed(format!("{path}: unmounted, but {why}"))
     };
-    match instance::leave((&mount.lane(), entry.supervisor), entry.id)? {
+    let left = instance::leave((&mount.lane(), entry.supervisor), entry.id);
+    match left.map_err(|failure| failed(&failure.to_string()))? {
         Left::Ended { is_last: false } => Ok(()),
         Left::Ended { is_last: true } => {
             if let Some(supervisor) = supervisor

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attach;
-use crate::awake;
+use crate::awake::{self, BACKLOG, Mute};
 use crate::copying::{Target, Wish};
 use crate::failure::{Failure, Result};
 use crate::link::{Link, ToService};
@@ -75,7 +75,8 @@ impl Listener {
     pub(crate) fn new(path: &Path) -> Listener {
         // The name is locked, so whatever lies here is a dead pool's.
         let _ = fs::remove_file(path);
-        Listener { socket: scm::listen(path, 8).ok(), connected: Vec::new(), waiting: Vec::new() }
+        let socket = scm::listen(path, BACKLOG).ok();
+        Listener { socket, connected: Vec::new(), waiting: Vec::new() }
     }
 
     /// The listening socket, and those who have not asked yet.
@@ -179,14 +180,20 @@ fn sockets() -> Vec<PathBuf> {
 /// How long a pool may take to say whether a volume is its own.
 pub(crate) const MINE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Asks the pools of this user one after the other; those that have ended, or are stopped, are left
-/// out.
-pub(crate) fn ask_each(question: Question) -> impl Iterator<Item = Link> {
+/// Asks the pools of this user one after the other, by name, or tells which cannot be asked; those
+/// that have ended are left out.
+pub(crate) fn ask_each(
+    question: Question,
+) -> impl Iterator<Item = (String, std::result::Result<Link, Mute>)> {
     sockets().into_iter().filter_map(move |socket| {
-        let line = awake::connect(&socket).ok().filter(|line| awake::stopped(line).is_none())?;
-        let link = Link::from_fd(line);
+        let pool = socket.file_stem()?.to_string_lossy().into_owned();
+        let link = match awake::connect(&socket, None, MINE_TIME_MAX) {
+            Ok(line) => Link::from_fd(line),
+            Err(Mute::Ended) => return None,
+            Err(mute) => return Some((pool, Err(mute))),
+        };
         link.send(&question, &[]).ok()?;
-        Some(link)
+        Some((pool, Ok(link)))
     })
 }
 
