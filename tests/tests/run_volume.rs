@@ -69,6 +69,7 @@ fn limits_of_changes_that_cannot_be_kept_are_refused() {
         ("--flush-interval 1ms", "--flush-interval: too short: at least 10ms"),
         ("--flush-interval 5", "--flush-interval <TIME>"),
         ("--mem --discard", "--discard: only a lane on a volume"),
+        ("--kernel-fs ext4 --kernel-cache", "--kernel-cache: is of what goes by FUSE"),
         ("--kernel-fs ext4 --journal-mode ordered", "--journal-mode: the kernel mounts"),
         ("--journal-mode fast", "--journal-mode <MODE>"),
         ("--mem --journal-mode data", "--journal-mode: only a lane on a volume"),

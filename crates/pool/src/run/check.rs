@@ -222,6 +222,11 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
 fn check_caches(options: &RunOptions) -> Result<()> {
     let most = cache_bytes_limit(options.memory);
     let own = options.write_back.file_cache;
+    if options.kernel_cache && options.kernel_fs.is_some() {
+        return Err(Failure::usage(
+            "--kernel-cache: is of what goes by FUSE; the kernel's file systems have its cache",
+        ));
+    }
     let is_shared = matches!(options.source, Source::Ceph(_)) && options.lowers.is_empty();
     if is_shared && own.is_some_and(|cache| cache.keeps_back()) {
         return Err(Failure::usage(
