@@ -535,7 +535,8 @@ fn a_container_with_users_of_its_own_runs_on_a_lane() {
     let mut plain = plain;
     let run = |runtime: &str| {
         let mut run = engine.bundle.command_in(&dir, "runtime", &["run", "u"]);
-        run.env("POLYLANE_OCI_RUNTIME", runtime).output().expect("polylane")
+        // crun gives standard input to the container's root: a pipe, not the host's /dev/null.
+        run.env("POLYLANE_OCI_RUNTIME", runtime).stdin(Stdio::piped()).output().expect("polylane")
     };
     let pass = |mode| fs::set_permissions(host.path(""), PermissionsExt::from_mode(mode));
     plain(json!({}));
