@@ -664,8 +664,9 @@ fn what_programs_read_of_the_layers_by_the_kernel_is_in_no_memory_of_the_service
     let more = own_memory(tenant.service()).saturating_sub(before);
     assert!(more < 8 << 20, "{more} bytes more");
     // What the kernel does not keep is kept here.
-    let past = || fs::OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32);
-    let past = past().open(lanes[0].join("library")).expect("open");
+    let mut past = fs::OpenOptions::new();
+    past.read(true).custom_flags(OFlags::DIRECT.bits() as i32);
+    let past = past.open(lanes[0].join("library")).expect("open");
     let mut all = vec![0; bytes.len()];
     past.read_exact_at(&mut all, 0).expect("read");
     assert!(all == bytes);
