@@ -100,8 +100,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     let (handle, file) = call.handle(transfer.fh)?;
     let size = transfer.size.min(TRANSFER_BYTES_MAX);
     let range = Range { offset: transfer.offset, len: u64::from(size) };
-    let keeps = !transfer.read_flags().contains(ReadFlags::LOCKOWNER);
-    if keeps {
+    if !transfer.read_flags().contains(ReadFlags::LOCKOWNER) {
         call.session.has_pages(&handle);
         call.session.lane.has_pages(file.node());
         call.settle_fill(file.node(), range)?;
@@ -111,9 +110,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     }
     let caller = call.caller();
     let ctx = call.ctx(&caller);
-    // read(2) past the kernel's pages: what is read is kept here, if anywhere.
-    let read = if keeps { OpenFile::read_to_keep } else { OpenFile::read };
-    let count = read(&file, &ctx, transfer.offset, size as usize, call.out)?;
+    let count = file.read_to_keep(&ctx, transfer.offset, size as usize, call.out)?;
     call.out.0.truncate(count);
     Ok(Outcome::Reply)
 }
