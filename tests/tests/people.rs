@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use polylane_tests::host::{Host, is_obeyed, refused, succeeds, text};
@@ -206,6 +206,18 @@ fn is_top(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"\0top\0"))
 }
 
+/// A shell's line in a terminal of its own, whose keys and screen are pipes.
+fn in_terminal(line: &str, state: &Path) -> Child {
+    Command::new("script")
+        .args(["--quiet", "--command", line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("XDG_STATE_HOME", state)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script(1)")
+}
+
 #[test]
 fn a_signal_that_ends_top_leaves_the_terminal_as_it_was() {
     let name = "a_signal_that_ends_top_leaves_the_terminal_as_it_was";
@@ -224,14 +236,7 @@ fn a_signal_that_ends_top_leaves_the_terminal_as_it_was() {
             number.display(),
             binary().display()
         );
-        let mut terminal = Command::new("script")
-            .args(["--quiet", "--command", &line, "/dev/null"])
-            .env("TERM", "xterm")
-            .env("XDG_STATE_HOME", dir.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("script(1)");
+        let mut terminal = in_terminal(&line, dir.path());
         let mut output = terminal.stdout.take().expect("piped");
         let (mut shown, mut buffer, mut sent) = (Vec::new(), [0; 256], false);
         while let Ok(count @ 1..) = output.read(&mut buffer) {
@@ -276,14 +281,7 @@ fn top_that_is_stopped_leaves_the_terminal_and_comes_back() {
         number.display(),
         binary().display()
     );
-    let mut terminal = Command::new("script")
-        .args(["--quiet", "--command", &line, "/dev/null"])
-        .env("TERM", "xterm")
-        .env("XDG_STATE_HOME", dir.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("script(1)");
+    let mut terminal = in_terminal(&line, dir.path());
     let (mut keys, mut output) =
         (terminal.stdin.take().expect("piped"), terminal.stdout.take().expect("piped"));
     let (mut shown, mut buffer, mut step) = (Vec::new(), [0; 256], 0);
