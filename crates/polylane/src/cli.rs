@@ -428,6 +428,9 @@ pub(crate) struct BenchRunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServiceArgs {
+    /// The run-time directory that has its lane's name, for commands that look at its arguments
+    #[arg(long)]
+    pub(crate) names: Option<String>,
     #[arg(long)]
     pub(crate) spec: i32,
     #[arg(long)]

@@ -15,6 +15,7 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -375,6 +376,12 @@ fn remove_mount_point(path: &Path) {
 }
 
 /// The lock of a lane's or pool's name.
+/// What tells this directory from all others that are there at the time, whatever its path.
+pub(crate) fn identity(dir: &Path) -> String {
+    let stat = fs::metadata(dir);
+    stat.map(|stat| format!("{:x}:{}", stat.dev(), stat.ino())).unwrap_or_default()
+}
+
 pub(crate) fn lock_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.lock"))
 }

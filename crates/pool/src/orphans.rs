@@ -3,16 +3,19 @@
 //!
 //! A service is known by what it calls itself, by its user and by its parent: a supervisor that
 //! lives has its lane's name open. One that was taken over calls itself as it likes, but cannot
-//! leave its parent: it is no orphan as long as its supervisor lives.
+//! leave its parent: it is no orphan as long as its supervisor lives. Lanes of another run-time
+//! directory may have the same names (a container's, say), so its command line names its own one.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_block::image::{self, Holder, ImageError};
 use polylane_sys::procstat::{self, ProcessStat, real_user};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::{confine, names, own_ids, pool_record, process};
 
@@ -60,22 +63,25 @@ fn wait_while(runs: impl Fn() -> bool) {
 /// may call their processes so: only a user that services run as is believed, and no tenant. A
 /// service whose supervisor lives is of the next lane of that name, and may run for long.
 fn service_runs(dir: &Path, lane: &str) -> bool {
-    let own = fs::read_link("/proc/self/exe").ok();
+    let (own, names) = (fs::read_link("/proc/self/exe").ok(), names::identity(dir));
     process::pids().filter(|&pid| may_be_service(pid)).any(|pid| {
         let line = title(pid);
         let begins = || own.is_some() && fs::read_link(proc(pid, "exe")).ok() == own;
-        let is_it =
-            line.is_ok_and(|line| lane_of(&line) == Some(lane) || line.is_empty() && begins());
+        let is_it = line.is_ok_and(|line| match line.is_empty() {
+            true => begins(),
+            false => lane_of(&line) == Some(lane) && is_below(&line, &names),
+        });
         is_it && !parent_of(pid).is_some_and(|parent| is_supervisor(dir, parent, lane))
     })
 }
 
 /// The lanes of services whose supervisors are dead, by what the services call themselves.
 fn orphans(dir: &Path) -> impl Iterator<Item = String> {
+    let names = names::identity(dir);
     // Whose it is before what it calls itself: a stranger's words may never end.
-    process::pids().filter(|&pid| may_be_service(pid)).filter_map(|pid| {
+    process::pids().filter(|&pid| may_be_service(pid)).filter_map(move |pid| {
         let line = title(pid).unwrap_or_default();
-        let lane = lane_of(&line)?;
+        let lane = lane_of(&line).filter(|_| is_below(&line, &names))?;
         let is_orphan = || parent_of(pid).is_some_and(|parent| !is_supervisor(dir, parent, lane));
         is_orphan().then(|| lane.to_string())
     })
@@ -92,12 +98,22 @@ fn lane_of(line: &[u8]) -> Option<&str> {
     title.strip_prefix("polylane-service[")?.strip_suffix(']')
 }
 
+/// Whether a service's lane has its name in this run-time directory, by the service's command line.
+/// One of a former version does not say.
+fn is_below(line: &[u8], names: &str) -> bool {
+    let mut words = line.split(|&byte| byte == 0).skip_while(|word| *word != b"--names");
+    words.nth(1).is_none_or(|said| said == names.as_bytes())
+}
+
 /// Whether a process is of a user that services run as, in this process's pid namespace, which no
-/// tenant's process is in.
+/// tenant's process is in. One that was killed is not: it may take long to be gone, and does no
+/// more for its lane.
 fn may_be_service(pid: u32) -> bool {
     // Its links say more, and only to some.
     let status = procstat::status(pid);
-    is_near(&status) && real_user(&status).is_some_and(is_service_user)
+    is_near(&status)
+        && !procstat::is_killed(&status)
+        && real_user(&status).is_some_and(is_service_user)
 }
 
 /// Whether a process has no other number in a pid namespace below this one's, by its `status`.
@@ -172,10 +188,32 @@ fn supervises(pid: u32, lane: &str) -> bool {
     has_open(pid, |link| link.file_name() == Some(&lock))
 }
 
-/// Whether a process has a file open whose path is such.
-pub(crate) fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
-    let mut files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
-    files.any(|file| fs::read_link(file.path()).is_ok_and(|link| is(&link)))
+/// Whether a process has a file open that has, or had, such a path.
+fn has_open(pid: u32, is: impl Fn(&Path) -> bool) -> bool {
+    files_of(pid).any(|file| {
+        let link = fs::read_link(file).map(OsString::from).map(OsString::into_vec);
+        link.is_ok_and(|link| {
+            let path = link.strip_suffix(b" (deleted)").unwrap_or(&link);
+            is(Path::new(OsStr::from_bytes(path)))
+        })
+    })
+}
+
+/// Whether a process has taken a lane's name in this run-time directory. No file system is asked:
+/// that of another file may not answer.
+pub(crate) fn holders_of(dir: &Path, lane: &str) -> impl Fn(u32) -> bool + use<> {
+    let place = |path: PathBuf| {
+        let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+        Some((stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino))
+    };
+    let lock = place(names::lock_path(dir, lane));
+    move |pid| lock.is_some() && files_of(pid).any(|file| place(file) == lock)
+}
+
+/// What a process has open, as links of /proc.
+fn files_of(pid: u32) -> impl Iterator<Item = PathBuf> {
+    let files = fs::read_dir(proc(pid, "fd")).into_iter().flatten().flatten();
+    files.map(|file| file.path())
 }
 
 /// The parent of a process.
@@ -209,22 +247,30 @@ mod tests {
         assert!(!may_be_service(u32::MAX), "no process at all");
     }
 
+    /// A process that calls itself a lane's service, with these words after it; its parent is this
+    /// one.
+    fn called_service(lane: &str, words: &[&str]) -> std::process::Child {
+        let mut command = std::process::Command::new("bash");
+        command.args(["-c", "read", "service"]).args(words).stdin(std::process::Stdio::piped());
+        let title = format!("polylane-service[{lane}]");
+        let child = std::os::unix::process::CommandExt::arg0(&mut command, title).spawn();
+        let child = child.expect("bash");
+        // The parent goes on before the kernel shows the child's arguments.
+        let end = Instant::now() + Duration::from_secs(10);
+        let is_shown =
+            || super::title(child.id()).is_ok_and(|line| line.starts_with(b"polylane-service["));
+        while !is_shown() && Instant::now() < end {
+            thread::yield_now();
+        }
+        child
+    }
+
     #[test]
     fn a_service_whose_supervisor_lives_is_none_that_a_dead_lane_left() {
         let dir = tempfile::tempdir().expect("tempdir");
         let lane = format!("test-{}@1", std::process::id());
-        let mut service = std::process::Command::new("sleep");
-        let service = std::os::unix::process::CommandExt::arg0(
-            service.arg("60"),
-            format!("polylane-service[{lane}]"),
-        );
-        let mut service = service.spawn().expect("sleep");
-        // The parent goes on before the kernel shows the child's arguments.
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let mut service = called_service(&lane, &[]);
         let dir = dir.path().canonicalize().expect("canonical");
-        while !service_runs(&dir, &lane) && std::time::Instant::now() < end {
-            std::thread::yield_now();
-        }
         let orphan = || (service_runs(&dir, &lane), orphans(&dir).any(|one| one == lane));
         let alone = orphan();
         // This process is its parent, and so a supervisor from here on: one of another lane, whose
@@ -235,12 +281,38 @@ mod tests {
         let elsewhere = tempfile::tempdir().expect("tempdir");
         let own = PoolName::take_lane(elsewhere.path(), &lane[..lane.len() - 2]).expect("a lane");
         let supervised = orphan();
+        // Somebody removes the directory under it.
+        fs::remove_file(names::lock_path(elsewhere.path(), &lane)).expect("remove");
+        let removed = orphan();
         drop(own);
         let again = orphan();
         service.kill().expect("kill");
         service.wait().expect("wait");
         assert_eq!((alone, pretends), ((true, true), (false, false)));
-        assert_eq!((supervised, again), ((false, false), (true, true)));
-        assert_eq!(orphan(), (false, false), "it has ended");
+        assert_eq!((supervised, removed), ((false, false), (false, false)));
+        assert_eq!((again, orphan()), ((true, true), (false, false)), "and it has ended");
+    }
+
+    /// Names are unique in a run-time directory, of which a host may have several.
+    #[test]
+    fn lanes_of_other_run_time_directories_are_others() {
+        let [dir, other] = [(); 2].map(|()| tempfile::tempdir().expect("tempdir"));
+        let lane = format!("test-{}@2", std::process::id());
+        let said = names::identity(dir.path());
+        assert_ne!(said, names::identity(other.path()));
+        let mut service = called_service(&lane, &["--names", &said, "--spec", "3"]);
+        let seen = [&dir, &other].map(|dir| {
+            let is_orphan = orphans(dir.path()).any(|one| one == lane);
+            (service_runs(dir.path(), &lane), is_orphan)
+        });
+        service.kill().expect("kill");
+        service.wait().expect("wait");
+        assert_eq!(seen, [(true, true), (false, false)]);
+        let own = PoolName::take_lane(dir.path(), "web").expect("a lane");
+        let of = |dir: &tempfile::TempDir| holders_of(dir.path(), "web@1")(std::process::id());
+        assert_eq!([&dir, &other].map(of), [true, false], "no such lane there");
+        drop(own);
+        let _same_name = PoolName::take_lane(other.path(), "web").expect("a lane");
+        assert_eq!([&dir, &other].map(of), [false, true]);
     }
 }

@@ -124,12 +124,14 @@ pub(crate) fn how(ended: Ended) -> String {
 }
 
 /// In a forked child: becomes a service, by a hidden `command` of this program or another, for what
-/// is called `name`. Its session is its own, without a terminal; of this process's descriptors it
-/// keeps the named ones, and `stderr`, or this process's own, to say things.
+/// is called `name`. Its command line begins with `words`, for others to see. Its session is its
+/// own, without a terminal; of this process's descriptors it keeps the named ones, and `stderr`, or
+/// this process's own, to say things.
 pub(crate) fn execute(
     program: Option<&OwnedFd>,
     command: &str,
     name: &str,
+    words: &[&str],
     fds: &[(&str, BorrowedFd<'_>)],
     stderr: Option<BorrowedFd<'_>>,
 ) -> ! {
@@ -144,7 +146,7 @@ pub(crate) fn execute(
         None => "/proc/self/exe".to_string(),
     };
     let mut command = std::process::Command::new(path);
-    command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
+    command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).args(words).env_clear();
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
     for variable in ["RUST_BACKTRACE", log::VARIABLE] {
         if let Some(value) = std::env::var_os(variable) {

@@ -21,6 +21,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::init;
 use crate::keeper::{Keeper, Leftovers};
 use crate::link::{CARRIES, FromInit, FromService, Link, ToInit, ToService};
+use crate::names;
 use crate::process::{self, Ended, Process};
 use crate::relay::Relay;
 use crate::service_line::ServiceLine;
@@ -460,7 +461,10 @@ impl Supervisor {
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
                 let said = Some(self.relay.end());
-                process::execute(self.program.as_ref(), "service", &self.spec.name, &fds, said)
+                let names = names::identity(&names::runtime_dir());
+                let words = ["--names", &names];
+                let name = &self.spec.name;
+                process::execute(self.program.as_ref(), "service", name, &words, &fds, said)
             }
             Fork::Parent(child) => Process::new(child),
         };

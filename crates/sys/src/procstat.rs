@@ -105,12 +105,32 @@ pub fn real_user(status: &str) -> Option<u32> {
     users.split_whitespace().next()?.parse().ok()
 }
 
+/// Whether a process, by its `status`, was sent `SIGKILL` and has not ended yet.
+pub fn is_killed(status: &str) -> bool {
+    let kill = 1 << (libc::SIGKILL - 1);
+    let pending = |name| {
+        let signals = status.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(signals.trim(), 16).ok()
+    };
+    ["SigPnd:", "ShdPnd:"].into_iter().filter_map(pending).any(|signals| signals & kill != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use polylane_base::rng::Rng;
 
     const LINE: &[u8] = b"7 (a) R) (b) S 3 7 7 0 -1 64 1 2 3 4 11 12 13 14 20 0 1 0 99";
+
+    #[test]
+    fn who_was_killed_is_known_before_it_is_gone() {
+        let of = |own: &str, process: &str| {
+            is_killed(&format!("Name:\tx\nSigPnd:\t{own}\nShdPnd:\t{process}\nSigBlk:\t0100\n"))
+        };
+        assert!(of("0000000000000100", "0000000000000000") && of("0", "0000000000044100"));
+        assert!(!of("0000000000004000", "0000000000000200") && !is_killed(""));
+        assert!(!is_killed(&status(std::process::id())));
+    }
 
     #[test]
     fn names_may_hold_any_byte() {

@@ -416,7 +416,7 @@ impl Keeper {
                 fds.extend(self.handed.options());
                 fds.extend(self.door.left.iter().map(|left| ("--left", left.as_fd())));
                 fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
-                process::execute(None, "engine", &self.spec.name, &fds, said)
+                process::execute(None, "engine", &self.spec.name, &[], &fds, said)
             }
             Fork::Parent(child) => Process::new(child),
         };

@@ -156,8 +156,7 @@ fn started(dir: &Path, path: &Path, lazy: bool) -> std::result::Result<Found, St
 
 /// Kills the supervisor of a lane that starts, which has its name; its keeper clears up.
 fn kill_supervisor(mount: &Mount) {
-    let lock = names::lock_path(&orphans::names_dir(), &mount.lane());
-    let holds = |pid: u32| orphans::has_open(pid, |link| link == lock);
+    let holds = orphans::holders_of(&names::runtime_dir(), &mount.lane());
     for pid in process::pids().filter(|pid| holds(*pid)) {
         let process = Pid::from_raw(pid.cast_signed());
         let process = process.and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());
