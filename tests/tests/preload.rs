@@ -367,3 +367,27 @@ fn the_library_loads_with_any_c_library() {
     assert!(!versions.is_empty(), "readelf shows no versions");
     assert!(versions.iter().all(|&version| version <= (2, 17)), "{versions:?}");
 }
+
+/// Opens a file often enough for the library to keep its descriptor, and asks for its flags.
+const ASKS_FOR_FLAGS: &str = "import errno, fcntl, os
+for turn in range(40):
+    fd = os.open('/lane/file', os.O_CREAT | os.O_RDWR, 0o644)
+    for request in 0x80086601, 0x40086602, 0x801c581f:
+        try: fcntl.ioctl(fd, request, bytes(28))
+        except OSError as error: print(errno.errorcode[error.errno])
+    os.close(fd)";
+
+#[test]
+fn a_file_without_inode_flags_has_none_by_any_descriptor() {
+    let test = "a_file_without_inode_flags_has_none_by_any_descriptor";
+    if unavailable(test) || no_library(test) || lacks(test, &["python3"]) {
+        return;
+    }
+    for door in ["", "--no-preload"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let run = Run::new(&format!("{door} --dir")).arg(dir.path());
+        let output = run.arg("--").arg("python3").arg("-c").arg(ASKS_FOR_FLAGS).output();
+        let said = String::from_utf8_lossy(&output.stdout).replace("ENOTTY\n", "");
+        assert!(output.status.success() && said.is_empty(), "{door}: {said} {output:?}");
+    }
+}

@@ -23,6 +23,20 @@ fn signals_to_the_supervisor_reach_command() {
 }
 
 #[test]
+fn a_caller_that_ignores_signals_hears_how_command_ended() {
+    let name = "a_caller_that_ignores_signals_hears_how_command_ended";
+    if unavailable(name) {
+        return;
+    }
+    // By the first one the kernel tells nobody how its children end.
+    for ignored in ["--ignore-signal=CHLD", "--ignore-signal"] {
+        let run = Run::new(OPTIONS).script("echo up >/lane/file && (exit 2); exit $(($? + 1))");
+        let output = run.by(&[ignored]).output();
+        assert_eq!(output.status.code(), Some(3), "{ignored}: {output:?}");
+    }
+}
+
+#[test]
 fn command_may_handle_them_and_end_as_it_likes() {
     if unavailable("command_may_handle_them_and_end_as_it_likes") {
         return;

@@ -27,7 +27,11 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use polylane_pool::failure::{FAILED, Failure, USAGE, say};
 
+const SIGCHLD: i32 = rustix::process::Signal::CHILD.as_raw();
+
 fn main() -> ExitCode {
+    // A caller that ignores it has the kernel throw away how children end, which is waited for.
+    polylane_sys::ns::set_ignored(SIGCHLD, false);
     let mut arguments: Vec<_> = std::env::args_os().collect();
     match helper::translate(&arguments) {
         None => {}

@@ -2,6 +2,7 @@
 #include "say.h"
 #include <linux/capability.h>
 #include <linux/fs.h>
+#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
 #include <time.h>
@@ -215,6 +216,43 @@ static void among_many(void)
 	SAY(rmdir("many"));
 }
 
+static void without(unsigned capability)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct data[2];
+	MUST(syscall(SYS_capget, &header, data) == 0);
+	data[0].effective &= ~(1u << capability);
+	MUST(syscall(SYS_capset, &header, data) == 0);
+}
+
+/* Root whose capabilities are not those over the host's files. */
+static void lesser_roots(void)
+{
+	close(make("mine", "mine"));
+	close(make("its", "its"));
+	MUST(chown("its", ANN, ANN) == 0);
+	for (int which = 0; which < 3; which++)
+		CHILD {
+			if (which < 2)
+				without(which == 0 ? CAP_LINUX_IMMUTABLE : CAP_FOWNER);
+			else
+				SAY(unshare(CLONE_NEWUSER));
+			SAY(flag("mine", FS_NODUMP_FL, which % 2));
+			SAY(flag("mine", FS_APPEND_FL, 1));
+			SAY(more_flags("mine", 0x10));
+			SAY(flag("mine", FS_APPEND_FL, 0));
+			SAY(flag("its", FS_APPEND_FL, 1));
+			tell("mine");
+			if (which == 2)
+				continue;
+			SAY(flag("its", FS_NODUMP_FL, 1));
+			SAY(more_flags("its", 0x40));
+			tell("its");
+		}
+	SAY(unlink("mine"));
+	SAY(unlink("its"));
+}
+
 static void who(void)
 {
 	close(make("hers", "hers"));
@@ -240,11 +278,7 @@ static void who(void)
 	SAY(unlink("hers"));
 	close(make("ours", ""));
 	CHILD {
-		struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
-		struct __user_cap_data_struct data[2];
-		MUST(syscall(SYS_capget, &header, data) == 0);
-		data[0].effective &= ~(1u << CAP_LINUX_IMMUTABLE);
-		MUST(syscall(SYS_capset, &header, data) == 0);
+		without(CAP_LINUX_IMMUTABLE);
 		SAY(flag("ours", FS_IMMUTABLE_FL, 1));
 		SAY(flag("ours", FS_APPEND_FL, 1));
 		SAY(flag("ours", FS_NODUMP_FL, 1));
@@ -380,6 +414,7 @@ int main(int count, char **arguments)
 	directories();
 	among_many();
 	who();
+	lesser_roots();
 	access_times();
 	return 0;
 }

@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
 use polylane_ipc::ioctl::{FS_IOC_FLAGS, FsXattr, IOCTL_FLAGS};
+use rustix::thread::CapabilitySet;
 
 use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
@@ -86,12 +87,10 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// `CAP_LINUX_IMMUTABLE`.
-const MAY_FREEZE: u64 = 1 << 9;
-
-/// What the kernel refuses by itself of its own requests, before it asks a file system: to change
-/// whether a file is immutable, or can be appended to only, to a thread without a capability; to
-/// change what belongs to projects, to processes in a user namespace.
+/// What the kernel refuses by itself of its own requests, before it asks a file system: anything,
+/// to a thread that neither owns the file nor has `CAP_FOWNER`; to change whether a file is
+/// immutable, or can be appended to only, to a thread without a capability of the host's; to change
+/// what belongs to projects, to processes in a user namespace.
 ///
 /// # Safety
 ///
@@ -107,8 +106,13 @@ unsafe fn refusal(fd: RawFd, request: u32, argument: c_long) -> Option<Errno> {
         _ if request == set_more => (IOCTL_FLAGS[2], 0x18, 0x200),
         _ => return None,
     };
-    let may_freeze = real::capabilities().is_none_or(|has| has & MAY_FREEZE != 0);
+    let all = real::capabilities();
+    let has = |one: CapabilitySet| all.is_none_or(|all| all & one.bits() != 0);
+    if !has(CapabilitySet::FOWNER) && !real::owns(fd) {
+        return Some(Errno::EPERM);
+    }
     let has_projects = real::is_in_first_user_namespace();
+    let may_freeze = has_projects && has(CapabilitySet::LINUX_IMMUTABLE);
     if may_freeze && has_projects {
         return None;
     }
@@ -136,7 +140,7 @@ unsafe fn refusal(fd: RawFd, request: u32, argument: c_long) -> Option<Errno> {
 ///
 /// `argument` is as the request wants it.
 unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_int> {
-    flags::announce(&STATE, fd)?;
+    let is_own = flags::announce(&STATE, fd)?;
     let ours = FS_IOC_FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
     let (_, ours) = ours.ok_or(Detour::Kernel)?;
     // SAFETY: by contract.
@@ -146,6 +150,8 @@ unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_in
     // SAFETY: by contract; our request reads or writes what the kernel's does.
     match unsafe { real::ioctl(fd, ours.into(), argument) } {
         0 => Ok(0),
+        // The kernel would open the slot once more to ask, and no slot can be.
+        _ if is_own && real::errno() == libc::ENOTTY => Err(Errno(libc::ENOTTY).into()),
         // Another FUSE mount, or nothing that has flags: the kernel's answer stands.
         _ if matches!(real::errno(), libc::ENOTTY | libc::ENOSYS) => Err(Detour::Kernel),
         _ => Err(Errno(real::errno()).into()),

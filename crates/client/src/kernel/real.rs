@@ -318,6 +318,13 @@ pub(crate) fn capabilities() -> Option<u64> {
     Some(sets.effective.bits())
 }
 
+/// Whether the calling thread's user for files owns an open file.
+pub(crate) fn owns(fd: RawFd) -> bool {
+    // SAFETY: the call has no memory; it refuses a user that is none, and tells the one there is.
+    let user = unsafe { setfsuid(libc::uid_t::MAX) };
+    rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_uid == user as libc::uid_t)
+}
+
 /// Whether the calling thread is in the user namespace that the host began with; false where that
 /// cannot be known.
 pub(crate) fn is_in_first_user_namespace() -> bool {
