@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
-use polylane_base::{Gid, Ino, Time, Uid};
+use polylane_base::{Errno, Gid, Ino, Time, Uid};
 use polylane_vfs::fs::{Attr, Kind};
 use rustc_hash::FxHashMap;
 
@@ -21,6 +21,11 @@ use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::limits::Booking;
 use crate::promised::Promised;
+
+/// The number on disk of an inode of the VFS. `ESTALE`: no ext4 has such an inode.
+pub(crate) fn number(ino: Ino) -> Result<u32> {
+    u32::try_from(ino.0).map_err(|_| Errno::ESTALE.into())
+}
 
 /// An inode in use.
 pub struct Cell {

@@ -19,9 +19,8 @@ use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::inode::Stamp;
 use crate::format::{DeviceBlock, FileBlock};
-use crate::inode::{Cell, Core};
+use crate::inode::{Cell, Core, number};
 use crate::promised;
-use crate::vfs::number;
 use crate::volume::Volume;
 
 /// A file's part of a run: its first blocks.

@@ -8,7 +8,7 @@ use polylane_vfs::flags;
 use polylane_vfs::fs::{
     AccessTimes, Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind,
     Last, Late, NewNode, OnSynced, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, Sink,
-    Source, StatFs, SyncLead, SyncLeft, Syncing, XattrMode,
+    Source, StatFs, SyncLead, SyncLeft, Syncing, XattrMode, store_late,
 };
 
 use crate::alloc::Blocks;
@@ -17,6 +17,7 @@ use crate::dir;
 use crate::error::Result;
 use crate::format::xattr::Attribute;
 use crate::format::{dirent::kind_of, inode::CLASSIC_BYTES};
+use crate::inode::number;
 use crate::journal::Teller;
 use crate::late;
 use crate::mount::{Ext4, finish_all};
@@ -30,10 +31,6 @@ use crate::totals;
 use crate::xattr;
 
 const ROOT: u32 = 2;
-
-pub(crate) fn number(ino: Ino) -> Result<u32> {
-    u32::try_from(ino.0).map_err(|_| Errno::ESTALE.into())
-}
 
 impl Ext4 {
     /// Runs an operation; damage and device errors stop the file system before they are told.
@@ -276,7 +273,7 @@ impl FileSystem for Ext4 {
             match self.changing(|| late::write(ctx, &self.volume, rest)) {
                 Ok(together) if !together.is_empty() => done.extend(together.into_iter().map(Ok)),
                 // By itself, which also tells why.
-                _ => done.push(rest[0].store(ctx, self)),
+                _ => done.push(store_late(ctx, self, &mut rest[0])),
             }
         }
         done

@@ -4,8 +4,14 @@ use polylane_base::{Errno, Ino, Result, Time};
 use polylane_sys::room::Room;
 use rustix::fs::FallocateFlags;
 
-use crate::ctx::OpCtx;
-use crate::fs::{Attr, FileSystem, SetAttr, SetTime};
+/// What `lseek(2)` looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SeekFor {
+    /// `SEEK_DATA`
+    Data,
+    /// `SEEK_HOLE`
+    Hole,
+}
 
 /// What `fallocate(2)` is to do with a byte range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,18 +183,6 @@ pub struct Late<'a> {
     pub source: &'a mut dyn Source,
     /// The modification and change times that the file is to have.
     pub times: [Time; 2],
-}
-
-impl Late<'_> {
-    /// Stores it by a write and a change of state. `ENOSPC`: not all of it, or nothing; the errors
-    /// of [`FileSystem::write`] and [`FileSystem::setattr`].
-    pub fn store(&mut self, ctx: &OpCtx<'_>, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
-        if fs.write(ctx, self.ino, self.offset, self.source)? < self.source.len() {
-            return Err(Errno::ENOSPC);
-        }
-        let (mtime, ctime) = (Some(SetTime::At(self.times[0])), Some(self.times[1]));
-        fs.setattr(ctx, self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
-    }
 }
 
 impl Sink for &mut [u8] {

@@ -33,7 +33,8 @@ use crate::ctx::OpCtx;
 pub use crate::acl::{Acl, AclKind, Acls, OF_OTHERS, granted, less_granted};
 pub use crate::attr::{Attr, Kind, SetAttr, SetTime, StatFs};
 pub use crate::bytes::{
-    Fallocate, Fill, Late, OnSynced, Piece, Shifted, Sink, Source, SyncLead, SyncLeft, Syncing,
+    Fallocate, Fill, Late, OnSynced, Piece, SeekFor, Shifted, Sink, Source, SyncLead, SyncLeft,
+    Syncing,
 };
 pub use crate::character::{AccessTimes, Character};
 pub use crate::lock_request::SharedLocks;
@@ -147,15 +148,6 @@ pub struct DirEntry<'a> {
     pub kind: Kind,
     /// Its name.
     pub name: &'a [u8],
-}
-
-/// What `lseek(2)` looks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SeekFor {
-    /// `SEEK_DATA`
-    Data,
-    /// `SEEK_HOLE`
-    Hole,
 }
 
 /// How `setxattr(2)` treats an existing attribute.
@@ -354,10 +346,10 @@ pub trait FileSystem: Send + Sync {
         self.write(ctx, ino, offset, source)
     }
 
-    /// Stores what was kept of several files, each as [`Late::store`] does, and answers each. A
+    /// Stores what was kept of several files, each as [`store_late`] does, and answers each. A
     /// file system may store many small files at the price of one.
     fn write_late(&self, ctx: &OpCtx<'_>, writes: &mut [Late<'_>]) -> Vec<Result<Attr>> {
-        writes.iter_mut().map(|late| late.store(ctx, self)).collect()
+        writes.iter_mut().map(|late| store_late(ctx, self, late)).collect()
     }
 
     /// Promises space for `len` bytes at `offset` that the VFS is about to keep as dirty pages, so
@@ -590,4 +582,17 @@ pub trait FileSystem: Send + Sync {
 
     /// The VFS holds the inode no longer; an inode without links is freed now.
     fn forget(&self, ino: Ino);
+}
+
+/// Stores `late` in `fs` by a write and a change of state. `ENOSPC`: not all of it, or nothing;
+/// else the errors of [`FileSystem::write`] and [`FileSystem::setattr`].
+pub fn store_late<F>(ctx: &OpCtx<'_>, fs: &F, late: &mut Late<'_>) -> Result<Attr>
+where
+    F: FileSystem + ?Sized,
+{
+    if fs.write(ctx, late.ino, late.offset, late.source)? < late.source.len() {
+        return Err(Errno::ENOSPC);
+    }
+    let (mtime, ctime) = (Some(SetTime::At(late.times[0])), Some(late.times[1]));
+    fs.setattr(ctx, late.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
 }

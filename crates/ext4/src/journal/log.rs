@@ -9,7 +9,7 @@ use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::backing::Homes;
+use super::homes::Homes;
 use super::{Freed, Tid};
 use crate::cache::MetaBlock;
 use crate::format::DeviceBlock;
@@ -65,15 +65,15 @@ pub(super) struct Log {
     pub(super) revoked_since: FxHashSet<DeviceBlock>,
     /// Blocks that a committed transaction freed, some of them homes of such a checkpoint.
     pub(super) held: Vec<Freed>,
-    /// Transactions on their way, the next to be committed first. Who leads a commit puts his here
-    /// and, without the log's lock, flushes and writes the commit block.
+    /// Transactions on their way, the next to be committed first. The thread that leads a commit
+    /// puts its transaction here and, without the log's lock, flushes and writes the commit block.
     pub(super) flying: VecDeque<Flying>,
     /// Closed transactions that the medium had no room for: the next ones to be committed.
     pub(super) stalled: VecDeque<Closed>,
     /// Log blocks in use from which on the log is emptied without need. Rises when the medium has
     /// no room for that, so that not every commit tries again.
     pub(super) checkpoint_at: u32,
-    /// Blocks before this one take room on the medium; see [`backing`](super::backing).
+    /// Blocks before this one take room on the medium; see `backing.rs`.
     pub(super) backed: u32,
     /// Blocks before this one were written, or looked at by who writes zeros; those from here to
     /// `backed` may only be reserved. Not before the head, and not behind `backed`.

@@ -26,11 +26,11 @@
 //! # Locking
 //!
 //! `log → gate (entered: a handle; shut: closing a transaction) → changes of a slot → block data`;
-//! `progress` is taken alone. Who writes a body takes `log` and keeps it across I/O, and so does
-//! who checkpoints because the log is full; who flushes and writes a commit block, and the
-//! committer's checkpoint, do without it, and take it again afterwards.
-//! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
-//! inodes' and directories' locks come before the handle. One thread has one handle at a time.
+//! `progress` is taken alone. A thread that writes a body takes `log` and keeps it across I/O, and
+//! so does a checkpoint of a full log. The flush and the write of a commit block, and the
+//! committer's checkpoint, do without it, and take it again afterwards. A thread with a handle
+//! waits for no lock that a thread without one may hold while it starts one: inodes' and
+//! directories' locks come before the handle. One thread has one handle at a time.
 
 mod backing;
 mod checkpoint;
@@ -40,6 +40,7 @@ mod flight;
 mod form;
 mod gate;
 mod handle;
+mod homes;
 mod left;
 mod log;
 mod logged;

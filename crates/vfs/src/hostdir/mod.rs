@@ -8,7 +8,7 @@
 //! | `descriptors.rs` | path and real descriptors, bounded |
 //! | `create.rs` | new inodes with owner and mode |
 //! | `granted.rs` | modes of files that have access lists |
-//! | `saved.rs` | what the next service is to know |
+//! | `saved.rs`, `former.rs` | what the next service is to know, and what a former one left |
 //! | `stream.rs` | directory streams |
 //! | `xattr.rs` | extended attributes |
 //!
@@ -31,6 +31,7 @@
 
 mod create;
 mod descriptors;
+mod former;
 mod granted;
 mod host;
 mod node;

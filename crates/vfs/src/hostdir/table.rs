@@ -6,9 +6,10 @@
 //!
 //! A forgotten directory lives on while a node below needs it as its place.
 
+use super::former;
 use super::host::{HostStat, Key};
 use super::node::Node;
-use super::saved::{self, Saved};
+use super::saved::Saved;
 use crate::handover::{Record, Store};
 use polylane_base::sync::RwLock;
 use polylane_base::{Errno, Ino, Result};
@@ -53,7 +54,7 @@ impl Table {
         let mut inner = Inner::default();
         let mut former = Vec::new();
         if let Some((store, records)) = &store {
-            former = saved::nodes(store, records);
+            former = former::nodes(store, records);
             // Of another directory, or of one that was replaced: nothing of it counts.
             if !former.first().is_some_and(|node| node.key == root.key) {
                 former.clear();

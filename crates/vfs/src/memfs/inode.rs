@@ -6,8 +6,8 @@
 //! - A directory with `nlink` 0 is dead: it is empty and takes no new names.
 
 use super::dir::{Directory, Target};
-use super::pages::{Freed, PAGE_SIZE, Pages};
-use super::space::Space;
+use super::pages::{Freed, Pages};
+use super::space::{PAGE_SIZE, Space};
 use crate::flags::SETTABLE;
 use crate::fs::{
     Acl, AclKind, Attr, Fallocate, Kind, NewNode, SeekFor, SetAttr, SetTime, Source, XattrMode,

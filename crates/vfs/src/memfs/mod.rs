@@ -40,9 +40,9 @@ use crate::fs::{
 };
 use dir::Target;
 use inode::{Body, Inode};
-use pages::{Freed, PAGE_SIZE};
+use pages::Freed;
 use polylane_base::{Clock, Errno, Ino, Result, Time};
-use space::Space;
+use space::{PAGE_SIZE, Space};
 use std::sync::Arc;
 use table::Table;
 

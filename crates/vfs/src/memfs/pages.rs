@@ -14,17 +14,12 @@
 //! Removed pages leave as [`Freed`]: the caller drops them after it has left the inode's lock,
 //! because giving back a big file takes milliseconds.
 
-use super::space::Space;
+use super::space::{PAGE_SIZE, PageBytes, Space};
 use crate::fs::{Sink, Source};
 use std::collections::BTreeMap;
 
-/// Bytes of a page, the unit of allocation.
-pub(super) const PAGE_SIZE: u64 = 4096;
 /// Pages of a run.
 const RUN_PAGES: u64 = 64;
-
-/// The bytes of a page. A box of its own: what is freed in the middle goes back at once.
-pub(super) type PageBytes = Box<[u8; PAGE_SIZE as usize]>;
 
 /// One page's content.
 enum Page {

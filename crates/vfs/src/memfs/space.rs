@@ -3,13 +3,18 @@
 //! Also keeps a few freed pages for the next use: a small file that comes and goes would
 //! otherwise make the allocator trim and fault the same memory again and again.
 //!
-//! The counters are lock-free; `spare` is a leaf lock, held for a push or a pop. Whoever wants to
-//! use takes first; whoever frees gives back after the memory is gone, so the counters never
-//! claim less than is in use.
+//! The counters are lock-free; `spare` is a leaf lock, held for a push or a pop. A caller takes
+//! before it uses memory, and gives back after it has freed it, so the counters never claim less
+//! than is in use.
 
-use super::pages::{PAGE_SIZE, PageBytes};
 use polylane_base::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a page, the unit of allocation.
+pub(super) const PAGE_SIZE: u64 = 4096;
+
+/// The bytes of a page. A box of its own: what is freed in the middle goes back at once.
+pub(super) type PageBytes = Box<[u8; PAGE_SIZE as usize]>;
 
 /// Freed pages that are kept: 512 KiB, what a small transaction touches.
 const SPARE_MAX: usize = 128;
