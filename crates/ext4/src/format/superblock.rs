@@ -379,11 +379,6 @@ impl Superblock {
         self.raw.wtime.set(now);
     }
 
-    /// Adds to the lifetime count of written KiB.
-    pub fn add_kib_written(&mut self, kib: u64) {
-        self.raw.kbytes_written.set(self.raw.kbytes_written.get().saturating_add(kib));
-    }
-
     /// The first inode that is not reserved.
     pub fn first_inode(&self) -> u32 {
         if self.raw.rev_level.get() == 0 { 11 } else { self.raw.first_ino.get() }

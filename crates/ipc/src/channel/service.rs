@@ -192,12 +192,6 @@ impl ServiceChannel {
         None
     }
 
-    /// The next request of any core group, `group` first.
-    pub fn take_any(&self, group: usize) -> Option<MailboxIndex> {
-        let groups = self.takers.len();
-        (0..groups).find_map(|step| self.take((group + step) % groups))
-    }
-
     /// Whether [`ServiceChannel::take`] would find something. A hint that a hostile client can keep
     /// up for ever: bound what you do upon it.
     pub fn has_requests(&self, group: usize) -> bool {
@@ -275,11 +269,6 @@ impl ServiceChannel {
     /// Stores bytes in a frame, at an offset that [`Views`] gave.
     pub fn frame_put(&self, at: usize, from: &[u8]) {
         self.region.copy_in(self.layout.views() + at, from);
-    }
-
-    /// Stores zeros in a frame.
-    pub fn frame_zero(&self, at: usize, len: usize) {
-        self.region.zero(self.layout.views() + at, len);
     }
 
     /// Copies bytes of a frame out.

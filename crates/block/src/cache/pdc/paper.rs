@@ -69,11 +69,6 @@ impl Default for Paper {
 }
 
 impl Paper {
-    /// Whether the whole volume is taken for a journal device.
-    pub fn is_external(&self) -> bool {
-        self.external
-    }
-
     fn write(&mut self, range: Region) -> Admission {
         self.period.written = true;
         let closes = |slot: &Slot| self.flows.get(*slot).first == range.first;
