@@ -234,7 +234,7 @@ impl Container {
             // One that is being started is not removed half way.
             let Some(lock) = self.place.lock_if_there()? else { return Ok(()) };
             let State::Running(_) = self.state()? else {
-                // Whoever waited for it has nothing more to do, or waits for this lock.
+                // A command that waited for it has nothing more to do, or waits for this lock.
                 return self.remove_all(&lock, force);
             };
             if !force {

@@ -200,7 +200,7 @@ impl Place {
                 Ok(lock) if self.has(&lock) => return Ok(Some(lock)),
                 _ if !self.dir.exists() => return Ok(None),
                 Err(failure) => return Err(failure),
-                // Whoever had the lock removed it.
+                // The command that had the lock removed it.
                 Ok(_) => {}
             }
         }

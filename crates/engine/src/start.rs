@@ -105,7 +105,7 @@ fn detach(container: &Container, lock: Lock) -> Result<u8> {
 fn watch_detached(container: &Container, lock: Lock, tell: File) -> ! {
     let mut tell = Some(tell);
     let mut say_once = |bytes: &[u8]| {
-        // Whoever asked may be gone.
+        // The command that asked may be gone.
         let _ = tell.take().map(|mut tell| tell.write_all(bytes));
     };
     let ended = leave_caller(container)

@@ -395,7 +395,7 @@ pub fn pieces(
     let cell = volume.cell(ino)?;
     let core = cell.core.read();
     regular(&core)?;
-    // Whoever asks may look there.
+    // The caller may read the device there.
     volume.io.write_deferred()?;
     let block_bytes = volume.io.block_bytes() as u64;
     let end = offset.saturating_add(len).div_ceil(block_bytes).min(u32::MAX.into());

@@ -58,7 +58,8 @@ pub fn after_find(budget: u32) -> u32 {
 }
 
 /// The budget after the `number`-th sleep: a short one shows that a little more looking would have
-/// paid off, a long one that it was in vain. Who slept for others' sake has learnt nothing of that.
+/// paid off, a long one that it was in vain. A thread that slept for others' sake has learnt
+/// nothing of that.
 pub fn after_sleep(budget: u32, number: u32, sleep: Sleep) -> u32 {
     match sleep {
         Sleep::Crowded => budget,

@@ -16,8 +16,8 @@
 //!
 //! # Invariants
 //!
-//! - A view and an entry each have a sequence number, odd while the service changes them. Who finds
-//!   it the same and even before and after reading has read one state of them.
+//! - A view and an entry each have a sequence number, odd while the service changes them. A client
+//!   that finds it the same and even before and after reading has read one state of them.
 //! - An entry's tag is the generation and the page. No generation is used twice in a channel, so
 //!   that one store makes all frames of a file void.
 //! - The client changes a frame only while it has the gate of the frame's view: it put `BUSY` there
@@ -506,8 +506,8 @@ impl<M: Memory> Views<M> {
         self.loan(entry).store(frame << FRAME_SHIFT | WRITABLE, Release);
     }
 
-    /// The client may not write to the page in an entry any more, nor put it into another frame.
-    /// Who is inside meanwhile may be writing behind the end of the file there.
+    /// The client may not write to the page in an entry any more, nor put it into another frame. A
+    /// client that is inside meanwhile may be writing behind the end of the file there.
     pub fn take_back(&self, entry: usize) -> Taken {
         let word = self.loan(entry).fetch_and(!(DIRTY | WRITABLE), AcqRel);
         Taken { frame: word >> FRAME_SHIFT, written: word & DIRTY != 0 }

@@ -147,7 +147,7 @@ fn answer(holder: &Link, path: &Path, otherwise: &str) -> Result<Answer> {
     match tell(holder, DONE_TIME_MAX) {
         Some(Told::Done) => Ok(Answer::Done),
         Some(Told::Failed(line)) => {
-            // Whoever serves a volume knows no name for it.
+            // The process that serves a volume knows no name for it.
             let why = line.strip_prefix("volume: ").unwrap_or(&line);
             Err(Failure::failed(format!("{}: {otherwise}: {why}", path.display())))
         }

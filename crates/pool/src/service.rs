@@ -402,7 +402,7 @@ fn serve(
         running.end();
         return FAILED;
     }
-    // Whoever wants to know something about a volume that stands still has to wait.
+    // A question about a volume that stands still has to wait.
     let mut asked = false;
     let mut excuse = Excuse::default();
     // Until the first beat: what the first programs of the lane need is mapped by then.

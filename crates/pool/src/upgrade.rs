@@ -141,7 +141,7 @@ impl Answer {
 
     fn send(&self, client: &OwnedFd) {
         if let Ok(bytes) = serde_json::to_vec(self) {
-            // Whoever has gone away does not want to know.
+            // A client that has gone away needs no answer.
             let _ = scm::send(client, &bytes, &[]);
         }
     }

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use polylane_base::{Errno, Result};
 
-/// Takes `length` bytes from `start` on for this open file alone. Whoever inherits or is sent the
-/// descriptor shares the lock; it goes with the last one.
+/// Takes `length` bytes from `start` on for this open file alone. A process that inherits the
+/// descriptor, or is sent it, shares the lock; the lock goes with the last one.
 ///
 /// # Errors
 /// `EAGAIN` when another open file has a lock there; `ENOLCK`, `EBADF`, ….

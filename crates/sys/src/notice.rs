@@ -7,8 +7,8 @@
 //! | 4 | how often they were looked at |
 //! | 8 | inode number of the mount namespace |
 //!
-//! It is a file of the lane's run directory. Who may cut it short, which would end the readers, is
-//! the tenant's root, who may end them anyway.
+//! It is a file of the lane's run directory. Only the tenant's root may truncate it, which would
+//! end the readers; root may end them anyway.
 //!
 //! What this module promises above: words are atomic; nothing allocates once a page is there.
 

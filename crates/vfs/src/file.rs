@@ -413,8 +413,8 @@ impl OpenFile {
             return Ok(());
         }
         core.begins_to_change(node);
-        // Nothing lies there. Who closes a log does this after cutting it, and all of it would be
-        // written back, often right before it is removed.
+        // Nothing lies there. A program that closes a log does this after truncating it, and all of
+        // it would be written back, often right before it is removed.
         if let (Fallocate::PunchHole, Some(pages)) = (mode, node.pages())
             && offset >= node.size()
         {

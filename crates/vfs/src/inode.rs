@@ -231,8 +231,8 @@ impl Inode {
         self.raise(LINKABLE);
     }
 
-    /// The state, locked. Whoever changes the inode through the libservice holds this over the
-    /// call, so that results are kept in the order in which they happened.
+    /// The state, locked. A thread that changes the inode through the libservice holds this over
+    /// the call, so that results are kept in the order in which they happened.
     pub(crate) fn attr(&self) -> MutexGuard<'_, Attr> {
         self.attr.lock()
     }

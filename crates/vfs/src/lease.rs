@@ -1,9 +1,10 @@
 //! Leases on directories: a front end's client answers changes of names by itself.
 //!
-//! Who holds a lease may list the directory, knows every name in it and may count on it that nobody
-//! else changes or even sees them. What its client changed meanwhile reaches the VFS later, in
-//! order, by *streamed* calls ([`OpCtx::streamed`](crate::OpCtx::streamed)). Whoever else comes
-//! near the directory first has the holder's front end apply all of it, and mostly ends the lease:
+//! The holder of a lease may list the directory, knows every name in it and may count on it that no
+//! other caller changes or even sees them. What its client changed meanwhile reaches the VFS later,
+//! in order, by *streamed* calls ([`OpCtx::streamed`](crate::OpCtx::streamed)). Any other caller
+//! that uses the directory first has the holder's front end apply all of it, and mostly ends the
+//! lease:
 //!
 //! | who | does | then |
 //! |---|---|---|

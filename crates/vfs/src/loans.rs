@@ -4,7 +4,7 @@
 //!
 //! - [`LENT`] is up while the table has a loan of the file, and at no other time: both change under
 //!   the table's lock.
-//! - Each loan has a number of its own. Who ends one that is over by then ends no later one.
+//! - Each loan has a number of its own. Ending a loan that is over by then ends no later one.
 //!
 //! # Locking
 //!

@@ -8,10 +8,12 @@
 //!
 //! # Why an answer never holds too long
 //!
-//! - *Ways*: whoever is about to take a directory or a link from its name, or to change a
-//!   directory's rights, says so before ([`Marks::moving`]); until it is done nobody gets a mark.
+//! - *Ways*: a thread that is about to take a directory or a link from its name, or to change a
+//!   directory's rights, says so before ([`Marks::moving`]); until it is done no mark is handed
+//!   out.
 //! - *Names*: a name's mark is raised with the entries of its directory locked for change, before
-//!   the change. Who hands a mark out looks at the count and at the name with them locked to read.
+//!   the change. A thread that hands a mark out looks at the count and at the name with them locked
+//!   to read.
 //! - *States*: an inode's mark is raised with its attributes locked, as they are changed; who hands
 //!   a mark out looks at the count before it locks them.
 //! - Under a lease or a loan a client changes names, or a file, by itself: the mark is raised as it

@@ -87,7 +87,7 @@ impl Core {
 
     fn tell_nameless(&self) {
         while !self.nameless.waiting.lock().is_empty() {
-            // Whoever has the turn looks again after it.
+            // The thread that has the turn looks again after it.
             let Some(turn) = self.nameless.turn(Duration::ZERO) else { return };
             self.tell_waiting(&turn);
         }

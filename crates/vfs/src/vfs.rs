@@ -164,7 +164,7 @@ impl Vfs {
         self.core.settle_all();
         self.core.end_nameless();
         let mut totals = self.core.fs.statfs(ctx)?;
-        // Whoever needs what is set aside gets it.
+        // Space that is set aside goes to the caller that needs it.
         let names = self.core.leases.room();
         let blocks = self.core.leases.blocks() + names * self.core.fs.name_blocks();
         totals.ffree = totals.ffree.saturating_add(names);

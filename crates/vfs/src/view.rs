@@ -57,15 +57,15 @@ pub trait Viewer: Send + Sync {
     fn end_loan(&self, view: u32, node: &Node);
 
     /// Whether the client has written nothing on the loan, which then goes on while the state is
-    /// told; its reads were noted before ([`Vfs::note_read`]). Called without locks of the VFS. Who
-    /// cannot say does not: its loan ends.
+    /// told; its reads were noted before ([`Vfs::note_read`]). Called without locks of the VFS. A
+    /// viewer that cannot tell answers no: the loan ends.
     fn is_unwritten(&self, _view: u32, _node: &Node) -> bool {
         false
     }
 
     /// The file has lost its last name, or somebody else would have it on loan: a view that was
     /// kept though its client has the file open no longer is given up. Called without locks of the
-    /// VFS. Who keeps no such views has nothing to do.
+    /// VFS. A viewer that keeps no such views has nothing to do.
     fn let_go(&self, _view: u32) {}
 }
 

@@ -254,14 +254,14 @@ impl Removal {
             let pool = beside(path, &its.pool);
             let id = its.id(path)?;
             next = its.next.as_deref();
-            // Who makes or removes volumes in a file is alone in it: once for both.
+            // A command that makes or removes volumes in a file is alone in it: one lock for both.
             let same = found.0.iter_mut().find(|(used, _)| used.file().path() == pool);
             if let Some((_, ids)) = same {
                 ids.push(id);
                 continue;
             }
             match PoolFile::open(&pool).and_then(PoolFile::use_it) {
-                // Whoever removed it removed the volume.
+                // The command that removed it removed the volume.
                 Err(PoolError::Host(_, Errno::ENOENT)) => {}
                 used => found.0.push((used.map_err(|e| pool_failure(&pool, &e))?, vec![id])),
             }

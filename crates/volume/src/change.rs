@@ -26,7 +26,7 @@ use crate::sidecar::{Sidecar, known, refuse_snapshot};
 use crate::stack::Stack;
 use crate::tools;
 
-/// Changes what a volume's sidecar says. Whoever has it open goes on as it is.
+/// Changes what a volume's sidecar says. A process that has the volume open goes on as before.
 ///
 /// # Errors
 /// It does not exist, or its sidecar cannot be written.
@@ -244,7 +244,7 @@ fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
 }
 
 /// What a volume's new form is called until it takes the volume's place: the raw form of a
-/// copy-on-write volume, a smaller one. Whoever has the volume alone has this name too.
+/// copy-on-write volume, a smaller one. The command that has the volume alone has this name too.
 pub(crate) fn raw_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".polylane-raw");

@@ -88,7 +88,7 @@ fn count_end(from: &Path, ends: &mut usize) -> Result<()> {
 enum Opened {
     /// Nobody has it.
     Free(Files),
-    /// Who has it makes it stand still.
+    /// The process that has it open makes it stand still.
     Still(Box<dyn Still>),
 }
 

@@ -92,7 +92,7 @@ pub fn info(named: &Path) -> Result<Info> {
     let file = open_to_look(path)?;
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
     let bypass = Sidecar::load(path)?.bypass;
-    // Whoever may not open the pool file is told what the sidecar says.
+    // A user who may not open the pool file is told what the sidecar says.
     let glance = bypass.as_ref().and_then(|its| bypass::glance(path, its, START_BYTES).ok());
     let extents = match (&bypass, &glance) {
         (None, _) => extents::of(&file).ok(),

@@ -1,4 +1,4 @@
-//! Who gives names in a directory of volumes: one command of a user at a time.
+//! Names in a directory of volumes are given by one command of a user at a time.
 //!
 //! The lock is an flock(2) of a file in this user's state directory, named by the directory's
 //! device and inode number. Others cannot open it, and so not lock it, whatever they may do with

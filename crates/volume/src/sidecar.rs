@@ -408,7 +408,8 @@ fn give_name(file: &fs::File, name: PathBuf) -> std::io::Result<PathBuf> {
     }
 }
 
-/// Whoever makes a volume, or clears up what is left of one, while its sidecar is alone.
+/// The lock of a command that makes a volume, or clears up what is left of one, while its sidecar
+/// is alone.
 pub(crate) struct Making(#[expect(dead_code, reason = "its lock")] fs::File);
 
 impl Making {

@@ -47,7 +47,7 @@ impl Claim {
         };
         let volume = again(&|| proc_path(&volume), OFlags::empty())?;
         let direct = again(&|| proc_path(&files.pool), OFlags::DIRECT)?;
-        // Whoever handed it down has this too, but may be killed before us.
+        // The process that handed it down has this lock too, but may be killed before this one.
         share_range(&direct, USE_BYTE, 1).map_err(|errno| PoolError::Host("lock it", errno))?;
         match wait_for_lock(&volume, CLAIM_BYTE, OTHERS_TIME_MAX) {
             Ok(()) => Ok(Claim { volume, direct, files }),

@@ -3,10 +3,10 @@
 //! # Power cut
 //!
 //! A page is written to its second place, durably, then to its first: whatever is cut, one of the
-//! two is whole, and both are equal once the change is acknowledged. Who changes a directory of
-//! which a change was cut short makes both equal first ([`Directory::load_to_change`]): else the
-//! next cut could bring back what was there before the change that everybody has seen since. The
-//! order of changes does the rest:
+//! two is whole, and both are equal once the change is acknowledged. A process that changes a
+//! directory after a change was cut short makes both equal first ([`Directory::load_to_change`]):
+//! else the next cut could bring back the content from before a change that others have read since.
+//! The order of changes does the rest:
 //!
 //! - A new volume's record says that it is being made before any chunk names it as its owner, and
 //!   that it is there after all of them do and hold zeros. A removed one's says so before the first

@@ -1,4 +1,4 @@
-//! Who writes a stream of small pieces, and how far its space is to be made ahead of it.
+//! Streams of small writes: which there are, and how far space is made ahead of each.
 //!
 //! Small writes into holes pay for the host's allocation each; large ones pay it once per megabyte,
 //! and zeros written ahead of them would double what goes to the disk. So only streams of small
@@ -100,7 +100,7 @@ impl Streams {
     ) -> Option<Range<u64>> {
         self.now += 1;
         let now = self.now;
-        // Who appends less than a block at a time and syncs writes the last block again.
+        // A program that appends less than a block and syncs writes the last block again.
         let goes_on = |stream: &&mut Stream| (stream.last..=stream.next).contains(&sectors.start);
         let found = self.streams.iter_mut().find(goes_on);
         let Some(stream) = found.filter(|stream| stream.pieces > 0) else {

@@ -99,7 +99,7 @@ const LONE_LOOKS: u32 = 2;
 /// A bound goes up by this while the others want no more.
 const RELAX: f64 = 1.25;
 
-/// Who does this part of what it is bound to may want more.
+/// A lane that does this part of what it is bound to may want more.
 const USED: f64 = 0.8;
 
 /// The most that was done on the device is forgotten at this rate per look.
@@ -331,7 +331,7 @@ mod tests {
         rng.below(1 << 20) as f64 / f64::from(1 << 20)
     }
 
-    /// Who says what it does, or three quarters of it, is never bound, whatever it does.
+    /// A lane that reports what it does, or three quarters of it, is never bound, whatever it does.
     #[test]
     fn nobody_who_is_honest_is_bound() {
         let mut rng = Rng::new(1);
@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// Who takes no more than its part is not bound either, whatever it says.
+    /// A lane that takes no more than its part is not bound either, whatever it reports.
     #[test]
     fn nobody_who_takes_its_part_is_bound() {
         let mut rng = Rng::new(2);

@@ -15,8 +15,8 @@
 //! A lane that would have to wait looks at how many requests the device has, where the kernel tells
 //! ([`Depth`]). If they cost less than the low water of its terms it goes, with as much at once as
 //! the device is short of: whether the device works does not depend on when the coordinator, or the
-//! lane whose turn it would be, gets a CPU. What goes so is charged, and is debt. Whoever owes more
-//! has a lower low water, so that the lane to which most is owed goes first.
+//! lane whose turn it would be, gets a CPU. What goes so is charged, and is debt. A lane that owes
+//! more has a lower low-water mark, so that the lane to which most is owed goes first.
 //!
 //! Work is counted in cost: eight requests of 256 KiB are more of it than sixty of a page. And a
 //! device that has nothing at one look is not idle for that: the others' requests may be on their
@@ -359,7 +359,7 @@ impl<W: Words> Lane<W> {
         let heard = self.words.bell();
         self.words.add(lane::WAITERS, 1, Ordering::SeqCst);
         self.words.fence();
-        // Whoever changes something after this sees a waiter.
+        // A thread that changes something after this sees a waiter.
         let found = attempt();
         if let Err(until) = &found {
             let left = Duration::from_nanos(until.saturating_sub(now()));

@@ -331,7 +331,7 @@ fn send(to: c_int, from: c_int, mut at: off_t, len: size_t) -> Option<(ssize_t, 
             break;
         }
     }
-    // Whoever was sent something has not failed.
+    // A call that has sent something has not failed.
     real::set_errno(errno);
     Some((sent as ssize_t, at))
 }

@@ -25,8 +25,7 @@ hooks! {
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: an open stream, by contract.
         let number = unsafe { libc::fileno(stream) };
-        // That it cannot be written is nobody's to hear (POSIX).
-        // SAFETY: as above.
+        // POSIX: freopen ignores an error of this flush. SAFETY: as above.
         let _ = unsafe { fd::flush_under_locks(stream) };
         let known = super::attempt(|| ops::fd::closing(&STATE, number)).ok();
         // SAFETY: the caller's own arguments.

@@ -13,8 +13,8 @@
 //!
 //! # Invariants
 //!
-//! - At most one record owns a master. Who has it in use is the only one with its open directory,
-//!   or the master is closed with the record.
+//! - At most one record owns a master. The record that uses it is the only one with its open
+//!   directory, or the master is closed with the record.
 //! - A parked master keeps its inode: a number that the service tells is that of the same inode.
 //! - A master is handed out with the position and the status flags of a new open.
 //!

@@ -161,7 +161,7 @@ impl Record {
     pub(crate) fn meet(&self) {
         if self.is_streamed() && !self.is(FileBits::MET) {
             self.set(FileBits::MET);
-            // Who streams posts first, and then looks.
+            // A thread that streams posts first, and looks then.
             fence(Ordering::SeqCst);
         }
     }

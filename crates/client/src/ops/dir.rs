@@ -243,7 +243,8 @@ fn from(handle: u64, offset: u64, len: usize) -> Message {
 /// moved behind them; whether they were the last ones.
 fn take(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
     let directory = file::find(state, fd)?;
-    // Who shares the position may be about to do the same: the kernel gives each entry out once.
+    // A process that shares the position may be about to do the same: the kernel gives each entry
+    // out once.
     if !directory.is(FileBits::DIRECTORY) || directory.is(FileBits::COMMON) {
         return Err(Detour::Kernel);
     }

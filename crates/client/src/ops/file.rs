@@ -180,7 +180,7 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     if deferred_errors::has_lost_bytes(file) {
         return Err(Errno::EIO.into());
     }
-    // Who hears of F_SETFL last is the service.
+    // F_SETFL tells the service last.
     let status = match file.is(FileBits::KERNEL_OFFSET) {
         true => real::status_flags(fd)?,
         false => file.flags.load(Ordering::Relaxed) as i32,

@@ -107,8 +107,8 @@ pub(crate) fn rename(
         lane.directories.shed();
     }
     if !effects.is_empty() {
-        // Whoever works in a directory has its name from the kernel, which keeps the former one
-        // until somebody looks at the new one through it.
+        // A process that works in a directory has the directory's name from the kernel, which keeps
+        // the former one until a process looks the new one up through it.
         real::look(to.0, to.1);
         if effects.contains(NameEffects::REPLACED_DIR) && flags & libc::RENAME_EXCHANGE != 0 {
             real::look(from.0, from.1);

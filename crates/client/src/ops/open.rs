@@ -339,7 +339,8 @@ fn copy(
 ) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
     let is_sharing = || state.get().sharing.load(Ordering::Relaxed) > 0;
-    // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
+    // A client that asks the next service what became of an open cannot ask the kernel, which knows
+    // no more.
     let mut looks = if boxes::is_asked_again(lane) { LOOKS_MAX } else { 0 };
     while is_sharing() && looks > 0 {
         polylane_sys::sched::pause(PAUSE);

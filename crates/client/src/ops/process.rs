@@ -88,7 +88,7 @@ pub(crate) fn before_sharing_with(state: &'static State, heir: Heir) -> Sharing 
     let own = |fields: &&'static state::Fields| fields.lanes().any(has);
     let counts = state.started().filter(own).map(|fields| {
         fields.sharing.fetch_add(1, Ordering::Relaxed);
-        // Who takes a slot does so first, and then looks.
+        // A thread that takes a slot does so first, and looks then.
         fence(Ordering::SeqCst);
     });
     before_change(state);

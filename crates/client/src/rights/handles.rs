@@ -15,9 +15,9 @@
 //! # Invariants
 //!
 //! - The place of a parked file is that of its slot, and belongs to the thread that has the slot.
-//! - A file is parked, or reopened, first; then its mark is compared. Who removes its last name
-//!   raises the mark first, and then takes it back if it is parked. So none stays parked
-//!   without a name.
+//! - A file is parked, or reopened, first; then its mark is compared. The service, when the file's
+//!   last name is removed, raises the mark first, and then takes the file back if it is parked. So
+//!   none stays parked without a name.
 //! - A process that takes POSIX locks parks no file: a close gives locks up.
 //!
 //! # Locking
@@ -407,7 +407,8 @@ impl HandleCache {
         file.flags.store(entry.flags.load(Ordering::Relaxed), Ordering::Relaxed);
         file.handle.store(entry.handle.load(Ordering::Relaxed), Ordering::Relaxed);
         file.view.store(entry.shown.load(Ordering::Relaxed), Ordering::Relaxed);
-        // Who opens it again reads it again: what it asks for is to be shown.
+        // A program that opens a file again reads it again: the service is to show what it asks
+        // for.
         file.asked.store(config::views(), Ordering::Relaxed);
         file.session.store(session.number, Ordering::Relaxed);
         file.set(FileBits::PARKABLE);

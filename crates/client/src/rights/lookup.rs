@@ -6,7 +6,8 @@
 //!
 //! # Invariants
 //!
-//! - An entry has a sequence number, odd while it changes. Who finds it changing knows nothing.
+//! - An entry has a sequence number, odd while it changes. A thread that finds it odd takes the
+//!   entry for absent.
 //! - An answer is given to the session that it was asked in: another may be of another identity.
 //! - What a dead service showed counts no more: whether it is dead is looked at last.
 

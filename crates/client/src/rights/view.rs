@@ -351,9 +351,9 @@ fn extended(session: &'static Session, file: &Record) -> bool {
     view != 0 && view == file.view.load(Ordering::Relaxed) && session.wait_for(mark).is_ok()
 }
 
-/// As [`write()`], at an offset; it suffices to glance at the file. Who is inside the gate of the
-/// view, and then finds the number to mean the same file, is inside the gate of that file: its view
-/// is another's only after its last number was given up.
+/// As [`write()`], at an offset; it suffices to glance at the file. A thread that is inside the
+/// gate of the view, and then finds the number to mean the same file, is inside the gate of that
+/// file: its view is another's only after its last number was given up.
 #[inline(always)]
 pub(crate) fn write_glanced(
     session: &'static Session,

@@ -345,7 +345,7 @@ impl Sessions {
     /// Leaves the present session for good; the service lets go of all that was not shared. No
     /// number that a session has is used from here on.
     pub(crate) fn leave(&self) {
-        // Who is connecting as what we were finds out by this, or is found here.
+        // A thread that is connecting with the former identity finds out by this, or is found here.
         self.leaves.fetch_add(1, Ordering::SeqCst);
         let number = self.current.load(Ordering::SeqCst);
         self.is_not_present(number);
@@ -468,8 +468,8 @@ impl Session {
         }
     }
 
-    /// Ends it, once: the first of several threads closes the socket. Whoever waits for an answer
-    /// finds out when it next looks, and must not look at the socket's number then.
+    /// Ends it, once: the first of several threads closes the socket. A thread that waits for an
+    /// answer finds out when it next looks, and must not use the socket's number then.
     fn leave(&self) {
         if !self.lost.swap(true, Ordering::SeqCst) {
             reserved::close(self.socket);

@@ -7,10 +7,10 @@
 //!
 //! # Locking
 //!
-//! `journal handle → group → bitmap block`. One group at a time. Whoever looks for room and finds a
-//! group's lock taken tries the groups nearby before waiting for any, as XFS does: cores that
-//! allocate at the same time so come to groups of their own, and go on there, since what follows is
-//! allocated near what was there before.
+//! `journal handle → group → bitmap block`. One group at a time. A thread that looks for room and
+//! finds a group's lock taken tries the groups nearby before it waits for any, as XFS does: cores
+//! that allocate at the same time so come to groups of their own, and go on there, since what
+//! follows is allocated near what was there before.
 
 mod aside;
 mod free;

@@ -299,7 +299,7 @@ impl Journal {
     /// The device failed.
     pub fn record_damage(&self, note: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut log = self.log.lock();
-        // Whoever is on the way to a commit block sees the stop, or has been there.
+        // A thread that is on its way to a commit block sees the stop, or has written it.
         self.wait_for_writers();
         // What it failed with stopped the journal, or would.
         let _ = self.settle_background(&mut log);

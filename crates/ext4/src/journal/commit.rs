@@ -44,8 +44,8 @@ impl Journal {
     }
 
     /// Has `tid` committed when it returns. `tid` must be one that a handle had: a transaction
-    /// without changes never commits. Whoever comes while a commit is under way waits for it, and
-    /// then commits for all who came meanwhile, or finds that another has. `teller`: who tells
+    /// without changes never commits. A thread that comes while a commit is under way waits for it,
+    /// and then commits for all that came meanwhile, or finds that another has. `teller`: who tells
     /// those that left theirs to it.
     ///
     /// # Errors

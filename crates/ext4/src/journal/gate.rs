@@ -1,8 +1,8 @@
 //! Who may change metadata when: many at a time, each by a slot, or one who shuts everybody out.
 //!
-//! Joining a transaction is part of every operation. Whoever enters writes to the slot of its CPU
-//! alone, so two cores that begin operations at the same time have no cache line in common; whoever
-//! shuts the gate, once per commit, looks at every slot.
+//! Joining a transaction is part of every operation. A thread that enters writes to the slot of its
+//! CPU alone, so two cores that begin operations at the same time have no cache line in common; the
+//! thread that shuts the gate, once per commit, looks at every slot.
 //!
 //! ```text
 //! enter: slot.inside += 1; shut? ─ no ─► inside      leave: slot.inside -= 1; shut? ─ yes ─► wake

@@ -60,8 +60,8 @@ impl Drop for Lead<'_> {
     }
 }
 
-/// The lead of a transaction that is to be committed by [`Journal::keep`]. Who has it waits for no
-/// lock until then: others that have locks may wait for the transaction.
+/// The lead of a transaction that is to be committed by [`Journal::keep`]. The thread that has the
+/// lead waits for no lock until then: others that have locks may wait for the transaction.
 #[must_use = "who leads a transaction commits it"]
 pub struct Promise {
     tid: Tid,

@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
             _ => self.session.no_groups.clone(),
         };
         Cred {
-            // Who keeps them has capabilities; the kernel's own writes have no user.
+            // A user who keeps them has capabilities; the kernel's own writes have no user.
             uid: if kills_suidgid { user } else { Uid(0) },
             gid: Gid(self.header.gid),
             groups,

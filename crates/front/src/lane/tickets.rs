@@ -3,8 +3,8 @@
 //! A descriptor that was inherited over fork or exec, or received over a socket, is asked with
 //! `ioctl(fd, IOCTL_IDENTIFY)`; the kernel brings the question to us together with *our* file
 //! handle, so the answer needs no trust in the asker. The answer is a random 16-byte ticket that
-//! `Op::Redeem` turns into a handle. Whoever holds the descriptor may ask, whoever holds the ticket
-//! may redeem it: both already mean access to the open file.
+//! `Op::Redeem` turns into a handle. A process that holds the descriptor may ask, and one that
+//! holds the ticket may redeem it: both already mean access to the open file.
 //!
 //! # Invariants
 //!

@@ -1,8 +1,8 @@
 //! The acceptor: one thread that lets clients in and notices when they are gone.
 //!
-//! A connection says Hello within [`HELLO_TIME`] or is dropped. Who it is the kernel says. It gets
-//! a channel of its own and a secret token, if it sees the mounts that the lane's tenant sees and
-//! is not confined beyond it (`witness`): a socket can be reached where files cannot. Then its
+//! A connection says Hello within [`HELLO_TIME`] or is dropped. The kernel says whose it is. It
+//! gets a channel of its own and a secret token, if it sees the mounts that the lane's tenant sees
+//! and is not confined beyond it (`witness`): a socket can be reached where files cannot. Then its
 //! socket is silent, and the socket's end is the session's end. The process's end, seen through a
 //! pidfd, also drops its POSIX locks, which outlive sessions because they outlive exec.
 //!

@@ -92,7 +92,7 @@ impl Role {
         guarded(|| answer = waiting.serve());
         let mut back = self.take_back();
         self.away.fetch_sub(1, Ordering::Relaxed);
-        // Whoever hears the reply finds the worker awake.
+        // A client that gets the reply finds the worker awake.
         if let Some(worker) = &mut back {
             worker.takes_over(number);
         }

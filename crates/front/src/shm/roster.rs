@@ -160,7 +160,7 @@ impl Roster {
                     user.since = Some(self.idle);
                 }
             }
-            // Who is waited for has its moment to ask.
+            // A session that is waited for has its moment to ask.
             looked += if passed_over { 0 } else { LOOKS_MAX };
         }
         count

@@ -1,9 +1,9 @@
 //! Time slices that follow what a thread does.
 //!
 //! A thread that wakes preempts one whose slices are longer than its own (Linux 6.12), and no other
-//! before that one's slice is over. So whoever works in long stretches, copying a megabyte or
-//! committing a large transaction, takes long slices, and is in nobody's way; its share of the CPU
-//! stays what it was. Whoever answers in microseconds has short ones.
+//! before that one's slice is over. So a thread that works in long stretches, copying a megabyte or
+//! committing a large transaction, takes long slices, and delays no other; its share of the CPU
+//! stays what it was. A thread that answers in microseconds has short ones.
 
 use std::time::Duration;
 

@@ -201,7 +201,7 @@ impl Worker {
             self.post.take();
             self.slices.taken_over();
         }
-        // Who rang in between may be dormant.
+        // A session that rang in between may be dormant.
         self.unheard = LISTEN_PERIOD;
         self.roster.set_asleep(false);
         self.publish_cpu();
@@ -328,7 +328,7 @@ impl Worker {
 
     /// A sleep is over. Where CPUs are short the worker goes to its client's.
     fn slept(&mut self, took: Duration) {
-        // Who slept for its client's sake alone has learnt nothing of others.
+        // A worker that slept for its client's sake alone has learnt nothing of others.
         let learnt = self.budget.crowded || !self.budget.yielding || self.post.has_joined();
         if learnt && self.post.slept(self.budget.crowded, self.client) {
             self.roster.set_cpu(self.post.here());

@@ -417,8 +417,8 @@ impl Ring {
     fn sleep(&mut self) {
         let Some(listens) = self.listen() else { return };
         let stopping = self.stop.is_rung();
-        // Whoever is asked to stop and has nothing under way is not to sleep any more: nothing that
-        // is still watched would wake it.
+        // A thread that is asked to stop and has nothing under way is not to sleep any more:
+        // nothing that is still watched would wake it.
         if (stopping && self.work.is_idle()) || self.work.rest() {
             if listens {
                 self.quiet();

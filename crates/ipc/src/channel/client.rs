@@ -146,7 +146,7 @@ impl ClientChannel {
     }
 
     /// Wakes no worker from here on: the channel is given up, and what its doorbells' numbers mean
-    /// is not known any more. Whoever waits is to be told so by [`Watch::alive`].
+    /// is not known any more. [`Watch::alive`] is to tell a thread that waits so.
     pub fn silence(&self) {
         self.doorbells.silence();
     }

@@ -42,7 +42,7 @@ impl<M: Memory> Views<M> {
         if switched {
             let former = found.loan >> FRAME_SHIFT;
             self.memory.word32(self.view(view, SPARE)).store(former + 1, Relaxed);
-            // Who finds the bytes that are stored there next finds the switch, too.
+            // A reader that finds the bytes that are stored there next finds the switch, too.
             self.memory.fence_release();
         }
         switched

@@ -52,8 +52,8 @@ impl<M: Memory> Views<M> {
         self.memory.word64(self.view(view, GATE)).load(Acquire) == opened
     }
 
-    /// As [`Views::read`] while the gate is open: the next read is noted anew. Who is shown the
-    /// state must have been told before that it counts no more.
+    /// As [`Views::read`] while the gate is open: the next read is noted anew. A client that is
+    /// shown the state must have been told before that the note counts no more.
     pub fn take_read(&self, view: u32) -> Option<i64> {
         let time = self.memory.word64(self.view(view, READ)).swap(0, AcqRel).cast_signed();
         (time != 0).then_some(time)

@@ -234,7 +234,7 @@ fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
                 engine.go_on_with(fds);
                 continue;
             }
-            // Who settles a kernel's file system is its user: a copy is what a power cut leaves.
+            // A kernel's file system is for its user to settle: a copy is what a power cut leaves.
             Ok(Some((ToEngine::Copy(_), _))) if engine.passthrough => {
                 FromEngine::Copied(Some(PASSED_THROUGH.to_string()))
             }

@@ -99,7 +99,8 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     // What holds the mount is its user, not its server: it must be able to end.
     keeper.door.mount = None;
     keeper.record.pid = std::process::id();
-    // Whoever waits for the end sees it when this process is gone, and with it the volume's lock.
+    // A command that waits for the end sees it when this process is gone, and with it the volume's
+    // lock.
     let mut door_bell = None;
     let (status, _clients) = match keeper.begin(&maker) {
         Ok((engine, listener, signals)) => {
@@ -117,7 +118,8 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     // This process is not unwound, and the pool file of a bypass volume is in use until told so.
     drop(std::mem::take(&mut keeper.handed));
     keeper.record.remove(&keeper.dir, &keeper.lock);
-    // Whoever connected in vain sees the end of the line when everything is removed, not before.
+    // A command that connected in vain sees the end of the line when everything is removed, not
+    // before.
     drop(door_bell);
     ns::exit_now(status)
 }

@@ -145,8 +145,8 @@ pub(crate) fn stays(entry: &Entry, why: Errno) -> Stays {
     Stays::new(Cause::of(why), not_unmounted(entry, &why))
 }
 
-/// Whether anything uses a mount that stays as long as it does. Who looks at its path uses it for a
-/// moment, which nothing shows.
+/// Whether anything uses a mount that stays as long as it does. A process that looks at its path
+/// uses it for a moment, which nothing shows.
 pub(crate) fn is_used(entry: &Entry) -> bool {
     !uses(entry).is_empty()
 }

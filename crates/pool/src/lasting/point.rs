@@ -44,7 +44,7 @@ impl Point {
         }
         let failed = |error: Errno| Failure::path(path, "use it as mount path", error);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Who had a mount open that is there would keep it from being unmounted.
+        // A process with a mount open that is there would keep it from being unmounted.
         let dir = open_at(path, flags, ResolveFlags::NO_XDEV).map_err(|error| match error {
             Errno::LOOP => {
                 Failure::failed(format!("{shown}: a directory on the way to it became a link"))

@@ -94,7 +94,7 @@ pub(crate) struct Tables {
 }
 
 impl Drop for Tables {
-    /// Who closes a mount may wait for its service, so the tables are unlocked before.
+    /// Closing a mount may wait for its service, so the tables are unlocked before.
     fn drop(&mut self) {
         drop(self.lock.take());
         let known = std::mem::take(&mut self.known).into_iter().map(|(_, root)| root);

@@ -101,7 +101,7 @@ struct Hold {
 impl Hold {
     /// Takes the lock if nobody has it.
     fn take(meeting: &Meeting) -> Option<Hold> {
-        // Whoever was there last has removed it.
+        // The last keeper that was there has removed it.
         ensure_private_dir(meeting.dir()).ok()?;
         let path = meeting.holder();
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;

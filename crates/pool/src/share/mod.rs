@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Every pool with a volume has a *candidate* in its keeper, a process outside of the tenant's
-//! control groups. Whoever of them holds the lock beside the socket coordinates the device; the
+//! control groups. The candidate that holds the lock beside the socket coordinates the device; the
 //! others wait for its end and race for the lock then, so no daemon is needed and a coordinator
 //! that is killed is replaced within milliseconds. Its lanes see the end of their connection and
 //! join again; until then they go on at their fair share.

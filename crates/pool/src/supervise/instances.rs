@@ -472,7 +472,7 @@ fn begin(
 
 fn answer(client: &OwnedFd, answer: &impl serde::Serialize) {
     if let Ok(bytes) = serde_json::to_vec(answer) {
-        // Who has gone away does not want to know.
+        // A client that has gone away needs no answer.
         let _ = scm::send(client, &bytes, &[]);
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn work(line: &Link, place: &Place) {
             Task::Look(question) => look(line, place, &question, fds.into_iter().next()),
             Task::Close => held.clear(),
         }
-        // Who does not hear it has ended, and so does this process.
+        // A witness that does not read it has ended, and so does this process.
         let _ = line.send(&Said::Free, &[]);
     }
 }

@@ -332,7 +332,7 @@ impl OtherMounts {
         let covered = &self.covered;
         let looked = |(one, told): (&mut Watched, &bool)| one.look_if_changed(*told, covered);
         let changed: Vec<bool> = self.watched.iter_mut().zip(told).map(looked).collect();
-        // Who waits for one page takes it that the other pages are told, too.
+        // A thread that waits for one page counts on the other pages being told, too.
         let counted = self.watched.iter().zip(changed).filter(|(_, changed)| *changed);
         counted.for_each(|(one, _)| one.notice.count());
         for one in &mut self.watched {

@@ -175,7 +175,7 @@ impl Acl {
 
     /// The nine permission bits that grant nobody more than the list does, where bits alone decide:
     /// the owning group has what its entry and every named user's grant, others what all those and
-    /// every named group's do. Who is named has no more than they.
+    /// every named group's do. A named user has no more than the group and others.
     pub fn mode_alone(&self) -> u32 {
         let masked = |rights: u32| rights & self.mask.unwrap_or(RIGHTS);
         let users = self.users.iter().fold(RIGHTS, |all, (_, rights)| all & masked(*rights));

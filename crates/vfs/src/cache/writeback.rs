@@ -70,7 +70,7 @@ struct Small<'a> {
 
 impl<'a> Small<'a> {
     /// Takes a file's dirty pages, if they are few, in one piece, and nobody is at the libservice's
-    /// copy. Who has several files never waits for one more.
+    /// copy. A thread that has taken several files never waits for one more.
     fn take(node: &'a Node, pages: &'a FilePages) -> Option<Small<'a>> {
         let backing = pages.backing.try_write().filter(|_| pages.dirty_piece(SMALL_PAGES))?;
         let run = pages.take_run(0, || node.size())?;

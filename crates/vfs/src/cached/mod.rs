@@ -205,7 +205,7 @@ impl Drop for Cached {
             // A flusher that panicked has said so; what it left is written below.
             let _ = flusher.join();
         }
-        // Who wanted to know of an error has synced.
+        // A program that wanted to know of an error has synced.
         let _ = self.core.write_back_files(false);
         // These hold inodes, and inodes hold the core: this opens the circles.
         self.nodes.write().clear();

@@ -285,7 +285,7 @@ impl Store {
     }
 
     /// The records are the next service's from now on: what this one does at its end changes them
-    /// no more. Whoever used them is done with that.
+    /// no more. The callers that used them are done with that.
     pub fn leave(&self) {
         self.left.store(true, Ordering::SeqCst);
     }

@@ -91,7 +91,7 @@ impl Turns {
             let [first, second, op, facts @ ..] = record.words;
             let (slot, kind, answer) = (record.slot, record.kind, record.bytes.clone());
             let origin = RequestId(first, second);
-            // Who is killed between an answer and the end of its intention leaves both.
+            // A service that is killed between an answer and the end of its intention leaves both.
             let surplus = match former.get(&origin) {
                 Some(known) if known.kind == Kind::Done => Some(slot),
                 known => {

@@ -48,7 +48,7 @@ impl OpenFile {
     pub(crate) fn end_locks(&self) {
         self.drop_own_locks();
         if self.by.process.load(Relaxed) {
-            // Whoever closed it has given its locks up.
+            // The close has given its locks up.
             self.node().core.locks.take_noted(self.node().id, self.address());
         }
     }

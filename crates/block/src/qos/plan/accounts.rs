@@ -62,7 +62,7 @@ pub(super) fn deposits(budget_ns: u64, lanes: &[LookBack]) -> Vec<u64> {
         floors.iter_mut().for_each(|floor| *floor = cut(*floor));
     }
     // Those whose weight gives them less than their minimum have it; the rest is shared by weight
-    // among the others. Whoever falls short by that joins them.
+    // among the others. A lane whose share falls short of its minimum by that joins them.
     let mut fixed: Vec<bool> = floors.iter().zip(&fair).map(|(floor, fair)| floor > fair).collect();
     loop {
         let kept: u64 =

@@ -96,7 +96,7 @@ const CREEP_MAX: f64 = 1.05;
 /// The best of late is the most that was done in the last one or two times so many windows.
 const BEST_WINDOWS: u32 = 12;
 
-/// Who gets this part of what its weight gives it of all that is done is not hurt.
+/// A lane that gets this part of what its weight gives it of all that is done is not hurt.
 const DEPRIVED: f64 = 0.98;
 
 /// The capacity changes by at most so much in a window while there is a queue.
@@ -345,8 +345,8 @@ impl Planner {
     }
 
     /// After a stall: what was deposited meanwhile was not there. To spend it later would be to
-    /// share the device by depth of queues until it is spent. Who wants no more keeps the one
-    /// deposit that it may carry, or its next request would wait for a window.
+    /// share the device by depth of queues until it is spent. A lane that wants no more keeps the
+    /// one deposit that it may carry, or its next request would wait for a window.
     fn take_back(&self, lanes: &mut [LookBack], elapsed_ns: Nanos) {
         let most = self.capacity * elapsed_ns as f64;
         let done: f64 = lanes.iter().map(|lane| lane.done_ns as f64).sum();

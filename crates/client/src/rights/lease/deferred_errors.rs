@@ -163,7 +163,7 @@ impl Leases {
     pub(crate) fn leave(&'static self, session: &'static Session) {
         self.deferred.left.fetch_max(session.number, SeqCst);
         for _ in 0..LOOKS_MAX {
-            // Who had the lock before has posted.
+            // The thread that had the lock before has posted.
             if let Some(_inside) = self.hold(session) {
                 // Where there is no answer, the session's end does it.
                 let _ = call::plain(session, Message::new(Op::Ping));

@@ -112,7 +112,7 @@ impl Leases {
         };
         let inside = if loan == 0 { None } else { self.enter_stream(session) };
         inside.and_then(post).is_some_and(|position| {
-            // Who ends the loan says so first, and then looks at the stream.
+            // The service ends a loan by saying so first; it looks at the stream then.
             fence(SeqCst);
             stream() == loan || was_done(session, position) == Some(true)
         })
@@ -152,9 +152,10 @@ impl Leases {
         done
     }
 
-    /// Whether an entry counts that was posted while nobody could have met the file. Who met it
-    /// meanwhile did so before the entry was there, or is seen here: then the service says what
-    /// became of it, before anybody hears of it. `None`: the service is gone.
+    /// Whether an entry counts that was posted while nobody could have met the file. Another
+    /// session that met the file meanwhile did so before the entry was there, or is seen here: then
+    /// the service says what became of it, before the caller gets an answer. `None`: the service is
+    /// gone.
     fn counts(
         &'static self,
         session: &'static Session,

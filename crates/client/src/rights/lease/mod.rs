@@ -442,8 +442,8 @@ impl Leases {
         }
     }
 
-    /// A directory was made. Who unpacks a tree fills it at once: a process whose leases were worth
-    /// their while asks for the next one before the directory's first file.
+    /// A directory was made. A program that unpacks a tree fills it at once: a process whose leases
+    /// paid off asks for the next one before the directory's first file.
     pub(crate) fn made_dir(&self, at: &At<'_>) {
         let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
         self.benefit.made(at.dir, hash(path));

@@ -79,7 +79,7 @@ impl Session {
     }
 }
 
-/// A lock request that waits. Whoever takes `pending` out replies.
+/// A lock request that waits. The thread that takes `pending` out replies.
 pub(in crate::shm) struct Parked {
     pending: Mutex<Option<Pending>>,
     ticket: Mutex<Option<Ticket>>,

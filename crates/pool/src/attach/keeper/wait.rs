@@ -22,7 +22,7 @@ pub(super) enum Event {
     Client,
     /// Its part of the device may have changed.
     Share,
-    /// Whoever copies the volume says something, or is gone.
+    /// The command that copies the volume says something, or is gone.
     Copier,
     /// The command that makes the attachment says something, or is gone.
     Maker,

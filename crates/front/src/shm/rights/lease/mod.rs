@@ -163,7 +163,8 @@ enum Undone {
     /// Its file had been met, or was on loan no more: who posted it knows, asks for it, and has it
     /// done by a request. Or there was nothing to do.
     Refused,
-    /// Nothing was done, for there is no such file. Who does not ask is told by the next sync.
+    /// Nothing was done, for there is no such file. A client that does not ask is told by the next
+    /// sync.
     Nowhere,
     /// Perhaps a part was done. Nobody asks: the next sync tells this.
     Failed(Errno),
@@ -316,8 +317,9 @@ impl Holding<'_> {
         self.leases.state.lock().refused.contains(&position)
     }
 
-    /// Applies what the client wrote to a file on loan, before somebody sees it. Who applies it
-    /// already comes here by the file's last close, which is the last entry that names it.
+    /// Applies what the client wrote to a file on loan, before somebody sees it. The thread that
+    /// applies the stream already comes here by the file's last close, which is the last entry that
+    /// names the file.
     pub(super) fn settle_loans(&self) {
         if *self.leases.applier.lock() != Some(thread::current().id()) {
             self.settle();
@@ -379,7 +381,7 @@ impl Holding<'_> {
     fn apply_all(&self, state: &mut State) {
         let honest = self.apply_waiting(state);
         if !state.streams && !state.has_leases() {
-            // Who waited for the state finds that they ended meanwhile.
+            // A thread that waited for the state finds that they ended meanwhile.
             self.finish(state);
             return self.give_room_back(state);
         }

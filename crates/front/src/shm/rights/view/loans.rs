@@ -141,7 +141,7 @@ impl<'a> Viewing<'a> {
     }
 
     /// Whether this is the first question for the state of a handle's file since the loan under way
-    /// began: that goes on. Who asks more often is better shown the state.
+    /// began: that goes on. To a client that asks more often the state is better shown.
     pub(in crate::shm::rights) fn is_first_question(self, handle: Handle) -> bool {
         let Some(number) = self.files.view_in(handle) else { return false };
         let mut state = self.shown.lock();

@@ -191,7 +191,7 @@ impl Viewing<'_> {
             let (first, last) = (page_of(wish.offset), page_of(end - 1));
             let last = last.min(first + SHOWN_PAGES_MAX - 1);
             self.show_pages(view, file.node(), first..last + 1);
-            // Who writes whole pages here and there finds few of them lent.
+            // A program that writes whole pages here and there finds few of them lent.
             let in_place = end <= size && (wish.offset | wish.len).is_multiple_of(PAGE);
             // One that it made by the stream it may write there yet, not knowing of the view.
             let plain = file.flags() & libc::O_APPEND == 0 && !self.files.has_streamed(file.node());
@@ -297,7 +297,7 @@ impl Viewing<'_> {
         if let Some(oldest) = oldest {
             self.give_up(oldest);
         }
-        // Who removes the last name later finds it kept.
+        // A later removal of the last name finds it kept.
         if self.connection.lane.vfs.is_unlinked(node) {
             self.give_up(number);
         }
