@@ -62,8 +62,12 @@ impl Drop for OpenFile {
 }
 
 impl OpenFile {
-    /// Takes a handle over.
-    pub(super) fn adopt(mount: &Arc<Mount>, raw: *mut RawFile) -> Result<OpenFile> {
+    /// Takes a handle over. `EIO`: null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null, or a handle that the client of `mount` gave the caller, who gives it up.
+    pub(super) unsafe fn adopt(mount: &Arc<Mount>, raw: *mut RawFile) -> Result<OpenFile> {
         let raw = NonNull::new(raw).ok_or(Errno::EIO)?;
         mount.counters.handles.fetch_add(1, Ordering::Relaxed);
         Ok(OpenFile { mount: mount.clone(), raw, closed: Arc::default() })
@@ -179,7 +183,11 @@ impl Listed {
 
 impl DirStream {
     /// Takes a stream over.
-    pub(super) fn new(mount: Arc<Mount>, raw: NonNull<RawDir>) -> DirStream {
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a stream that the client of `mount` gave the caller, who gives it up.
+    pub(super) unsafe fn new(mount: Arc<Mount>, raw: NonNull<RawDir>) -> DirStream {
         DirStream { mount, raw }
     }
 

@@ -56,7 +56,8 @@ impl Inode {
         let mut node = ptr::null_mut();
         // SAFETY: `node` takes a reference.
         said(unsafe { (mount.calls().ceph_ll_lookup_root)(mount.raw.as_ptr(), &raw mut node) })?;
-        Inode::adopt(mount, node)
+        // SAFETY: the call above gave this reference to the caller alone.
+        unsafe { Inode::adopt(mount, node) }
     }
 
     /// An inode by its number. `ESTALE`: there is none.
@@ -65,11 +66,16 @@ impl Inode {
         let mut node = ptr::null_mut();
         // SAFETY: `node` takes a reference; `struct inodeno_t` is passed as its one member is.
         said(unsafe { (calls.ceph_ll_lookup_inode)(raw, ino, &raw mut node) })?;
-        Inode::adopt(mount, node)
+        // SAFETY: the call above gave this reference to the caller alone.
+        unsafe { Inode::adopt(mount, node) }
     }
 
-    /// Takes a reference over.
-    fn adopt(mount: &Arc<Mount>, node: *mut RawInode) -> Result<Inode> {
+    /// Takes a reference over. `ESTALE`: null.
+    ///
+    /// # Safety
+    ///
+    /// `node` is null, or a reference that the client of `mount` gave the caller, who gives it up.
+    unsafe fn adopt(mount: &Arc<Mount>, node: *mut RawInode) -> Result<Inode> {
         let raw = NonNull::new(node).ok_or(Errno::ESTALE)?;
         mount.counters.inodes.fetch_add(1, Ordering::Relaxed);
         Ok(Inode { mount: mount.clone(), raw })
@@ -95,7 +101,8 @@ impl Inode {
             let name = name.as_ptr();
             (calls.ceph_ll_lookup)(mount, dir, name, to_node, to_stat, WANT, NO_FLAGS, perms)
         })?;
-        Ok((Inode::adopt(&self.mount, node)?, stat))
+        // SAFETY: the call above gave this reference to the caller alone.
+        Ok((unsafe { Inode::adopt(&self.mount, node) }?, stat))
     }
 
     /// Its state.
@@ -147,7 +154,8 @@ impl Inode {
                 }
             }
         })?;
-        Ok((Inode::adopt(&self.mount, node)?, stat))
+        // SAFETY: the call above gave this reference to the caller alone.
+        Ok((unsafe { Inode::adopt(&self.mount, node) }?, stat))
     }
 
     /// Makes a regular file, and opens it to read and write. `EEXIST`.
@@ -177,8 +185,10 @@ impl Inode {
                 who.perms(),
             )
         })?;
-        let file = OpenFile::adopt(&self.mount, file)?;
-        Ok((Inode::adopt(&self.mount, node)?, file, stat))
+        // SAFETY: the call above gave this handle to the caller alone.
+        let file = unsafe { OpenFile::adopt(&self.mount, file) }?;
+        // SAFETY: the call above gave this reference to the caller alone.
+        Ok((unsafe { Inode::adopt(&self.mount, node) }?, file, stat))
     }
 
     /// Opens a regular file.
@@ -189,7 +199,8 @@ impl Inode {
         self.timed(Kind::Change, || unsafe {
             (calls.ceph_ll_open)(mount, node, flags, &raw mut file, perms)
         })?;
-        OpenFile::adopt(&self.mount, file)
+        // SAFETY: the call above gave this handle to the caller alone.
+        unsafe { OpenFile::adopt(&self.mount, file) }
     }
 
     /// One more name of this inode.
@@ -337,6 +348,7 @@ impl Inode {
         // SAFETY: live objects; `dir` takes a stream.
         said(unsafe { (calls.ceph_ll_opendir)(mount, node, &raw mut dir, perms) })?;
         let raw = NonNull::new(dir).ok_or(Errno::EIO)?;
-        Ok(DirStream::new(self.mount.clone(), raw))
+        // SAFETY: the call above gave this stream to the caller alone.
+        Ok(unsafe { DirStream::new(self.mount.clone(), raw) })
     }
 }
