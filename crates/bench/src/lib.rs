@@ -153,7 +153,7 @@ macro_rules! line {
 }
 pub(crate) use line;
 
-/// Prints a line to standard output. Somebody who closed it (`| head`) has seen enough.
+/// Prints a line to standard output. A reader that closed it (`| head`) has seen enough.
 pub(crate) fn print(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

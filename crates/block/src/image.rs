@@ -54,7 +54,7 @@ pub const SERVICES_START: u32 = 0x7000_0000;
 /// Between two tries.
 const DYING_PERIOD: Duration = Duration::from_millis(10);
 
-/// Who has a volume open.
+/// The process that has a volume open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// Its process.

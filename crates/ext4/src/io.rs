@@ -276,7 +276,7 @@ impl BlockIo {
         self.waiter.write(self.sector(block)?, data, true)
     }
 
-    /// Writes many runs together and waits for all of them; for what the caller flushes himself.
+    /// Writes many runs together and waits for all of them; for what the caller flushes itself.
     /// Gives all buffers back, in order, also when a request failed: a medium without room may have
     /// some later. Of several failures the worst is told.
     pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> (Vec<Buffer>, Result<()>) {

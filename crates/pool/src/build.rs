@@ -442,8 +442,8 @@ impl Running {
         // The tenant is gone, but its last files may still be on their way here: they are closed
         // before the mount ends. Nothing is ever sent; waiting ends with the sender.
         if self.fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
-            // Somebody keeps the mount. Nothing that the kernel sends from now on is served: what
-            // is changed after the last sync would be lost.
+            // Another mount or process keeps the file system. Nothing that the kernel sends from
+            // now on is served: what is changed after the last sync would be lost.
             self.fuse.stop.request();
             let _ = self.fuse.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
         }

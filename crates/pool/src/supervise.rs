@@ -121,7 +121,7 @@ struct Service {
 impl Service {
     /// Passes on what a copy of the volume asks for.
     fn copier(&self) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
-        // One that does not hear it has ended, which shows at its process.
+        // A service that does not read it has ended, which shows at its process.
         |ask, fds| {
             let _ = self.link.send(&ToService::Copy(ask), fds);
         }

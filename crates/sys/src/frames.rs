@@ -6,9 +6,9 @@
 //! asked for some at a time, in one call. The lowest regions are used first, so that the highest
 //! become empty, and go back to the kernel.
 //!
-//! A page of the kernel's is cleared before it is had, and that takes longer than all else that is
-//! done for a small file. A thread has it done some frames ahead of need, so that whoever writes
-//! fast does not wait for it; who comes before it asks the kernel himself.
+//! The kernel clears a page before it hands it out, and that takes longer than all else that is
+//! done for a small file. A thread has it done some frames ahead of need, so that a fast writer
+//! does not wait for it; a writer that comes before that thread asks the kernel itself.
 //!
 //! A huge page is a region in one fault, a third of the time of small ones; from the second region
 //! on they are asked for, and the thread makes a region ahead ([`use_huge_pages`]). Not in a guest

@@ -207,7 +207,7 @@ impl Faulty {
         self.state.lock().unwrap().takes_syncs = left;
     }
 
-    /// From now on who would leave a sync hears that all is durable, or no longer.
+    /// From now on a caller that would leave a sync is told that all is durable, or no longer.
     pub fn be_durable(&self, is_durable: bool) {
         self.state.lock().unwrap().is_durable = is_durable;
     }

@@ -19,7 +19,7 @@ const TOLD_MAX: usize = 1000;
 /// others; and its path there from the root, with `/` before each name.
 type Tell = Box<dyn Fn(usize, &[u8]) + Send + Sync>;
 
-/// Who is told, and of what he was.
+/// The watcher that is told, and of what it was.
 #[derive(Default)]
 pub(crate) struct Changed {
     tell: OnceLock<Tell>,

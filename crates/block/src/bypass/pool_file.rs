@@ -337,7 +337,7 @@ pub struct Use {
 
 impl Use {
     fn pin(&self) -> Result<()> {
-        // Somebody goes through the file: it cannot be pinned.
+        // A process goes through the file: it cannot be pinned.
         if lock_range(&self.file.direct, FILE_BYTE, 1).is_err() {
             return Ok(());
         }

@@ -172,8 +172,8 @@ impl Chunk {
         self.change(|word| Some((word & !STATE).wrapping_add(GENERATION)));
     }
 
-    /// Takes the mark of a chunk that was made ahead and never written to, for who gives its space
-    /// back. Nobody is in it.
+    /// Takes the mark of a chunk that was made ahead and never written to, for the caller that
+    /// gives its space back. No thread is in the chunk.
     pub(super) fn take_ahead(&self) -> bool {
         self.word.load(SeqCst) & AHEAD != 0
             && self.word.fetch_and(!AHEAD, SeqCst) & (AHEAD | USERS) == AHEAD

@@ -53,7 +53,7 @@ pub(crate) struct Job {
 
 #[derive(Default)]
 struct Queue {
-    /// Somebody waits for these.
+    /// Jobs that a request waits for.
     awaited: VecDeque<Job>,
     /// These are done when nothing else is.
     ahead: VecDeque<Job>,

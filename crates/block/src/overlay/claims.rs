@@ -1,7 +1,7 @@
-//! Who is bringing which absent blocks up, and who writes the map.
+//! Which channel is copying which absent blocks up, and whether one writes the map.
 //!
 //! Claims are tried, never waited for with a lock held: a channel that is refused tries again when
-//! it is polled, and [`Claims::wait`] sleeps until somebody let go.
+//! it is polled, and [`Claims::wait`] sleeps until a claim is given back.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 #[derive(Default)]
 struct State {
     blocks: Vec<Range<u64>>,
-    /// Somebody writes the map.
+    /// A channel writes the map.
     map: bool,
     /// Changes with every release.
     released: u64,

@@ -104,7 +104,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Gives a handle back. If nobody hears of it, the session is over.
+/// Gives a handle back. The message reaches no service only where the session is over.
 fn give_back(session: &'static Session, handle: u64) {
     let _ = session.post(&Message { handle, ..Message::new(Op::Close) });
 }

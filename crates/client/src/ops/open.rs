@@ -209,7 +209,7 @@ fn give_dir(
     let file = match fields.records().allocate(session.lane) {
         Some(file) => file,
         None => {
-            // If nobody hears of it, the session is over.
+            // The message reaches no service only where the session is over.
             let close = Message { handle: found.handle, ..Message::new(Op::Close) };
             let _ = session.post(&close);
             return Err(Detour::Kernel);

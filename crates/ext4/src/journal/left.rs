@@ -107,7 +107,7 @@ impl Journal {
     pub(super) fn tell_elsewhere(&self) {
         let due = self.take_due();
         if let Some(teller) = self.teller.lock().as_ref().filter(|_| !due.is_empty()) {
-            // One that has panicked drops them, which says that they failed.
+            // A teller that has panicked drops them, which says that they failed.
             let _ = teller.send(due);
         }
     }

@@ -162,8 +162,8 @@ impl Door {
         self.serving.stats.clone()
     }
 
-    /// Serves the mount until it is unmounted or `stop` is asked for. `tell` hears the first time
-    /// that a thread cannot be started, which is tried again and again.
+    /// Serves the mount until it is unmounted or `stop` is asked for. `tell` is called the first
+    /// time that a thread cannot be started, which is tried again and again.
     ///
     /// # Errors
     /// What the device says; or that a thread panicked.

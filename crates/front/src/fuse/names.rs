@@ -50,8 +50,8 @@ impl Call<'_> {
     }
 
     /// [`entry`](Self::entry) of what a name in the directory of the request is. The fast lane may
-    /// take the name from it while the kernel does not know the inode yet, and so without a word to
-    /// the kernel: it hears of that here.
+    /// take the name from it while the kernel does not know the inode yet, and so without telling
+    /// the kernel, which is told here.
     pub(super) fn entry_of(&mut self, (dir, name): (&Node, &[u8]), node: &Node) -> Result<u64> {
         let (dir_id, lane) = (self.header.node_id, &self.session.lane);
         let attr = lane.vfs.getattr(&self.ctx(&self.caller()), node)?;

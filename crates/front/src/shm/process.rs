@@ -81,7 +81,7 @@ impl Full {
     pub(super) fn for_one_of(known: &Known, user: u32, config: &Config) -> Option<Full> {
         let of_user_max = config.processes_per_uid_max;
         let is_own = |process: &&Arc<Process>| process.user == Some(user);
-        // First: who has too many makes room among his own.
+        // First: a user with too many sessions makes room among their own.
         if known.len() >= of_user_max && known.values().filter(is_own).count() >= of_user_max {
             return Some(Full::Of(user));
         }
@@ -153,7 +153,7 @@ mod tests {
         })
     }
 
-    /// However few of his are idle, and however many of others.
+    /// However few of the user's own are idle, and however many of others.
     #[test]
     fn a_user_with_too_many_processes_makes_room_among_his_own() {
         let (processes_max, processes_per_uid_max) = LIMITS;

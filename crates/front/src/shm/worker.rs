@@ -270,8 +270,8 @@ impl Worker {
         None
     }
 
-    /// Somebody was served who waits, perhaps on this very CPU: then the client waits for the CPU,
-    /// not only for the reply.
+    /// The worker served a client that waits, perhaps on this very CPU: then the client waits for
+    /// the CPU, not only for the reply.
     fn waited_for(&mut self) {
         if self.post.served(self.client) {
             self.roster.set_cpu(self.post.here());

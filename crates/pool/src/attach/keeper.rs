@@ -78,7 +78,7 @@ pub(super) struct Keeper {
     pub(super) record: Record,
     pub(super) dir: PathBuf,
     pub(super) lock: PoolName,
-    /// Somebody copies the volume.
+    /// Copies of the volume under way.
     pub(super) copies: Copies,
     /// A command whose engine died before it answered.
     pub(super) unanswered: Option<(Link, ToKeeper)>,

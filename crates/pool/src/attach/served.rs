@@ -34,7 +34,7 @@ impl Engine {
 
     /// Passes on what a copy of the volume asks for.
     pub(super) fn copier(&self) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
-        // One that does not hear it has ended, which shows at its process.
+        // An engine that does not read it has ended, which shows at its process.
         |ask, fds| {
             let _ = self.link.send(&ToEngine::Copy(ask), fds);
         }

@@ -438,7 +438,7 @@ impl Instance {
 /// Passes on what a copy of a volume asks for.
 fn copier(link: &Link) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
     |ask, fds| {
-        // One that does not hear it has ended, which shows at its process.
+        // A service that does not read it has ended, which shows at its process.
         let _ = link.send(&ToService::Copy(ask), fds);
     }
 }

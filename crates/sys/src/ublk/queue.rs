@@ -114,7 +114,7 @@ unsafe impl Send for Queue {}
 
 impl Queue {
     /// Queue `number` of the device behind `device`, `/dev/ublkcN`, with all of its memory: what
-    /// takes time is over before the driver hears of it.
+    /// takes time is over before the driver is told.
     ///
     /// # Errors
     /// The kernel's.

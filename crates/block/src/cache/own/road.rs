@@ -320,7 +320,7 @@ impl OwnRoad {
                 return;
             }
             if state.is_behind(number) {
-                // Somebody else has the rest under way.
+                // Another channel has the rest under way.
                 self.bell.join(&mut state.waiting);
                 self.listens = true;
                 return;

@@ -227,7 +227,7 @@ impl Inside {
         self.session.channel.stream().last().filter(|entry| entry.lease == lease)
     }
 
-    /// Somebody ended the leases. Those that ended early make the next ones dearer.
+    /// Another caller ended the leases. Those that ended early make the next ones dearer.
     #[cold]
     fn ended(&self) {
         self.over(WORTH);

@@ -149,7 +149,7 @@ impl Pending {
         connection.channel.reply(self.mailbox, reply);
     }
 
-    /// Somebody else replies after all.
+    /// Another thread replies after all.
     pub(in crate::shm) fn release(mut self) {
         self.owed = false;
     }
