@@ -473,3 +473,18 @@ fn a_record_that_cannot_be_read_is_named_and_hinders_no_other_pool() {
     fs::remove_file(&record).expect("removed");
     assert!(call(&["pool", "create", &bad]).0 && call(&["pool", "rm", &bad]).0);
 }
+
+#[test]
+fn limits_of_the_callers_shell_bind_no_pool() {
+    let name = "limits_of_the_callers_shell_bind_no_pool";
+    if unavailable(name) || lacks(name, &["bash"]) {
+        return;
+    }
+    let pool = format!("test-shell-{}", std::process::id());
+    for words in [&["create", &pool][..], &["set", &pool, "--weight", "50"], &["rm", &pool]] {
+        let mut limited = Command::new("bash");
+        limited.args(["-c", "ulimit -S -f 0; exec \"$@\"", "bash"]).arg(polylane_tests::binary());
+        let output = limited.arg("pool").args(words).output().expect("bash");
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    }
+}

@@ -21,25 +21,29 @@ use crate::{attach, bench, container, daemon, image, lane_env, mount, pool, top,
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
+    // What executes no command of the caller's is not bound by the limits of the caller's shell.
+    // Lanes lift them where they start.
+    match command {
+        Command::Umount(_)
+        | Command::Volume(_)
+        | Command::Detach(_)
+        | Command::Pool(_)
+        | Command::Image(_) => limits::lift(),
+        _ => {}
+    }
     match command {
         Command::Run(arguments) => lasting::run(run_options(*arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
         Command::Mount(arguments) => mount::mount(*arguments),
         Command::Umount(arguments) => mount::umount(&arguments),
-        Command::Volume(command) => {
-            limits::lift();
-            volume::execute(command)
-        }
+        Command::Volume(command) => volume::execute(command),
         Command::Attach(arguments) => attach::attach(arguments),
         Command::Detach(arguments) => attach::detach(&arguments),
         Command::Engine(arguments) => Ok(attach::engine(arguments)),
         Command::Top(arguments) => top::execute(&arguments),
         Command::Pool(command) => pool::execute(command),
         Command::Exec(arguments) => pool::exec(&arguments),
-        Command::Image(command) => {
-            limits::lift();
-            image::execute(command)
-        }
+        Command::Image(command) => image::execute(command),
         Command::Container(command) => container::execute(command),
         Command::Oci { words } => polylane_engine::oci(&words),
         Command::Env(arguments) => lane_env::execute(&arguments),
