@@ -117,7 +117,7 @@ fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// A thread's name, and what it does for all inodes with open handles.
 type Keeper = (&'static str, fn(&Inodes));
 
-/// The first may wait for the cluster, and the second goes on meanwhile.
+/// The second may wait for the MDS, and the first goes on meanwhile.
 const KEEPERS: [Keeper; 2] = [("ceph-idle", Inodes::close_idle), ("ceph-wake", Inodes::wake_calls)];
 
 /// Does it again and again until the client and its file systems are gone.

@@ -14,7 +14,8 @@
 //! until it was synced, which the VFS does with every file that changed, and each such sync changes
 //! it for a new one to hear what the former has to say. Without a sync it stays open for
 //! [`UNSYNCED_TIME_MAX`], and is synced before it is closed, however long a cluster that is away
-//! keeps that waiting; what it says then is told by the next sync.
+//! keeps that waiting; what it says then is told by the next sync. A handle whose closing may wait
+//! for the cluster is closed by a thread of its own, so that the others are closed meanwhile.
 //!
 //! # Locking
 //!
@@ -25,15 +26,14 @@
 //! libcephfs 16.2 can leave a read or a write waiting for a capability that it was granted long
 //! ago, until the MDS has something else to say about the file. So a file of which no call has
 //! ended for a second or two, although some are under way, is asked for its state, which has the
-//! MDS say something. A thread of its own does that: the one that syncs and closes idle handles may
-//! wait for the cluster at one of them.
+//! MDS say something. A thread of its own does that, as it may wait for the MDS.
 
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
-use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::sync::{Arc, Mutex, Weak, thread};
 use polylane_base::{Errno, Ino, Result};
 
 use crate::ffi::{Caller, Inode, OpenFile, Stat};
@@ -44,6 +44,10 @@ pub(crate) const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long one stays open that wrote and was not synced since.
 const UNSYNCED_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Idle handles whose closing may wait for the cluster at the same time. Others that may wait stay
+/// open meanwhile, and all that may not are closed.
+const CLOSERS_MAX: usize = 8;
 
 /// The snapshot of inodes that are in none (`CEPH_NOSNAP`).
 const NO_SNAPSHOT: u64 = u64::MAX - 1;
@@ -283,26 +287,43 @@ impl Node {
         }
     }
 
-    /// Closes its handle if that was not used lately; whether it is to be looked at again.
-    fn close_idle(&self, now: Instant) -> bool {
+    /// Closes its handle if that was not used lately; unless it `may_wait`, only where that waits
+    /// for no cluster.
+    fn close_idle(&self, now: Instant, may_wait: bool) -> Idle {
         // One that is just opened may wait for the MDS, and other files' handles are to be closed.
-        let Some(mut place) = self.handle.try_lock() else { return true };
-        let Some(handle) = place.as_ref() else { return false };
+        let Some(mut place) = self.handle.try_lock() else { return Idle::Open };
+        let Some(handle) = place.as_ref() else { return Idle::Closed };
         let unused = now.saturating_duration_since(handle.used);
         if handle.pinned || !self.calls.is_idle(unused) {
-            return true;
+            return Idle::Open;
         }
-        let Some(mut failed) = self.failed.try_lock() else { return true };
         let is_synced = self.calls.are_synced();
-        let Some(handle) = place.take() else { return false };
+        // A sync by the handle, of which there is no new one now, is waited for as well.
+        let is_at_once = is_synced && Arc::strong_count(&handle.file) == 1;
+        if !(may_wait || is_at_once) {
+            return Idle::Waits;
+        }
+        let Some(mut failed) = self.failed.try_lock() else { return Idle::Open };
+        let Some(handle) = place.take() else { return Idle::Closed };
         drop(place);
         // Both may wait for the cluster. Without the sync, what it wrote might fail after it.
         let synced = if is_synced { Ok(()) } else { handle.file.sync(true) };
         if let Err(errno) = close(handle.file).and(synced) {
             *failed = Some(errno);
         }
-        false
+        Idle::Closed
     }
+}
+
+/// What became of a handle that may be idle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Idle {
+    /// It is to be looked at again.
+    Open,
+    /// It is idle, and closing it may wait for the cluster.
+    Waits,
+    /// There is none any more.
+    Closed,
 }
 
 /// Closes a handle when no call uses it any more, of which there are no new ones. The error of a
@@ -322,6 +343,8 @@ pub(crate) struct Inodes {
     inner: Mutex<Inner>,
     /// Taken over no other lock.
     open: Mutex<Open>,
+    /// Held by each thread that closes a handle.
+    closers: Arc<()>,
 }
 
 /// Inodes with open handles.
@@ -329,7 +352,7 @@ pub(crate) struct Inodes {
 struct Open {
     /// Those whose handles are to be closed when they are idle.
     all: Vec<Weak<Node>>,
-    /// Those that are looked at for that now, of which one may wait for the cluster.
+    /// Those that are looked at for that now.
     looked_at: Vec<Weak<Node>>,
 }
 
@@ -432,20 +455,41 @@ impl Inodes {
         nodes.iter().filter(|node| node.open_handle().is_some()).count()
     }
 
-    /// Closes the handles that were not used lately, one after the other.
+    /// Closes the handles that were not used lately. Waits for none.
     pub(crate) fn close_idle(&self) {
         let mut open = self.open.lock();
         let mut looked_at = std::mem::take(&mut open.all);
         open.looked_at.clone_from(&looked_at);
         drop(open);
         let now = Instant::now();
-        looked_at.retain(|node| node.upgrade().is_some_and(|node| node.close_idle(now)));
+        looked_at.retain(|node| {
+            let Some(node) = node.upgrade() else { return false };
+            let idle = node.close_idle(now, false);
+            if idle == Idle::Waits {
+                self.close_apart(node, now);
+            }
+            idle != Idle::Closed
+        });
         let mut open = self.open.lock();
         open.all.append(&mut looked_at);
         open.looked_at.clear();
     }
 
-    /// Wakes calls that the library left waiting, also while a handle is closed.
+    /// Closes an idle handle by a thread that may wait for the cluster, unless enough of them do.
+    fn close_apart(&self, node: Arc<Node>, now: Instant) {
+        if Arc::strong_count(&self.closers) > CLOSERS_MAX {
+            return;
+        }
+        let (closer, held) =
+            (thread::Builder::new().name("ceph-close".into()), self.closers.clone());
+        // Without a thread, the handle is looked at again.
+        let _ = closer.spawn(move || {
+            node.close_idle(now, true);
+            drop(held);
+        });
+    }
+
+    /// Wakes calls that the library left waiting.
     pub(crate) fn wake_calls(&self) {
         let open = self.open.lock();
         let nodes: Vec<_> = open.looked_at.iter().chain(&open.all).cloned().collect();

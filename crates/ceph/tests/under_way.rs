@@ -5,9 +5,10 @@
 //! so and passes: `make test-ceph` starts one. One test alone: the count is the process's.
 
 mod common;
+#[path = "common/stopped.rs"]
+mod stopped;
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{CTX, cluster, directory, mount, settings};
@@ -18,33 +19,9 @@ use polylane_ceph::{TimedFs, calls_under_way, rbd};
 use polylane_sys::buffer::Buffer;
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{FileSystem, Kind, RenameMode, Work};
+use stopped::{OSDS, Stopped};
 
-const OSDS: [&str; 2] = ["osd.0", "osd.1"];
 const MDS: [&str; 2] = ["mds.a", "mds.b"];
-
-/// Daemons that stand still until this is dropped.
-struct Stopped<'a>(&'a Path, [&'static str; 2]);
-
-impl<'a> Stopped<'a> {
-    fn new(cluster: &'a Path, daemons: [&'static str; 2]) -> Stopped<'a> {
-        let stopped = Stopped(cluster, daemons);
-        stopped.signal("-STOP");
-        stopped
-    }
-
-    fn signal(&self, signal: &str) {
-        for daemon in self.1 {
-            let pid = std::fs::read_to_string(self.0.join(format!("run/{daemon}.pid"))).unwrap();
-            assert!(Command::new("kill").args([signal, pid.trim()]).status().unwrap().success());
-        }
-    }
-}
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        self.signal("-CONT");
-    }
-}
 
 /// Whether that becomes so, and stays so for longer than any call takes that does not wait.
 fn stays(is_so: impl Fn() -> bool) {
