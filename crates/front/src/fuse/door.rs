@@ -424,10 +424,7 @@ impl Serving {
                 let reply = reply_later(header, body, turn);
                 self.run_or_defer(Job::Settled { reply }, deferred);
             }
-            Ok(Outcome::Reply) => {
-                let _until_sent = turn.map(|turn| turn.done(&body.0));
-                self.session.device.reply(header.unique, &body.0);
-            }
+            Ok(Outcome::Reply) => self.reply_now(header, body, turn),
             Ok(Outcome::ReplyAfter(node, range, except)) => {
                 let reply = reply_later(header, body, turn);
                 self.run_or_defer(Job::Reply { reply, node, range, except }, deferred);
@@ -437,13 +434,11 @@ impl Serving {
                 self.run_or_defer(Job::ReplyWritten { reply, again, range }, deferred);
             }
             Ok(Outcome::ReplyBefore(node, range, except)) => {
-                let _until_sent = turn.map(|turn| turn.done(&body.0));
-                self.session.device.reply(header.unique, &body.0);
+                self.reply_now(header, body, turn);
                 self.defer(Helper::Deferred, Job::Drop { node, range, except });
             }
             Ok(Outcome::ReplyThenTell(node, size)) => {
-                let _until_sent = turn.map(|turn| turn.done(&body.0));
-                self.session.device.reply(header.unique, &body.0);
+                self.reply_now(header, body, turn);
                 self.defer(Helper::Deferred, Job::TellSize(node, size));
             }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
@@ -460,6 +455,10 @@ impl Serving {
                 self.defer(Helper::Deferred, Job::Again(message.to_vec()));
             }
             Err(Exit::Late(errno)) => self.fail(header, errno),
+            Err(Exit::Refused(errno, node, range)) => {
+                self.fail(header, errno);
+                self.defer(Helper::Deferred, Job::Drop { node, range, except: None });
+            }
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => self.fail(header, errno),
             Ok(Outcome::Silent) | Err(Exit::Failed(_)) => {}
         }
@@ -473,6 +472,11 @@ impl Serving {
         self.session.lane.notifier.owes()
             && (matches!(header.opcode, opcode::IOCTL | opcode::READDIR)
                 || changes(header.opcode) && is_slot())
+    }
+
+    fn reply_now(&self, header: Header, body: &Body, turn: Option<Turn>) {
+        let _until_sent = turn.map(|turn| turn.done(&body.0));
+        self.session.device.reply(header.unique, &body.0);
     }
 
     fn fail(&self, header: Header, errno: Errno) {

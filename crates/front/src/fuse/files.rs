@@ -125,7 +125,10 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         let written = write_pages(call, &file, transfer.offset, data);
         Moment::store(file.node());
         // The kernel, and who waits for it, waits for this page: it waits for nobody.
-        written.map_err(Exit::Late)?;
+        written.map_err(|errno| match errno {
+            Errno::EPERM => Exit::Refused(errno, file.node().clone(), range),
+            errno => Exit::Late(errno),
+        })?;
         call.out.count(transfer.size);
         return Ok(call.wrote_page(file.node(), range));
     }

@@ -182,6 +182,39 @@ assert os.pread(b, 9, 4096) == b'tailmore'
     );
 }
 
+/// The kernel maps it for a program that may only append, and keeps what that stores.
+#[test]
+#[ignore = "in a private mount namespace"]
+fn nobody_sees_what_is_stored_in_a_file_that_only_grows() {
+    python(
+        &Mounted::new("mmap-append"),
+        r#"
+import errno, fcntl, mmap, os, struct, sys, time
+path = sys.argv[1] + '/log'
+a = os.open(path, os.O_RDWR | os.O_CREAT)
+os.write(a, b'history')
+fcntl.ioctl(a, 0x40086602, struct.pack('l', 0x20))
+reader = mmap.mmap(os.open(path, os.O_RDONLY), 7, prot=mmap.PROT_READ)
+log = os.open(path, os.O_RDWR | os.O_APPEND)
+stored = mmap.mmap(log, 7)
+for _ in range(20):
+    stored[0:1] = b'R'
+    try:
+        stored.flush()
+        raise SystemExit('the store was taken')
+    except OSError as refused:
+        assert refused.errno == errno.EPERM, refused
+    until = time.monotonic() + 20
+    while reader[0:7] != b'history' or stored[0:7] != b'history':
+        assert time.monotonic() < until, (reader[0:7], stored[0:7])
+        time.sleep(0.001)
+    assert open(path, 'rb').read() == b'history'
+os.write(log, b' goes on')
+assert open(path, 'rb').read() == b'history goes on'
+"#,
+    );
+}
+
 #[test]
 #[ignore = "in a private mount namespace"]
 fn the_fast_lane_and_mappings_see_each_other() {
