@@ -78,6 +78,15 @@ static long remove_dir(void) { return rmdir(dir); }
 static long touch(void) { return utimensat(AT_FDCWD, a, NULL, 0); }
 static long make_fifo(void) { return mkfifo(b, 0600); }
 static long look(void) { return poll(&(struct pollfd){ file, POLLIN, 0 }, 1, 0); }
+/* The child reads and writes by what it got. */
+static long fork_child(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0)
+		_exit(pread(file, bytes, 8, 0) == 8 && pwrite(file, "y", 1, 0) == 1 ? 0 : 1);
+	return child > 0 && waitpid(child, &status, 0) == child && status == 0 ? 0 : -1;
+}
 static long close_file(void) { return close(file); }
 
 /* In this order. The first may be the call that connects the process to the lane. */
@@ -94,7 +103,7 @@ static const struct {
 	CALL(link_b), CALL(remove_b), CALL(symlink_a), CALL(read_link), CALL(open_by_link),
 	CALL(remove_link), CALL(make_dir), CALL(enter), CALL(open_relative), CALL(stat_relative),
 	CALL(leave), CALL(open_from), CALL(remove_dir), CALL(touch), CALL(make_fifo), CALL(remove_b),
-	CALL(look), CALL(close_file),
+	CALL(look), CALL(fork_child), CALL(close_file),
 };
 #define COUNT (sizeof calls / sizeof *calls)
 

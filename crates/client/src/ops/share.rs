@@ -40,7 +40,23 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
 
 /// As [`share_with`], of the files of one lane.
 fn share_lane(state: &'static State, lane: &'static Lane, heir: Heir) {
-    let fields = state.get();
+    let (any, kept) = match real::is_on_small_stack() {
+        true => share_each(state, lane, heir),
+        false => share_batches(state, lane, heir),
+    };
+    if any && let Some(session) = lane.sessions.present() {
+        // The slots of parked files are not to belong to copies.
+        lane.handles().close_all(session);
+    }
+    if kept {
+        tell_shared(lane);
+    }
+}
+
+/// Shares the files of a lane with one request for many; whether there was any, and whether a slot
+/// of one must be told to be the heir's.
+#[inline(never)]
+fn share_batches(state: &'static State, lane: &'static Lane, heir: Heir) -> (bool, bool) {
     let (mut any, mut kept) = (false, false);
     let mut batch = [const { None }; own::BATCH];
     let mut count = 0;
@@ -50,7 +66,39 @@ fn share_lane(state: &'static State, lane: &'static Lane, heir: Heir) {
         });
         batch.iter_mut().for_each(|place| *place = None);
     };
-    fields.records().each(|file| {
+    each_to_share(state, lane, heir, |file| {
+        any = true;
+        batch[count] = Some(file);
+        count += 1;
+        if count == batch.len() {
+            share_batch(&mut batch);
+            count = 0;
+        }
+    });
+    share_batch(&mut batch[..count]);
+    (any, kept)
+}
+
+/// As [`share_batches`], with a request for each file and no room for many.
+#[inline(never)]
+fn share_each(state: &'static State, lane: &'static Lane, heir: Heir) -> (bool, bool) {
+    let (mut any, mut kept) = (false, false);
+    each_to_share(state, lane, heir, |file| {
+        any = true;
+        kept |= !share(state, &file);
+    });
+    (any, kept)
+}
+
+/// Calls `ready` with each file of a lane that is to be readied for the heir. The others are noted
+/// to have common descriptors.
+fn each_to_share(
+    state: &'static State,
+    lane: &'static Lane,
+    heir: Heir,
+    mut ready: impl FnMut(Pin),
+) {
+    state.get().records().each(|file| {
         if file.lane() != lane.number() {
             return;
         }
@@ -59,23 +107,9 @@ fn share_lane(state: &'static State, lane: &'static Lane, heir: Heir) {
         } else if !file.is(FileBits::SHARED)
             && (heir == Heir::Process || is_left_by_exec(state, file))
         {
-            any = true;
-            batch[count] = Some(file.again());
-            count += 1;
-            if count == batch.len() {
-                share_batch(&mut batch);
-                count = 0;
-            }
+            ready(file.again());
         }
     });
-    share_batch(&mut batch[..count]);
-    if any && let Some(session) = lane.sessions.present() {
-        // The slots of parked files are not to belong to copies.
-        lane.handles().close_all(session);
-    }
-    if kept {
-        tell_shared(lane);
-    }
 }
 
 /// Readies a file for others that get copies of its descriptor. False: its slot must be told to be
