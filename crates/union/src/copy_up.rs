@@ -173,7 +173,7 @@ impl Act<'_> {
         let mut uncovered = None;
         if node.kind != Kind::Dir && attr.nlink > 1 {
             uncovered = Some(attr.nlink - 1);
-            let entered = self.enter_in_index(node, held, attr.nlink - 1);
+            let entered = self.enter_in_index(node, held);
             entered.inspect_err(|_| {
                 let _ = upper.remove_from_index(self.ctx, (node.ino, held));
             })?;
@@ -187,19 +187,23 @@ impl Act<'_> {
             }
             return Err(errno);
         }
-        // It is there, whatever becomes of the directory's times.
+        // It is there, whatever becomes of the directory's times, and of the mark: until it is
+        // written, the one that is there says the same.
         let _ = upper.restore_times(self.ctx, dir, &before);
+        if let Some(uncovered) = uncovered {
+            let _ = upper.count_uncovered(self.ctx, held, uncovered);
+        }
         Ok(uncovered)
     }
 
     /// Enters what was copied up by one of its names in the index.
-    fn enter_in_index(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
+    fn enter_in_index(&self, node: &Node, held: &Held) -> Result<()> {
         let upper = self.upper()?;
         if upper.has_no_marks(node.kind) {
             let marks = upper.make_stand_in(self.ctx, node.ino, held)?;
             self.write_below(node, &marks, None)?;
         }
-        upper.add_to_index(self.ctx, (node.ino, held), uncovered)
+        upper.add_to_index(self.ctx, (node.ino, held))
     }
 
     /// Marks a directory of the upper that gets an entry which was copied up.

@@ -96,6 +96,10 @@ fn links_value(uncovered: u32) -> Vec<u8> {
     format!("U{:+}", i64::from(uncovered) - 1).into_bytes()
 }
 
+/// The value before a file has its first name in the upper, as overlayfs has it then: it has the
+/// names that it has in the lower, whether a service that was killed has moved it to one or not.
+const AS_IN_LOWER: &[u8] = b"L+0";
+
 /// The names in the lowers alone that such a value counts. overlayfs counts names from the links of
 /// the upper's inode (`U`), or from those of the lower's (`L`).
 pub(crate) fn uncovered(value: &[u8], upper_links: u32, lower_links: Option<u32>) -> Option<u32> {
@@ -140,15 +144,11 @@ impl Upper {
         self.index.lookup(ctx, &index_name(number))
     }
 
-    /// Enters a file, of whose names `uncovered` are in the lowers alone.
-    pub(crate) fn add_to_index(
-        &self,
-        ctx: &OpCtx<'_>,
-        (number, held): (Ino, &Held),
-        uncovered: u32,
-    ) -> Result<()> {
+    /// Enters a file that has no name in the upper yet. When it has one its names are counted
+    /// ([`Upper::count_uncovered`]).
+    pub(crate) fn add_to_index(&self, ctx: &OpCtx<'_>, (number, held): (Ino, &Held)) -> Result<()> {
         self.guard(ctx)?;
-        self.count_uncovered(ctx, held, uncovered)?;
+        self.set_links(ctx, held, AS_IN_LOWER)?;
         self.fs().link(ctx, held.ino(), self.index.ino(), &index_name(number)).map(|_| ())
     }
 
@@ -159,9 +159,13 @@ impl Upper {
         held: &Held,
         uncovered: u32,
     ) -> Result<()> {
+        self.set_links(ctx, held, &links_value(uncovered))
+    }
+
+    fn set_links(&self, ctx: &OpCtx<'_>, held: &Held, value: &[u8]) -> Result<()> {
         let marks = self.stand_in(held);
         let ino = marks.as_ref().unwrap_or(held).ino();
-        self.set_mark(ctx, ino, Mark::Nlink, &links_value(uncovered))
+        self.set_mark(ctx, ino, Mark::Nlink, value)
     }
 
     /// Removes a file from the index.

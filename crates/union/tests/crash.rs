@@ -4,13 +4,13 @@
 mod common;
 
 use common::{Fs, Tree, memfs, pattern, union};
-use polylane_base::TestClock;
 use polylane_base::rng::Rng;
+use polylane_base::{Errno, TestClock};
 use polylane_ext4::{Ext4, Options};
-use polylane_testkit::fault::Faulty;
+use polylane_testkit::fault::{Call, Faulty, Plan};
 use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::OpCtx;
-use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::fs::{FileSystem, Kind, SetAttr};
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
@@ -229,6 +229,46 @@ fn a_synced_copy_up_is_there_after_a_cut() {
         assert!(expected.contains_key(names[0]), "{what}");
     }
     assert!(cuts > 50, "{cuts} cuts only");
+}
+
+/// A service is killed at each call by which a file of several names is copied up: it has as many
+/// links as names, and its last name has what was written when the others are gone.
+#[test]
+fn a_file_of_several_names_has_all_of_them_after_a_kill() {
+    let names = ["one", "two", "three"];
+    for skip in 0.. {
+        let (low, memory) = (memfs(), memfs());
+        let l = Tree(&*low);
+        l.file(names[0], b"linked");
+        names[1..].iter().for_each(|name| l.link(names[0], name));
+        drop(union(&[&low], Some(&memory)));
+        let killed = Faulty::new(memory.clone());
+        let upper: Fs = killed.clone();
+        let first = union(&[&low], Some(&upper));
+        let one = Tree(&*first).ino("one");
+        killed.plan(Call::Change, Plan { skip, count: u64::MAX, errno: Some(Errno::EIO) });
+        let mode = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        let changed = first.setattr(&OpCtx::service(), one, &mode);
+        drop((first, upper));
+
+        let next = union(&[&low], Some(&memory));
+        let tree = Tree(&*next);
+        let links = names.map(|name| tree.find(name).expect("there").nlink);
+        assert_eq!(links, [3; 3], "killed at call {skip}");
+        for name in &names[..2] {
+            tree.write(tree.ino("three"), 0, b"change");
+            tree.unlink(name);
+        }
+        assert_eq!(tree.find("three").expect("there").nlink, 1, "killed at call {skip}");
+        drop(next);
+        let last = union(&[&low], Some(&memory));
+        let tree = Tree(&*last);
+        assert_eq!(tree.read(tree.ino("three")), b"change", "killed at call {skip}");
+        if changed.is_ok() {
+            assert!(skip > 5, "{skip} calls only");
+            return;
+        }
+    }
 }
 
 #[test]
