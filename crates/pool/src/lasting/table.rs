@@ -171,14 +171,14 @@ impl Entry {
         };
         let names = [&self.path[..], &self.source, &self.users].concat();
         slot.names[..names.len()].copy_from_slice(&names);
-        slot.sum = hash(slot.as_bytes()).into();
+        slot.sum = slot.hashed().into();
         slot
     }
 
     /// `None`: nothing that this module wrote.
     fn from_slot(slot: &SlotRecord) -> Option<Entry> {
         let unsummed = SlotRecord { sum: 0.into(), ..*slot };
-        if slot.state != USED || slot.sum != hash(unsummed.as_bytes()) {
+        if slot.state != USED || slot.sum != unsummed.hashed() {
             return None;
         }
         let flags = SlotFlags::from_bits_retain(slot.flags.get());
@@ -209,11 +209,31 @@ impl Entry {
     }
 }
 
+impl SlotRecord {
+    /// FNV-1a of it. Most of it is zeros before the last field, which are one power of the prime:
+    /// each command reads all slots several times.
+    fn hashed(&self) -> u64 {
+        let (front, id) = self.as_bytes().split_at(offset_of!(SlotRecord, id));
+        let is_zero = |part: &&[u8]| **part == [0; ZEROS];
+        let zeros = front.rchunks_exact(ZEROS).take_while(is_zero).count() * ZEROS;
+        let hash = hash_on(HASH_START, &front[..front.len() - zeros]);
+        hash_on(hash.wrapping_mul(HASH_PRIME.wrapping_pow(zeros as u32)), id)
+    }
+}
+
+/// Zeros of a slot that are looked for at a time.
+const ZEROS: usize = 64;
+
+const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+const HASH_PRIME: u64 = 0x0100_0000_01b3;
+
 /// FNV-1a.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    hash_on(HASH_START, bytes)
+}
+
+fn hash_on(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(HASH_PRIME))
 }
 
 /// A pool's table.
@@ -412,16 +432,13 @@ impl Table {
     fn read(&self, index: u64) -> Slot {
         let at = index * SLOT_BYTES as u64;
         // Past the end of the file, and in its holes, all slots are empty.
-        let mut state = U32::new(EMPTY);
-        match self.file.read_exact_at(state.as_mut_bytes(), at) {
-            Ok(()) if state != EMPTY => {}
-            _ => return Slot::Empty,
-        }
         let mut slot = SlotRecord::new_zeroed();
-        let whole = state == USED && self.file.read_exact_at(slot.as_mut_bytes(), at).is_ok();
-        match Entry::from_slot(&slot).filter(|_| whole) {
-            Some(entry) => Slot::Used(entry),
-            None => Slot::Removed,
+        match self.file.read_exact_at(slot.as_mut_bytes(), at) {
+            Ok(()) if slot.state == USED => {
+                Entry::from_slot(&slot).map_or(Slot::Removed, Slot::Used)
+            }
+            _ if slot.state == EMPTY => Slot::Empty,
+            _ => Slot::Removed,
         }
     }
 

@@ -13,7 +13,7 @@
 //! ([`with_roots`]). What may wait for a lane at its close is closed after the lock.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -251,9 +251,14 @@ impl Tables {
     /// Removes what dead supervisors left, but for mounts that only file systems can find.
     fn clear_dead(&self) -> Result<Vec<Mount>> {
         let (mut dead, mut views, mut served) = (Vec::new(), Views::default(), HashMap::new());
+        // Lanes of one service are many, and are asked for once.
+        let mut living = HashSet::new();
         self.remove_path_locks();
         for mount in self.all()? {
-            let Ok(left) = PoolName::take_over(&self.dir, &mount.lane()) else {
+            let lane = mount.lane();
+            let left = (!living.contains(&lane)).then(|| PoolName::take_over(&self.dir, &lane));
+            let Some(Ok(left)) = left else {
+                living.insert(lane);
                 // Of a lane that lives, an instance that another unmounted, or that a killed
                 // command did not get as far as to mount.
                 let path = &mount.entry.path;

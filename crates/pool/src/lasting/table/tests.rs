@@ -43,6 +43,20 @@ fn longest<'a>(model: &'a BTreeMap<String, Entry>, path: &str) -> Option<&'a Ent
     prefixes.max_by_key(|(prefix, _)| prefix.len()).map(|(_, entry)| entry)
 }
 
+/// Tables outlive the program that wrote them.
+#[test]
+fn the_sum_of_a_slot_is_that_of_its_bytes_one_after_the_other() {
+    let mut rng = Rng::new(1);
+    for number in 0..300 {
+        let mut slot = entry(&random_path(&mut rng), number).to_slot();
+        for _ in 0..rng.below(4) {
+            let at = rng.below(slot.names.len() as u64) as usize;
+            slot.names[at] = rng.below(2) as u8;
+        }
+        assert_eq!(slot.hashed(), hash(slot.as_bytes()), "{number}");
+    }
+}
+
 #[test]
 fn the_table_is_a_map_with_longest_prefixes() {
     for seed in 0..20 {
