@@ -225,6 +225,16 @@ impl Container {
         self.place.remove_file(GROUPS)
     }
 
+    /// Takes the right to start it, or to read its files.
+    ///
+    /// # Errors
+    /// One line: it was removed meanwhile, or another command has it for too long.
+    pub(crate) fn lock(&self) -> Result<Lock> {
+        self.place.lock_if_there()?.ok_or_else(|| {
+            Failure::failed(format!("{}: another command has removed it", self.record.name))
+        })
+    }
+
     /// Removes the container. With `force` also one that runs.
     ///
     /// # Errors

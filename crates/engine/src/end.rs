@@ -12,10 +12,14 @@ impl Container {
     /// # Errors
     /// One line: it does not run, or there is no such signal.
     pub fn kill(&self, signal: &str) -> Result<()> {
-        match self.state()? {
-            State::Running(_) => self.runtime().kill(signal),
-            _ => Err(Failure::failed(format!("{}: does not run", self.record.name))),
+        if let State::Running(_) = self.state()? {
+            let sent = self.runtime().kill(signal);
+            // It may end by itself, or by another command, at this very moment.
+            if sent.is_ok() || matches!(self.state()?, State::Running(_)) {
+                return sent;
+            }
         }
+        Err(Failure::failed(format!("{}: does not run", self.record.name)))
     }
 
     /// Asks the container to end, kills it after `patience`, and waits until it is cleared up. One

@@ -51,9 +51,10 @@ impl Container {
     /// Keeps the container's files as they are until the answer is dropped.
     ///
     /// # Errors
-    /// One line: it was never started, its runtime cannot pause it, another command has it.
+    /// One line: it was never started, was removed or ended meanwhile, its runtime cannot pause it,
+    /// another command has it.
     pub fn quiesce(&self) -> Result<Quiesced> {
-        let lock = self.place.lock()?;
+        let lock = self.lock()?;
         let runs = matches!(self.state()?, State::Running(_));
         if !runs && lane::is_new(&self.place, &self.record) {
             return Err(Failure::failed(format!(
@@ -61,7 +62,12 @@ impl Container {
                 self.record.name
             )));
         }
-        let paused = if runs { Some(Paused::new(self)?) } else { None };
+        let paused = runs.then(|| Paused::new(self)).transpose();
+        if paused.is_err() && !matches!(self.state()?, State::Running(_)) {
+            let name = &self.record.name;
+            return Err(Failure::failed(format!("{name}: ended meanwhile: try again")));
+        }
+        let paused = paused?;
         Ok(Quiesced {
             files: match self.record.branch() {
                 _ if runs => Files::Mounted(self.place.root()),

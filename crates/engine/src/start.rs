@@ -51,10 +51,10 @@ pub enum Attached {
 /// Starts a container. Its status when it has ended ([`Attached::Caller`]), else 0 once it runs.
 ///
 /// # Errors
-/// One line: it runs already, its lanes cannot be mounted, the runtime refuses.
+/// One line: it runs already or was removed, its lanes cannot be mounted, the runtime refuses.
 pub fn start(container: &Container, attached: Attached) -> Result<u8> {
     let record = &container.record;
-    let lock = container.place.lock()?;
+    let lock = container.lock()?;
     if let State::Running(_) = container.state()? {
         return Err(Failure::failed(format!("{}: runs already", record.name)));
     }
