@@ -20,6 +20,7 @@ pub mod guest;
 pub mod host;
 pub mod http;
 pub mod killed;
+pub mod namespace;
 pub mod nbd;
 pub mod oci;
 pub mod oracle;

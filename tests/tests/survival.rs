@@ -2,56 +2,14 @@
 //! mount, services are replaced, state and run-time directories are full or read-only.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use polylane_tests::host::{Host, children, succeeds, text, until};
+use polylane_tests::namespace::Namespace;
 use polylane_tests::{binary, lacks, unavailable};
-
-/// A shell in a mount namespace of its own, which takes lines and answers each.
-struct Namespace {
-    child: Child,
-    lines: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Namespace {
-    /// With the host's mounts as they are now; `propagation` as unshare(1) has it.
-    fn new(propagation: &str) -> Namespace {
-        let mut command = Command::new("unshare");
-        command.args(["-m", "--propagation", propagation, "sh"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.current_dir("/").spawn().expect("unshare");
-        let (lines, answers) = (child.stdin.take(), child.stdout.take());
-        let answers = BufReader::new(answers.expect("a pipe"));
-        let mut namespace = Namespace { child, lines: lines.expect("a pipe"), answers };
-        assert_eq!(namespace.says("echo up"), "up");
-        namespace
-    }
-
-    /// The last line that a line of script says.
-    fn says(&mut self, script: &str) -> String {
-        writeln!(self.lines, "{script}; echo ::$?").expect("a line");
-        let mut last = String::new();
-        loop {
-            let mut line = String::new();
-            let count = self.answers.read_line(&mut line).expect("an answer");
-            match line.trim() {
-                line if count == 0 || line.starts_with("::") => return last,
-                line => last = line.to_string(),
-            }
-        }
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// A volume's lane on this host.
 fn lane(host: &Host) -> (PathBuf, PathBuf) {

@@ -58,6 +58,17 @@ pub fn unshare_mounts() -> rustix::io::Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }
 }
 
+/// Gives the calling thread a root and a working directory of its own: by that it may enter another
+/// mount namespace alone.
+///
+/// # Errors
+/// See unshare(2).
+pub fn unshare_directories() -> rustix::io::Result<()> {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    // SAFETY: as above.
+    unsafe { unshare_unsafe(UnshareFlags::FS) }
+}
+
 /// Makes the control groups that the calling process is in the roots of what it sees of control
 /// groups from now on.
 ///

@@ -31,6 +31,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
+use super::elsewhere;
 use super::lock::Lock;
 use super::places;
 use super::point::{self, Point};
@@ -325,7 +326,8 @@ impl Held {
             return Err(Errno::EBUSY);
         }
         let own = self.own().ok_or(Errno::EBUSY)?;
-        let _kept = point::unmount(&own).map_err(|error| Errno(error.raw_os_error()))?;
+        let kept = point::unmount(&own).map_err(|error| Errno(error.raw_os_error()))?;
+        elsewhere::end_copies(kept.as_ref(), self.entry.device);
         let listed = all.iter().find(|entry| entry.path == self.entry.path);
         if let (Ok(tables), Some(entry)) = (Tables::lock(&self.dir), listed) {
             let _ = tables.is_gone(&self.pool, entry);

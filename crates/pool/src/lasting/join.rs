@@ -26,7 +26,7 @@ use super::point::{self, Point};
 use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{After, Mount, Tables, detach_those};
-use super::{holder, places};
+use super::{elsewhere, holder, places};
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::init::{self, LaneMounts, Place};
@@ -324,7 +324,8 @@ fn unmount_lane(dir: &Path, mount: &Mount) -> std::result::Result<(), Errno> {
     }
     drop(tables);
     let seen = places::mount_of(entry).ok_or(Errno::ENOENT)?;
-    let _kept = point::unmount(&seen).map_err(|error| Errno(error.raw_os_error()))?;
+    let kept = point::unmount(&seen).map_err(|error| Errno(error.raw_os_error()))?;
+    elsewhere::end_copies(kept.as_ref(), entry.device);
     let removed = Tables::lock(dir).and_then(|tables| tables.remove(&mount.pool, &entry.path));
     removed.map_err(|_| Errno::EIO)
 }

@@ -12,6 +12,7 @@
 //! | `lock` | locks of commands among each other |
 //! | `tables` | all tables, under one lock |
 //! | `places` | what is mounted where, in this mount namespace |
+//! | `elsewhere` | mounts of lanes in other mount namespaces |
 //! | `point` | a mount point, looked up once |
 //! | `holder` | the first process of a lane, which holds its mount |
 //! | `options` | what a mount is asked for |
@@ -27,6 +28,7 @@
 //! | `exec` | a command in a pool |
 //! | `env` | what gives a process or a container the fast way |
 
+mod elsewhere;
 mod env;
 mod exec;
 mod files;

@@ -59,7 +59,7 @@ pub(crate) enum Sight {
 }
 
 /// The mount namespace of a process, and its root directory in it.
-fn view_of(process: &dyn fmt::Display) -> Option<[PathBuf; 2]> {
+pub(super) fn view_of(process: &dyn fmt::Display) -> Option<[PathBuf; 2]> {
     let link = |name| fs::read_link(format!("/proc/{process}/{name}")).ok();
     Some([link("ns/mnt")?, link("root")?])
 }

@@ -16,6 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
+use super::elsewhere::Sighting;
 use super::places;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
@@ -164,19 +165,36 @@ pub(crate) fn open_root(seen: &Seen) -> rustix::io::Result<OwnedFd> {
     root_of(seen).map(|root| root.root)
 }
 
+/// The same, in whichever mount namespace.
+///
+/// # Errors
+/// As [`open_root`]; that the process which sees it has ended.
+pub(crate) fn open_sighted(one: &Sighting) -> rustix::io::Result<OwnedFd> {
+    root_by(one, NO_LINKS)
+}
+
 /// The same, where no file system is asked for the directories above it.
 ///
 /// # Errors
 /// `EAGAIN`: one would be; `EBUSY` when something covers it.
-pub(crate) fn root_at_once(seen: &Seen) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = NO_LINKS | ResolveFlags::CACHED;
-    let path = Path::new(OsStr::from_bytes(&seen.place));
-    let root = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve);
+pub(crate) fn root_at_once(one: &Sighting) -> rustix::io::Result<OwnedFd> {
+    let root = root_by(one, NO_LINKS | ResolveFlags::CACHED);
     // Kernels before 5.12 do not know it.
-    let root = root.map_err(|error| if error == Errno::INVAL { Errno::AGAIN } else { error })?;
+    root.map_err(|error| if error == Errno::INVAL { Errno::AGAIN } else { error })
+}
+
+fn root_by(one: &Sighting, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let from = one.root_dir()?;
+    let (dir, path) = match &from {
+        Some(dir) => (dir.as_fd(), one.seen.place.strip_prefix(b"/").unwrap_or_default()),
+        None => (CWD, &one.seen.place[..]),
+    };
+    let path = if path.is_empty() { b"." } else { path };
+    let path = Path::new(OsStr::from_bytes(path));
+    let root = rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve)?;
     match mount_id(&root) {
-        Some(id) if id == seen.id => Ok(root),
+        Some(id) if id == one.seen.id => Ok(root),
         Some(_) => Err(Errno::BUSY),
         // The kernel does not say which mount it is of: it may for another process.
         None => Err(Errno::AGAIN),
@@ -275,6 +293,6 @@ mod tests {
         let other = Seen { id: u64::MAX, place: b"/tmp".to_vec(), ..root };
         assert_eq!(unmount(&other).expect_err("another"), Errno::BUSY);
         assert_eq!(open_root(&other).expect_err("another"), Errno::BUSY);
-        assert_eq!(root_at_once(&other).expect_err("another"), Errno::BUSY);
+        assert_eq!(root_at_once(&Sighting::own(&other)).expect_err("another"), Errno::BUSY);
     }
 }

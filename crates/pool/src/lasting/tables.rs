@@ -12,7 +12,9 @@
 //! root is found by what the kernel has in memory, else before the lock, for a limited time
 //! ([`with_roots`]). What may wait for a lane at its close is closed after the lock.
 
-use std::cell::RefCell;
+mod detach;
+
+use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
@@ -25,6 +27,7 @@ use polylane_base::shown::Shown;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::elsewhere::{self, Sighting};
 use super::lock::{Lock, PATH_LOCKS, path_lock};
 use super::places::{self, Sight, Views};
 use super::point::{self, Point};
@@ -34,6 +37,8 @@ use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
 use crate::names::{self, PoolName};
 use crate::timely;
+
+pub(crate) use detach::{After, detach_all, detach_device, detach_lost, detach_those};
 
 /// The file whose lock is that of all tables. No pool has such a name.
 const LOCK_FILE: &str = ".tables";
@@ -88,9 +93,11 @@ pub(crate) struct Tables {
     /// Roots of mounts that could not be found under the lock, by the mount's number.
     known: Vec<(u64, OwnedFd)>,
     /// Mounts that could not be taken away, since a file system has to be asked for their roots.
-    unknown: RefCell<Vec<Seen>>,
+    unknown: RefCell<Vec<Sighting>>,
     /// Roots of mounts that were taken away.
     gone: RefCell<Vec<OwnedFd>>,
+    /// What processes in other mount namespaces see of lanes, looked at once.
+    elsewhere: OnceCell<Vec<Sighting>>,
 }
 
 impl Drop for Tables {
@@ -109,8 +116,8 @@ impl Tables {
     /// As [`Lock::take`].
     pub(crate) fn lock(dir: &Path) -> Result<Tables> {
         let lock = Some(Lock::take(dir, LOCK_FILE.to_string())?);
-        let (unknown, gone) = (RefCell::default(), RefCell::default());
-        Ok(Tables { dir: dir.to_path_buf(), lock, known: Vec::new(), unknown, gone })
+        let (unknown, gone, elsewhere) = Default::default();
+        Ok(Tables { dir: dir.to_path_buf(), lock, known: Vec::new(), unknown, gone, elsewhere })
     }
 
     /// Locks the tables, and removes what dead supervisors left: mounts, entries, files. The mounts
@@ -161,17 +168,10 @@ impl Tables {
 
     /// `None`: it was taken away; else whether it never can be, or only not now.
     fn detach_seen(&self, seen: &Seen) -> Option<bool> {
-        let known = self.known.iter().find(|(id, _)| *id == seen.id);
-        let root = match known {
-            Some((_, root)) => root.try_clone().map_err(|_| Errno::MFILE),
-            None => point::root_at_once(seen),
-        };
+        let root = self.root_of(&Sighting::own(seen));
         match root.and_then(|root| point::detach(&root).map(|()| root)) {
             Ok(root) => self.gone.borrow_mut().push(root),
-            Err(Errno::AGAIN) => {
-                self.unknown.borrow_mut().push(seen.clone());
-                return Some(false);
-            }
+            Err(Errno::AGAIN) => return Some(false),
             // It is not there any more, or below another one.
             Err(Errno::NOENT | Errno::INVAL | Errno::BUSY) => return Some(true),
             // No descriptor is to be had, for example.
@@ -180,17 +180,55 @@ impl Tables {
         None
     }
 
-    /// The same of a dead lane, whose connection to the kernel ends with it unless the lane still
-    /// has a service.
+    /// The root of a mount, without a request to a file system. `EAGAIN`: one has to be asked, and
+    /// will be without the lock.
+    fn root_of(&self, one: &Sighting) -> rustix::io::Result<OwnedFd> {
+        if let Some((_, root)) = self.known.iter().find(|(id, _)| *id == one.seen.id) {
+            return root.try_clone().map_err(|_| Errno::MFILE);
+        }
+        let root = point::root_at_once(one);
+        if root.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
+            self.unknown.borrow_mut().push(one.clone());
+        }
+        root
+    }
+
+    /// The same of a dead lane, in whichever mount namespace its mount is. Its connection to the
+    /// kernel ends with it unless the lane still has a service; copies of the mount in other
+    /// namespaces stay, and give errors.
     fn detach_dead(&self, entry: &Entry, is_served: impl FnOnce() -> bool) -> bool {
-        let Some(seen) = places::mount_of(entry) else { return true };
-        let is_served = !seen.is_lane() || is_served();
+        let own = places::mount_of(entry);
+        let elsewhere = self.elsewhere.get_or_init(elsewhere::sightings);
+        let elsewhere = elsewhere.iter().filter(|one| one.seen.device == entry.device);
+        let elsewhere: Vec<_> = elsewhere.collect();
+        if own.is_none() && elsewhere.is_empty() {
+            return true;
+        }
+        let is_served = own.is_some_and(|seen| !seen.is_lane()) || is_served();
         let before = self.gone.borrow().len();
-        let done = self.detach(entry);
+        let mut done = self.detach(entry);
+        for one in elsewhere {
+            done &= self.detach_elsewhere(one, entry);
+        }
         // As long as a root is open the device's number is no other file system's.
         if !is_served && self.gone.borrow().len() > before {
             unserved::abort(entry.device);
         }
+        done
+    }
+
+    /// Takes the mount of an entry away that is in another mount namespace, and holds the root of a
+    /// copy; whether the entry is needed no more.
+    fn detach_elsewhere(&self, one: &Sighting, entry: &Entry) -> bool {
+        let is_copy = one.seen.id != u64::from(entry.mount);
+        // It is not there any more, or below another one.
+        let is_none = |error| matches!(error, Errno::NOENT | Errno::INVAL | Errno::BUSY);
+        let root = match self.root_of(one) {
+            Ok(root) => root,
+            Err(error) => return is_copy || is_none(error),
+        };
+        let done = is_copy || one.detach(&root).map_or_else(is_none, |()| true);
+        self.gone.borrow_mut().push(root);
         done
     }
 
@@ -488,9 +526,9 @@ fn with_roots(dir: &Path, mut work: impl FnMut(&Tables) -> Result<()>) -> Result
     }
     drop(tables);
     let (mut known, mut limit) = (Vec::new(), FIND_TIME_MAX);
-    for seen in unknown {
-        let id = seen.id;
-        match timely::opened_within(limit, move || point::open_root(&seen)) {
+    for one in unknown {
+        let id = one.seen.id;
+        match timely::opened_within(limit, move || point::open_sighted(&one)) {
             Ok(root) => known.push((id, root)),
             Err(polylane_base::Errno::ETIMEDOUT) => limit = LATER_TIME_MAX,
             Err(_) => {}
@@ -500,80 +538,6 @@ fn with_roots(dir: &Path, mut work: impl FnMut(&Tables) -> Result<()>) -> Result
     tables.known = known;
     work(&tables)?;
     Ok(tables)
-}
-
-/// What becomes of the entry of a mount that was taken away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum After {
-    /// It stays until its lane has ended.
-    Stays,
-    /// It goes.
-    Goes,
-}
-
-/// Takes mounts of a pool away, in use or not, the later instances first; whether all are. The
-/// tables stay locked until their entries say so: the kernel gives a path and a device number to
-/// the next mount once they are free.
-///
-/// # Errors
-/// The table cannot be read or written.
-pub(crate) fn detach_those(
-    dir: &Path,
-    pool: &str,
-    those: impl Fn(&Tables) -> Result<Vec<Entry>>,
-    after: After,
-) -> Result<bool> {
-    let mut all = true;
-    with_roots(dir, |tables| {
-        all = true;
-        for entry in those(tables)?.iter().rev() {
-            match (tables.detach(entry), after) {
-                (false, _) => all = false,
-                (true, After::Stays) => tables.is_gone(pool, entry)?,
-                (true, After::Goes) => tables.remove(pool, &entry.path)?,
-            }
-        }
-        Ok(())
-    })?;
-    Ok(all)
-}
-
-/// Takes all mounts of a lane away.
-pub(crate) fn detach_all(dir: &Path, owner: &LaneOwner) {
-    let _ = detach_those(dir, &owner.pool, |tables| tables.of_lane(owner), After::Stays);
-}
-
-/// Takes all mounts of a further lane away that its service has lost, with their entries. One that
-/// cannot be taken away in time keeps its entry.
-pub(crate) fn detach_lost(dir: &Path, owner: &LaneOwner, id: u32) {
-    let _ = with_roots(dir, |tables| {
-        let mut entries = tables.of_lane(owner)?;
-        entries.retain(|entry| entry.instance > 0 && entry.id == id);
-        for entry in entries.iter().rev() {
-            // A process that waits for it has an error at once, also where its thread only comes
-            // up late.
-            if tables.detach_dead(entry, || false) {
-                tables.remove(&owner.pool, &entry.path)?;
-            }
-        }
-        Ok(())
-    });
-}
-
-/// Takes away what a dead lane still has in this mount namespace after a command in another one has
-/// taken its entries out: all mounts of its device, unless that is another lane's by now.
-pub(crate) fn detach_device(dir: &Path, device: u64) {
-    let _ = with_roots(dir, |tables| {
-        let is_others = tables.all()?.iter().any(|mount| mount.entry.device == device);
-        if is_others || tables.unreadable().next().is_some() {
-            return Ok(());
-        }
-        let is_it = |seen: &&Seen| seen.device == device && seen.is_lane();
-        for seen in mountinfo::seen().iter().rev().filter(is_it) {
-            tables.detach_seen(seen);
-        }
-        Ok(())
-    });
 }
 
 /// Takes all entries of a lane out of its pool's table, but those whose mounts are still there.
