@@ -385,6 +385,12 @@ topics! {
         judge: EXT4,
         ..PROGRAM
     };
+    changes_that_change_nothing = Topic {
+        source: "unchanged",
+        ways: &[Lane::FuseVolume, Lane::PreloadVolume],
+        judge: EXT4,
+        ..PROGRAM
+    };
     projects_of_files = Topic {
         source: "projects",
         ways: &[Lane::FuseVolume, Lane::PreloadVolume],

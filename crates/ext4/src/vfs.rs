@@ -194,6 +194,10 @@ impl FileSystem for Ext4 {
         self.guard(|| Ok(Some(self.volume.cell(number(ino)?)?.core.read().raw.project())))
     }
 
+    fn generation(&self, ino: Ino) -> polylane_base::Result<Option<u32>> {
+        self.guard(|| Ok(Some(self.volume.cell(number(ino)?)?.core.read().raw.generation())))
+    }
+
     fn readlink(&self, _: &OpCtx<'_>, ino: Ino) -> polylane_base::Result<Vec<u8>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;

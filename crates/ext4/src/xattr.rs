@@ -121,10 +121,17 @@ pub fn set(
         (None, XattrMode::Replace) => return Err(Errno::ENODATA.into()),
         _ => {}
     }
-    let gone = existing.and_then(|at| attributes.remove(at).outside);
-    if let Some(value) = change.value {
-        attributes.push(stored(name, value)?);
+    let new = change.value.map(|value| stored(name, value)).transpose()?;
+    let same =
+        |at: usize| attributes[at].outside.is_none() && new.as_ref() == Some(&attributes[at]);
+    if existing.is_some_and(same)
+        && change.perm.is_none_or(|perm| perm == u32::from(core.raw.mode() & 0o7777))
+    {
+        // As Linux does: no time moves.
+        return Ok(());
     }
+    let gone = existing.and_then(|at| attributes.remove(at).outside);
+    attributes.extend(new);
     let (mut inside, mut outside) = plan(volume, core.raw.xattr_area().len(), attributes)?;
     inline::move_out(ctx, volume, cell, core)?;
     let moved = moved(volume, inside.iter().chain(&outside));

@@ -26,6 +26,9 @@ pub const IOCTL_FLAGS: [u32; 4] = [0x8004_5003, 0x4004_5004, 0x801c_5005, 0x401c
 /// place of its twin in [`IOCTL_FLAGS`]. The first two take an `int`, whatever their numbers say.
 pub const FS_IOC_FLAGS: [u32; 4] = [0x8008_6601, 0x4008_6602, 0x801c_581f, 0x401c_5820];
 
+/// `FS_IOC_GETVERSION` and `EXT4_IOC_GETVERSION`, which write an `int` each.
+pub const FS_IOC_VERSION: [u32; 2] = [0x8008_7601, 0x8008_6603];
+
 /// `struct fsxattr`: inode flags in other words, and what file systems with projects and extents of
 /// a given size have besides.
 #[derive(

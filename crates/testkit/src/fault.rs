@@ -560,6 +560,10 @@ impl FileSystem for Faulty {
         self.inner.statfs_within(dir, totals)
     }
 
+    fn generation(&self, ino: Ino) -> Result<Option<u32>> {
+        self.inner.generation(ino)
+    }
+
     fn project(&self, ino: Ino) -> Result<Option<u32>> {
         self.inner.project(ino)
     }

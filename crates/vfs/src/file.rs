@@ -79,6 +79,8 @@ pub struct OpenFile {
     tag: AtomicU64,
     attached: OnceLock<Attached>,
     lost: AtomicBool,
+    /// It made the file.
+    pub(crate) made: AtomicBool,
 }
 
 /// What goes with an open file.
@@ -103,7 +105,7 @@ impl OpenFile {
         let (by, ahead) = (By::default(), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
         let (counts, guard) = (AtomicBool::new(true), Guard::default());
-        let lost = AtomicBool::new(false);
+        let (lost, made) = (AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(OpenFile {
             node,
             flags,
@@ -116,6 +118,7 @@ impl OpenFile {
             tag,
             attached,
             lost,
+            made,
         })
     }
 
@@ -160,6 +163,11 @@ impl OpenFile {
     /// The inode that is open.
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// Whether this opening made the file.
+    pub fn made_it(&self) -> bool {
+        self.made.load(Relaxed)
     }
 
     /// open(2) flags, those that only matter at the opening taken away.

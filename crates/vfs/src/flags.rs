@@ -115,6 +115,13 @@ impl Vfs {
         Ok(self.core.fs.project(node.ino())?.unwrap_or(0))
     }
 
+    /// The generation of a file or directory. `ENOTTY` as [`flags`](Self::flags).
+    pub fn generation(&self, node: &Node) -> Result<u32> {
+        self.begin();
+        self.check_keeps_flags(node)?;
+        self.core.fs.generation(node.ino())?.ok_or(Errno::ENOTTY)
+    }
+
     /// Sets the flags of a file or directory to `flags`; those of how it is stored stay as they
     /// are. `EPERM`: `ctx` is neither its owner nor root, whatever the kernel checked; not root,
     /// and [`IMMUTABLE`] or [`APPEND`] would change; it is immutable and would stay so, with other

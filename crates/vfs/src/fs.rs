@@ -204,8 +204,7 @@ pub trait FileSystem: Send + Sync {
 
     /// Where [`keeps_writes`](Self::keeps_writes) says so: bytes of a file that a sync of it has to
     /// write. Stale as soon as it returns.
-    fn dirty_bytes(&self, ino: Ino) -> u64 {
-        let _ = ino;
+    fn dirty_bytes(&self, _ino: Ino) -> u64 {
         0
     }
 
@@ -241,14 +240,17 @@ pub trait FileSystem: Send + Sync {
 
     /// Whether the data of a file lies in a cache below this one that others share, so that who
     /// keeps its own pages of it needs none here. Asked with the file's data lock held.
-    fn is_cached_below(&self, ino: Ino) -> bool {
-        let _ = ino;
+    fn is_cached_below(&self, _ino: Ino) -> bool {
         false
     }
 
     /// The project that an inode belongs to (`fsx_projid`); `None`: none are kept.
-    fn project(&self, ino: Ino) -> Result<Option<u32>> {
-        let _ = ino;
+    fn project(&self, _ino: Ino) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
+    /// The generation of an inode (`FS_IOC_GETVERSION`); `None`: none is kept.
+    fn generation(&self, _ino: Ino) -> Result<Option<u32>> {
         Ok(None)
     }
 

@@ -190,6 +190,10 @@ impl<F: FileSystem + ?Sized> FileSystem for Mapped<F> {
         self.inner.getattr(ctx, ino).map(|attr| self.attr(attr))
     }
 
+    fn generation(&self, ino: Ino) -> Result<Option<u32>> {
+        self.inner.generation(ino)
+    }
+
     fn project(&self, ino: Ino) -> Result<Option<u32>> {
         self.inner.project(ino)
     }

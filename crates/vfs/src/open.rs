@@ -1,6 +1,7 @@
 //! open(2): by path, by inode.
 
 use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering::Relaxed;
 use polylane_base::{Errno, Result};
 use rustix::fs::OFlags;
 
@@ -133,7 +134,9 @@ impl Vfs {
                 found => found?,
             };
             if created {
-                return Ok(Last::Opened(OpenFile::new(node, flags)));
+                let file = OpenFile::new(node, flags);
+                file.made.store(true, Relaxed);
+                return Ok(Last::Opened(file));
             }
             if wish.contains(OFlags::EXCL) {
                 return Err(Errno::EEXIST);

@@ -19,6 +19,8 @@ use crate::ops::{fd as ops, lock, oplock};
 const F_OFD_GETLK: c_int = 36;
 const F_OFD_SETLK: c_int = 37;
 const F_OFD_SETLKW: c_int = 38;
+/// Linux 6.12.
+const F_CREATED_QUERY: c_int = 1028;
 /// Flags of `close_range`, likewise.
 const CLOSE_RANGE_UNSHARE: c_int = 2;
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
@@ -252,6 +254,15 @@ hooks! {
                 copying(fd, || unsafe { real::fcntl(fd, command, argument) })
             }
             libc::F_GETFL => answer!(ops::flags(&STATE, fd), real::fcntl(fd, command, argument)),
+            F_CREATED_QUERY => {
+                let made = super::attempt(|| ops::was_made(&STATE, fd));
+                // Linux before 6.12 knows no such command.
+                // SAFETY: the caller's own arguments.
+                match (unsafe { real::fcntl(fd, command, argument) }, made) {
+                    (0.., Ok(made)) => made,
+                    (told, _) => told,
+                }
+            }
             libc::F_SETFL => answer!(
                 ops::set_flags(&STATE, fd, argument as c_int),
                 real::fcntl(fd, command, argument)

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
-use polylane_ipc::ioctl::{FS_IOC_FLAGS, FsXattr, IOCTL_FLAGS};
+use polylane_ipc::ioctl::{FS_IOC_FLAGS, FS_IOC_VERSION, FsXattr, IOCTL_FLAGS};
 use rustix::thread::CapabilitySet;
 
 use super::{answer, arg, hooks};
@@ -180,6 +180,10 @@ hooks! {
             ),
             request_32 => {
                 match request_32 {
+                    // Another's descriptor is the kernel's affair.
+                    _ if FS_IOC_VERSION.contains(&request_32) => {
+                        let _ = flags::announce(&STATE, fd);
+                    }
                     _ if LOOP_FD.contains(&request_32) => own::settle_fd(&STATE, argument as c_int),
                     // SAFETY: it begins with a descriptor, by the contract of the request.
                     LOOP_CONFIGURE if !arg::is_nowhere(argument as *const c_int) => unsafe {

@@ -1,6 +1,6 @@
 //! open, openat, creat.
 
-use std::ffi::{c_char, c_uint};
+use std::ffi::{c_char, c_uint, c_void};
 
 use libc::{AT_FDCWD, c_int};
 
@@ -8,6 +8,7 @@ use super::{answer, arg, cancel, hooks};
 use crate::kernel::real;
 use crate::ops;
 use crate::ops::file;
+use crate::ops::own;
 use crate::ops::state::STATE;
 
 hooks! {
@@ -42,6 +43,18 @@ hooks! {
             },
             file::opened_by(&STATE, || real::openat(dir, path, flags, mode))
         )
+    }
+
+    /// `name_to_handle_at`: the kernel tells the node of `dir`, which is to be the file's own.
+    ["name_to_handle_at"]
+    fn name_to_handle_at(
+        dir: c_int, path: *const c_char, handle: *mut c_void, mount: *mut c_int, flags: c_int
+    ) -> c_int {
+        if flags & libc::AT_EMPTY_PATH != 0 {
+            own::settle_fd(&STATE, dir);
+        }
+        // SAFETY: the caller's own arguments.
+        unsafe { real::name_to_handle_at(dir, path, handle, mount, flags) }
     }
 
     /// What `open` without a mode becomes under `_FORTIFY_SOURCE`.

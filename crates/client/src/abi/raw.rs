@@ -211,6 +211,7 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
             own::settle_fd(&STATE, a as c_int);
             return Some(process::before_sharing_with(&STATE, Heir::Program));
         }
+        libc::SYS_name_to_handle_at => own::settle_fd(&STATE, a as c_int),
         libc::SYS_clone => return Some(process::before_clone(&STATE, a as c_int)),
         libc::SYS_landlock_restrict_self => process::confined(&STATE),
         libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(&STATE),

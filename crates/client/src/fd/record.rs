@@ -48,6 +48,8 @@ bitflags::bitflags! {
         /// Its numbers are being given a descriptor of the file's own node, or were: see
         /// `ops::own`.
         const MOVES = 1024;
+        /// Its opening made the file.
+        const MADE = 2048;
     }
 }
 

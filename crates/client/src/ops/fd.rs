@@ -130,6 +130,16 @@ pub(crate) fn flags(state: &'static State, fd: RawFd) -> Outcome<i32> {
     Ok(file.flags.load(Ordering::Relaxed) as i32)
 }
 
+/// `F_CREATED_QUERY`. The kernel would tell of the slot's node, which its client made.
+pub(crate) fn was_made(state: &'static State, fd: RawFd) -> Outcome<i32> {
+    let file = file::find_known(state, fd).ok_or(Detour::Kernel)?;
+    match file.is(FileBits::MADE) {
+        true => Ok(1),
+        false if file.slot.load(Ordering::Relaxed) > 0 => Ok(0),
+        false => Err(Detour::Kernel),
+    }
+}
+
 /// Flags that `F_SETFL` changes.
 const SETTABLE: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;

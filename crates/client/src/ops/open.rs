@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{DIR_ROOT, MAY_BE_DIR, Message, NO_SLOT, Op};
+use polylane_ipc::message::{DIR_ROOT, MAY_BE_DIR, Message, NO_SLOT, Op, Status};
 
 use super::state::State;
 use super::{file, path, process, share, stat};
@@ -40,6 +40,9 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Flags that are the open's own and not reported by `F_GETFL`.
 const CREATION_FLAGS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+
+/// How the service says that an open made the file.
+const MADE_IT: Status = Status::Done(1);
 
 /// `openat(2)`; `by_kernel` does the same by the kernel, for a directory that the service found.
 pub(crate) fn open(
@@ -76,6 +79,7 @@ pub(crate) fn open(
     let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
     match make_leased(state, session, &at, &new) {
         Some(Ok(())) => {
+            file.set(FileBits::MADE);
             share::share_late(state, &file);
             file::install(state, fd, file);
             return Ok(fd);
@@ -142,6 +146,9 @@ fn request(
     let (reply, mark) = call::open(session, wish.place, message, (at.dir, at.path), rested)?;
     if let Some(attr) = reply.attr {
         return Ok(Some(FoundDir { handle: reply.handle, ino: attr.ino }));
+    }
+    if reply.status == MADE_IT {
+        file.set(FileBits::MADE);
     }
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);

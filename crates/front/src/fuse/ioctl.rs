@@ -9,13 +9,14 @@
 //! | `FLAGS` | the client library | inode flags, in four ways |
 //! | `FS_IOC_GETFLAGS`, `_SETFLAGS` | anybody (chattr(1)), by the kernel | the same |
 //! | `FS_IOC_FSGETXATTR`, `_FSSETXATTR` | anybody, by the kernel | the same, in other words |
+//! | `FS_IOC_GETVERSION` | anybody (lsattr(1)) | the inode's generation |
 //!
 //! The kernel asks about inode flags through a handle that it opens for this one request.
 
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::{
-    FS_IOC_FLAGS, FSXATTR_BYTES, FsXattr, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECES_BYTES,
-    PiecesAnswer, PiecesQuestion, WirePiece,
+    FS_IOC_FLAGS, FS_IOC_VERSION, FSXATTR_BYTES, FsXattr, IOCTL_FLAGS, IOCTL_IDENTIFY,
+    IOCTL_PIECES, PIECES_BYTES, PiecesAnswer, PiecesQuestion, WirePiece,
 };
 use polylane_vfs::{Cred, Node, flags};
 use zerocopy::native_endian::U32;
@@ -66,6 +67,7 @@ pub(super) fn ioctl(call: &mut Call<'_>) -> End {
         (ITS_SETFLAGS | SETFLAGS, 4) => set_flags(call)?,
         (ITS_FSGETXATTR | FSGETXATTR, FSXATTR_BYTES) => tell_xflags(call)?,
         (ITS_FSSETXATTR | FSSETXATTR, FSXATTR_BYTES) => set_xflags(call)?,
+        (request, 4..) if FS_IOC_VERSION.contains(&request) => tell_generation(call)?,
         (IOCTL_IDENTIFY | IOCTL_PIECES | FITRIM, _) => return Err(Errno::EINVAL.into()),
         _ => return Err(Errno::ENOTTY.into()),
     }
@@ -139,6 +141,13 @@ fn flagged(call: &Call<'_>) -> Result<Node> {
 fn tell_flags(call: &mut Call<'_>) -> Result<()> {
     let flags = call.session.lane.vfs.flags(&call.ctx(&call.caller()), &flagged(call)?)?;
     answer(call, &U32::new(flags));
+    Ok(())
+}
+
+/// An `int`, as ext4 writes, whatever the request's number says.
+fn tell_generation(call: &mut Call<'_>) -> Result<()> {
+    let generation = call.session.lane.vfs.generation(&flagged(call)?)?;
+    answer(call, &U32::new(generation));
     Ok(())
 }
 

@@ -135,6 +135,10 @@ impl FileSystem for Cached {
         self.held(ino).is_ok_and(|held| !has_news(&held.node)) && self.below().is_original(ino)
     }
 
+    fn generation(&self, ino: Ino) -> Result<Option<u32>> {
+        self.below().generation(ino)
+    }
+
     fn project(&self, ino: Ino) -> Result<Option<u32>> {
         self.below().project(ino)
     }

@@ -227,7 +227,8 @@ impl FileSystem for HostDir {
             let fd = self.fds.writer(&node)?;
             self.fds.keeping_set_id(&fd, || rustix::fs::ftruncate(&fd, size).map_err(errno))?;
         }
-        if set.uid.is_some() || set.gid.is_some() {
+        // chown(-1, -1) moves the time of change on the host, too.
+        if set.uid.is_some() || set.gid.is_some() || *set == SetAttr::default() {
             let uid = set.uid.map(create::host_uid).transpose()?;
             let gid = set.gid.map(create::host_gid).transpose()?;
             rustix::fs::chownat(&path, "", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;

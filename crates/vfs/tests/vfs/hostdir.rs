@@ -120,6 +120,38 @@ fn only_a_directory_can_be_served() {
     assert_eq!(refused.err(), Some(Errno::ENOTDIR));
 }
 
+/// Whether the time of change of a file moves by `change`, which is done again until the clock of
+/// files has gone on.
+fn moves(path: &Path, change: impl Fn()) -> bool {
+    let changed = |path: &Path| {
+        let found = std::fs::metadata(path).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    let (before, begin) = (changed(path), Instant::now());
+    let clock = path.with_extension("clock");
+    std::fs::write(&clock, "").unwrap();
+    while changed(&clock) <= before {
+        assert!(begin.elapsed() < Duration::from_secs(10), "the clock of files stands still");
+        std::fs::write(&clock, "").unwrap();
+    }
+    change();
+    changed(path) != before
+}
+
+#[test]
+fn chown_to_nobody_moves_the_time_of_change_where_the_host_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    std::fs::write(&path, "").unwrap();
+    let fs = HostDir::new(open(dir.path())).unwrap();
+    let ino = fs.lookup(&OpCtx::service(), fs.root().unwrap().ino, b"f").unwrap().ino;
+    let by_host = moves(&path, || rustix::fs::chown(&path, None, None).unwrap());
+    let by_lane = moves(&path, || {
+        fs.setattr(&OpCtx::service(), ino, &SetAttr::default()).unwrap();
+    });
+    assert_eq!(by_lane, by_host);
+}
+
 #[test]
 fn names_that_are_paths_are_refused_everywhere() {
     let p = Place::new(64);

@@ -67,6 +67,8 @@ real! {
 
     fn open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
     fn openat(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
+    fn name_to_handle_at(dir: c_int, path: *const c_char, handle: *mut c_void,
+        mount: *mut c_int, flags: c_int) -> c_int;
     fn close(fd: c_int) -> c_int;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     fn dup(fd: c_int) -> c_int;

@@ -84,7 +84,7 @@ impl Call<'_> {
         }
         // No state: a reply without it is one cache line instead of three, and few who open ask.
         let handle = self.hold(file.clone(), slot)?;
-        let mut reply = Reply { handle: handle.to_wire(), ..done(0) };
+        let mut reply = Reply { handle: handle.to_wire(), ..done(file.made_it().into()) };
         if let Some(mark) = mark {
             self.let_rest(handle, &file, mark, &mut reply);
         }
