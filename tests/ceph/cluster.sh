@@ -96,6 +96,8 @@ osd heartbeat grace = 10
 osd fast fail on connection refused = true
 [mds]
 pid file = $dir/run/\$name.pid
+# An OSD that was marked down while it lived would keep clients that are cut off from being barred.
+defer client eviction on laggy osds = false
 mds data = $dir/mds\$id
 CONF
 export CEPH_CONF=$dir/ceph.conf
