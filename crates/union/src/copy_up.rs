@@ -170,10 +170,9 @@ impl Act<'_> {
             upper.fs().unlink(self.ctx, upper.tmp(), made)?;
             return Ok(None);
         };
-        let mut uncovered = None;
-        if node.kind != Kind::Dir && attr.nlink > 1 {
-            uncovered = Some(attr.nlink - 1);
-            let entered = self.enter_in_index(node, held);
+        let names = (node.kind != Kind::Dir && attr.nlink > 1).then_some(attr.nlink);
+        if let Some(names) = names {
+            let entered = self.enter_in_index(node, held, names);
             entered.inspect_err(|_| {
                 let _ = upper.remove_from_index(self.ctx, (node.ino, held));
             })?;
@@ -182,28 +181,24 @@ impl Act<'_> {
         self.make_impure(&place.dir, dir)?;
         let placed = upper.move_new(self.ctx, (upper.tmp(), made), dir, &place.name);
         if let Err(errno) = placed {
-            if uncovered.is_some() {
+            if names.is_some() {
                 let _ = upper.remove_from_index(self.ctx, (node.ino, held));
             }
             return Err(errno);
         }
-        // It is there, whatever becomes of the directory's times, and of the mark: until it is
-        // written, the one that is there says the same.
+        // It is there, whatever becomes of the directory's times.
         let _ = upper.restore_times(self.ctx, dir, &before);
-        if let Some(uncovered) = uncovered {
-            let _ = upper.count_uncovered(self.ctx, held, uncovered);
-        }
-        Ok(uncovered)
+        Ok(names.map(|names| names - 1))
     }
 
     /// Enters what was copied up by one of its names in the index.
-    fn enter_in_index(&self, node: &Node, held: &Held) -> Result<()> {
+    fn enter_in_index(&self, node: &Node, held: &Held, names: u32) -> Result<()> {
         let upper = self.upper()?;
         if upper.has_no_marks(node.kind) {
             let marks = upper.make_stand_in(self.ctx, node.ino, held)?;
             self.write_below(node, &marks, None)?;
         }
-        upper.add_to_index(self.ctx, (node.ino, held))
+        upper.add_to_index(self.ctx, (node.ino, held), names)
     }
 
     /// Marks a directory of the upper that gets an entry which was copied up.
@@ -233,17 +228,12 @@ impl Act<'_> {
         self.redirect(node, &held)?;
         let before = dir_held.attr(self.ctx)?;
         self.make_impure(dir, &dir_held)?;
-        self.set_uncovered(node, &held, uncovered - 1)?;
+        let names = (held.attr(self.ctx)?.nlink + uncovered).saturating_sub(1);
+        upper.count_names(self.ctx, &held, names)?;
         upper.fs().link(self.ctx, held.ino(), dir_held.ino(), name)?;
+        node.state().uncovered = Some(uncovered - 1);
         // The name is there, whatever becomes of the directory's times.
         let _ = upper.restore_times(self.ctx, &dir_held, &before);
-        Ok(())
-    }
-
-    /// Counts the names that a file has in the lowers alone.
-    pub(crate) fn set_uncovered(&self, node: &Node, held: &Held, uncovered: u32) -> Result<()> {
-        self.upper()?.count_uncovered(self.ctx, held, uncovered)?;
-        node.state().uncovered = Some(uncovered);
         Ok(())
     }
 

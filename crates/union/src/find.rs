@@ -16,6 +16,7 @@ use polylane_vfs::fs::{Attr, Kind};
 
 use crate::Act;
 use crate::layer::{Held, Layer};
+use crate::links::counts_from_lower;
 use crate::marks::{self, BLOCKS, Mark, Record};
 use crate::node::{Below, By, Lower, Node, Parts, Place, Spoiled, State};
 use crate::upper::CANARY;
@@ -225,8 +226,17 @@ impl Act<'_> {
             _ => None,
         };
         let mut lower = InLowers::default();
-        // What overlayfs copied up has the number of what is below it.
-        if metacopy.is_some() || record.is_none() && held.mark(self.ctx, Mark::Origin)?.is_some() {
+        let has_lower = match &record {
+            _ if metacopy.is_some() => true,
+            // What overlayfs copied up has the number of what is below it,
+            None => held.mark(self.ctx, Mark::Origin)?.is_some(),
+            // and counts the names from its links.
+            Some(_) if attr.nlink > 1 => {
+                self.mark_of(&held, Mark::Nlink)?.is_some_and(|it| counts_from_lower(&it))
+            }
+            Some(_) => false,
+        };
+        if has_lower {
             let redirect = held.mark(self.ctx, Mark::Redirect)?;
             lower = self.search(dir, Way::redirected(name, redirect), Some(false))?;
             if lower.attr.is_some_and(|lower| lower.kind != attr.kind) {
@@ -287,6 +297,8 @@ impl Act<'_> {
                 }
                 all.spoiled = in_parts(&record).then_some(Spoiled::Lost);
             }
+            // Its mark was about to go: it has another name since, and no lower of that name.
+            Some(_) if record.is_some_and(|record| record.bound == Some(0)) => all.spoiled = None,
             Some(_) if all.spoiled.is_some() => (),
             Some(value) => match all.data.as_ref().or(all.lowers.first()) {
                 Some(data) => match self.below(data, &all.lower_path, &attr, (&record, &value)) {
@@ -331,7 +343,8 @@ impl Act<'_> {
         let bound = recorded.min(attr.size);
         let whole = metacopy != BLOCKS && bound == lower.size && attr.size == lower.size;
         let below = Below { bound, mark_is_wide: bound < recorded, whole };
-        Ok((bound > 0).then_some(below))
+        // One that was cut to nothing has its bound corrected before it grows.
+        Ok((recorded > 0).then_some(below))
     }
 
     /// For what reads or changes the data of a file, or gives it another name: it can be read, or

@@ -96,21 +96,30 @@ fn links_value(uncovered: u32) -> Vec<u8> {
     format!("U{:+}", i64::from(uncovered) - 1).into_bytes()
 }
 
-/// The value before a file has its first name in the upper, as overlayfs has it then: it has the
-/// names that it has in the lower, whether a service that was killed has moved it to one or not.
-const AS_IN_LOWER: &[u8] = b"L+0";
+/// The value while names of the lowers come into the upper, as the file's first does: how many
+/// names there are in all, whether a service that was killed made the link or not.
+fn names_value(names: u32) -> Vec<u8> {
+    format!("N{names}").into_bytes()
+}
+
+/// Whether such a value counts from the links of the lower's inode.
+pub(crate) fn counts_from_lower(value: &[u8]) -> bool {
+    value.starts_with(b"L")
+}
 
 /// The names in the lowers alone that such a value counts. overlayfs counts names from the links of
 /// the upper's inode (`U`), or from those of the lower's (`L`).
 pub(crate) fn uncovered(value: &[u8], upper_links: u32, lower_links: Option<u32>) -> Option<u32> {
     let text = std::str::from_utf8(value).ok()?;
-    let (from, more) = match (text.strip_prefix('U'), text.strip_prefix('L')) {
-        (Some(more), _) => (upper_links, more),
-        (_, Some(more)) => (lower_links?, more),
+    let (form, more) = text.split_at_checked(1)?;
+    let from = match form {
+        "U" => upper_links,
+        "L" => lower_links?,
+        "N" => 0,
         _ => return None,
     };
     let names = i64::from(from).checked_add(more.parse().ok()?)?;
-    u32::try_from(names - i64::from(upper_links) + 1).ok()
+    u32::try_from(names.checked_sub(i64::from(upper_links))? + 1).ok()
 }
 
 /// The number of the file that an entry of overlayfs' index stands for, if the file system it is of
@@ -144,22 +153,21 @@ impl Upper {
         self.index.lookup(ctx, &index_name(number))
     }
 
-    /// Enters a file that has no name in the upper yet. When it has one its names are counted
-    /// ([`Upper::count_uncovered`]).
-    pub(crate) fn add_to_index(&self, ctx: &OpCtx<'_>, (number, held): (Ino, &Held)) -> Result<()> {
+    /// Enters a file of so many names, none of which is in the upper yet.
+    pub(crate) fn add_to_index(
+        &self,
+        ctx: &OpCtx<'_>,
+        (number, held): (Ino, &Held),
+        names: u32,
+    ) -> Result<()> {
         self.guard(ctx)?;
-        self.set_links(ctx, held, AS_IN_LOWER)?;
+        self.count_names(ctx, held, names)?;
         self.fs().link(ctx, held.ino(), self.index.ino(), &index_name(number)).map(|_| ())
     }
 
-    /// Counts the names that an entered file has in the lowers alone.
-    pub(crate) fn count_uncovered(
-        &self,
-        ctx: &OpCtx<'_>,
-        held: &Held,
-        uncovered: u32,
-    ) -> Result<()> {
-        self.set_links(ctx, held, &links_value(uncovered))
+    /// Before a name of the lowers comes into the upper: how many names a file has in all.
+    pub(crate) fn count_names(&self, ctx: &OpCtx<'_>, held: &Held, names: u32) -> Result<()> {
+        self.set_links(ctx, held, &names_value(names))
     }
 
     fn set_links(&self, ctx: &OpCtx<'_>, held: &Held, value: &[u8]) -> Result<()> {
@@ -287,6 +295,16 @@ impl Upper {
 }
 
 impl Act<'_> {
+    /// Before a name of a file comes, goes or moves: its names are counted from its links in the
+    /// upper, which change in one with the names. As overlayfs does (`ovl_nlink_start`).
+    pub(crate) fn count_from_links(&self, node: &Node, held: &Held) -> Result<()> {
+        let Some(uncovered) = node.state().uncovered else { return Ok(()) };
+        match self.mark_of(held, Mark::Nlink)? {
+            Some(value) if value.starts_with(b"U") => Ok(()),
+            _ => self.upper()?.set_links(self.ctx, held, &links_value(uncovered)),
+        }
+    }
+
     /// Gives each file of the index all its names in the upper, but for names that are moved
     /// meanwhile. Cut off, it goes on when it is called again.
     pub(crate) fn cover_all(&self) -> Result<()> {
@@ -371,7 +389,24 @@ mod tests {
         // Copied up by one of three names: a link of that name and one of the index.
         assert_eq!(uncovered(b"L+0", 2, Some(3)), Some(2));
         assert_eq!(uncovered(b"L-1", 2, Some(3)), Some(1));
-        for bad in ["", "U", "L", "X+1", "U-2", "L-9", "U+99999999999999999999", "U+x"] {
+        assert_eq!(uncovered(&names_value(3), 1, None), Some(3));
+        assert_eq!(uncovered(&names_value(3), 2, None), Some(2));
+        assert_eq!(uncovered(&names_value(3), 4, None), Some(0));
+        let most = format!("N{}", i64::MIN);
+        for bad in [
+            "",
+            "U",
+            "L",
+            "N",
+            "X+1",
+            "ö1",
+            "U-2",
+            "L-9",
+            "N0",
+            "U+99999999999999999999",
+            "U+x",
+            &most,
+        ] {
             assert_eq!(uncovered(bad.as_bytes(), 2, Some(3)), None, "{bad}");
         }
         assert_eq!(uncovered(b"L+0", 2, None), None);

@@ -106,6 +106,7 @@ impl Act<'_> {
         let held = self.copy_up(node, None)?;
         self.redirect(node, &held)?;
         self.make_impure(dir, &dir_held)?;
+        self.count_from_links(node, &held)?;
         match gap {
             Gap::Free => drop(upper.fs().link(self.ctx, held.ino(), dir_held.ino(), name)?),
             Gap::Whiteout(_) => {
@@ -127,34 +128,41 @@ impl Act<'_> {
             return Err(Errno::EISDIR);
         }
         let node = self.node(dir, name, found)?;
-        self.before_removal(&node)?;
-        let is_covered = held.lookup(self.ctx, name)?.is_some();
+        self.before_removal(&node, (dir, name))?;
         match self.is_in_lowers(dir, name)? {
             true => upper.white_out(self.ctx, &held, name)?,
             false => drop(upper.fs().unlink(self.ctx, held.ino(), name)?),
         }
-        self.after_removal(&node, (dir, name), is_covered)?;
+        self.after_removal(&node, (dir, name))?;
         Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
     }
 
-    /// Before a name of a file goes: one of several names in the lowers is counted in the upper.
-    pub(crate) fn before_removal(&self, node: &Arc<Node>) -> Result<()> {
-        if node.upper().is_some() || node.kind == Kind::Dir {
+    /// Before a name of a file goes: one of several names in the lowers is in the upper first, so
+    /// that it goes in one with its link, by which the file's names are counted.
+    pub(crate) fn before_removal(
+        &self,
+        node: &Arc<Node>,
+        (dir, name): (&Arc<Node>, &[u8]),
+    ) -> Result<()> {
+        if node.kind == Kind::Dir {
             return Ok(());
         }
-        let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
-        match lower.held.attr(self.ctx)?.nlink > 1 {
-            true => self.copy_up(node, None).map(|_| ()),
-            false => Ok(()),
+        if node.upper().is_none() {
+            let lower = node.lowers.first().ok_or(Errno::ESTALE)?;
+            if lower.held.attr(self.ctx)?.nlink <= 1 {
+                return Ok(());
+            }
         }
+        self.cover(node, dir, name)?;
+        let held = node.upper().ok_or(Errno::ESTALE)?;
+        self.count_from_links(node, &held)
     }
 
-    /// After a name of a node went. `is_covered`: the upper had it.
+    /// After a name of a node went.
     pub(crate) fn after_removal(
         &self,
         node: &Arc<Node>,
         (dir, name): (&Arc<Node>, &[u8]),
-        is_covered: bool,
     ) -> Result<()> {
         let place = {
             let mut state = node.state();
@@ -164,11 +172,7 @@ impl Act<'_> {
         };
         drop(place);
         let Some(held) = node.upper() else { return Ok(()) };
-        let mut uncovered = node.state().uncovered;
-        if let Some(left) = uncovered.filter(|&left| left > 0 && !is_covered) {
-            self.set_uncovered(node, &held, left - 1)?;
-            uncovered = Some(left - 1);
-        }
+        let uncovered = node.state().uncovered;
         if uncovered == Some(0) && held.attr(self.ctx)?.nlink == 1 {
             self.upper()?.remove_from_index(self.ctx, (node.ino, &held))?;
             node.state().uncovered = None;
@@ -197,7 +201,7 @@ impl Act<'_> {
                 upper.fs().rmdir(self.ctx, held.ino(), name)?;
             }
         }
-        self.after_removal(&node, (dir, name), true)?;
+        self.after_removal(&node, (dir, name))?;
         Ok(Changed { dir: self.attr(dir)?, node: self.attr(&node)? })
     }
 

@@ -67,7 +67,7 @@ impl Act<'_> {
         let (from_held, to_held) = (self.open_dir(from.0)?, self.open_dir(to.0)?);
         self.prepare(moved, from, (to, &to_held))?;
         if let Some(other) = other {
-            self.before_removal(other)?;
+            self.before_removal(other, to)?;
         }
         let above = find::entry(self.ctx, &to_held, to.1)?;
         if let (Entry::Node(own, _), Some(other), true) = (&above, other, is_dir) {
@@ -87,7 +87,7 @@ impl Act<'_> {
             }
         }
         if let Some(other) = other {
-            self.after_removal(other, to, matches!(above, Entry::Node(..)))?;
+            self.after_removal(other, to)?;
         }
         put(moved, to);
         Ok(())
@@ -122,6 +122,7 @@ impl Act<'_> {
         let held = self.copy_up(moved, None)?;
         self.cover(moved, from.0, from.1)?;
         self.redirect(moved, &held)?;
+        self.count_from_links(moved, &held)?;
         let is_pure_dir = moved.kind == Kind::Dir && moved.lowers.is_empty();
         if is_pure_dir && self.is_in_lowers(to.0, to.1)? {
             self.upper()?.set_mark(self.ctx, held.ino(), Mark::Opaque, b"y")?;

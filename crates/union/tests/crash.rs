@@ -3,17 +3,14 @@
 
 mod common;
 
-use common::{Fs, Tree, memfs, pattern, union};
+use common::{Fs, Tree, empty_image, memfs, open, pattern, union};
+use polylane_base::Errno;
 use polylane_base::rng::Rng;
-use polylane_base::{Errno, TestClock};
-use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fault::{Call, Faulty, Plan};
 use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr};
 use std::collections::BTreeMap;
-use std::process::Command;
-use std::sync::Arc;
 
 type State = BTreeMap<String, (Kind, u32, Vec<u8>)>;
 
@@ -61,11 +58,6 @@ fn lower() -> Fs {
     low
 }
 
-fn open(disk: &Arc<SimDisk>) -> Arc<Ext4> {
-    let clock = Arc::new(TestClock::default());
-    Arc::new(Ext4::open(disk.clone(), clock, &Options::default()).expect("opens"))
-}
-
 /// Changes of the size of a file that is whole: what a cut leaves of them is the upper's affair.
 const OF_SIZE: [&str; 3] = ["a truncation", "and more again", "to a small rest"];
 
@@ -79,16 +71,7 @@ fn plain(fs: Fs) -> Fs {
 
 /// An image with an upper that nothing was changed in.
 fn prepared(low: &Fs) -> Option<Image> {
-    let image = tempfile::NamedTempFile::new().expect("a file");
-    image.as_file().set_len(12 << 20).expect("sparse");
-    let args = ["-Fq", "-t", "ext4", "-b", "4096", "-E", "lazy_itable_init=0"];
-    let Ok(made) = Command::new("mke2fs").args(args).arg(image.path()).output() else {
-        eprintln!("skipped: mke2fs is not installed");
-        return None;
-    };
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let bytes = std::fs::read(image.path()).expect("readable");
-    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let disk = SimDisk::new(empty_image()?, SimOptions::default());
     let fs = open(&disk);
     let upper: Fs = fs.clone();
     drop(union(&[low], Some(&upper)));

@@ -2,17 +2,39 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use polylane_base::{Ino, Result, TestClock};
+use polylane_ext4::{Ext4, Options};
+use polylane_testkit::sim::{Image, SimDisk};
 use polylane_union::{Layer, Union, UpperOn};
 use polylane_vfs::OpCtx;
 use polylane_vfs::fs::{Attr, DirEntry, FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::memfs::MemFs;
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::Arc;
 
 pub type Fs = Arc<dyn FileSystem>;
 
 pub fn memfs() -> Fs {
     Arc::new(MemFs::new(1 << 40, 1 << 20, Arc::new(TestClock::default())))
+}
+
+/// An ext4 that nothing is on.
+pub fn empty_image() -> Option<Image> {
+    let image = tempfile::NamedTempFile::new().expect("a file");
+    image.as_file().set_len(12 << 20).expect("sparse");
+    let args = ["-Fq", "-t", "ext4", "-b", "4096", "-E", "lazy_itable_init=0"];
+    let Ok(made) = Command::new("mke2fs").args(args).arg(image.path()).output() else {
+        eprintln!("skipped: mke2fs is not installed");
+        return None;
+    };
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    Some(Image::new(bytes))
+}
+
+pub fn open(disk: &Arc<SimDisk>) -> Arc<Ext4> {
+    let clock = Arc::new(TestClock::default());
+    Arc::new(Ext4::open(disk.clone(), clock, &Options::default()).expect("opens"))
 }
 
 /// A union over `lowers`, the uppermost first.
