@@ -268,6 +268,12 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
+    /// Whether a discard or write-zeroes makes the device write zeros, as far as it knows by now:
+    /// what limits writes is to count it as one.
+    fn writes_zeros(&self, _op: Op) -> bool {
+        false
+    }
+
     /// Sectors that reads found in the host's page cache, and that they did not, since it was
     /// opened. `None`: reads do not go through it, or the host does not tell.
     fn page_cache_hits(&self) -> Option<(u64, u64)> {

@@ -40,7 +40,7 @@ use std::ops::Range;
 
 use polylane_base::sync::{Arc, Mutex, thread};
 
-use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
+use crate::device::{Allocation, BlockDevice, Channel, Error, Op, SECTOR_BYTES, Sector};
 use crate::file::{FileDevice, Totals};
 use crate::medium::{Medium, Run, Space};
 
@@ -136,6 +136,11 @@ impl BlockDevice for BypassVolume {
 
     fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(BypassChannel::new(self, true))
+    }
+
+    /// Whole chunks are given back; what is zeroed within one is little.
+    fn writes_zeros(&self, op: Op) -> bool {
+        matches!(op, Op::WriteZeroes { unmap: false, .. })
     }
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {

@@ -131,7 +131,7 @@ impl EngineChannel {
         if self.slots[index].charged.is_some() {
             return None;
         }
-        let io = io_of(request, &mut self.ends);
+        let io = io_of(request, &*self.engine.lane.medium, &mut self.ends);
         match admission.admit(now(), &io) {
             Verdict::Wait(until) => Some(until),
             Verdict::Go => {
@@ -298,13 +298,8 @@ fn asks(engine: &Engine, chunks: Range<u64>) -> bool {
     unknown.map(|chunk| lane.ask(unit, Work::Translate, chunk, true)).count() > 0
 }
 
-fn io_of(request: &Request, ends: &mut [u64; 2]) -> Io {
-    let kind = match request.op {
-        Op::Read => Kind::Read,
-        Op::Write { .. } => Kind::Write,
-        Op::WriteZeroes { .. } | Op::Discard => Kind::Discard,
-        Op::Flush => Kind::Flush,
-    };
+fn io_of(request: &Request, medium: &dyn BlockDevice, ends: &mut [u64; 2]) -> Io {
+    let kind = Kind::of(request.op, medium);
     let bytes = request.count * SECTOR_BYTES as u64;
     let sequential = match kind {
         Kind::Read | Kind::Write => {

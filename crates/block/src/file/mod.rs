@@ -52,7 +52,7 @@ use polylane_base::{Errno, Result};
 use polylane_sys::uring::Ring;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 
-use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
+use crate::device::{Allocation, BlockDevice, Channel, Error, Op, SECTOR_BYTES, Sector};
 
 use counters::Counters;
 pub use counters::Totals;
@@ -122,6 +122,9 @@ pub struct FileDevice {
     hides_cache: AtomicBool,
     /// The host has refused a write that is durable by itself.
     refuses_durable: AtomicBool,
+    /// The host has refused to zero a range; to make it a hole.
+    lacks_zero_range: AtomicBool,
+    lacks_holes: AtomicBool,
     stopped: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
 }
@@ -190,6 +193,8 @@ impl FileDevice {
             rings: AtomicBool::new(false),
             hides_cache: AtomicBool::new(false),
             refuses_durable: AtomicBool::new(false),
+            lacks_zero_range: AtomicBool::new(false),
+            lacks_holes: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             counters: Mutex::default(),
         }
@@ -336,6 +341,17 @@ impl BlockDevice for FileDevice {
         match self.kind == Kind::File && !self.in_memory {
             true => self.reserve_space(sector.0..sector.0.saturating_add(count)),
             false => Err(Error::Unsupported),
+        }
+    }
+
+    fn writes_zeros(&self, op: Op) -> bool {
+        match op {
+            Op::Read | Op::Write { .. } | Op::Flush => false,
+            _ if !self.host_zeroes() => true,
+            // Without holes it is refused.
+            Op::Discard => false,
+            Op::WriteZeroes { unmap: true, .. } => self.lacks_holes.load(Ordering::Relaxed),
+            Op::WriteZeroes { unmap: false, .. } => self.lacks_zero_range.load(Ordering::Relaxed),
         }
     }
 

@@ -147,9 +147,11 @@ impl Task {
             Ok(moved) => self.advance(device, moved as u64),
             Err(Errno::EAGAIN | Errno::EINTR) => Next::Go,
             Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::ZeroRange => {
+                device.lacks_zero_range.store(true, Ordering::Relaxed);
                 self.go(Stage::WriteZeros)
             }
             Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::Punch => {
+                device.lacks_holes.store(true, Ordering::Relaxed);
                 match self.request.op {
                     Op::Discard => Next::Over(Err(Error::Unsupported)),
                     _ => self.go(Stage::WriteZeros),

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::*;
 use crate::device::{Error, Op, Request, Sector};
+use crate::qos;
 use crate::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 use polylane_sys::uring::{Action, Finished};
@@ -398,4 +399,32 @@ fn a_channel_rests_until_something_is_over_or_a_watched_descriptor_changes() {
     assert!(served(&mut *channel), "the device that took its place watches, too");
     polylane_sys::event::notify(&event);
     assert!(channel.rest());
+}
+
+/// Limits of bandwidth count zeros that are written by hand, from the first request on that tells.
+#[test]
+fn zeros_that_are_written_by_hand_are_writes() {
+    let zeroes = |unmap| Op::WriteZeroes { unmap, fua: false };
+    let kind = |device: &Arc<FileDevice>, op| qos::Kind::of(op, &**device);
+    for way in [Way::Ring, Way::Calls] {
+        let disk = Disk::new_in(Path::new("/dev/shm"), 4 * MIB);
+        let device = disk.open(way, false);
+        let waiter = Waiter::new(device.clone());
+        assert_eq!(kind(&device, zeroes(false)), qos::Kind::Discard, "nothing is known yet");
+        waiter.write_zeroes(Sector(0), 16, false).expect("zeros");
+        assert_eq!(kind(&device, zeroes(false)), qos::Kind::Write, "a tmpfs zeroes no range");
+        waiter.write_zeroes(Sector(0), 16, true).expect("a hole");
+        waiter.discard(Sector(0), 16).expect("a hole");
+        assert_eq!(kind(&device, zeroes(true)), qos::Kind::Discard);
+        assert_eq!(kind(&device, Op::Discard), qos::Kind::Discard);
+        let open = || {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            rustix::fs::open(&*disk.path, flags, Mode::empty()).expect("open")
+        };
+        let files = Files { io: open(), plain: open(), lock: open() };
+        let pool = FileDevice::open_pool(files, way).expect("device");
+        for op in [zeroes(false), zeroes(true), Op::Discard] {
+            assert_eq!(kind(&pool, op), qos::Kind::Write, "no block of it may go");
+        }
+    }
 }

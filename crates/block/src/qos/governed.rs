@@ -149,6 +149,7 @@ impl Governed {
     fn channel_on(&self, inner: Box<dyn Channel>) -> Box<dyn Channel> {
         Box::new(GovernedChannel {
             inner,
+            device: self.device.clone(),
             governor: self.governor.clone(),
             version: u64::MAX,
             lane: None,
@@ -194,6 +195,10 @@ impl BlockDevice for Governed {
         self.device.keeps_writes()
     }
 
+    fn writes_zeros(&self, op: Op) -> bool {
+        self.device.writes_zeros(op)
+    }
+
     fn forget(&self, sector: Sector, count: u64) {
         self.device.forget(sector, count);
     }
@@ -224,6 +229,7 @@ struct Kept {
 
 struct GovernedChannel {
     inner: Box<dyn Channel>,
+    device: Arc<dyn BlockDevice>,
     governor: Arc<Governor>,
     version: u64,
     lane: Option<Arc<SharedLane>>,
@@ -255,12 +261,7 @@ impl GovernedChannel {
     }
 
     fn describe(&mut self, request: &Request) -> Io {
-        let kind = match request.op {
-            Op::Read => Kind::Read,
-            Op::Write { .. } => Kind::Write,
-            Op::WriteZeroes { .. } | Op::Discard => Kind::Discard,
-            Op::Flush => Kind::Flush,
-        };
+        let kind = Kind::of(request.op, &*self.device);
         let bytes = request.count.saturating_mul(SECTOR_BYTES as u64);
         let sequential = match kind {
             Kind::Read | Kind::Write => {

@@ -40,6 +40,8 @@ pub mod wdt;
 
 pub use admission::Admission;
 
+use crate::device::{BlockDevice, Op};
+
 /// Nanoseconds since some beginning.
 pub type Nanos = u64;
 
@@ -54,6 +56,19 @@ pub enum Kind {
     Discard,
     /// Everything written is made durable.
     Flush,
+}
+
+impl Kind {
+    /// What a request does to a device. Zeros that the device writes itself are a write.
+    pub fn of(op: Op, device: &dyn BlockDevice) -> Kind {
+        match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            Op::WriteZeroes { .. } | Op::Discard if device.writes_zeros(op) => Kind::Write,
+            Op::WriteZeroes { .. } | Op::Discard => Kind::Discard,
+            Op::Flush => Kind::Flush,
+        }
+    }
 }
 
 /// A request of a lane, as a policy sees it.

@@ -10,7 +10,7 @@ use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::medium::Medium;
-use polylane_block::qos::{Admission, Io, Nanos, Verdict};
+use polylane_block::qos::{Admission, Io, Kind, Nanos, Verdict};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
@@ -302,6 +302,37 @@ fn requests_wait_for_their_turn_and_each_is_charged_once() {
     let done = waiter.all((0..200).map(write));
     assert!(done.iter().all(|completion| completion.result.is_ok()) && done.len() == 200);
     assert_eq!(*admission.state.lock().expect("lock"), (false, 200));
+}
+
+/// Lets everything go, and notes it.
+#[derive(Default)]
+struct Noted(std::sync::Mutex<Vec<Io>>);
+
+impl Admission for Noted {
+    fn admit(&self, _now: Nanos, io: &Io) -> Verdict {
+        self.0.lock().expect("lock").push(*io);
+        Verdict::Go
+    }
+
+    fn complete(&self, _now: Nanos, _io: &Io) {}
+}
+
+#[test]
+fn zeros_that_the_medium_writes_by_hand_are_charged_as_writes() {
+    let noted = Arc::new(Noted::default());
+    let options = Options { admission: Some(noted.clone()), ..options() };
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("file");
+    file.as_file().set_len(SECTORS * 512).expect("size");
+    let open = || file.reopen().expect("open").into();
+    let files = Files { io: open(), plain: open(), lock: open() };
+    let device = FileDevice::open(files, Way::Calls).expect("device");
+    let waiter = Waiter::new(Engine::open(device, Some(unit()), &options).expect("open"));
+    for _ in 0..2 {
+        waiter.write_zeroes(Sector(0), 64, false).expect("zeros");
+    }
+    let kinds: Vec<_> =
+        noted.0.lock().expect("lock").iter().map(|io| (io.kind, io.bytes)).collect();
+    assert_eq!(kinds, [(Kind::Discard, 64 * 512), (Kind::Write, 64 * 512)]);
 }
 
 #[test]

@@ -301,22 +301,9 @@ impl ServiceChannel {
     /// copied in.
     pub fn write_pipe(&self, index: MailboxIndex, start: usize, len: usize) -> WritePipe<'_> {
         let mailbox = self.mailbox(index);
-        let (end, mut ready) = (start + len, 0);
+        let end = start + len;
         let short_writes = self.short_writes.load(Ordering::Relaxed);
-        let mut left = WRITE_SPINS >> short_writes;
-        let bought = PAGE_SPINS >> short_writes;
-        loop {
-            let now = mailbox.progress() as usize;
-            if now >= end || left == 0 {
-                break;
-            }
-            // Progress buys time, but only while it is real: at most a page's worth of turns each.
-            if now >= ready + 4096 {
-                (left, ready) = (left + bought, now);
-            }
-            left -= 1;
-            std::hint::spin_loop();
-        }
+        await_bytes(end, short_writes, || mailbox.progress() as usize);
         let now = mailbox.progress() as usize;
         let noted = match now >= end {
             true => short_writes.saturating_sub(1),
@@ -395,6 +382,25 @@ impl ServiceChannel {
         let fits = at <= self.buffer_bytes() && len <= self.buffer_bytes() - at;
         assert!(fits, "outside the payload buffer");
         self.layout.mailbox(index.0 as usize) + MAILBOX_HEAD + at
+    }
+}
+
+/// Looks at the `progress` of a write until all its bytes up to `end` have come, or they take too
+/// long for a client of so many `short_writes`.
+fn await_bytes(end: usize, short_writes: u32, mut progress: impl FnMut() -> usize) {
+    let (mut left, bought) = (WRITE_SPINS >> short_writes, PAGE_SPINS >> short_writes);
+    let mut ready = 0;
+    loop {
+        let now = progress();
+        if now >= end || left == 0 {
+            break;
+        }
+        // Progress buys time, but only while it is real: at most a page's worth of turns each.
+        if now >= ready + 4096 {
+            (left, ready) = (left + bought, now);
+        }
+        left -= 1;
+        std::hint::spin_loop();
     }
 }
 
@@ -493,5 +499,55 @@ impl WritePipe<'_> {
         assert!(at + into.len() <= self.len, "outside the bytes to write");
         let offset = self.channel.payload(self.index, self.start + at, into.len());
         self.channel.region.copy_out_with(self.method, offset, into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channel() -> ServiceChannel {
+        let (queue, buffer_bytes) = (QueueKind::Mailbox, 128 << 10);
+        let geometry = Geometry { queue, mailbox_count: 2, buffer_bytes, groups: 1, frames: 0 };
+        ServiceChannel::create(geometry, CopyPlan::default()).expect("memory")
+    }
+
+    /// How often a write is looked at whose bytes do not come, or come as `progress` says.
+    fn looks(short_writes: u32, mut progress: impl FnMut(u32) -> usize) -> u32 {
+        let mut looks = 0;
+        await_bytes(100_000, short_writes, || {
+            looks += 1;
+            progress(looks)
+        });
+        looks
+    }
+
+    #[test]
+    fn a_write_whose_bytes_do_not_come_is_waited_for_half_as_long_each_time() {
+        let waits: Vec<u32> = (0..=SHORT_WRITES_MAX).map(|short| looks(short, |_| 0) - 1).collect();
+        assert_eq!(waits[0], WRITE_SPINS);
+        assert!(waits.windows(2).all(|pair| pair[1] == pair[0] / 2), "{waits:?}");
+        assert_eq!(waits.last(), Some(&0), "it is looked at once");
+        // Bytes that come in small pieces buy no time, and pages only so much.
+        assert_eq!(looks(3, |look| look as usize), waits[3] + 1);
+        assert!(looks(0, |look| 4096 * look as usize) <= 100_000_u32.div_ceil(4096));
+        assert!(looks(0, |look| look as usize * 40) <= WRITE_SPINS + 25 * PAGE_SPINS + 1);
+    }
+
+    #[test]
+    fn a_client_is_waited_for_less_until_its_bytes_come() {
+        let (channel, index) = (channel(), MailboxIndex(0));
+        let short = || channel.short_writes.load(Ordering::Relaxed);
+        for turn in 1..SHORT_WRITES_MAX + 5 {
+            assert_eq!(channel.write_pipe(index, 0, 60_000).len(), 0, "nothing came");
+            assert_eq!(short(), turn.min(SHORT_WRITES_MAX));
+        }
+        // One of no bytes is whole.
+        for turn in (0..SHORT_WRITES_MAX).rev() {
+            channel.write_pipe(index, 0, 0);
+            assert_eq!(short(), turn);
+        }
+        channel.write_pipe(index, 0, 0);
+        assert_eq!(short(), 0);
     }
 }
