@@ -1,6 +1,7 @@
 //! Lanes of one pool over the same layers: instances of one service, each with a volume, a mount
 //! and caches of its own (`mount --share --lower`).
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -132,12 +133,20 @@ impl Tenant {
         serde_json::from_str(&succeeds(&["pool", "info", "--json", &self.pool])).expect("JSON")
     }
 
-    /// The processes of its services.
+    /// The processes of its services. One that was replaced just now has none for a moment.
     fn services(&self) -> Vec<u32> {
-        let info = self.info();
-        let services = info["services"].as_array().expect("services").clone();
-        let pid = |service: serde_json::Value| service["service_pid"].as_u64().expect("a process");
-        services.into_iter().map(|service| pid(service) as u32).collect()
+        let pid = |service: &serde_json::Value| Some(service["service_pid"].as_u64()? as u32);
+        let pids = || {
+            let info = self.info();
+            let services = info["services"].as_array().expect("services");
+            services.iter().map(pid).collect::<Option<Vec<_>>>()
+        };
+        let found = RefCell::new(None);
+        until("each service has a process", || {
+            found.replace(pids());
+            found.borrow().is_some()
+        });
+        found.into_inner().expect("processes")
     }
 
     /// The only one.

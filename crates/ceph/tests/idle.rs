@@ -44,9 +44,9 @@ fn a_sync_that_waits_keeps_no_other_handle_open() {
         use_other();
         calls_under_way() == 1
     });
-    assert_eq!(open(), 2);
     until("the other file's handle stays open", || open() == 1);
-    assert_eq!(calls_under_way(), 1, "the sync waits");
+    until("the sync waits no more", || calls_under_way() == 1);
+    assert_eq!(open(), 1, "the handle whose sync waits");
     drop(stopped);
     until("the handle that wrote stays open", || open() == 0);
 }

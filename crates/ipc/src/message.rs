@@ -80,7 +80,7 @@ ops! {
     /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
     /// FUSE slot to bind, `NO_SLOT` for none; `arg[1]`: bytes that the answer may bring; `arg[2]`:
     /// [`MAY_REST`], [`MAY_BE_DIR`], [`FIRST`]; `arg[3]`: handle of a file at rest that is closed
-    /// first, 0 for none. Reply: handle. A result that is neither a regular file nor a directory
+    /// first, 0 for none. Reply: handle; count: [`MADE_IT`] where it made the file, else 0. A result that is neither a regular file nor a directory
     /// that was asked for is answered [`Status::UseKernel`], and nothing stays open.
     Open = 1,
     /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1).
@@ -195,6 +195,8 @@ pub const MAY_REST: u64 = 1;
 /// descriptor of what the path leads to, if that is a directory. Then the reply is a handle as that
 /// of [`Op::OpenDir`], with the state, and no slot is bound.
 pub const MAY_BE_DIR: u64 = 2;
+/// Count of a reply to [`Op::Open`]: the opening made the file.
+pub const MADE_IT: u64 = 1;
 /// `arg[2]` of [`Op::Open`], with [`MAY_REST`]: no such open came before, of late. What the answer
 /// brings comes in the payload: frames are for files that are read again.
 pub const FIRST: u64 = 4;

@@ -375,13 +375,21 @@ fn remove_mount_point(path: &Path) {
     let _ = fs::remove_dir(path);
 }
 
-/// The lock of a lane's or pool's name.
-/// What tells this directory from all others that are there at the time, whatever its path.
+/// What tells this run-time directory from others on the host, whatever its path is here, and also
+/// after it went with its last file and was made again: where a file system is mounted on it, that
+/// one's root, else its name in the directory that it is in. Empty: it cannot be told.
 pub(crate) fn identity(dir: &Path) -> String {
-    let stat = fs::metadata(dir);
-    stat.map(|stat| format!("{:x}:{}", stat.dev(), stat.ino())).unwrap_or_default()
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    let place = |path: &Path| fs::metadata(path).map(|stat| (stat.dev(), stat.ino())).ok();
+    let Some(above) = dir.parent().and_then(place) else { return String::new() };
+    let (own, name) = (place(&dir), dir.file_name().unwrap_or_default().display());
+    match own.filter(|(device, _)| *device != above.0) {
+        Some((device, number)) => format!("{device:x}:{number}"),
+        None => format!("{:x}:{}/{name}", above.0, above.1),
+    }
 }
 
+/// The lock of a lane's or pool's name.
 pub(crate) fn lock_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.lock"))
 }
@@ -434,6 +442,23 @@ pub(crate) fn is_still(path: &Path, lock: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_time_directory_is_the_same_after_it_was_made_again() {
+        let above = tempfile::tempdir().expect("tempdir");
+        let [dir, other] = ["polylane", "other"].map(|name| above.path().join(name));
+        let absent = identity(&dir);
+        fs::create_dir(&dir).expect("made");
+        let first = identity(&dir);
+        fs::remove_dir(&dir).expect("removed");
+        // Its number may be another's by now.
+        fs::create_dir(&other).expect("made");
+        fs::create_dir(&dir).expect("made");
+        assert_eq!([absent, identity(&dir)], [first.clone(), first.clone()]);
+        assert_ne!(identity(&other), first);
+        assert_ne!(identity(Path::new("/proc")), identity(Path::new("/sys")), "mounted");
+        assert_eq!(identity(&above.path().join("none/polylane")), "", "it cannot be told");
+    }
 
     #[test]
     fn a_name_is_held_once_and_a_stale_file_is_taken_over() {

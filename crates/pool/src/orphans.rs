@@ -98,11 +98,12 @@ fn lane_of(line: &[u8]) -> Option<&str> {
     title.strip_prefix("polylane-service[")?.strip_suffix(']')
 }
 
-/// Whether a service's lane has its name in this run-time directory, by the service's command line.
-/// One of a former version does not say.
+/// Whether a service's lane may have its name in this run-time directory, by the service's command
+/// line. One of a former version does not say.
 fn is_below(line: &[u8], names: &str) -> bool {
     let mut words = line.split(|&byte| byte == 0).skip_while(|word| *word != b"--names");
-    words.nth(1).is_none_or(|said| said == names.as_bytes())
+    let is_it = |said: &[u8]| said.is_empty() || names.is_empty() || said == names.as_bytes();
+    words.nth(1).is_none_or(is_it)
 }
 
 /// Whether a process is of a user that services run as, in this process's pid namespace, which no
@@ -308,6 +309,7 @@ mod tests {
         service.kill().expect("kill");
         service.wait().expect("wait");
         assert_eq!(seen, [(true, true), (false, false)]);
+        assert!(is_below(b"polylane-service[a@1]\0service\0--names\0\0--spec\x003\0", &said));
         let own = PoolName::take_lane(dir.path(), "web").expect("a lane");
         let of = |dir: &tempfile::TempDir| holders_of(dir.path(), "web@1")(std::process::id());
         assert_eq!([&dir, &other].map(of), [true, false], "no such lane there");

@@ -17,7 +17,7 @@ use crate::cache::{FilePages, PAGE, ReadAhead};
 use crate::ctx::OpCtx;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::handover::Op;
-use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS};
+use crate::inode::{APPENDED, ATIME_DUE, FROZEN, Node, ONLY_GROWS};
 use crate::lock::By;
 use crate::oplock::Guard;
 use crate::stats::Count;
@@ -95,6 +95,9 @@ impl std::fmt::Debug for Attached {
 impl OpenFile {
     pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
         node.opens.add(flags);
+        if flags & OFlags::APPEND.bits().cast_signed() != 0 && node.has(ONLY_GROWS) {
+            node.raise(APPENDED);
+        }
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
         let failures_seen = match node.is_dir() {
             true => u64::from(node.core.was_told_of_lost_names(&node)),
@@ -345,7 +348,8 @@ impl OpenFile {
     }
 
     /// Stores bytes of a mapping at `at`, also where the file is open for appending, and though it
-    /// became immutable since it was mapped. `EPERM` where nothing but appending was allowed;
+    /// became immutable since it was mapped. `EPERM` where nothing but appending was allowed, for
+    /// this opening or, as the kernel sends pages by whichever it likes, for any that followed;
     /// otherwise as [`OpenFile::write`].
     pub fn write_mapped(
         &self,
@@ -354,9 +358,9 @@ impl OpenFile {
         source: &mut dyn Source,
     ) -> Result<Written> {
         let appends = self.wish().contains(OFlags::APPEND);
-        self.write_if(ctx, Some(at), source, |node| match appends && node.has(ONLY_GROWS) {
-            true => Err(Errno::EPERM),
-            false => Ok(()),
+        self.write_if(ctx, Some(at), source, |node| {
+            let appended = appends || node.has(APPENDED);
+            if appended && node.has(ONLY_GROWS) { Err(Errno::EPERM) } else { Ok(()) }
         })
     }
 

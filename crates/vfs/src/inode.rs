@@ -75,6 +75,9 @@ pub(crate) const TOLD: u32 = 65536;
 /// The libservice has left its access time as it was: reads move it no more until its state
 /// changes.
 pub(crate) const ATIME_STAYS: u32 = 131_072;
+/// It was opened to append while that was all that was allowed: no mapping is written any more,
+/// since nobody can tell whose it is. Never goes down.
+pub(crate) const APPENDED: u32 = 262_144;
 
 /// A live inode. Thread-safe.
 pub struct Inode {

@@ -231,12 +231,15 @@ static void lesser_roots(void)
 	close(make("mine", "mine"));
 	close(make("its", "its"));
 	MUST(chown("its", ANN, ANN) == 0);
-	for (int which = 0; which < 3; which++)
+	for (int which = 0; which < 4; which++)
 		CHILD {
 			if (which < 2)
 				without(which == 0 ? CAP_LINUX_IMMUTABLE : CAP_FOWNER);
-			else
+			else if (which == 2)
 				SAY(unshare(CLONE_NEWUSER));
+			else
+				/* No /proc there. */
+				MUST(chroot(".") == 0);
 			SAY(flag("mine", FS_NODUMP_FL, which % 2));
 			SAY(flag("mine", FS_APPEND_FL, 1));
 			SAY(more_flags("mine", 0x10));

@@ -52,10 +52,10 @@ unsafe impl Sync for OpenFile {}
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        self.mount.counters.handles.fetch_sub(1, Ordering::Relaxed);
         let (calls, mount, file) = self.call();
         // SAFETY: this object's own handle.
         let closed = said(unsafe { (calls.ceph_ll_close)(mount, file) }).map(drop);
+        self.mount.counters.handles.fetch_sub(1, Ordering::Relaxed);
         *self.closed.result.lock() = Some(closed);
         self.closed.told.notify_all();
     }

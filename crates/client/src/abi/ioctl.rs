@@ -111,8 +111,10 @@ unsafe fn refusal(fd: RawFd, request: u32, argument: c_long) -> Option<Errno> {
     if !has(CapabilitySet::FOWNER) && !real::owns(fd) {
         return Some(Errno::EPERM);
     }
-    let has_projects = real::is_in_first_user_namespace();
-    let may_freeze = has_projects && has(CapabilitySet::LINUX_IMMUTABLE);
+    let is_first = real::is_in_first_user_namespace();
+    let has_projects = is_first == Some(true);
+    // Without /proc, as in a chroot, the capability decides alone.
+    let may_freeze = is_first != Some(false) && has(CapabilitySet::LINUX_IMMUTABLE);
     if may_freeze && has_projects {
         return None;
     }

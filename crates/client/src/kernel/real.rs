@@ -325,12 +325,13 @@ pub(crate) fn owns(fd: RawFd) -> bool {
     rustix::fs::fstat(borrow(fd)).is_ok_and(|stat| stat.st_uid == user as libc::uid_t)
 }
 
-/// Whether the calling thread is in the user namespace that the host began with; false where that
-/// cannot be known.
-pub(crate) fn is_in_first_user_namespace() -> bool {
+/// Whether the calling thread is in the user namespace that the host began with; `None`: there is
+/// no /proc to tell.
+pub(crate) fn is_in_first_user_namespace() -> Option<bool> {
     /// `PROC_USER_INIT_INO`.
     const FIRST: u64 = 0xefff_fffd;
-    rustix::fs::stat(c"/proc/thread-self/ns/user").is_ok_and(|stat| stat.st_ino == FIRST)
+    let stat = rustix::fs::stat(c"/proc/thread-self/ns/user").ok()?;
+    Some(stat.st_ino == FIRST)
 }
 
 /// Opens a path, past our own hook, with mode 0600 if it is to be created.

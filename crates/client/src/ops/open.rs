@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{DIR_ROOT, MAY_BE_DIR, Message, NO_SLOT, Op, Status};
+use polylane_ipc::message::{DIR_ROOT, MADE_IT, MAY_BE_DIR, Message, NO_SLOT, Op, Status};
 
 use super::state::State;
 use super::{file, path, process, share, stat};
@@ -40,9 +40,6 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Flags that are the open's own and not reported by `F_GETFL`.
 const CREATION_FLAGS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
-
-/// How the service says that an open made the file.
-const MADE_IT: Status = Status::Done(1);
 
 /// `openat(2)`; `by_kernel` does the same by the kernel, for a directory that the service found.
 pub(crate) fn open(
@@ -147,7 +144,7 @@ fn request(
     if let Some(attr) = reply.attr {
         return Ok(Some(FoundDir { handle: reply.handle, ino: attr.ino }));
     }
-    if reply.status == MADE_IT {
+    if reply.status == Status::Done(MADE_IT) {
         file.set(FileBits::MADE);
     }
     file.handle.store(reply.handle, Ordering::Relaxed);

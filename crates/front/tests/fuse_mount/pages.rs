@@ -211,6 +211,25 @@ for _ in range(20):
     assert open(path, 'rb').read() == b'history'
 os.write(log, b' goes on')
 assert open(path, 'rb').read() == b'history goes on'
+# The kernel sends pages by whichever mapping's file it likes: the one from before, say.
+before = mmap.mmap(a, 7)
+for mapping in [stored, before]:
+    mapping[0:1] = b'R'
+    try:
+        mapping.flush()
+        raise SystemExit('the store was taken by another file')
+    except OSError as refused:
+        assert refused.errno == errno.EPERM, refused
+assert open(path, 'rb').read() == b'history goes on'
+# What was mapped before is written as long as none came to append.
+other = sys.argv[1] + '/other'
+b = os.open(other, os.O_RDWR | os.O_CREAT)
+os.write(b, b'history')
+mapped = mmap.mmap(b, 7)
+fcntl.ioctl(b, 0x40086602, struct.pack('l', 0x20))
+mapped[0:1] = b'H'
+mapped.flush()
+assert open(other, 'rb').read() == b'History'
 "#,
     );
 }

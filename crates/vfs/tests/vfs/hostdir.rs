@@ -139,7 +139,7 @@ fn moves(path: &Path, change: impl Fn()) -> bool {
 }
 
 #[test]
-fn chown_to_nobody_moves_the_time_of_change_where_the_host_does() {
+fn chown_of_neither_moves_the_time_of_change_where_the_host_does() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
     std::fs::write(&path, "").unwrap();
@@ -150,6 +150,23 @@ fn chown_to_nobody_moves_the_time_of_change_where_the_host_does() {
         fs.setattr(&OpCtx::service(), ino, &SetAttr::default()).unwrap();
     });
     assert_eq!(by_lane, by_host);
+}
+
+/// Of a file that the VFS knows already: the host's kernel would take the bits away, and the
+/// service may.
+#[test]
+fn set_id_bits_that_came_on_the_host_go_by_no_strangers_chown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    std::fs::write(&path, "").unwrap();
+    let fs = HostDir::new(open(dir.path())).unwrap();
+    let vfs = polylane_vfs::Vfs::new(Arc::new(fs), crate::common::options()).unwrap();
+    let node = vfs.lookup(&OpCtx::service(), &vfs.root(), b"f").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4755)).unwrap();
+    let stranger = crate::common::user(4711, 4711, &[]);
+    let done = vfs.setattr(&OpCtx::as_user(&stranger), &node, &SetAttr::default());
+    assert_eq!(done.unwrap_err(), Errno::EPERM);
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o4755);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::UNFLAGGED;
-use polylane_ipc::message::{EXPOSED_MAX, NO_SLOT, Reply};
+use polylane_ipc::message::{EXPOSED_MAX, MADE_IT, NO_SLOT, Reply, Status};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
@@ -84,7 +84,8 @@ impl Call<'_> {
         }
         // No state: a reply without it is one cache line instead of three, and few who open ask.
         let handle = self.hold(file.clone(), slot)?;
-        let mut reply = Reply { handle: handle.to_wire(), ..done(file.made_it().into()) };
+        let made = Status::Done(if file.made_it() { MADE_IT } else { 0 });
+        let mut reply = Reply { handle: handle.to_wire(), ..Reply::new(made) };
         if let Some(mark) = mark {
             self.let_rest(handle, &file, mark, &mut reply);
         }
