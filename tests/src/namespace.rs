@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use crate::binary;
+
 /// A shell in a mount namespace of its own, which takes lines and answers each.
 #[derive(Debug)]
 pub struct Namespace {
@@ -27,6 +29,25 @@ impl Namespace {
     pub fn copy(&self) -> Namespace {
         let other = format!("--mount=/proc/{}/ns/mnt", self.child.id());
         Namespace::begin(&["nsenter", &other, "unshare", "-m", "--propagation", "private", "sh"])
+    }
+
+    /// In a lane of its own.
+    ///
+    /// # Panics
+    /// The run does not start.
+    pub fn of_run() -> Namespace {
+        let program = binary();
+        let program = program.to_str().expect("UTF-8");
+        Namespace::begin(&[program, "run", "--mem", "--", "sh"])
+    }
+
+    /// Ends the shell, and the run that it is the command of.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn end(mut self) {
+        writeln!(self.lines, "exit").expect("a line");
+        self.child.wait().expect("its end");
     }
 
     fn begin(words: &[&str]) -> Namespace {

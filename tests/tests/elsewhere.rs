@@ -10,8 +10,8 @@ use polylane_tests::namespace::Namespace;
 use polylane_tests::pool::signal_to;
 use polylane_tests::{binary, lacks, seed, unavailable};
 
-/// How long what takes no time may take on a busy host: less than any limit of a service.
-const SOON: Duration = Duration::from_secs(4);
+/// How long a service would wait for the kernel to let go of a copy, and some margin less.
+const WAIT: Duration = Duration::from_secs(4);
 
 /// How long what takes some seconds may take there.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,13 +88,11 @@ fn a_lane_that_died_is_cleared_from_any_mount_namespace() {
         if let Some(mut copy) = copy {
             assert_eq!(seen(&mut copy, &at), "1", "{shown}: the copy is its namespace's");
             // A service that is there still serves, for some seconds.
-            let limit = if killed == Killed::All { SOON } else { PATIENCE };
-            let end = Instant::now() + limit;
+            let end = Instant::now() + PATIENCE;
             let list = format!("ls '{}' >/dev/null 2>&1 || echo error", text(&at));
             while copy.says(&list) != "error" {
                 assert!(killed != Killed::All && Instant::now() < end, "{shown}: still served");
             }
-            assert!(Instant::now() < end, "{shown}: late");
         }
         assert_eq!(status(&mut all[next], &mount), "0", "{shown}");
         let files = all[next].says(&format!("ls '{}' | grep -c file-", text(&at)));
@@ -107,7 +105,8 @@ fn a_lane_that_died_is_cleared_from_any_mount_namespace() {
 }
 
 /// Namespaces with copies of a lane's mount hold up no `umount`, and what they have of it are
-/// errors at once.
+/// errors. A busy host is slow at all of it, so what copies cost is the quickest `umount` with
+/// copies against the slowest without.
 #[test]
 fn copies_of_a_mount_hold_up_no_unmount() {
     let name = "copies_of_a_mount_hold_up_no_unmount";
@@ -125,9 +124,10 @@ fn copies_of_a_mount_hold_up_no_unmount() {
     for image in [&volume, &other] {
         succeeds(&["volume", "create", "--size", "64M", text(image)]);
     }
+    let (mut with_copies, mut alone) = (Duration::MAX, Duration::ZERO);
     for round in 0..6 {
         let source = if random.percent(50) { &volume } else { &other };
-        let lazy: &[&str] = if random.percent(30) { &["-l"] } else { &[] };
+        let lazy: &[&str] = if round > 0 && random.percent(30) { &["-l"] } else { &[] };
         let shown = format!("seed {seed}, round {round}: {source:?} {lazy:?}");
         succeeds(&["mount", "--pool", &pool, text(source), text(&at)]);
         let copies = (0..=random.below(2)).map(|_| Namespace::new("private"));
@@ -140,19 +140,125 @@ fn copies_of_a_mount_hold_up_no_unmount() {
         }
         let begin = Instant::now();
         succeeds(&[&["umount"], lazy, &[text(&at)]].concat());
-        let limit = if lazy.is_empty() { SOON } else { PATIENCE };
-        assert!(begin.elapsed() < limit, "{shown}: {:?}", begin.elapsed());
+        if lazy.is_empty() {
+            with_copies = with_copies.min(begin.elapsed());
+        }
         polylane_tests::volume::assert_clean(source);
         for copy in &mut copies {
-            let begin = Instant::now();
             let said = copy.says(&format!("cat '{}' 2>/dev/null || echo error", text(&file)));
-            assert_eq!((said.as_str(), begin.elapsed() < SOON), ("error", true), "{shown}");
+            assert_eq!(said, "error", "{shown}");
         }
         succeeds(&["mount", "--pool", &pool, text(source), text(&at)]);
         assert_eq!(fs::read_to_string(&file).expect("read"), format!("{round}\n"), "{shown}");
         drop(copies);
+        let begin = Instant::now();
         succeeds(&["umount", text(&at)]);
+        alone = alone.max(begin.elapsed());
     }
+    println!("umount with copies {with_copies:?}, alone {alone:?}");
+    assert!(with_copies < alone + WAIT, "seed {seed}: {with_copies:?}, alone {alone:?}");
     until("nothing is listed", || host.mounts().is_empty());
+    host.assert_nothing_is_left();
+}
+
+/// A file system that has the device number of a dead lane by now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    /// A run's lane.
+    Run,
+    /// A lane of another run-time directory, in a mount namespace of its own.
+    OtherDirectory,
+}
+
+impl Next {
+    /// A shell that sees it, where, and its device as mountinfo has it.
+    fn begin(self, at: &Path) -> (Namespace, String, String) {
+        let mut shell = match self {
+            Next::Run => Namespace::of_run(),
+            Next::OtherDirectory => {
+                let mut shell = Namespace::new("private");
+                shell.says("mount -t tmpfs next /run");
+                assert_eq!(status(&mut shell, &format!("mount mem:32M '{}'", text(at))), "0");
+                shell
+            }
+        };
+        let lane = "grep ' fuse.polylane ' /proc/self/mountinfo | tail -1 | cut -d' ' -f";
+        let [device, place] = [3, 5].map(|field| shell.says(&format!("{lane}{field}")));
+        let written = shell.says(&format!("echo alive >'{0}/f' && cat '{0}/f'", place));
+        assert_eq!(written, "alive", "{self:?}");
+        (shell, place, device)
+    }
+
+    fn end(self, mut shell: Namespace, at: &Path) {
+        if self == Next::OtherDirectory {
+            assert_eq!(status(&mut shell, &format!("umount '{}'", text(at))), "0");
+        }
+        shell.end();
+    }
+}
+
+/// A dead lane's mount goes with its mount namespace, and the kernel gives its device's number to
+/// the next file system: no command that clears the dead lane does anything to that.
+#[test]
+fn the_next_of_a_dead_lanes_device_number_lives_on() {
+    let name = "the_next_of_a_dead_lanes_device_number_lives_on";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let seed = seed();
+    println!("POLYLANE_SEED={seed}");
+    let mut random = Rng::new(seed);
+    let host = Host::new();
+    let (at, other) = (host.dir("m"), host.dir("other"));
+    let mut again = 0;
+    for round in 0..60 {
+        let mut first = Namespace::new("private");
+        assert_eq!(status(&mut first, &format!("mount mem:32M '{}'", text(&at))), "0");
+        let find = format!("grep ' {} ' /proc/self/mountinfo | cut -d' ' -f3", text(&at));
+        let device = first.says(&find);
+        Killed::All.kill(host.supervisor());
+        drop(first);
+        let next = *random.pick(&[Next::Run, Next::OtherDirectory]);
+        let (mut shell, place, its) = next.begin(&other);
+        again += usize::from(its == device);
+        let shown = format!("seed {seed}, round {round}: {next:?}, {device}, {its}");
+        until("the dead lane is cleared", || host.mounts().is_empty());
+        let said = shell.says(&format!("cat '{place}/f'; echo more >'{place}/g'; cat '{place}/g'"));
+        assert_eq!(said, "more", "{shown}");
+        next.end(shell, &other);
+        if again == 4 {
+            break;
+        }
+    }
+    println!("{again} had the device's number");
+    assert!(again > 0, "seed {seed}: no lane had a dead one's device number");
+    host.assert_nothing_is_left();
+}
+
+/// However many copies of its mount a dead lane's user has made, one command with few descriptors
+/// finds the mount.
+#[test]
+fn a_dead_lane_with_many_copies_is_cleared() {
+    let name = "a_dead_lane_with_many_copies_is_cleared";
+    if unavailable(name) || lacks(name, &["unshare"]) {
+        return;
+    }
+    let host = Host::new();
+    let (at, copies) = (host.dir("m"), host.dir("copies"));
+    let [mut first, mut clears] = [(); 2].map(|()| Namespace::new("private"));
+    assert_eq!(status(&mut first, &format!("mount mem:32M '{}'", text(&at))), "0");
+    let bind = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); mkdir C/$i; mount --bind M C/$i; done";
+    first.says(&bind.replace('C', text(&copies)).replace('M', text(&at)));
+    let count = format!("grep -c ' {}/' /proc/self/mountinfo", text(&copies));
+    assert_eq!(first.says(&count), "150");
+    Killed::All.kill(host.supervisor());
+    let clear = format!("(ulimit -n 60; '{}' mount) | wc -l", binary().display());
+    let end = Instant::now() + PATIENCE;
+    while clears.says(&clear) != "1" {
+        assert!(Instant::now() < end, "still listed");
+    }
+    assert_eq!(seen(&mut first, &at), "0");
+    assert_eq!(first.says(&count), "150", "copies are their namespace's");
+    drop((first, clears));
     host.assert_nothing_is_left();
 }

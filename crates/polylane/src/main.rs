@@ -68,25 +68,14 @@ const PARSER_STACK_BYTES: usize = 1 << 20;
 /// process with one thread may do.
 fn parse(arguments: Vec<std::ffi::OsString>) -> Result<cli::Cli, ExitCode> {
     let parser = move || cli::Cli::try_parse_from(arguments).map_err(|error| usage(&error));
-    let thread = std::thread::Builder::new().stack_size(PARSER_STACK_BYTES).spawn(parser);
-    match thread.map(std::thread::JoinHandle::join) {
-        Ok(Ok(parsed)) => {
-            await_last_thread();
-            parsed
-        }
+    let thread = std::thread::Builder::new().stack_size(PARSER_STACK_BYTES);
+    match polylane_sys::ns::in_a_thread(thread, parser) {
+        Ok(Ok(parsed)) => parsed,
         Ok(Err(_)) => Err(ExitCode::from(FAILED)),
         Err(error) => {
             say(Failure::because("command line", "parse it", error));
             Err(ExitCode::from(FAILED))
         }
-    }
-}
-
-/// Waits until the kernel has taken the ended thread off its list, which joining does not.
-fn await_last_thread() {
-    let others = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() > 1);
-    while others() {
-        std::thread::yield_now();
     }
 }
 

@@ -144,6 +144,11 @@ impl MountId {
         }
     }
 
+    /// The number itself, which is never 0.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// What it is; `None`: the calling process's mount namespace has it no more.
     ///
     /// # Errors

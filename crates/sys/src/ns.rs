@@ -8,8 +8,9 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
-use polylane_base::sync::Mutex;
+use polylane_base::sync::{Mutex, thread};
 
 /// Namespaces that a forked child gets for itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -159,6 +160,30 @@ fn is_alone() -> io::Result<bool> {
         own += usize::from(!name.starts_with(b"iou-wrk-"));
     }
     Ok(own == 1)
+}
+
+/// Does `work` in a thread of its own, which the kernel has taken off its list afterwards: joining
+/// alone does not wait for that, and [`fork`] counts it until then. `Err` within: it panicked.
+///
+/// # Errors
+/// `EAGAIN`: no thread can be made.
+pub fn in_a_thread<T: Send>(
+    thread: thread::Builder,
+    work: impl FnOnce() -> T + Send,
+) -> io::Result<thread::Result<T>> {
+    let task = OnceLock::new();
+    let noted = || {
+        let _ = task.set(rustix::thread::gettid());
+        work()
+    };
+    let done = thread::scope(|scope| thread.spawn_scoped(scope, noted).map(|made| made.join()))?;
+    if let Some(task) = task.get() {
+        let entry = format!("/proc/self/task/{task}");
+        while std::fs::exists(&entry).is_ok_and(|listed| listed) {
+            thread::yield_now();
+        }
+    }
+    Ok(done)
 }
 
 /// Forks with the given new namespaces. The parent gets SIGCHLD at the child's end.
@@ -425,6 +450,20 @@ mod tests {
         // The test harness runs this on a thread of its own, beside the main one.
         let error = fork(Namespaces::default()).map(|_| ()).expect_err("two threads at least");
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+    }
+
+    #[test]
+    fn a_thread_that_did_its_work_is_gone_and_one_that_cannot_be_made_is_an_error() {
+        for round in 0..1000 {
+            let work = || (round, rustix::thread::gettid());
+            let done = in_a_thread(thread::Builder::new(), work).expect("a thread");
+            let (said, task) = done.expect("no panic");
+            assert_eq!(said, round);
+            assert!(!std::path::Path::new(&format!("/proc/self/task/{task}")).exists(), "{round}");
+        }
+        in_a_thread(thread::Builder::new(), || panic!("its own")).expect("made").expect_err("it");
+        let larger_than_memory = thread::Builder::new().stack_size(1 << 50);
+        in_a_thread(larger_than_memory, || ()).expect_err("no room for its stack");
     }
 
     #[test]

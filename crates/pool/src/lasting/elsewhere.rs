@@ -17,8 +17,8 @@ use rustix::io::{Errno, Result};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::{places, unserved};
-use crate::mountinfo::{Seen, seen, try_seen_by};
+use super::places;
+use crate::mountinfo::{Seen, try_seen_by};
 use crate::process;
 
 /// A mount as a process sees it.
@@ -63,12 +63,11 @@ impl Sighting {
         let namespace = open(proc(pid, "ns/mnt")).map_err(|_| Errno::AGAIN)?;
         // The /proc of the namespace may not show this process: descriptors are found by this one.
         let files = open(PathBuf::from("/proc/self/fd"))?;
-        thread::scope(|scope| {
-            scope
-                .spawn(|| enter_and_detach(&namespace, &files, root))
-                .join()
-                .unwrap_or(Err(Errno::IO))
-        })
+        let work = || enter_and_detach(&namespace, &files, root);
+        match ns::in_a_thread(thread::Builder::new(), work) {
+            Ok(done) => done.unwrap_or(Err(Errno::IO)),
+            Err(_) => Err(Errno::AGAIN),
+        }
     }
 }
 
@@ -100,15 +99,4 @@ pub(super) fn sightings() -> Vec<Sighting> {
         found.extend(lanes.map(|seen| Sighting { by: Some(pid), seen }));
     }
     found
-}
-
-/// Ends the connection of a lane that was unmounted and whose changes are durable, where copies of
-/// its mount are left: the kernel would keep the lane for them, and its service wait. `kept` keeps
-/// the device's number from other file systems.
-pub(super) fn end_copies(kept: Option<&OwnedFd>, device: u64) {
-    let is_it = |seen: &Seen| seen.device == device && seen.is_lane();
-    let is_seen = || seen().iter().any(is_it) || sightings().iter().any(|one| is_it(&one.seen));
-    if kept.is_some() && is_seen() {
-        unserved::abort(device);
-    }
 }

@@ -31,7 +31,6 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
-use super::elsewhere;
 use super::lock::Lock;
 use super::places;
 use super::point::{self, Point};
@@ -151,6 +150,7 @@ fn begin(plan: Plan, link: &Link) -> Result<Held> {
         rustix::fs::statx(&made.lane, "", AtFlags::EMPTY_PATH, StatxFlags::MODE).map_err(failed)?;
     entry.device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     entry.mount = point::mount_id(&made.lane).and_then(|id| id.try_into().ok()).unwrap_or(0);
+    entry.unique = point::unique_of(&made.lane);
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path));
     let libraries = init::pick_up_libraries(library.as_deref())?;
     let tables = Tables::lock(&dir)?;
@@ -326,12 +326,12 @@ impl Held {
             return Err(Errno::EBUSY);
         }
         let own = self.own().ok_or(Errno::EBUSY)?;
-        let kept = point::unmount(&own).map_err(|error| Errno(error.raw_os_error()))?;
-        elsewhere::end_copies(kept.as_ref(), self.entry.device);
+        let unmounted = point::unmount_last(&own).map_err(|error| Errno(error.raw_os_error()))?;
         let listed = all.iter().find(|entry| entry.path == self.entry.path);
         if let (Ok(tables), Some(entry)) = (Tables::lock(&self.dir), listed) {
             let _ = tables.is_gone(&self.pool, entry);
         }
+        unmounted.end();
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use super::point::{self, Point};
 use super::source::LaneSource;
 use super::table::Entry;
 use super::tables::{After, Mount, Tables, detach_those};
-use super::{elsewhere, holder, places};
+use super::{holder, places};
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::init::{self, LaneMounts, Place};
@@ -222,6 +222,7 @@ impl Mounted {
             device: self.device,
             id: self.id,
             mount: number.unwrap_or(0),
+            unique: point::unique_of(&self.lane.lane),
             ..options.entry(&options.path)
         };
         tables.show(pool, &entry, (&self.lane.lane, point))?;
@@ -324,9 +325,9 @@ fn unmount_lane(dir: &Path, mount: &Mount) -> std::result::Result<(), Errno> {
     }
     drop(tables);
     let seen = places::mount_of(entry).ok_or(Errno::ENOENT)?;
-    let kept = point::unmount(&seen).map_err(|error| Errno(error.raw_os_error()))?;
-    elsewhere::end_copies(kept.as_ref(), entry.device);
+    let unmounted = point::unmount_last(&seen).map_err(|error| Errno(error.raw_os_error()))?;
     let removed = Tables::lock(dir).and_then(|tables| tables.remove(&mount.pool, &entry.path));
+    unmounted.end();
     removed.map_err(|_| Errno::EIO)
 }
 

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::shown::Shown;
+use polylane_sys::mount::MountId;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags,
 };
@@ -18,6 +19,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::elsewhere::Sighting;
 use super::places;
+use super::unserved::Connection;
 use crate::failure::{Failure, Result};
 use crate::mountinfo::{self, Seen};
 use crate::mounts;
@@ -134,6 +136,11 @@ pub(crate) fn mount_id(fd: &OwnedFd) -> Option<u64> {
     places::mount_in(&info)
 }
 
+/// The number of that mount that no other has until the host starts again; 0: it has none.
+pub(crate) fn unique_of(mount: &OwnedFd) -> u64 {
+    MountId::of(mount).map_or(0, MountId::number)
+}
+
 /// The root of a mount, without a request to its file system, and its mount point as a path that
 /// no rename above it changes: the parent's descriptor has to stay open.
 struct Root {
@@ -207,7 +214,41 @@ fn root_by(one: &Sighting, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd>
 /// # Errors
 /// `EBUSY` when something covers or uses it; that it is not there any more.
 pub(crate) fn unmount(seen: &Seen) -> rustix::io::Result<Option<OwnedFd>> {
-    let Root { root, parent, name } = root_of(seen)?;
+    unmount_root(root_of(seen)?)
+}
+
+/// The same of the last mount of a lane that any command counts on, whose connection to the kernel
+/// is to end.
+///
+/// # Errors
+/// As [`unmount`].
+pub(crate) fn unmount_last(seen: &Seen) -> rustix::io::Result<Unmounted> {
+    let root = root_of(seen)?;
+    let connection = Connection::of(seen.device).ok();
+    Ok(Unmounted { kept: unmount_root(root)?, connection })
+}
+
+/// The last mount of a lane, taken away. As long as this is there its device's number is no other
+/// file system's.
+#[derive(Debug)]
+pub(crate) struct Unmounted {
+    kept: Option<OwnedFd>,
+    connection: Option<Connection>,
+}
+
+impl Unmounted {
+    /// Lets go of the file system. Where other mount namespaces have copies of the mount the kernel
+    /// would keep the lane for them, and its service wait: its connection is ended then.
+    pub(crate) fn end(self) {
+        drop(self.kept);
+        if let Some(connection) = self.connection {
+            connection.end();
+        }
+    }
+}
+
+fn unmount_root(root: Root) -> rustix::io::Result<Option<OwnedFd>> {
+    let Root { root, parent, name } = root;
     // A mount of its own, which keeps this one from nothing, as the root would.
     let kept = mounts::copy_of_one(&root).ok();
     drop(root);

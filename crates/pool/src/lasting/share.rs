@@ -170,9 +170,16 @@ pub(crate) fn attach(
     let last = instances.iter().map(|entry| entry.instance).max().unwrap_or(0);
     let (instance, read_only) = (last + 1, wanted.read_only);
     let number = point::mount_id(&mount).and_then(|id| id.try_into().ok()).unwrap_or(0);
-    let source = wanted.source.text();
-    let entry =
-        Entry { path, source, instance, read_only, count: 1, mount: number, ..base.clone() };
+    let entry = Entry {
+        path,
+        source: wanted.source.text(),
+        instance,
+        read_only,
+        count: 1,
+        mount: number,
+        unique: point::unique_of(&mount),
+        ..base.clone()
+    };
     tables.show(pool, &entry, (&mount, point)).map(|()| true)
 }
 

@@ -58,7 +58,9 @@ record! {
         /// FNV-1a of the slot in which this field is 0.
         0x30 sum: U64,
         /// Path, source, map of users, each without an end; a zero after the last.
-        0x38 names: [u8; 4036],
+        0x38 names: [u8; 4028],
+        /// The mount's number that no other mount has until the host starts again; 0: not known.
+        0xff4 unique: U64,
         /// What no other lane of its service has had; 0: it is not a lane of its own in one.
         0xffc id: U32,
     }
@@ -69,7 +71,7 @@ const SLOT_BYTES: usize = size_of::<SlotRecord>();
 
 /// Most bytes of path and source together.
 pub(crate) const NAMES_BYTES_MAX: usize =
-    offset_of!(SlotRecord, id) - offset_of!(SlotRecord, names);
+    offset_of!(SlotRecord, unique) - offset_of!(SlotRecord, names);
 
 /// The header: what the file is, in which version.
 const MAGIC: &[u8] = b"polylane mount table 1\n";
@@ -124,6 +126,8 @@ pub(crate) struct Entry {
     pub(crate) device: u64,
     /// Number of the mount in the mount namespace in which it was made; 0: not known.
     pub(crate) mount: u32,
+    /// The mount's number that no other mount has until the host starts again; 0: not known.
+    pub(crate) unique: u64,
     /// What no other lane of its service has had; 0: it is not a lane of its own in one.
     pub(crate) id: u32,
     /// Nothing can be changed through it.
@@ -164,6 +168,7 @@ impl Entry {
             supervisor: self.supervisor.into(),
             device: self.device.into(),
             mount: self.mount.into(),
+            unique: self.unique.into(),
             id: self.id.into(),
             path_len: len(&self.path),
             source_len: len(&self.source),
@@ -194,6 +199,7 @@ impl Entry {
             supervisor: slot.supervisor.get(),
             device: slot.device.get(),
             mount: slot.mount.get(),
+            unique: slot.unique.get(),
             id: slot.id.get(),
             read_only: flags.contains(SlotFlags::READ_ONLY),
             id_maps: flags.contains(SlotFlags::ID_MAPS),
@@ -210,14 +216,14 @@ impl Entry {
 }
 
 impl SlotRecord {
-    /// FNV-1a of it. Most of it is zeros before the last field, which are one power of the prime:
+    /// FNV-1a of it. Most of it is zeros before the last two fields, one power of the prime:
     /// each command reads all slots several times.
     fn hashed(&self) -> u64 {
-        let (front, id) = self.as_bytes().split_at(offset_of!(SlotRecord, id));
+        let (front, last) = self.as_bytes().split_at(offset_of!(SlotRecord, unique));
         let is_zero = |part: &&[u8]| **part == [0; ZEROS];
         let zeros = front.rchunks_exact(ZEROS).take_while(is_zero).count() * ZEROS;
         let hash = hash_on(HASH_START, &front[..front.len() - zeros]);
-        hash_on(hash.wrapping_mul(HASH_PRIME.wrapping_pow(zeros as u32)), id)
+        hash_on(hash.wrapping_mul(HASH_PRIME.wrapping_pow(zeros as u32)), last)
     }
 }
 

@@ -27,7 +27,7 @@ use polylane_base::shown::Shown;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::elsewhere::{self, Sighting};
+use super::elsewhere::Sighting;
 use super::lock::{Lock, PATH_LOCKS, path_lock};
 use super::places::{self, Sight, Views};
 use super::point::{self, Point};
@@ -191,45 +191,6 @@ impl Tables {
             self.unknown.borrow_mut().push(one.clone());
         }
         root
-    }
-
-    /// The same of a dead lane, in whichever mount namespace its mount is. Its connection to the
-    /// kernel ends with it unless the lane still has a service; copies of the mount in other
-    /// namespaces stay, and give errors.
-    fn detach_dead(&self, entry: &Entry, is_served: impl FnOnce() -> bool) -> bool {
-        let own = places::mount_of(entry);
-        let elsewhere = self.elsewhere.get_or_init(elsewhere::sightings);
-        let elsewhere = elsewhere.iter().filter(|one| one.seen.device == entry.device);
-        let elsewhere: Vec<_> = elsewhere.collect();
-        if own.is_none() && elsewhere.is_empty() {
-            return true;
-        }
-        let is_served = own.is_some_and(|seen| !seen.is_lane()) || is_served();
-        let before = self.gone.borrow().len();
-        let mut done = self.detach(entry);
-        for one in elsewhere {
-            done &= self.detach_elsewhere(one, entry);
-        }
-        // As long as a root is open the device's number is no other file system's.
-        if !is_served && self.gone.borrow().len() > before {
-            unserved::abort(entry.device);
-        }
-        done
-    }
-
-    /// Takes the mount of an entry away that is in another mount namespace, and holds the root of a
-    /// copy; whether the entry is needed no more.
-    fn detach_elsewhere(&self, one: &Sighting, entry: &Entry) -> bool {
-        let is_copy = one.seen.id != u64::from(entry.mount);
-        // It is not there any more, or below another one.
-        let is_none = |error| matches!(error, Errno::NOENT | Errno::INVAL | Errno::BUSY);
-        let root = match self.root_of(one) {
-            Ok(root) => root,
-            Err(error) => return is_copy || is_none(error),
-        };
-        let done = is_copy || one.detach(&root).map_or_else(is_none, |()| true);
-        self.gone.borrow_mut().push(root);
-        done
     }
 
     /// The pools that have tables.
@@ -494,7 +455,7 @@ impl Tables {
     /// # Errors
     /// See [`Table::put`].
     pub(crate) fn is_gone(&self, pool: &str, entry: &Entry) -> Result<()> {
-        self.put(pool, &Entry { device: 0, mount: 0, ..entry.clone() })
+        self.put(pool, &Entry { device: 0, mount: 0, unique: 0, ..entry.clone() })
     }
 
     /// Takes the mount at `path` out.
@@ -613,13 +574,12 @@ mod tests {
     fn a_mount_that_was_taken_away_is_none_of_the_next_of_its_numbers() {
         let dir = tempfile::tempdir().expect("tempdir");
         let tables = Tables::lock(&dir.path().join("run")).expect("lock");
-        let former = Entry { device: 60, mount: 100, ..entry("/m/a", 1) };
+        let former = Entry { device: 60, mount: 100, unique: 1 << 31, ..entry("/m/a", 1) };
         tables.put("web", &former).expect("put");
         tables.is_gone("web", &former).expect("noted");
         let now = tables.find(b"/m/a").expect("readable");
         let now = now.expect("an entry until its lane has ended");
-        assert_eq!((now.entry.device, now.entry.mount), (0, 0));
-        assert_eq!(now.entry, Entry { device: 0, mount: 0, ..former });
+        assert_eq!(now.entry, Entry { device: 0, mount: 0, unique: 0, ..former });
         tables.remove("web", b"/m/a").expect("remove");
     }
 

@@ -7,6 +7,7 @@
 //! which is the minor number of the mount's device (Documentation/filesystems/fuse/fuse.rst,
 //! "Aborting").
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use polylane_base::sync::thread;
@@ -32,18 +33,28 @@ pub(super) fn has_service(lane: &str) -> bool {
     })
 }
 
-/// Ends the connection of this device: all requests fail that wait for an answer, and all later
-/// ones. Only root of the host may, and where all descriptors are closed there is nothing to end.
-pub(super) fn abort(device: u64) {
-    let _ = try_abort(device);
-}
+/// The connection of a file system to the kernel. What this holds is never another one's, also once
+/// the device's number is.
+#[derive(Debug)]
+pub(super) struct Connection(OwnedFd);
 
-fn try_abort(device: u64) -> Result<()> {
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let control = mounts::create("fusectl", &[], attributes)?;
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = openat(&control, format!("{}/abort", minor(device)), flags, Mode::empty())?;
-    rustix::io::write(&file, b"1").map(drop)
+impl Connection {
+    /// Of a device of which the caller has a mount open.
+    ///
+    /// # Errors
+    /// Only root of the host may.
+    pub(super) fn of(device: u64) -> Result<Connection> {
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        let control = mounts::create("fusectl", &[], attributes)?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&control, format!("{}/abort", minor(device)), flags, Mode::empty()).map(Connection)
+    }
+
+    /// Ends it: all requests fail that wait for an answer, and all later ones. Where its file
+    /// system is gone there is nothing to end.
+    pub(super) fn end(self) {
+        let _ = rustix::io::write(&self.0, b"1");
+    }
 }

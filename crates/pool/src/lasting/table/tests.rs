@@ -17,6 +17,7 @@ fn entry(path: &str, number: u32) -> Entry {
         supervisor: number,
         device: u64::from(number) << 33,
         mount: number << 3,
+        unique: u64::from(number % 4) << 31,
         read_only: number.is_multiple_of(2),
         id_maps: number.is_multiple_of(3),
         kernel_cache: number.is_multiple_of(11),
@@ -89,6 +90,15 @@ fn the_table_is_a_map_with_longest_prefixes() {
             assert_eq!(table.entries().len(), model.len());
         }
     }
+}
+
+/// Programs of the same version of the table without unique numbers write and read zeros there.
+#[test]
+fn an_entry_of_a_program_without_unique_numbers_is_read() {
+    let written = Entry { unique: 0, ..entry("/m/a", 4) };
+    let slot = written.to_slot();
+    assert_eq!(slot.as_bytes()[0xff4..0xffc], [0; 8]);
+    assert_eq!(Entry::from_slot(&slot), Some(written));
 }
 
 #[test]

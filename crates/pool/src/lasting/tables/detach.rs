@@ -1,11 +1,21 @@
 //! Taking mounts away with their entries.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+
+use polylane_sys::mount::MountId;
+use rustix::io::Errno;
 
 use super::{LaneOwner, Tables, with_roots};
 use crate::failure::Result;
+use crate::lasting::elsewhere::{self, Sighting};
 use crate::lasting::table::Entry;
+use crate::lasting::unserved;
 use crate::mountinfo::{self, Seen};
+
+/// Processes through whose root directories one mount is looked for: its user chooses how many see
+/// it.
+const VIEWS_MAX: usize = 4;
 
 /// What becomes of the entry of a mount that was taken away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,4 +89,121 @@ pub(crate) fn detach_device(dir: &Path, device: u64) {
         }
         Ok(())
     });
+}
+
+impl Tables {
+    /// Takes the mount of a dead lane's entry away, in whichever mount namespace it is, with copies
+    /// at its path in this one; whether the entry is needed no more. The lane's connection to the
+    /// kernel ends with it unless the lane still has a service: copies elsewhere give errors.
+    ///
+    /// The kernel gives the numbers of a mount and of a device that are gone to the next ones, and
+    /// those may be a living lane's. So a connection ends only where the very mount was found: as
+    /// long as its root is open its device's number is no other file system's.
+    pub(super) fn detach_dead(&self, entry: &Entry, is_served: impl FnOnce() -> bool) -> bool {
+        if entry.device == 0 {
+            return true;
+        }
+        let is_it = |seen: &Seen| seen.id == u64::from(entry.mount) && is_of_device(seen, entry);
+        let here = mountinfo::seen().into_iter().find(is_it).map(|seen| Sighting::own(&seen));
+        let sightings: Vec<_> = match here {
+            Some(own) => vec![own],
+            None => {
+                let all = self.elsewhere.get_or_init(elsewhere::sightings).iter();
+                all.filter(|one| is_it(&one.seen)).take(VIEWS_MAX).cloned().collect()
+            }
+        };
+        let mut is_later = false;
+        for one in &sightings {
+            match self.root_of(one) {
+                Ok(root) if is_mount_of(entry, one, &root) => {
+                    return self.end_dead(entry, one, root, is_served);
+                }
+                // Its numbers are another mount's by now.
+                Ok(_) => {}
+                Err(error) => is_later |= !is_none(error),
+            }
+        }
+        let is_others = |mount: &super::Mount| {
+            mount.entry.device == entry.device && mount.entry.supervisor != entry.supervisor
+        };
+        let is_known = self.all().is_ok_and(|all| !all.iter().any(is_others));
+        !is_later && (!is_known || self.detach_copies(entry))
+    }
+
+    /// Ends the mount of a dead lane that was found, with this root.
+    fn end_dead(
+        &self,
+        entry: &Entry,
+        one: &Sighting,
+        root: OwnedFd,
+        is_served: impl FnOnce() -> bool,
+    ) -> bool {
+        let is_served = !one.seen.is_lane() || is_served();
+        let mut done = one.detach(&root).map_or_else(is_none, |()| true);
+        // Open until the tables are not locked any more.
+        self.gone.borrow_mut().push(root);
+        done &= self.detach_copies(entry);
+        if !is_served && let Ok(connection) = unserved::Connection::of(entry.device) {
+            connection.end();
+        }
+        done
+    }
+
+    /// Takes away what is of the device of an entry at its path in this mount namespace, besides
+    /// its own mount; whether nothing is left.
+    fn detach_copies(&self, entry: &Entry) -> bool {
+        let is_it = |seen: &&Seen| {
+            seen.place == entry.path
+                && seen.id != u64::from(entry.mount)
+                && is_of_device(seen, entry)
+        };
+        let all = mountinfo::seen();
+        let mut copies = all.iter().rev().filter(is_it);
+        copies.all(|seen| self.detach_seen(seen).unwrap_or(true))
+    }
+}
+
+fn is_of_device(seen: &Seen, entry: &Entry) -> bool {
+    seen.device == entry.device && seen.kind.starts_with("fuse")
+}
+
+/// Whether the mount with this root, whose number and device are an entry's, is the entry's: by the
+/// number that no other mount has, where both are known. Elsewhere it has to be at its path else.
+fn is_mount_of(entry: &Entry, one: &Sighting, root: &OwnedFd) -> bool {
+    match MountId::of(root) {
+        Ok(id) if entry.unique != 0 => id.number() == entry.unique,
+        _ => one.by.is_none() || one.seen.place == entry.path,
+    }
+}
+
+/// Whether an error says that a mount is not there any more, or below another one.
+fn is_none(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::INVAL | Errno::BUSY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_is_an_entrys_by_the_number_that_no_other_has_and_by_its_path_where_that_is_unknown()
+    {
+        let root = OwnedFd::from(File::open("/proc").expect("/proc"));
+        let seen = mountinfo::seen().into_iter().find(|seen| seen.place == b"/proc");
+        let own = Sighting::own(&seen.expect("a mount"));
+        let other = Sighting { by: Some(1), ..own.clone() };
+        let is = |unique, path: &[u8]| {
+            let entry = Entry { unique, path: path.to_vec(), ..Entry::default() };
+            [&own, &other].map(|one| is_mount_of(&entry, one, &root))
+        };
+        assert_eq!(is(0, b"/proc"), [true, true]);
+        assert_eq!(is(0, b"/m"), [true, false]);
+        let Ok(id) = MountId::of(&root) else {
+            return println!("skipped: numbers that no other mount has: Linux 6.8");
+        };
+        assert_eq!(is(id.number(), b"/m"), [true, true]);
+        assert_eq!(is(id.number() + 1, b"/proc"), [false, false]);
+    }
 }
