@@ -25,9 +25,8 @@ use polylane_pool::{lasting, mounted_at, within};
 use rustix::fs::FlockOperation;
 
 use crate::holder::{Holder, Known};
-use crate::lane::UPPER;
 use crate::made;
-use crate::place::{CONFIG, Lock, Place};
+use crate::place::{CONFIG, Lock, Place, UPPER};
 
 /// The file that tells by which directory the engine has the container.
 const HOLDER: &str = "holder.json";
@@ -80,6 +79,7 @@ pub(crate) fn take_up(place: &Place, _held: &Lock, holder: Option<&Holder>) -> R
 /// Removes the volume; what is written afterwards is not durable before that is.
 fn remove_upper(place: &Place) -> Result<()> {
     let failed = |error| Failure::path(place.dir(), "remove a volume in it", error);
+    place.remove_volume()?;
     for entry in fs::read_dir(place.dir()).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         if is_upper(&name) {

@@ -14,15 +14,12 @@ use polylane_volume::{self as volume, Links};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, mkdirat};
 
 use crate::bundle;
-use crate::place::{Lock, Place};
+use crate::place::{Lock, Place, UPPER};
 use crate::record::{Cluster, FileCache, Mount, Network, Record};
 use crate::users::open_inside;
 
 /// Most bytes of what a command has said that are read.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-
-/// The file of the container's own volume.
-pub(crate) const UPPER: &str = "upper.img";
 
 /// The file that is there once a container in a store has its names.
 const NAMED: &str = "named";

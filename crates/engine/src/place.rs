@@ -43,6 +43,9 @@ const WAIT_MAX: Duration = if cfg!(test) { Duration::ZERO } else { Duration::fro
 /// What another engine's runtime is told; it is written last.
 pub(crate) const CONFIG: &str = "config.json";
 
+/// The file of the container's own volume.
+pub(crate) const UPPER: &str = "upper.img";
+
 /// The directory of mount points besides the root's.
 const MOUNTS: &str = "mounts";
 
@@ -325,10 +328,23 @@ impl Place {
         }
     }
 
-    /// Removes what is in it, but its record and its lock, and what `is_kept` names.
+    /// Removes the file of its volume, which no lane may have open; none is no error.
+    pub(crate) fn remove_volume(&self) -> Result<()> {
+        let path = self.file(UPPER);
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_file() => polylane_volume::remove_unused(&path),
+            _ => self.remove_file(UPPER),
+        }
+    }
+
+    /// Removes what is in it, but its record and its lock, and what `is_kept` names: the volume
+    /// first, so that nothing is removed where a lane still has that open.
     pub(crate) fn remove_but(&self, is_kept: impl Fn(&OsStr) -> bool) -> Result<()> {
         let failed = |error| Failure::path(&self.dir, "remove it", error);
         let is_kept = |name: &OsStr| name == "record.json" || name == "lock" || is_kept(name);
+        if !is_kept(OsStr::new(UPPER)) {
+            self.remove_volume()?;
+        }
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(failed)?,
@@ -418,6 +434,26 @@ mod tests {
         });
         place.remove().expect("removed");
         assert!(place.lock_for_end().expect("nothing").is_none());
+    }
+
+    #[test]
+    fn nothing_is_removed_while_a_lane_has_the_volume_open() {
+        let all = tempfile::tempdir().expect("tempdir");
+        let place = Place::of(all.path(), "one");
+        place.make_dir("root").expect("mkdir");
+        let files = [UPPER, "upper.img.polylane", CONFIG].map(|name| place.file(name));
+        for file in &files {
+            fs::write(file, [0; 4096]).expect("written");
+        }
+        let held = fs::OpenOptions::new().read(true).write(true).open(&files[0]).expect("open");
+        polylane_sys::lock::lock_range(&held, 0, 0).expect("locked");
+        let refused = place.remove().expect_err("in use").to_string();
+        assert!(refused.contains(UPPER), "{refused}");
+        place.remove_volume().expect_err("in use");
+        assert!(files.iter().chain([&place.root()]).all(|file| file.exists()));
+        drop(held);
+        place.remove().expect("removed");
+        assert!(!place.dir().exists());
     }
 
     /// A root that could not be unmounted, with what a tenant may have made in it.

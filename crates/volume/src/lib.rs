@@ -105,7 +105,7 @@ pub use make::{make, size_of_new};
 pub use open::{make_blank, open_lower, open_or_create};
 pub use options::{Asked, CreateOptions, Kept, MediumKind, SetOptions};
 pub use places::{containers_dir, default_path, resolve, state_dir};
-pub use remove::remove;
+pub use remove::{remove, remove_unused};
 pub use sidecar::{Sidecar, distrust, refuse_snapshot};
 pub use space::is_blank;
 pub use superblock::{START_BYTES, ext4_bytes};

@@ -75,6 +75,16 @@ pub fn remove(path: &Path, force: bool, holders: &dyn Holders) -> Result<()> {
     remove_rest(path, &own)
 }
 
+/// Removes the file of a volume that no process has open, and nothing that belongs to it, for one
+/// whose directory is removed as a whole.
+///
+/// # Errors
+/// It is in use, or cannot be removed.
+pub fn remove_unused(path: &Path) -> Result<()> {
+    let _held = image::open(path).map_err(|error| failure(path, error))?;
+    std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))
+}
+
 /// Ends a removal, or undoes the making of a bypass volume, that was cut short.
 fn clear_up(path: &Path) -> Result<()> {
     let _held = Making::hold(path)?;
