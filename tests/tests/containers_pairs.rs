@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_tests::host::{Host, refusal, succeeded, text, until};
-use polylane_tests::{lacks, unavailable};
+use polylane_tests::{lacks, seed, unavailable};
 
 /// What the container is before the two.
 const STATES: [&str; 5] = ["none", "created", "running", "running", "exited"];
@@ -176,12 +176,13 @@ fn two_commands_at_once_are_both_right() {
         assert!(why.contains("the runtime refuses"), "{why}");
         return polylane_tests::skip(name, &why);
     }
-    let mut rng = Rng::new(28);
+    let seed = seed();
+    let mut rng = Rng::new(seed);
     for round in 0..ROUNDS {
         let mut one = |of: &[&'static str]| of[rng.below(of.len() as u64) as usize];
         let (state, acts) = (one(&STATES), [one(&ACTS), one(&ACTS)]);
         let between = Duration::from_millis(BETWEEN[rng.below(BETWEEN.len() as u64) as usize]);
-        let about = format!("{round}: {state}, {acts:?}, {between:?} between");
+        let about = format!("seed {seed}, {round}: {state}, {acts:?}, {between:?} between");
         engine.ready(state);
         let first = engine.begin(acts[0], 0);
         std::thread::sleep(between);
