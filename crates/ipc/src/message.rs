@@ -80,8 +80,9 @@ ops! {
     /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
     /// FUSE slot to bind, `NO_SLOT` for none; `arg[1]`: bytes that the answer may bring; `arg[2]`:
     /// [`MAY_REST`], [`MAY_BE_DIR`], [`FIRST`]; `arg[3]`: handle of a file at rest that is closed
-    /// first, 0 for none. Reply: handle; count: [`MADE_IT`] where it made the file, else 0. A result that is neither a regular file nor a directory
-    /// that was asked for is answered [`Status::UseKernel`], and nothing stays open.
+    /// first, 0 for none. Reply: handle; count: [`MADE_IT`] where it made the file, else 0. A
+    /// result that is neither a regular file nor a directory that was asked for is answered
+    /// [`Status::UseKernel`], and nothing stays open.
     Open = 1,
     /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1).
     /// Sent without waiting for the reply. `flags`: [`AT_REST`].

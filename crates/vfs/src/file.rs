@@ -348,9 +348,8 @@ impl OpenFile {
     }
 
     /// Stores bytes of a mapping at `at`, also where the file is open for appending, and though it
-    /// became immutable since it was mapped. `EPERM` where nothing but appending was allowed, for
-    /// this opening or, as the kernel sends pages by whichever it likes, for any that followed;
-    /// otherwise as [`OpenFile::write`].
+    /// became immutable since it was mapped. `EPERM` where this opening, or one since, may append
+    /// alone: the kernel sends pages by whichever it likes. Else as [`OpenFile::write`].
     pub fn write_mapped(
         &self,
         ctx: &OpCtx<'_>,
