@@ -81,7 +81,8 @@ fn a_lane_that_died_is_cleared_from_any_mount_namespace() {
         let copy = random.percent(50).then(|| all[mounts].copy());
         killed.kill(host.supervisor());
         let clear = Instant::now() + PATIENCE;
-        while all[clears].says(&format!("'{}' mount | wc -l", binary().display())) != "1" {
+        let listed = format!("'{}' mount | grep -cF '{}'", binary().display(), text(&at));
+        while all[clears].says(&listed) != "0" {
             assert!(Instant::now() < clear, "{shown}: still listed");
         }
         assert_eq!(seen(&mut all[mounts], &at), "0", "{shown}");
@@ -247,14 +248,16 @@ fn a_dead_lane_with_many_copies_is_cleared() {
     let (at, copies) = (host.dir("m"), host.dir("copies"));
     let [mut first, mut clears] = [(); 2].map(|()| Namespace::new("private"));
     assert_eq!(status(&mut first, &format!("mount mem:32M '{}'", text(&at))), "0");
-    let bind = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); mkdir C/$i; mount --bind M C/$i; done";
-    first.says(&bind.replace('C', text(&copies)).replace('M', text(&at)));
+    let bind = "do i=$((i + 1)); mkdir $to/$i; mount --bind $from $to/$i; done";
+    let (from, to) = (text(&at), text(&copies));
+    first.says(&format!("from={from}; to={to}; i=0; while [ $i -lt 150 ]; {bind}"));
     let count = format!("grep -c ' {}/' /proc/self/mountinfo", text(&copies));
     assert_eq!(first.says(&count), "150");
     Killed::All.kill(host.supervisor());
-    let clear = format!("(ulimit -n 60; '{}' mount) | wc -l", binary().display());
+    let (binary, lane) = (binary().display(), text(&at));
+    let clear = format!("(ulimit -n 60; '{binary}' mount) | grep -cF '{lane}'");
     let end = Instant::now() + PATIENCE;
-    while clears.says(&clear) != "1" {
+    while clears.says(&clear) != "0" {
         assert!(Instant::now() < end, "still listed");
     }
     assert_eq!(seen(&mut first, &at), "0");
