@@ -254,8 +254,8 @@ fn a_dead_lane_with_many_copies_is_cleared() {
     let count = format!("grep -c ' {}/' /proc/self/mountinfo", text(&copies));
     assert_eq!(first.says(&count), "150");
     Killed::All.kill(host.supervisor());
-    let (binary, lane) = (binary().display(), text(&at));
-    let clear = format!("(ulimit -n 60; '{binary}' mount) | grep -cF '{lane}'");
+    let list = format!("(ulimit -n 60; '{}' mount)", binary().display());
+    let clear = format!("{list} | grep -cF '{}'", text(&at));
     let end = Instant::now() + PATIENCE;
     while clears.says(&clear) != "0" {
         assert!(Instant::now() < end, "still listed");
