@@ -95,17 +95,23 @@ impl Host {
         supervisor_of(mounts.iter().find(|mount| mount["path"] == text(path)).expect("mounted"))
     }
 
+    /// Directories of containers, references of images and mounts of the state directory in it.
+    pub fn left_of_containers(&self) -> Vec<String> {
+        let state = self.path("state/polylane");
+        let mut left = names(&state.join("containers"));
+        left.retain(|name| name != "lock");
+        left.extend(names(&state.join("images/used")));
+        left.extend(mounts_with(text(&state)));
+        left
+    }
+
     /// Nothing is mounted in it, by the kernel's word and polylane's.
     pub fn assert_nothing_is_left(&self) {
         assert_eq!(self.mounts(), Vec::<serde_json::Value>::new());
         let own = self.path("").display().to_string();
         let end = Instant::now() + PATIENCE;
-        let left = || {
-            let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-            table.lines().filter(|line| line.contains(&own)).map(str::to_string).collect()
-        };
         loop {
-            let left: Vec<String> = left();
+            let left = mounts_with(&own);
             if left.is_empty() {
                 return;
             }
@@ -113,6 +119,18 @@ impl Host {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Lines of the table of mounts that name a path.
+fn mounts_with(path: &str) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    table.lines().filter(|line| line.contains(path)).map(str::to_string).collect()
+}
+
+/// The names in a directory; none where there is no such directory.
+pub fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn supervisor_of(mount: &serde_json::Value) -> u32 {

@@ -28,7 +28,7 @@ fn a_caller_that_ignores_signals_hears_how_command_ended() {
     if unavailable(name) {
         return;
     }
-    // By the first one the kernel tells nobody how its children end.
+    // By the first one the kernel tells a process nothing of how its children end.
     for ignored in ["--ignore-signal=CHLD", "--ignore-signal"] {
         let run = Run::new(OPTIONS).script("echo up >/lane/file && (exit 2); exit $(($? + 1))");
         let output = run.by(&[ignored]).output();

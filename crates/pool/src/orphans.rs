@@ -282,7 +282,7 @@ mod tests {
         let elsewhere = tempfile::tempdir().expect("tempdir");
         let own = PoolName::take_lane(elsewhere.path(), &lane[..lane.len() - 2]).expect("a lane");
         let supervised = orphan();
-        // Somebody removes the directory under it.
+        // Another program removes the directory under it.
         fs::remove_file(names::lock_path(elsewhere.path(), &lane)).expect("remove");
         let removed = orphan();
         drop(own);

@@ -76,7 +76,7 @@ pub(crate) const TOLD: u32 = 65536;
 /// changes.
 pub(crate) const ATIME_STAYS: u32 = 131_072;
 /// It was opened to append while that was all that was allowed: no mapping is written any more,
-/// since nobody can tell whose it is. Never goes down.
+/// since the kernel does not say whose it is. Never goes down.
 pub(crate) const APPENDED: u32 = 262_144;
 
 /// A live inode. Thread-safe.

@@ -80,7 +80,7 @@ fn what_a_running_container_changed_becomes_an_image() {
     }
     assert_eq!(engine.refused(&["image", "diff", "live", "--as", "-", "-o", "x"]).0, 1);
 
-    // Killed while it writes to what nobody reads: the container goes on.
+    // Killed while its output waits for a reader: the container goes on.
     let mut diff = engine.host.command(&["image", "diff", "live", "-o", "-"]);
     let mut diff = diff.stdout(Stdio::piped()).spawn().expect("polylane");
     let mut byte = [0];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use polylane_tests::host::{Host, refusal, succeeded, text, until};
+use polylane_tests::host::{Host, names, refusal, succeeded, text, until};
 use polylane_tests::{lacks, unavailable};
 use serde_json::Value;
 
@@ -96,13 +96,7 @@ impl Engine {
     /// Directories of containers, references of images, mounts, control groups, and what runtimes
     /// keep: nothing is to be left of them.
     fn left(&self) -> Vec<String> {
-        let state = self.host.path("state/polylane");
-        let mut left = names(&state.join("containers"));
-        left.retain(|name| name != "lock");
-        left.extend(names(&state.join("images/used")));
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-        let own = text(&state).to_string();
-        left.extend(table.lines().filter(|line| line.contains(&own)).map(str::to_string));
+        let mut left = self.host.left_of_containers();
         left.extend(names(Path::new("/run/polylane/containers")));
         left
     }
@@ -122,11 +116,6 @@ impl Drop for Engine {
             let _ = self.run(&["container", "rm", "-f", one["id"].as_str().unwrap_or_default()]);
         }
     }
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Control groups of a container, wherever they are.

@@ -10,7 +10,7 @@ use polylane_tests::{lacks, skip, unavailable};
 use super::{Limit, kill_service};
 
 /// A process that keeps its locks itself loses none with the service. Until it has come to the next
-/// one, nobody else gets any.
+/// one, no other process gets any.
 const KEEPS_LOCKS: &str = r#"
 import fcntl, os, sys
 held = os.open("/lane/held", os.O_RDWR | os.O_CREAT)
@@ -81,8 +81,8 @@ fn a_process_that_keeps_its_locks_has_them_after_a_kill() {
     assert_eq!(run.end().code(), Some(0));
 }
 
-/// Files that lost bytes with a service: nothing goes on with those, but whoever has locks of them
-/// has them still, and takes and gives up others, as with any open file.
+/// Files that lost bytes with a service: nothing goes on with those, but processes that have locks
+/// of them have them still, and take and give up others, as with any open file.
 const LOSES: &str = r#"
 import errno, fcntl, os, struct, subprocess, sys
 d = "/lane/"
@@ -126,7 +126,7 @@ lost = None
 for turn in range(2):
     print("up", flush=True)
     sys.stdin.readline()
-    # Own locks are in nobody own way, before anybody else asks.
+    # Own locks hinder no own lock, before another process asks.
     fcntl.lockf(posix, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 100)
     fcntl.lockf(none, fcntl.LOCK_SH | fcntl.LOCK_NB)
     fcntl.lockf(none, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +252,7 @@ for i in range(3):
     assert status == 0, status
 "#;
 
-/// What a service that was killed knew of locks is nobody's lock, least of all that of the process
+/// What a service that was killed knew of locks is no process's lock, least of all that of the one
 /// that had it.
 fn only_users_are_never_locked_out(test: &str, options: &str) {
     if unavailable(test) || no_library(test) || lacks(test, &["python3", "mke2fs"]) {

@@ -38,7 +38,7 @@ pub(super) enum Exit {
     /// It failed and is not tried again: nobody may be waited for, or something was changed.
     Late(Errno),
     /// What the kernel's pages of a range hold is refused for good: they are dropped, so that
-    /// nobody takes it for the file's. Not tried again.
+    /// no program takes it for the file's. Not tried again.
     Refused(Errno, Node, Range),
     /// It must run on the thread that may wait for the kernel.
     Defer,

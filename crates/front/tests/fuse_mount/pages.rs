@@ -116,7 +116,7 @@ fn pages_that_the_kernel_keeps_are_dropped_by_the_first_change() {
     assert_eq!((at(0), at(5000), is_kept()), (3, 2, true));
     drop(reader);
     wait();
-    // Whoever has it open for writing keeps it direct.
+    // A file that is open for writing stays direct.
     let writer = open();
     write(4);
     assert_eq!(read(), 4);

@@ -184,7 +184,7 @@ for i in range(20):
     let ended = mounted.served.take().expect("served").stop();
     assert_eq!(ended, Ended::Stopped);
 
-    // Nobody serves: requests wait.
+    // No service runs: requests wait.
     let path = mounted.path("before");
     let waiting = thread::spawn(move || fs::read(path).expect("read"));
     thread::sleep(Duration::from_millis(50));
@@ -237,7 +237,7 @@ fn read_and_die(device: &OwnedFd) -> u64 {
     u64::from_ne_bytes(message[8..16].try_into().expect("eight bytes"))
 }
 
-/// As before Linux 6.9: nobody sends anything again.
+/// As before Linux 6.9: the kernel sends no request again.
 #[test]
 #[ignore = "in a private mount namespace"]
 fn a_request_that_died_with_its_service_fails_on_older_kernels() {

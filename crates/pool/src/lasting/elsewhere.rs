@@ -48,26 +48,22 @@ impl Sighting {
         };
         self.by.map(open).transpose()
     }
+}
 
-    /// Takes the mount with this root away in its mount namespace, in use or not.
-    ///
-    /// # Errors
-    /// `EPERM`: the caller may not enter the namespace; `EINVAL`: the mount is not there any more,
-    /// or is locked by the namespace.
-    pub(super) fn detach(&self, root: &OwnedFd) -> Result<()> {
-        let number = root.as_raw_fd();
-        let Some(pid) = self.by else {
-            return unmount(format!("/proc/self/fd/{number}"), UnmountFlags::DETACH);
-        };
-        let open = |path| rustix::fs::openat(CWD, path, OFlags::CLOEXEC, Mode::empty());
-        let namespace = open(proc(pid, "ns/mnt")).map_err(|_| Errno::AGAIN)?;
-        // The /proc of the namespace may not show this process: descriptors are found by this one.
-        let files = open(PathBuf::from("/proc/self/fd"))?;
-        let work = || enter_and_detach(&namespace, &files, root);
-        match ns::in_a_thread(thread::Builder::new(), work) {
-            Ok(done) => done.unwrap_or(Err(Errno::IO)),
-            Err(_) => Err(Errno::AGAIN),
-        }
+/// Takes the mount with this root away in the mount namespace of a process, in use or not.
+///
+/// # Errors
+/// `EPERM`: the caller may not enter the namespace; `EINVAL`: the mount is not there any more, or
+/// is locked by the namespace.
+pub(super) fn detach(by: u32, root: &OwnedFd) -> Result<()> {
+    let open = |path| rustix::fs::openat(CWD, path, OFlags::CLOEXEC, Mode::empty());
+    let namespace = open(proc(by, "ns/mnt")).map_err(|_| Errno::AGAIN)?;
+    // The /proc of the namespace may not show this process: descriptors are found by this one.
+    let files = open(PathBuf::from("/proc/self/fd"))?;
+    let work = || enter_and_detach(&namespace, &files, root);
+    match ns::in_a_thread(thread::Builder::new(), work) {
+        Ok(done) => done.unwrap_or(Err(Errno::IO)),
+        Err(_) => Err(Errno::AGAIN),
     }
 }
 

@@ -170,14 +170,12 @@ impl Tables {
     fn detach_seen(&self, seen: &Seen) -> Option<bool> {
         let root = self.root_of(&Sighting::own(seen));
         match root.and_then(|root| point::detach(&root).map(|()| root)) {
-            Ok(root) => self.gone.borrow_mut().push(root),
-            Err(Errno::AGAIN) => return Some(false),
-            // It is not there any more, or below another one.
-            Err(Errno::NOENT | Errno::INVAL | Errno::BUSY) => return Some(true),
-            // No descriptor is to be had, for example.
-            Err(_) => return Some(false),
+            Ok(root) => {
+                self.gone.borrow_mut().push(root);
+                None
+            }
+            Err(error) => Some(detach::says_gone(error)),
         }
-        None
     }
 
     /// The root of a mount, without a request to a file system. `EAGAIN`: one has to be asked, and

@@ -152,9 +152,9 @@ impl Leases {
         done
     }
 
-    /// Whether an entry counts that was posted while nobody could have met the file. Another
-    /// session that met the file meanwhile did so before the entry was there, or is seen here: then
-    /// the service says what became of it, before the caller gets an answer. `None`: the service is
+    /// Whether an entry counts that was posted while no other session could have met the file.
+    /// One that met it meanwhile did so before the entry was there, or is seen here: then the
+    /// service says what became of it, before the caller gets an answer. `None`: the service is
     /// gone.
     fn counts(
         &'static self,

@@ -10,7 +10,7 @@ use super::{LaneOwner, Tables, with_roots};
 use crate::failure::Result;
 use crate::lasting::elsewhere::{self, Sighting};
 use crate::lasting::table::Entry;
-use crate::lasting::unserved;
+use crate::lasting::{point, unserved};
 use crate::mountinfo::{self, Seen};
 
 /// Processes through whose root directories one mount is looked for: its user chooses how many see
@@ -104,9 +104,10 @@ impl Tables {
             return true;
         }
         let is_it = |seen: &Seen| seen.id == u64::from(entry.mount) && is_of_device(seen, entry);
-        let here = mountinfo::seen().into_iter().find(is_it).map(|seen| Sighting::own(&seen));
-        let sightings: Vec<_> = match here {
-            Some(own) => vec![own],
+        let all = mountinfo::seen();
+        let copies = copies_of(entry, &all);
+        let sightings: Vec<_> = match all.iter().find(|seen| is_it(seen)) {
+            Some(own) => vec![Sighting::own(own)],
             None => {
                 let all = self.elsewhere.get_or_init(elsewhere::sightings).iter();
                 all.filter(|one| is_it(&one.seen)).take(VIEWS_MAX).cloned().collect()
@@ -116,51 +117,59 @@ impl Tables {
         for one in &sightings {
             match self.root_of(one) {
                 Ok(root) if is_mount_of(entry, one, &root) => {
-                    return self.end_dead(entry, one, root, is_served);
+                    return self.end_dead(entry, (one, root), &copies, is_served);
                 }
                 // Its numbers are another mount's by now.
                 Ok(_) => {}
-                Err(error) => is_later |= !is_none(error),
+                Err(error) => is_later |= !says_gone(error),
             }
+        }
+        if is_later || copies.is_empty() {
+            return !is_later;
         }
         let is_others = |mount: &super::Mount| {
             mount.entry.device == entry.device && mount.entry.supervisor != entry.supervisor
         };
         let is_known = self.all().is_ok_and(|all| !all.iter().any(is_others));
-        !is_later && (!is_known || self.detach_copies(entry))
+        !is_known || self.detach_copies(&copies)
     }
 
-    /// Ends the mount of a dead lane that was found, with this root.
+    /// Ends the mount of a dead lane that was found, with this root, and then these copies.
     fn end_dead(
         &self,
         entry: &Entry,
-        one: &Sighting,
-        root: OwnedFd,
+        (one, root): (&Sighting, OwnedFd),
+        copies: &[&Seen],
         is_served: impl FnOnce() -> bool,
     ) -> bool {
         let is_served = !one.seen.is_lane() || is_served();
-        let mut done = one.detach(&root).map_or_else(is_none, |()| true);
+        let detached = match one.by {
+            None => point::detach(&root),
+            Some(by) => elsewhere::detach(by, &root),
+        };
+        let mut done = detached.map_or_else(says_gone, |()| true);
         // Open until the tables are not locked any more.
         self.gone.borrow_mut().push(root);
-        done &= self.detach_copies(entry);
+        done &= self.detach_copies(copies);
         if !is_served && let Ok(connection) = unserved::Connection::of(entry.device) {
             connection.end();
         }
         done
     }
 
-    /// Takes away what is of the device of an entry at its path in this mount namespace, besides
-    /// its own mount; whether nothing is left.
-    fn detach_copies(&self, entry: &Entry) -> bool {
-        let is_it = |seen: &&Seen| {
-            seen.place == entry.path
-                && seen.id != u64::from(entry.mount)
-                && is_of_device(seen, entry)
-        };
-        let all = mountinfo::seen();
-        let mut copies = all.iter().rev().filter(is_it);
-        copies.all(|seen| self.detach_seen(seen).unwrap_or(true))
+    /// Takes copies away; whether nothing is left of them.
+    fn detach_copies(&self, copies: &[&Seen]) -> bool {
+        copies.iter().all(|seen| self.detach_seen(seen).unwrap_or(true))
     }
+}
+
+/// What of these mounts is of the device of an entry at its path, besides its own mount: the
+/// uppermost first.
+fn copies_of<'a>(entry: &Entry, all: &'a [Seen]) -> Vec<&'a Seen> {
+    let is_it = |seen: &&Seen| {
+        seen.place == entry.path && seen.id != u64::from(entry.mount) && is_of_device(seen, entry)
+    };
+    all.iter().rev().filter(is_it).collect()
 }
 
 fn is_of_device(seen: &Seen, entry: &Entry) -> bool {
@@ -177,7 +186,7 @@ fn is_mount_of(entry: &Entry, one: &Sighting, root: &OwnedFd) -> bool {
 }
 
 /// Whether an error says that a mount is not there any more, or below another one.
-fn is_none(error: Errno) -> bool {
+pub(super) fn says_gone(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::INVAL | Errno::BUSY)
 }
 

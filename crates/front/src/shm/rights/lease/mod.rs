@@ -317,9 +317,9 @@ impl Holding<'_> {
         self.leases.state.lock().refused.contains(&position)
     }
 
-    /// Applies what the client wrote to a file on loan, before somebody sees it. The thread that
-    /// applies the stream already comes here by the file's last close, which is the last entry that
-    /// names the file.
+    /// Applies what the client wrote to a file on loan, before another client sees it. The thread
+    /// that applies the stream already comes here by the file's last close, which is the last entry
+    /// that names the file.
     pub(super) fn settle_loans(&self) {
         if *self.leases.applier.lock() != Some(thread::current().id()) {
             self.settle();
